@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the released apache-tvm wheel a multi-device engine.
+
+Importing this module is cheap and does not import TVM: `import tvm` calls `_autoload` at its
+end, in every process, and a program may also import `tvm_ipc` first. A name that needs TVM
+loads it when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvm_ipc import contract, errors
+
+if TYPE_CHECKING:
+    from tvm_ipc.runtime.session import Session, init_ccl
+
+    __version__: str
+
+__all__ = ["Session", "__version__", "contract", "errors", "init_ccl"]
+
+_SESSION_NAMES = ("Session", "init_ccl")
+
+
+def _autoload() -> None:
+    """Entry point in the group `tvm.backends`."""
+    from tvm_ipc import runtime
+
+    runtime.ready()
+
+
+def __getattr__(name: str) -> Any:
+    value: Any
+    if name in _SESSION_NAMES:
+        from tvm_ipc import runtime
+
+        runtime.ready()
+        from tvm_ipc.runtime import session
+
+        value = getattr(session, name)
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("tvm-ipc")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration. The only module that reads environment variables.
+
+=====================  =====================================================================
+`TVM_IPC_TIMEOUT`      seconds after which a wait for a worker ends in an error (default 300)
+`TVM_IPC_ARENA_LIMIT`  bytes of shared memory per worker, such as 512M or 2G (default: chosen
+                       by the native library from the machine's memory)
+`TVM_IPC_ISA`          instruction set of the reductions: auto, avx512, avx2 or portable; every
+                       one gives the same bits (default auto)
+=====================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from tvm_ipc.errors import IPCError
+
+DEFAULT_TIMEOUT: Final = 300.0
+INSTRUCTION_SETS: Final = ("auto", "avx512", "avx2", "portable")
+_SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?")
+#: Variables of others that decide how many threads a worker starts and what TVM loads.
+_THREAD_VARIABLES: Final = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "TVM_BIND_THREADS")
+_TVM_VARIABLES: Final = (
+    "TVM_USE_RUNTIME_LIB",
+    "TVM_DEVICE_BACKEND_AUTOLOAD",
+    "TVM_LIBRARY_PATH",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of a session.
+
+    Attributes
+    ----------
+    timeout : seconds after which a wait for a worker ends in an error.
+    arena_limit : the most bytes of shared memory of one worker; None leaves it to the native
+        library.
+    instruction_set : of the reductions.
+    """
+
+    timeout: float = DEFAULT_TIMEOUT
+    arena_limit: int | None = None
+    instruction_set: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not (0 < self.timeout < math.inf):
+            raise IPCError(f"timeout is {self.timeout}; it must be finite and more than 0 seconds")
+        if self.arena_limit is not None and self.arena_limit <= 0:
+            raise IPCError(f"arena_limit is {self.arena_limit}; it must be more than 0 bytes")
+        if self.instruction_set not in INSTRUCTION_SETS:
+            raise IPCError(
+                f"instruction_set is {self.instruction_set!r}; "
+                f"it must be one of {', '.join(INSTRUCTION_SETS)}"
+            )
+
+    @classmethod
+    def from_environment(
+        cls, *, timeout: float | None = None, arena_limit: int | None = None
+    ) -> Config:
+        """Read the environment; an argument that is given comes before its variable."""
+        if timeout is None:
+            timeout = _timeout("TVM_IPC_TIMEOUT")
+        if arena_limit is None:
+            arena_limit = _arena_limit("TVM_IPC_ARENA_LIMIT")
+        return cls(timeout, arena_limit, _instruction_set("TVM_IPC_ISA"))
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes such as 1048576, 512M or 2GiB; the units are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None:
+        raise ValueError(f"{text!r} is no size; examples: 1048576, 512M, 2G")
+    number, unit = match.groups()
+    return int(number) << (10 * " KMGT".index(unit or " "))
+
+
+def thread_settings() -> dict[str, str | None]:
+    """Return the variables that decide how many threads TVM and OpenMP start."""
+    return {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+
+
+def tvm_settings() -> dict[str, str | None]:
+    """Return the variables that decide which libraries TVM loads."""
+    return {name: os.environ.get(name) for name in _TVM_VARIABLES}
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Change environment variables while child processes start; None removes one."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _timeout(name: str) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return DEFAULT_TIMEOUT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (0 < seconds < math.inf):
+        raise IPCError(f"{name} is {text!r}; it must be a number of seconds above 0, such as 60")
+    return seconds
+
+
+def _arena_limit(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError:
+        size = 0
+    if size == 0:
+        raise IPCError(f"{name} is {text!r}; it must be a size above 0, such as 512M or 2G")
+    return size
+
+
+def _instruction_set(name: str) -> str:
+    text = os.environ.get(name, "").strip().lower() or "auto"
+    if text not in INSTRUCTION_SETS:
+        raise IPCError(f"{name} is {text!r}; it must be one of {', '.join(INSTRUCTION_SETS)}")
+    return text

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mends what is broken in Disco as the apache-tvm wheel delivers it.
+
+TVM imports `tvm.runtime.disco` before it loads the library that the module needs.
+
+- With the compiler the import fails half-way and is swallowed: `tvm.runtime.disco` is None, and
+  the functions that Disco calls by name in its workers were never registered.
+- In runtime-only mode it succeeds, but its classes are not bound to their native types: a
+  DRef that comes back from a worker is a bare object without methods.
+- In both, the table of native functions `tvm.runtime.disco._ffi_api` stays empty.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tvm_ipc.runtime import library
+
+_MODULE: Final = "tvm.runtime.disco"
+_CLASSES: Final = ("DRef", "Session", "ThreadedSession", "ProcessSession", "SocketSession")
+#: Python functions of Disco that its controller or its workers look up by name.
+_FUNCTIONS: Final = (
+    "runtime.disco.create_process_pool",
+    "runtime.disco.create_socket_session_local_workers",
+    "runtime.disco._configure_structlog",
+    "runtime.disco._import_python_module",
+)
+
+_lock = threading.RLock()
+_found: list[str] = []
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What this process's TVM lacked.
+
+    Attributes
+    ----------
+    found : the defects that were found since the process started, in words.
+    mended : those of them that are mended.
+    """
+
+    found: tuple[str, ...]
+    mended: tuple[str, ...]
+
+
+def repair() -> Repair:
+    """Mend Disco in this process; what is already right is left alone.
+
+    Raises
+    ------
+    LibraryError
+        TVM's library with Disco's native part cannot be loaded.
+    """
+    import tvm  # noqa: F401  outside the lock, as in library.load
+
+    steps: tuple[tuple[str, Callable[[], bool]], ...] = (
+        ("libtvm_runtime_extra was not loaded", library.load_extra),
+        ("tvm.runtime.disco was not imported", _import_disco),
+        ("tvm.runtime.disco._ffi_api was empty", _fill_ffi_api),
+        ("Disco's classes were not bound to their native types", _bind_classes),
+    )
+    with _lock:
+        for defect, mend in steps:
+            if mend() and defect not in _found:
+                _found.append(defect)
+        mended = tuple(_found)
+        missing = tuple(f"{name} is not registered" for name in _missing_functions())
+        return Repair(found=mended + missing, mended=mended)
+
+
+def _import_disco() -> bool:
+    import tvm.runtime
+
+    if getattr(tvm.runtime, "disco", None) is not None:
+        return False
+    tvm.runtime.disco = importlib.import_module(_MODULE)
+    return True
+
+
+def _fill_ffi_api() -> bool:
+    import tvm_ffi
+
+    ffi_api: Any = importlib.import_module(f"{_MODULE}._ffi_api")
+    if hasattr(ffi_api, "SessionThreaded"):
+        return False
+    tvm_ffi.init_ffi_api("runtime.disco", ffi_api.__name__)
+    return True
+
+
+def _bind_classes() -> bool:
+    import tvm_ffi
+    from tvm.runtime import disco
+
+    unbound = [
+        cls
+        for cls in (getattr(disco, name) for name in _CLASSES)
+        if "__tvm_ffi_type_info__" not in vars(cls)
+    ]
+    for cls in unbound:
+        tvm_ffi.register_object(f"runtime.disco.{cls.__name__}")(cls)
+    return bool(unbound)
+
+
+def _missing_functions() -> list[str]:
+    import tvm_ffi
+
+    return [
+        name for name in _FUNCTIONS if tvm_ffi.get_global_func(name, allow_missing=True) is None
+    ]
