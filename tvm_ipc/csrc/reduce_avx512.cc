@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reduce_avx512.cc
+ * \brief The reductions for AVX-512 F, BW, VL and DQ; compiled with these enabled. Empty
+ *        elsewhere.
+ */
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tvm_ipc {
+namespace {
+
+struct Isa {
+  static constexpr size_t kBytes = 64;
+  using Raw = __m512i;
+  using F32 = __m512;
+  using F64 = __m512d;
+
+  static inline __mmask64 First(size_t bytes) { return (1ull << bytes) - 1; }
+  static inline Raw LoadPart(const char* p, size_t bytes) {
+    return _mm512_maskz_loadu_epi8(First(bytes), p);
+  }
+  static inline void StorePart(char* p, Raw v, size_t bytes) {
+    _mm512_mask_storeu_epi8(p, First(bytes), v);
+  }
+  static constexpr bool kHasStream = true;
+  static inline void Stream(void* p, Raw v) { _mm512_stream_si512(static_cast<Raw*>(p), v); }
+  static inline void Fence() { _mm_sfence(); }
+  static inline unsigned Unordered(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
+  static inline unsigned Unordered(F64 a, F64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q); }
+  // The forms that zero: g++ 12 warns of the undefined lanes in its own plain ones.
+  static constexpr __mmask16 kAllLanes = 0xffff;
+  static inline void WidenHalf(Raw v, F32* low, F32* high) {
+    __m256i half[2];
+    __builtin_memcpy(half, &v, sizeof(v));
+    *low = _mm512_maskz_cvtph_ps(kAllLanes, half[0]);
+    *high = _mm512_maskz_cvtph_ps(kAllLanes, half[1]);
+  }
+  static inline Raw NarrowHalf(F32 low, F32 high) {
+    __m256i half[2] = {_mm512_maskz_cvtps_ph(kAllLanes, low, _MM_FROUND_TO_NEAREST_INT),
+                       _mm512_maskz_cvtps_ph(kAllLanes, high, _MM_FROUND_TO_NEAREST_INT)};
+    Raw v;
+    __builtin_memcpy(&v, half, sizeof(v));
+    return v;
+  }
+};
+
+}  // namespace
+}  // namespace tvm_ipc
+
+#include "reduce_impl.h"
+
+namespace tvm_ipc {
+constexpr ReduceTable kAvx512Table = MakeTable("avx512");
+}  // namespace tvm_ipc
+#endif  // __x86_64__
