@@ -160,10 +160,10 @@ def _load_native() -> Path:
     places = _places()
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        looked = "\n".join(f"  {place}" for place in places)
+        looked = " and ".join(str(place) for place in places)
         raise LibraryError(
-            f"the native library of tvm_ipc is missing; looked at\n{looked}\n"
-            "Install it with `pip install .` in a checkout, or with "
+            f"the native library of tvm_ipc is missing: looked for {looked}. Install it with "
+            "`pip install .` in a checkout, or with "
             f"`pip install --force-reinstall --no-deps {DISTRIBUTION}`."
         )
     try:

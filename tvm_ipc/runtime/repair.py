@@ -21,6 +21,7 @@ from typing import Any, Final
 from tvm_ipc.runtime import library
 
 _MODULE: Final = "tvm.runtime.disco"
+_SUBMODULES: Final = ("_ffi_api", "process_pool", "session")
 _CLASSES: Final = ("DRef", "Session", "ThreadedSession", "ProcessSession", "SocketSession")
 #: Python functions of Disco that its controller or its workers look up by name.
 _FUNCTIONS: Final = (
@@ -78,7 +79,11 @@ def _import_disco() -> bool:
 
     if getattr(tvm.runtime, "disco", None) is not None:
         return False
-    tvm.runtime.disco = importlib.import_module(_MODULE)
+    disco = importlib.import_module(_MODULE)
+    for name in _SUBMODULES:
+        # Those that were imported before the first attempt failed are not attributes yet.
+        setattr(disco, name, importlib.import_module(f"{_MODULE}.{name}"))
+    tvm.runtime.disco = disco
     return True
 
 

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests look at the installed package, and have fresh interpreters at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# `python -m pytest` puts the checkout first on sys.path. There the package has no native library
+# unless it was installed with `pip install -e`, which finds it without sys.path.
+sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != ROOT]
+os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def pytest_report_header() -> str:
+    import tvm_ipc
+
+    return f"tvm_ipc: {Path(tvm_ipc.__file__).parent}"
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """Run code in a fresh interpreter, with variables such as TVM_USE_RUNTIME_LIB="1"."""
+
+    def run(code: str, **environment: str) -> str:
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run

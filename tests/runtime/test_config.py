@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment variables: what they mean, and what a wrong one says."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tvm_ipc.errors import IPCError
+from tvm_ipc.runtime.config import Config, environment, parse_size
+
+VARIABLES = ("TVM_IPC_TIMEOUT", "TVM_IPC_ARENA_LIMIT", "TVM_IPC_ISA")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults() -> None:
+    assert Config.from_environment() == Config(300.0, None, "auto")
+
+
+def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(VARIABLES, ("2.5", "512M", "AVX2"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert Config.from_environment() == Config(2.5, 512 << 20, "avx2")
+
+
+def test_arguments_come_before_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_IPC_TIMEOUT", "1")
+    monkeypatch.setenv("TVM_IPC_ARENA_LIMIT", "1")
+    assert Config.from_environment(timeout=7, arena_limit=8) == Config(7, 8, "auto")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("7", 7), ("3k", 3 << 10), ("512M", 512 << 20), ("2GiB", 2 << 30), (" 1 TB ", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("TVM_IPC_TIMEOUT", value) for value in ("soon", "0", "-1", "inf", "nan")),
+        *(("TVM_IPC_ARENA_LIMIT", value) for value in ("0", "lots", "-1", "2X", "1.5G", "M")),
+        ("TVM_IPC_ISA", "sse9"),
+    ],
+)
+def test_wrong_value_names_the_variable_and_the_value(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(IPCError, match=f"{name} is '{value}'"):
+        Config.from_environment()
+
+
+@pytest.mark.parametrize(("timeout", "arena_limit"), [(0, None), (float("inf"), None), (1, 0)])
+def test_wrong_argument_is_refused(timeout: float, arena_limit: int | None) -> None:
+    with pytest.raises(IPCError, match="must be"):
+        Config.from_environment(timeout=timeout, arena_limit=arena_limit)
+
+
+def test_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_IPC_A", "before")
+    monkeypatch.delenv("TVM_IPC_B", raising=False)
+    with environment({"TVM_IPC_A": None, "TVM_IPC_B": "inside"}):
+        assert "TVM_IPC_A" not in os.environ
+        assert os.environ["TVM_IPC_B"] == "inside"
+    assert os.environ["TVM_IPC_A"] == "before"
+    assert "TVM_IPC_B" not in os.environ

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `tvm-ipc`, above all its doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_ipc.__main__ import main
+from tvm_ipc.errors import IPCError, LibraryError
+from tvm_ipc.runtime import doctor, library
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    return doctor.examine()
+
+
+def test_shared_memory_works_here(facts: dict[str, Any]) -> None:
+    assert facts["backends"]["shm"]["available"], facts["backends"]["shm"]["reason"]
+    assert facts["tvm"]["problem"] is None
+
+
+def test_later_backends_say_why_not(facts: dict[str, Any]) -> None:
+    for name in ("cuda", "nccl", "mpi"):
+        assert not facts["backends"][name]["available"]
+        assert "not in this version" in facts["backends"][name]["reason"]
+
+
+def test_mended_defects_are_told(facts: dict[str, Any]) -> None:
+    assert "tvm.runtime.disco._ffi_api was empty" in facts["tvm"]["mended"]
+
+
+def test_native_facts_are_there(facts: dict[str, Any]) -> None:
+    assert facts["cpu"]["cores"] == len(os.sched_getaffinity(0))
+    assert facts["cpu"]["instruction_set"] in facts["cpu"]["instruction_sets"]
+    assert facts["system_calls"]["memfd"] is True
+    assert facts["memory"]["physical"] > 0
+
+
+def test_table_shows_packages_backends_and_limits(facts: dict[str, Any]) -> None:
+    table = doctor.render(facts)
+    for text in ("apache-tvm-ffi", "(tested)", "shm", "available: ", "RLIMIT_NOFILE", "memfd"):
+        assert text in table
+
+
+def test_missing_native_facts_are_unknown(facts: dict[str, Any]) -> None:
+    less = {**facts, "cpu": {**facts["cpu"], "instruction_sets": None, "instruction_set": None}}
+    assert "unknown" in doctor.render(less)
+
+
+def test_json_has_the_same_facts(
+    capsys: pytest.CaptureFixture[str], facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: facts)
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == facts
+
+
+def test_a_broken_library_is_an_answer_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Path:
+        raise LibraryError("no such library")
+
+    monkeypatch.setattr(library, "load", fail)
+    assert main(["doctor"]) == 1
+    assert "not available: no such library" in capsys.readouterr().out
+
+
+def test_error_of_ours_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> dict[str, Any]:
+        raise IPCError("what\nand where")
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err == "tvm-ipc: what (more with --traceback)\n"
+    with pytest.raises(IPCError):
+        main(["--traceback", "doctor"])
+    with pytest.raises(IPCError):
+        main(["doctor", "--traceback"])
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["doctor", "--no-such-option"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+
+
+def test_cgroup_limit_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
+    membership, root = tmp_path / "cgroup", tmp_path / "root"
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "memory.max").write_text("4096\n")
+    (root / "a" / "b" / "memory.max").write_text("max\n")
+    membership.write_text("0::/a/b\n")
+    assert doctor._cgroup_limit(membership, root) == 4096
+
+
+def test_cgroup_version_1_and_no_limit(tmp_path: Path) -> None:
+    membership, root = tmp_path / "cgroup", tmp_path / "root"
+    limit = root / "memory" / "memory.limit_in_bytes"
+    limit.parent.mkdir(parents=True)
+    membership.write_text("3:cpu:/x\n2:memory:/x\n")
+    limit.write_text("9223372036854771712\n")
+    assert doctor._cgroup_limit(membership, root) is None
+    limit.write_text("8192\n")
+    assert doctor._cgroup_limit(membership, root) == 8192
+    assert doctor._cgroup_limit(tmp_path / "absent", root) is None

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user reads when a library is missing or the versions differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tvm_ipc.errors import LibraryError
+from tvm_ipc.runtime import library
+
+
+def test_loading_twice_gives_the_same_library() -> None:
+    assert library.load() == library.load()
+    assert library.load().name == "libtvm_ipc.so"
+
+
+def test_missing_library_names_the_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "libtvm_ipc.so"
+    monkeypatch.setattr(library, "_places", lambda: [place])
+    with pytest.raises(LibraryError, match=r"missing: looked for .*pip install") as error:
+        library._load_native()
+    assert str(place) in str(error.value)
+
+
+def test_broken_library_tells_what_the_linker_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "libtvm_ipc.so"
+    place.write_bytes(b"no library")
+    monkeypatch.setattr(library, "_places", lambda: [place])
+    with pytest.raises(LibraryError, match=f"cannot be loaded: {place}: .*reinstall"):
+        library._load_native()
+
+
+def test_installed_pair_is_the_tested_one() -> None:
+    assert all(version.matches for version in library.versions())
+    assert library.explain_versions() == ""
+
+
+def test_another_pair_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = (
+        library.Version("apache-tvm", "0.27.0.post1", "0.27.0.post1"),
+        library.Version("apache-tvm-ffi", "0.1.14.post1", "0.1.15.post2"),
+    )
+    monkeypatch.setattr(library, "versions", lambda: pair)
+    explanation = library.explain_versions()
+    assert "installed apache-tvm 0.27.0.post1, apache-tvm-ffi 0.1.15.post2" in explanation
+    assert "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" in explanation
+
+
+def test_another_pair_warns_and_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_native", None)
+    monkeypatch.setattr(library, "explain_versions", lambda: "another pair")
+    with pytest.warns(RuntimeWarning, match="another pair"):
+        library.load()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom, who reads the environment, and who knows TVM in the native code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "tvm_ipc"
+COMPILER = ("tvm.relax", "tvm.tirx", "tvm.te", "tvm.target", "tvm.s_tir", "tvm.topi")
+#: What each part may import of ours, besides itself.
+ALLOWED = {
+    "contract": (),
+    "errors": (),
+    "comm": ("contract", "errors"),
+    "transform": ("contract", "errors", "comm"),
+    "pipeline": ("contract", "errors", "comm", "transform"),
+    "runtime": ("contract", "errors"),
+}
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every dotted name that an import statement may bind, inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute in this package"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def reads_environment(source: str) -> bool:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.ImportFrom) and any(a.name in names for a in node.names))
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def ours(name: str) -> str | None:
+    """The part of the package that a dotted name lies in."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "tvm_ipc" and len(parts) > 1 else None
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def python_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def native_files() -> list[Path]:
+    csrc = PACKAGE / "csrc"
+    files = (p for p in csrc.rglob("*") if p.suffix in {".h", ".cc", ".cu"})
+    return sorted(p for p in files if csrc / "shim" not in p.parents)
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_part_imports_only_what_it_may(part: str) -> None:
+    modules = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    allowed = {part, *ALLOWED[part]}
+    for path in (p for p in python_files() if part_of(p) == part):
+        parts = {ours(name) for name in imported(path.read_text())} & modules
+        assert parts <= allowed, f"{path.name} imports {sorted(parts - allowed)}"
+
+
+def test_runtime_needs_no_compiler() -> None:
+    for path in (p for p in python_files() if part_of(p) == "runtime"):
+        compiler = [n for n in imported(path.read_text()) if n.startswith(COMPILER)]
+        assert not compiler, f"{path.name} imports {compiler}"
+
+
+def test_contract_and_errors_need_no_tvm() -> None:
+    for name in ("contract.py", "errors.py"):
+        names = imported((PACKAGE / name).read_text())
+        assert not [n for n in names if n.split(".")[0] in {"tvm", "tvm_ffi"}]
+
+
+def test_passes_look_no_function_up() -> None:
+    for path in (p for p in python_files() if part_of(p) in {"comm", "transform", "pipeline"}):
+        assert "get_global_func" not in path.read_text(), path.name
+
+
+def test_only_config_touches_the_environment() -> None:
+    users = [p for p in python_files() if reads_environment(p.read_text())]
+    assert users == [PACKAGE / "runtime" / "config.py"]
+
+
+def tvm_side() -> set[str]:
+    """The native files that may know TVM, without their endings: all that are not the core."""
+    cmake = (PACKAGE / "csrc" / "CMakeLists.txt").read_text()
+    match = re.search(r"add_library\(tvm_ipc SHARED([^)]*)\)", cmake)
+    assert match is not None
+    return {Path(name).stem for name in match[1].split()}
+
+
+def test_native_core_knows_nothing_of_tvm() -> None:
+    tvm_header = re.compile(r'#\s*include\s*[<"](tvm|dlpack)/')
+    packed_name = re.compile(r'"(runtime\.disco|tvm_ipc)\.\w')
+    for path in (p for p in native_files() if p.stem not in tvm_side()):
+        text = path.read_text()
+        assert not tvm_header.search(text), f"{path.name} includes a header of TVM"
+        assert not packed_name.search(text), f"{path.name} names a packed function"
+
+
+def test_checks_see_what_they_look_for() -> None:
+    source = "def f():\n  import os\n  from tvm import relax\n  return os.environ['A']"
+    assert set(imported(source)) == {"os", "tvm.relax"}
+    assert reads_environment(source)
+    assert reads_environment("from os import getenv")
+    assert not reads_environment("import os\nos.getpid()")
+    assert ours("tvm_ipc.runtime.session") == "runtime"
+    assert python_files()
+    assert "register" in tvm_side()
+    assert {path.stem for path in native_files()} > tvm_side()

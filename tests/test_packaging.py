@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source distribution is complete, and the wheel built from it holds what it must."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "tvm_ipc" / "csrc"
+pytestmark = pytest.mark.slow
+
+
+def build(hook: str, source: Path, target: Path) -> Path:
+    """Call the build backend without an environment of its own; return what it made."""
+    pytest.importorskip("scikit_build_core", reason="needs the packages of the extra `dev`")
+    code = f"import sys; from scikit_build_core.build import {hook}; {hook}(sys.argv[1])"
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(target)], cwd=source, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    (made,) = target.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    archive = build("build_sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+    target = tmp_path_factory.mktemp("source")
+    with tarfile.open(archive) as tar:
+        tar.extractall(target, filter="data")
+    (source,) = target.iterdir()
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("build_wheel", sdist, tmp_path_factory.mktemp("wheel"))
+
+
+def test_sdist_holds_every_native_source_and_no_binary(sdist: Path) -> None:
+    def native(root: Path) -> set[str]:
+        csrc = root / "tvm_ipc" / "csrc"
+        return {str(path.relative_to(csrc)) for path in csrc.rglob("*") if path.is_file()}
+
+    assert native(sdist) == native(ROOT)
+    assert (sdist / "README.md").is_file()
+    assert (sdist / "LICENSE").is_file()
+    assert list(sdist.rglob("*.so")) == []
+
+
+def test_wheel_serves_every_python_version(wheel: Path) -> None:
+    assert "-py3-none-linux_" in wheel.name
+
+
+def test_wheel_holds_library_types_and_entry_points(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        library = archive.read("tvm_ipc/lib/libtvm_ipc.so")
+        (entry_points,) = (n for n in names if n.endswith("entry_points.txt"))
+        text = archive.read(entry_points).decode()
+    assert "tvm_ipc/py.typed" in names
+    assert not [name for name in names if "csrc" in name]
+    assert [name for name in names if name.endswith(".so")] == ["tvm_ipc/lib/libtvm_ipc.so"]
+    assert "[tvm.backends]\ntvm_ipc=tvm_ipc:_autoload" in text.replace(" ", "")
+    assert "tvm-ipc=tvm_ipc.__main__:main" in text.replace(" ", "")
+    # TVM's libraries are found beside the package, wherever it is installed.
+    assert b"$ORIGIN/../../tvm/lib:$ORIGIN/../../tvm_ffi/lib" in library
