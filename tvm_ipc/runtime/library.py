@@ -136,14 +136,20 @@ def _load_cuda(loaded: dict[str, Any]) -> str:
         return "not part of this apache-tvm"
     if not has_nvidia_driver():
         return "not loaded: no NVIDIA driver (libcuda.so.1)"
+    try:
+        loaded["tvm_runtime_cuda"] = _load_tvm_library("tvm_runtime_cuda")
+    except OSError as error:
+        problem = error
+    else:
+        return "loaded by tvm_ipc"
     cudart = _find_cudart()
     if cudart is None:
-        return "not loaded: no CUDA runtime; pip install nvidia-cuda-runtime"
+        return f"not loaded: {problem}; pip install nvidia-cuda-runtime"
     try:
         # Global, so that the library finds it by its name instead of searching the system.
         ctypes.CDLL(str(cudart), ctypes.RTLD_GLOBAL)
         loaded["tvm_runtime_cuda"] = _load_tvm_library("tvm_runtime_cuda")
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         return f"not loaded: {error}"
     return f"loaded by tvm_ipc with {cudart}"
 
