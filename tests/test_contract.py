@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table in contract.py and what the native library registers are the same."""
+"""The table in contract.py and what the package registers are the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tvm_ipc import contract
 
 PREFIXES = ("tvm_ipc.", f"runtime.disco.{contract.SHM}.", "runtime.disco.cuda_ipc.")
 LIST_FUNCTIONS = """
-import json, tvm_ipc.runtime
-tvm_ipc.runtime.ready()
+import json, tvm_ipc
+tvm_ipc.Session
 from tvm_ffi.registry import list_global_func_names
 print(json.dumps(list(list_global_func_names())))
 """

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime.config import Config, environment, parse_size
+from tvm_ipc.runtime.config import Config, parse_size, threads_per_worker, worker_environment
 
 VARIABLES = ("TVM_IPC_TIMEOUT", "TVM_IPC_ARENA_LIMIT", "TVM_IPC_ISA")
 
@@ -65,11 +65,16 @@ def test_wrong_argument_is_refused(timeout: float, arena_limit: int | None) -> N
         Config.from_environment(timeout=timeout, arena_limit=arena_limit)
 
 
-def test_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_IPC_A", "before")
-    monkeypatch.delenv("TVM_IPC_B", raising=False)
-    with environment({"TVM_IPC_A": None, "TVM_IPC_B": "inside"}):
-        assert "TVM_IPC_A" not in os.environ
-        assert os.environ["TVM_IPC_B"] == "inside"
-    assert os.environ["TVM_IPC_A"] == "before"
-    assert "TVM_IPC_B" not in os.environ
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_worker(1) == cores
+    assert threads_per_worker(cores) == threads_per_worker(2 * cores) == 1
+    monkeypatch.setenv("TVM_NUM_THREADS", "3")
+    assert threads_per_worker(2 * cores) == 3
+
+
+def test_workers_load_the_compiler_only_if_asked() -> None:
+    assert worker_environment(2, compiler=False)["TVM_USE_RUNTIME_LIB"] == "1"
+    assert worker_environment(2, compiler=True)["TVM_USE_RUNTIME_LIB"] == "0"
+    assert worker_environment(2, compiler=True)["TVM_NUM_THREADS"] == "2"
