@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast is an all-reduce over shared memory, next to MPI, gloo and the memory itself?
+
+    python benchmarks/allreduce_cpu.py            # about ten minutes
+    python benchmarks/allreduce_cpu.py --quick    # under two
+
+Ours is the packed function as a compiled program calls it, from the Relax VM of every worker; a
+peer's headline is a C loop over MPI_Allreduce, with mpi4py beside it. MPICH and Open MPI come
+from their wheels, into environments below benchmarks/out/ that are made on first use; gloo is
+measured where torch is found, or installed with --torch.
+
+All contestants stay alive and asleep, and are measured one after another, size by size, in
+several rounds: what disturbs the machine for a while disturbs all of them. A measurement is a
+barrier, then as many calls as fill --seconds, and takes the slowest rank's time. Figures are
+medians over the rounds; a ratio is the median of the ratios within the rounds, against the peer
+that is fastest at that size. Every buffer's first all-reduce is compared with a closed form.
+
+Two variants: `same input` calls again and again on buffers that nobody writes, `fresh input`
+stores to the whole input before every call, as a program would, and includes that time on all
+sides. The limit is what private buffers allow without any synchronisation (see peer_limit.c).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import peers
+import report
+from peers import Contestant, OverLimitError
+from report import Key, Results
+
+RELEASE_BYTES = 4 << 20  # above it, buffers are given back before the next contestant's turn
+WIDTH = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass
+class Seat:
+    """A contestant's place: it can be started again when it had to be ended."""
+
+    name: str
+    role: str
+    start: Callable[[], Contestant | None]
+    chances: int = 4  #: how often it may be ended before it is left out
+    contestant: Contestant | None = None
+    iterations: dict[Key, int] = field(default_factory=dict)
+
+    def sit(self) -> Contestant | None:
+        if self.contestant is None and self.chances > 0:
+            try:
+                self.contestant = self.start()
+            except OSError as error:
+                print(f"{self.name}: {error}", file=sys.stderr)
+            if self.contestant is None:
+                self.chances = 0
+        return self.contestant
+
+    def fail(self) -> None:
+        self.contestant = None
+        self.chances -= 1
+
+    def leave(self) -> None:
+        if self.contestant is not None:
+            self.contestant.close()
+            self.contestant = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One table: which cases, and how long to look at them."""
+
+    ranks: int
+    dtypes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    fresh: tuple[bool, ...]
+    rounds: int
+    seconds: float
+    limit: float
+
+
+def per_call(seat: Seat, contestant: Contestant, key: Key, plan: Plan) -> float:
+    """One measurement; the first one of a case also finds how many calls fill its time."""
+    if key not in seat.iterations:
+        calls = 1
+        while True:
+            seconds = contestant.run(calls, key.fresh, plan.limit)
+            if seconds * 4 > plan.seconds or calls > 1 << 20:
+                break
+            calls *= 4
+        seat.iterations[key] = max(1, int(calls * plan.seconds / max(seconds, 1e-9)))
+    calls = seat.iterations[key]
+    return contestant.run(calls, key.fresh, plan.limit) / calls
+
+
+def measure(seat: Seat, plan: Plan, dtype: str, size: int, results: Results) -> None:
+    """All variants of one size, for one contestant."""
+    keys = [Key(plan.ranks, dtype, fresh, size, seat.name) for fresh in plan.fresh]
+    if any(key in results.notes for key in keys):
+        return
+    contestant = seat.sit()
+    if contestant is None:
+        for key in keys:
+            results.notes[key] = "-"
+        return
+    key = keys[0]
+    try:
+        answer = contestant.prepare(dtype, size // WIDTH[dtype], plan.limit)
+        for key in keys:
+            if answer == "ok":
+                results.add(key, per_call(seat, contestant, key, plan))
+            else:
+                results.notes[key] = {"unsupported": "no type", "bad": "WRONG"}[answer]
+        if size >= RELEASE_BYTES:
+            contestant.prepare(dtype, 1024, plan.limit)
+    except OverLimitError:
+        results.notes[key] = f">{plan.limit:g} s"
+        seat.fail()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        results.notes[key] = "died"
+        seat.fail()
+
+
+def run(plan: Plan, seats: list[Seat], results: Results) -> None:
+    """All rounds of one plan; whoever begins changes from round to round."""
+    for number in range(plan.rounds):
+        began = time.monotonic()
+        for dtype in plan.dtypes:
+            for size in plan.sizes:
+                for i in range(len(seats)):
+                    measure(seats[(i + number) % len(seats)], plan, dtype, size, results)
+        took = time.monotonic() - began
+        print(
+            f"{plan.ranks} ranks: round {number + 1} of {plan.rounds}, {took:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def peer_seats(options: argparse.Namespace, ranks: int, python: str | None) -> list[Seat]:
+    """The peers and the limits; mpi4py only where every rank has a core."""
+    seats: list[Seat] = []
+    # Spinning ranks without a core each may take for ever, at every size.
+    chances = 4 if ranks <= peers.cores() else 2
+    callers = ["single", "multiple"]
+    if ranks == 2 and not options.quick:
+        callers.append("mpi4py")
+    for library in options.mpi:
+        for caller in callers:
+            name = peers.mpi_label(library, caller)
+            start = partial(peers.mpi, library, ranks, caller)
+            seats.append(Seat(name, "peer", start, chances))
+    if python is not None:
+        seats.append(Seat("gloo", "peer", partial(peers.gloo, ranks, python), chances))
+    for mode in ("copy", "add", "stream"):
+        seats.append(Seat(f"limit {mode}", "limit", partial(peers.limit, mode, ranks)))
+    return seats
+
+
+def _itself(contestant: Contestant) -> Contestant:
+    return contestant
+
+
+def own_seats(options: argparse.Namespace, ranks: int) -> tuple[list[Seat], Callable[[], None]]:
+    """Our ways of calling, on one session of their own, and what ends that session."""
+    import ours
+
+    from tvm_ipc.contract import AllReduceStrategy
+
+    workers = ours.Workers(ranks, 10 * options.limit)
+    seats = []
+    for mode in options.modes:
+        for strategy in options.strategies:
+            way = ours.Ours(
+                workers,
+                not mode.startswith("staged"),
+                mode.endswith("-to-ipc"),
+                AllReduceStrategy[strategy.upper()],
+            )
+            seats.append(Seat(way.name, "ours", partial(_itself, way)))
+    return seats, workers.close
+
+
+def powers(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
+    sizes = []
+    while smallest <= largest:
+        sizes.append(smallest)
+        smallest *= factor
+    return tuple(sizes)
+
+
+def plans(options: argparse.Namespace) -> Iterable[Plan]:
+    sizes = powers(options.smallest, options.largest, options.factor)
+    dtypes = tuple(options.dtypes)
+    for ranks in options.ranks:
+        crowded = ranks > peers.cores()
+        yield Plan(
+            ranks=ranks,
+            dtypes=dtypes if ranks == 2 else dtypes[:1],
+            sizes=sizes[:: 2 if crowded else 1],
+            fresh=(False,) if crowded or options.quick else (False, True),
+            rounds=min(3, options.rounds) if crowded else options.rounds,
+            seconds=options.seconds,
+            limit=min(options.limit, 2.0) if crowded and options.quick else options.limit,
+        )
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer sizes, rounds and peers: under two minutes")
+    add("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    add("--dtypes", nargs="+", choices=list(WIDTH), default=list(WIDTH))
+    add("--smallest", type=int, default=1 << 10, metavar="BYTES")
+    add("--largest", type=int, default=64 << 20, metavar="BYTES")
+    add("--factor", type=int, choices=[2, 4, 8, 16], help="between sizes (4; quick: 16)")
+    add("--rounds", type=int, help="how often everything is measured (7; quick: 3)")
+    add("--seconds", type=float, help="how long one measurement takes (0.06; quick: 0.04)")
+    add("--limit", type=float, default=5.0, help="seconds after which a measurement is given up")
+    add("--mpi", nargs="*", choices=["mpich", "openmpi"], default=["mpich", "openmpi"])
+    add("--torch", action="store_true", help="install torch for gloo (200 MB to download)")
+    add(
+        "--modes",
+        nargs="*",
+        choices=["ipc", "staged", "ipc-to-ipc", "staged-to-ipc"],
+        default=["ipc", "staged"],
+        help="where our input lives, and our output if that is not ordinary memory",
+    )
+    add("--strategies", nargs="+", choices=["auto", "oneshot", "twoshot"], default=["auto"])
+    add("--no-fixed", action="store_true", help="leave out the fixed costs")
+    add("--json", type=Path, default=peers.OUT / "allreduce_cpu.json")
+    add("--plot", type=Path, default=peers.OUT / "allreduce_cpu.png")
+    options = parser.parse_args(arguments)
+    options.factor = options.factor or (16 if options.quick else 4)
+    options.rounds = options.rounds or (3 if options.quick else 7)
+    options.seconds = options.seconds or (0.04 if options.quick else 0.06)
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    peers.OUT.mkdir(exist_ok=True)
+    python = peers.torch_python(options.torch)
+    results = Results()
+    for plan in plans(options):
+        seats = peer_seats(options, plan.ranks, python)
+        own, finish = own_seats(options, plan.ranks) if options.modes else ([], lambda: None)
+        try:
+            run(plan, seats + own, results)
+        finally:
+            for seat in seats:
+                seat.leave()
+            finish()
+        results.roles.update({seat.name: seat.role for seat in seats + own})
+        for dtype in plan.dtypes:
+            for fresh in plan.fresh:
+                print(report.table(results, plan.ranks, dtype, fresh), flush=True)
+    if options.modes and not options.no_fixed:
+        import fixed_costs
+
+        results.fixed = fixed_costs.measure(options.quick, options.limit)
+        print(report.fixed_table(results.fixed))
+    if options.modes:
+        import ours
+
+        ours.remove_program()
+    report.write_json(results, options, options.json)
+    report.draw(results, options.plot)
+    return 1 if "WRONG" in results.notes.values() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
