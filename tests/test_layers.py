@@ -56,10 +56,19 @@ def python_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def native_files() -> list[Path]:
+def native_core() -> set[Path]:
+    """The sources of the library that is built without TVM, and all that they include."""
     csrc = PACKAGE / "csrc"
-    files = (p for p in csrc.rglob("*") if p.suffix in {".h", ".cc", ".cu"})
-    return sorted(p for p in files if csrc / "shim" not in p.parents)
+    cmake = (csrc / "CMakeLists.txt").read_text()
+    match = re.search(r"add_library\(tvm_ipc_core STATIC([^)]*)\)", cmake)
+    assert match is not None
+    core: set[Path] = set()
+    new = {csrc / name for name in match[1].split()}
+    while new:
+        core |= new
+        headers = (re.findall(r'#\s*include\s*"([^"]+)"', path.read_text()) for path in new)
+        new = {csrc / name for names in headers for name in names} - core
+    return core
 
 
 @pytest.mark.parametrize("part", ALLOWED)
@@ -93,18 +102,10 @@ def test_only_config_touches_the_environment() -> None:
     assert users == [PACKAGE / "runtime" / "config.py"]
 
 
-def tvm_side() -> set[str]:
-    """The native files that may know TVM, without their endings: all that are not the core."""
-    cmake = (PACKAGE / "csrc" / "CMakeLists.txt").read_text()
-    match = re.search(r"add_library\(tvm_ipc SHARED([^)]*)\)", cmake)
-    assert match is not None
-    return {Path(name).stem for name in match[1].split()}
-
-
 def test_native_core_knows_nothing_of_tvm() -> None:
-    tvm_header = re.compile(r'#\s*include\s*[<"](tvm|dlpack)/')
+    tvm_header = re.compile(r"#\s*include\s*<(tvm|dlpack)/")
     packed_name = re.compile(r'"(runtime\.disco|tvm_ipc)\.\w')
-    for path in (p for p in native_files() if p.stem not in tvm_side()):
+    for path in native_core():
         text = path.read_text()
         assert not tvm_header.search(text), f"{path.name} includes a header of TVM"
         assert not packed_name.search(text), f"{path.name} names a packed function"
@@ -118,5 +119,6 @@ def test_checks_see_what_they_look_for() -> None:
     assert not reads_environment("import os\nos.getpid()")
     assert ours("tvm_ipc.runtime.session") == "runtime"
     assert python_files()
-    assert "register" in tvm_side()
-    assert {path.stem for path in native_files()} > tvm_side()
+    names = {path.name for path in native_core()}
+    assert names >= {"group.cc", "group.h", "arena.cc", "arena.h"}
+    assert "register.cc" not in names
