@@ -6,7 +6,6 @@
 #include "reduce.h"
 
 #include <atomic>
-#include <cstring>
 
 #include "reduce_table.h"
 #if defined(__x86_64__)
@@ -150,11 +149,7 @@ ReduceFn FindReduce(ElementType type, ReduceKind kind) {
 }
 
 void CopyBytes(void* dst, const void* src, size_t bytes, bool stream) {
-  if (stream) {
-    Table()->copy_stream(dst, src, bytes);
-  } else if (bytes != 0) {
-    std::memcpy(dst, src, bytes);
-  }
+  Table()->copy(dst, src, bytes, stream);
 }
 
 const char* InstructionSet() { return Table()->name; }

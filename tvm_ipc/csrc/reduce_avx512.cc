@@ -31,20 +31,16 @@ struct Isa {
   static inline void Fence() { _mm_sfence(); }
   static inline unsigned Unordered(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
   static inline unsigned Unordered(F64 a, F64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q); }
-  // The forms that zero: g++ 12 warns of the undefined lanes in its own plain ones.
-  static constexpr __mmask16 kAllLanes = 0xffff;
+  // The masked forms with full masks: g++ 12 warns of undefined lanes in its own plain ones.
+  static constexpr __mmask16 kAll = 0xffff;
   static inline void WidenHalf(Raw v, F32* low, F32* high) {
-    __m256i half[2];
-    __builtin_memcpy(half, &v, sizeof(v));
-    *low = _mm512_maskz_cvtph_ps(kAllLanes, half[0]);
-    *high = _mm512_maskz_cvtph_ps(kAllLanes, half[1]);
+    *low = _mm512_maskz_cvtph_ps(kAll, __builtin_shufflevector(v, v, 0, 1, 2, 3));
+    *high = _mm512_maskz_cvtph_ps(kAll, __builtin_shufflevector(v, v, 4, 5, 6, 7));
   }
   static inline Raw NarrowHalf(F32 low, F32 high) {
-    __m256i half[2] = {_mm512_maskz_cvtps_ph(kAllLanes, low, _MM_FROUND_TO_NEAREST_INT),
-                       _mm512_maskz_cvtps_ph(kAllLanes, high, _MM_FROUND_TO_NEAREST_INT)};
-    Raw v;
-    __builtin_memcpy(&v, half, sizeof(v));
-    return v;
+    __m256i first = _mm512_maskz_cvtps_ph(kAll, low, _MM_FROUND_TO_NEAREST_INT);
+    __m256i second = _mm512_maskz_cvtps_ph(kAll, high, _MM_FROUND_TO_NEAREST_INT);
+    return __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7);
   }
 };
 

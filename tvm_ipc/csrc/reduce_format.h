@@ -99,9 +99,11 @@ struct Float16 {
   static TVM_IPC_INLINE Raw Pack(const Vector* in) {
     return Isa::NarrowHalf((Isa::F32)in[0], (Isa::F32)in[1]);
   }
-  static float Widen(Bits bits) { return SoftWidenHalf<float>(static_cast<uint32_t>(bits)); }
+  static float Widen(Bits bits) {
+    return SoftWidenHalf<float, int32_t>(static_cast<uint32_t>(bits));
+  }
   static Bits Narrow(float value) {
-    return static_cast<Bits>(SoftNarrowHalf<float, uint32_t>(value));
+    return static_cast<Bits>(SoftNarrowHalf<float, int32_t, uint32_t>(value));
   }
 };
 

@@ -23,22 +23,25 @@ inline To BitCast(const From& from) {
   return to;
 }
 
+// Bits and Int are the unsigned and signed integers as wide as Float: one lane, or a vector of
+// them. Comparisons are signed because SSE2 has no others; magnitudes have no sign bit.
+
 /*! \brief The float32 of the half in the low 16 bits of each lane; the upper bits are zero. */
-template <typename Float, typename Bits>
+template <typename Float, typename Int, typename Bits>
 inline Float SoftWidenHalf(Bits half) {
-  Bits magnitude = half & 0x7fff;
+  Bits magnitude = half & 0x7fffu;
   Bits normal = (magnitude << 13) + (112u << 23);  // another exponent bias
   Bits infinite = (magnitude << 13) + (224u << 23);
   // A subnormal counts units of 2^-24, which is one unit in the last place of 0.5. The
   // difference is exact and never sees a float32 subnormal, so flush-to-zero does not matter.
-  Float half_plus = BitCast<Float>(magnitude | 0x3f000000u);
-  Bits tiny = BitCast<Bits>(half_plus - 0.5f);
-  Bits bits = magnitude < 0x0400u ? tiny : (magnitude < 0x7c00u ? normal : infinite);
+  Bits tiny = BitCast<Bits>(BitCast<Float>(magnitude | 0x3f000000u) - 0.5f);
+  Int order = BitCast<Int>(magnitude);
+  Bits bits = order < 0x0400 ? tiny : (order < 0x7c00 ? normal : infinite);
   return BitCast<Float>(bits | ((half & 0x8000u) << 16));
 }
 
 /*! \brief Rounds to nearest even; the half is in the low 16 bits of each lane. */
-template <typename Float, typename Bits>
+template <typename Float, typename Int, typename Bits>
 inline Bits SoftNarrowHalf(Float value) {
   Bits all = BitCast<Bits>(value);
   Bits magnitude = all & 0x7fffffffu;
@@ -48,7 +51,8 @@ inline Bits SoftNarrowHalf(Float value) {
   // The adder rounds to units of 2^-24.
   Bits tiny = BitCast<Bits>(BitCast<Float>(magnitude) + 0.5f) - 0x3f000000u;
   Bits infinite = (magnitude & 0u) + 0x7c00u;
-  Bits bits = magnitude < 0x38800000u ? tiny : (magnitude < 0x47800000u ? normal : infinite);
+  Int order = BitCast<Int>(magnitude);
+  Bits bits = order < 0x38800000 ? tiny : (order < 0x47800000 ? normal : infinite);
   return bits | ((all >> 16) & 0x8000u);
 }
 

@@ -38,11 +38,20 @@ namespace {
 constexpr size_t kVector = Isa::kBytes;
 constexpr size_t kLine = 64;
 constexpr int kUnroll = 4;
+// How far sources are prefetched. The processor's own prefetch stops at the end of a page.
+constexpr size_t kAhead = 1024;
+// Below this, in the second-level cache, memcpy is as fast.
+constexpr size_t kLongCopy = 256 * 1024;
 
 TVM_IPC_INLINE Raw Load(const char* p) {
   Raw v;
   __builtin_memcpy(&v, p, kVector);
   return v;
+}
+
+template <size_t kBytes>
+TVM_IPC_INLINE void Prefetch(const char* p) {
+  for (size_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(p + kAhead + i);
 }
 
 /*! \brief The vectors of one step: kParts accumulators for each of kVectors vectors of memory. */
@@ -122,6 +131,7 @@ struct Job {
   int num_src;
   const char* first;
   const char* second;
+  size_t bytes;
   bool stream;
 
   TVM_IPC_INLINE int Sources() const { return kSources != 0 ? kSources : num_src; }
@@ -143,10 +153,13 @@ TVM_IPC_INLINE void Step(const Job<kSources>& job, size_t at, size_t part) {
   int num_src = job.Sources();
   Block acc, x;
   bool nan = false;
+  bool prefetch = kVectors > 1 && at + kAhead + kVectors * kVector <= job.bytes;
   acc.Read(job.Source(0) + at, part);
+  if (prefetch) Prefetch<kVectors * kVector>(job.Source(0) + at);
   if constexpr (kFloats && !Op::kSticky) nan |= acc.HasNan();
   for (int k = 1; k < num_src; ++k) {
     x.Read(job.Source(k) + at, part);
+    if (prefetch) Prefetch<kVectors * kVector>(job.Source(k) + at);
     if constexpr (kFloats && !Op::kSticky) nan |= x.HasNan();
     for (int i = 0; i < Block::kCount; ++i) acc.v[i] = Op::Apply(acc.v[i], x.v[i]);
   }
@@ -186,13 +199,15 @@ template <typename Format, typename Op, int kSources>
 void Run(void* dst, const void* const* src, int num_src, size_t count, bool stream) {
   constexpr size_t kElement = sizeof(typename Format::Element);
   size_t bytes = count * kElement;
+  Job<kSources> job;
+  job.dst = static_cast<char*>(dst);
+  job.src = src;
+  job.num_src = num_src;
+  job.first = static_cast<const char*>(src[0]);
+  job.second = static_cast<const char*>(src[num_src > 1 ? 1 : 0]);
+  job.bytes = bytes;
+  job.stream = false;
   size_t at = 0;
-  Job<kSources> job = {static_cast<char*>(dst),
-                       src,
-                       num_src,
-                       static_cast<const char*>(src[0]),
-                       kSources == 2 ? static_cast<const char*>(src[1]) : nullptr,
-                       false};
   size_t to_line = (0 - reinterpret_cast<uintptr_t>(dst)) % kLine;
   if (stream && Isa::kHasStream && to_line % kElement == 0 && bytes >= to_line + kLine) {
     for (; at + kVector <= to_line; at += kVector) Step<Format, Op, 1>(job, at, 0);
@@ -218,9 +233,19 @@ void Reduce(void* dst, const void* const* src, int num_src, size_t count, bool s
 }
 
 /*!
- * \brief The average of integers, towards zero. Acc holds the sum in the arithmetic of Wrap,
- *        which is unsigned, so that the sum of 64-bit integers wraps. Not streamed: it is bound
- *        by the division.
+ * \brief sum / divisor towards zero. In double if the sum surely has less than 53 bits: the
+ *        quotient is further from the next integer than double rounds, and vectors can do it.
+ */
+template <typename T, typename Sum>
+TVM_IPC_INLINE T Quotient(Sum sum, int divisor) {
+  if (sizeof(T) == 8) return static_cast<T>(sum / static_cast<Sum>(divisor));
+  return static_cast<T>(static_cast<Sum>(static_cast<double>(sum) / divisor));
+}
+
+/*!
+ * \brief The average of integers, summed in the arithmetic of Wrap, which is unsigned so that
+ *        the sum of 64-bit integers may wrap, and read as Acc. Not streamed: the division is
+ *        slower than memory.
  */
 template <typename T, typename Wrap, typename Acc>
 void AverageIntegers(void* dst, const void* const* src, int num_src, size_t count, bool) {
@@ -230,39 +255,52 @@ void AverageIntegers(void* dst, const void* const* src, int num_src, size_t coun
   if (num_src < 1) return;
   for (size_t begin = 0; begin < count; begin += kBlock) {
     size_t n = count - begin < kBlock ? count - begin : kBlock;
+    for (size_t i = 0; i < n; ++i) sum[i] = 0;
     for (int k = 0; k < num_src; ++k) {
       const char* from = static_cast<const char*>(src[k]) + begin * sizeof(T);
       __builtin_memcpy(value, from, n * sizeof(T));
-      for (size_t i = 0; i < n; ++i) {
-        Wrap term = static_cast<Wrap>(static_cast<Acc>(value[i]));
-        sum[i] = k == 0 ? term : sum[i] + term;
-      }
+      for (size_t i = 0; i < n; ++i) sum[i] += static_cast<Wrap>(static_cast<Acc>(value[i]));
     }
-    Acc divisor = static_cast<Acc>(num_src);
-    for (size_t i = 0; i < n; ++i) value[i] = static_cast<T>(static_cast<Acc>(sum[i]) / divisor);
+    for (size_t i = 0; i < n; ++i) value[i] = Quotient<T>(static_cast<Acc>(sum[i]), num_src);
     __builtin_memcpy(static_cast<char*>(dst) + begin * sizeof(T), value, n * sizeof(T));
   }
 }
 
-void CopyStream(void* dst, const void* src, size_t bytes) {
-  char* to = static_cast<char*>(dst);
-  const char* from = static_cast<const char*>(src);
-  size_t at = (0 - reinterpret_cast<uintptr_t>(dst)) % kLine;
-  if (!Isa::kHasStream || bytes < at + kLine) {
-    if (bytes != 0) __builtin_memcpy(to, from, bytes);
-    return;
-  }
+/*! \brief A copy of at least a line; the library's copy neither prefetches nor, in time, streams.
+ */
+template <bool kStream>
+TVM_IPC_INLINE void CopyLong(char* to, const char* from, size_t bytes) {
+  size_t at = (0 - reinterpret_cast<uintptr_t>(to)) % kLine;
   if (at != 0) __builtin_memcpy(to, from, at);
   constexpr size_t kStep = 4 * kLine;
   constexpr size_t kCount = kStep / kVector;
   for (; at + kStep <= bytes; at += kStep) {
+    if (at + kAhead + kStep <= bytes) Prefetch<kStep>(from + at);
     Raw v[kCount];
     for (size_t i = 0; i < kCount; ++i) v[i] = Load(from + at + i * kVector);
-    for (size_t i = 0; i < kCount; ++i) Isa::Stream(to + at + i * kVector, v[i]);
+    for (size_t i = 0; i < kCount; ++i) {
+      if (kStream) {
+        Isa::Stream(to + at + i * kVector, v[i]);
+      } else {
+        __builtin_memcpy(to + at + i * kVector, &v[i], kVector);
+      }
+    }
   }
-  for (; at + kVector <= bytes; at += kVector) Isa::Stream(to + at, Load(from + at));
   if (at < bytes) __builtin_memcpy(to + at, from + at, bytes - at);
-  Isa::Fence();
+  if (kStream) Isa::Fence();
+}
+
+void Copy(void* dst, const void* src, size_t bytes, bool stream) {
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  if (bytes == 0) return;
+  if (Isa::kHasStream && stream && bytes >= 2 * kLine) {
+    CopyLong<true>(to, from, bytes);
+  } else if (Isa::kHasStream && bytes >= kLongCopy) {
+    CopyLong<false>(to, from, bytes);
+  } else {
+    __builtin_memcpy(to, from, bytes);
+  }
 }
 
 template <typename Format>
@@ -289,14 +327,14 @@ constexpr ReduceTable MakeTable(const char* name) {
   return {name,
           {FloatRow<Float16>(), FloatRow<BFloat16>(), FloatRow<Float32>(), FloatRow<Float64>(),
            IntegerRow<int8_t, uint8_t, uint32_t, int32_t>(),
-           IntegerRow<uint8_t, uint8_t, uint32_t, uint32_t>(),
+           IntegerRow<uint8_t, uint8_t, uint32_t, int32_t>(),
            IntegerRow<int16_t, uint16_t, uint32_t, int32_t>(),
-           IntegerRow<uint16_t, uint16_t, uint32_t, uint32_t>(),
+           IntegerRow<uint16_t, uint16_t, uint32_t, int32_t>(),
            IntegerRow<int32_t, uint32_t, uint64_t, int64_t>(),
-           IntegerRow<uint32_t, uint32_t, uint64_t, uint64_t>(),
+           IntegerRow<uint32_t, uint32_t, uint64_t, int64_t>(),
            IntegerRow<int64_t, uint64_t, uint64_t, int64_t>(),
            IntegerRow<uint64_t, uint64_t, uint64_t, uint64_t>(), TruthRow()},
-          CopyStream};
+          Copy};
 }
 
 }  // namespace

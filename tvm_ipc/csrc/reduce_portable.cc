@@ -18,6 +18,7 @@ namespace {
 struct Isa {
   static constexpr size_t kBytes = 16;
   typedef uint32_t Raw __attribute__((vector_size(16)));
+  typedef int32_t Int __attribute__((vector_size(16)));
   typedef float F32 __attribute__((vector_size(16)));
   typedef double F64 __attribute__((vector_size(16)));
 
@@ -56,11 +57,11 @@ struct Isa {
 
   // A word holds two elements.
   static inline void WidenHalf(Raw v, F32* low, F32* high) {
-    *low = SoftWidenHalf<F32, Raw>(v & 0xffffu);
-    *high = SoftWidenHalf<F32, Raw>(v >> 16);
+    *low = SoftWidenHalf<F32, Int, Raw>(v & 0xffffu);
+    *high = SoftWidenHalf<F32, Int, Raw>(v >> 16);
   }
   static inline Raw NarrowHalf(F32 low, F32 high) {
-    return SoftNarrowHalf<F32, Raw>(low) | (SoftNarrowHalf<F32, Raw>(high) << 16);
+    return SoftNarrowHalf<F32, Int, Raw>(low) | (SoftNarrowHalf<F32, Int, Raw>(high) << 16);
   }
 };
 

@@ -46,8 +46,7 @@ struct ReduceRow {
 struct ReduceTable {
   const char* name;
   ReduceRow rows[kNumReduceTypes];
-  /*! \brief A copy that is written past the caches. */
-  void (*copy_stream)(void* dst, const void* src, size_t bytes);
+  void (*copy)(void* dst, const void* src, size_t bytes, bool stream);
 };
 
 extern const ReduceTable kPortableTable;

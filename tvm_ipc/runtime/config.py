@@ -15,8 +15,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,23 +90,22 @@ def tvm_settings() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in _TVM_VARIABLES}
 
 
-@contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Change environment variables while child processes start; None removes one."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
-    try:
-        yield
-    finally:
-        _set_environment(before)
+def threads_per_worker(num_workers: int) -> int:
+    """Return how many threads each worker may use, so that all together have a core each."""
+    text = os.environ.get("TVM_NUM_THREADS", "")
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    return max(1, len(os.sched_getaffinity(0)) // num_workers)
 
 
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def worker_environment(threads: int, compiler: bool) -> dict[str, str]:
+    """Return the environment of a worker process."""
+    return {
+        **os.environ,
+        "TVM_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "TVM_USE_RUNTIME_LIB": "0" if compiler else "1",
+    }
 
 
 def _timeout(name: str) -> float:

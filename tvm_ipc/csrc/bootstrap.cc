@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file bootstrap.cc */
+#include "bootstrap.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "error.h"
+#include "group.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+/*! \brief How long a hub that accepted the connection may take to answer. */
+constexpr int kWelcomeSeconds = 30;
+
+bool SendAll(int socket, const void* data, size_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t sent = send(socket, next, bytes, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return false;
+    next += sent;
+    bytes -= static_cast<size_t>(sent);
+  }
+  return true;
+}
+
+Welcome ReceiveWelcome(int socket, std::vector<int>* files) {
+  const timeval limit{kWelcomeSeconds, 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  Welcome welcome{};
+  iovec data{&welcome, sizeof(welcome)};
+  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int) * (kMaxRanks + 1))];
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = space;
+  message.msg_controllen = sizeof(space);
+  ssize_t got;
+  do {
+    got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+  } while (got < 0 && errno == EINTR);
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    files->resize(count);
+    memcpy(files->data(), CMSG_DATA(part), count * sizeof(int));
+  }
+  if (got != sizeof(welcome)) {
+    Fail(kind::kRuntime, "the controller closed the connection during the start of the session");
+  }
+  if (!welcome.accepted) Fail(kind::kRuntime, welcome.reason);
+  if (static_cast<size_t>(welcome.num_files) != files->size()) {
+    Fail(kind::kRuntime, "the session's memory needs ", welcome.num_files, " files, but ",
+         files->size(), " arrived; a higher RLIMIT_NOFILE helps");
+  }
+  return welcome;
+}
+
+/*! \brief Ends a worker process whose controller is gone: nobody else would. */
+void EndWithController(int connection) {
+  std::thread([connection] {
+    pollfd watched{connection, 0, 0};
+    while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
+    }
+    _exit(1);
+  }).detach();
+}
+
+}  // namespace
+
+bool frame::Send(int socket, uint32_t type, const std::string& payload) {
+  const Header header{type, 0, payload.size()};
+  return SendAll(socket, &header, sizeof(header)) &&
+         SendAll(socket, payload.data(), payload.size());
+}
+
+std::string PackError(const std::string& kind, const std::string& message,
+                      const std::string& traceback) {
+  std::string payload;
+  for (const std::string* field : {&kind, &message, &traceback}) {
+    const uint64_t bytes = field->size();
+    payload.append(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
+    payload += *field;
+  }
+  return payload;
+}
+
+std::string Invitation::Pack() const { return socket_name + '\n' + token + '\n' + machine; }
+
+Invitation Invitation::Unpack(const std::string& bytes) {
+  const size_t first = bytes.find('\n');
+  // The token is bytes of any value, but of known length.
+  if (first == std::string::npos || bytes.size() < first + sizeof(Hello::token) + 2) {
+    Fail(kind::kValue, "init_ccl_per_worker: not an invitation of this library: ", bytes.size(),
+         " bytes");
+  }
+  return Invitation{bytes.substr(0, first), bytes.substr(first + 1, sizeof(Hello::token)),
+                    bytes.substr(first + 2 + sizeof(Hello::token))};
+}
+
+std::string ThisMachine() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return boot + " " + host;
+}
+
+std::string RandomToken() {
+  std::string token(sizeof(Hello::token), '\0');
+  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
+    Fail(kind::kRuntime, "getrandom: ", strerror(errno));
+  }
+  return token;
+}
+
+bool SendWelcome(int socket, const Welcome& welcome, const std::vector<int>& files) {
+  Welcome copy = welcome;
+  iovec data{&copy, sizeof(copy)};
+  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int) * (kMaxRanks + 1))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (!files.empty()) {
+    message.msg_control = space;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
+    memcpy(CMSG_DATA(part), files.data(), sizeof(int) * files.size());
+  }
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(copy));
+}
+
+std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks, int num_groups) {
+  const std::string machine = ThisMachine();
+  if (machine != invitation.machine) {
+    Fail(kind::kRuntime, "rank ", rank, " runs on another machine (", machine,
+         ") than the controller (", invitation.machine,
+         "); the shm backend connects workers of one machine only");
+  }
+  const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (connection < 0) Fail(kind::kRuntime, "socket: ", strerror(errno));
+  std::vector<int> files;
+  try {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    // A leading zero byte puts the name in the abstract namespace: no file, nothing to clean up.
+    memcpy(address.sun_path + 1, invitation.socket_name.data(), invitation.socket_name.size());
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
+                                               invitation.socket_name.size());
+    if (connect(connection, reinterpret_cast<sockaddr*>(&address), length) != 0) {
+      Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(errno),
+           "; both must run in one network namespace of one machine");
+    }
+    ucred controller{};
+    socklen_t size = sizeof(controller);
+    getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &controller, &size);
+    if (controller.uid != geteuid()) {
+      Fail(kind::kRuntime, "the invitation's socket belongs to user ", controller.uid,
+           ", but this worker runs as user ", geteuid());
+    }
+    Hello hello{};
+    memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
+    hello.rank = rank;
+    hello.num_ranks = num_ranks;
+    hello.num_groups = num_groups;
+    hello.pid = getpid();
+    frame::Send(connection, frame::kHello,
+                std::string(reinterpret_cast<char*>(&hello), sizeof(hello)));
+    const Welcome welcome = ReceiveWelcome(connection, &files);
+    const timeval forever{0, 0};
+    setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof(forever));
+    UseInstructionSet(welcome.instruction_set);
+
+    auto segments =
+        Segments::Map(invitation.token, files[0], std::vector<int>(files.begin() + 1, files.end()));
+    RankOptions options;
+    options.deadline = std::chrono::nanoseconds(welcome.deadline_ns);
+    options.wait = WaitPolicy{welcome.spins, welcome.yields};
+    const int own_segment = files[1 + rank];
+    files[1 + rank] = -1;
+    auto result = std::make_unique<Rank>(rank, segments, options, connection, own_segment);
+    if (controller.pid != getpid()) EndWithController(connection);
+    for (int file : files) {
+      if (file >= 0) close(file);
+    }
+    return result;
+  } catch (const Error& error) {
+    for (int file : files) {
+      if (file >= 0) close(file);
+    }
+    frame::Send(connection, frame::kError, PackError(error.kind(), error.what(), ""));
+    close(connection);
+    throw;
+  }
+}
+
+}  // namespace tvm_ipc

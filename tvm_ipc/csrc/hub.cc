@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file hub.cc */
+#include "hub.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+
+#include "error.h"
+#include "group.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+int MakeFile(const char* name, size_t bytes) {
+  const int file = memfd_create(name, MFD_CLOEXEC);
+  if (file < 0) Fail(kind::kRuntime, "memfd_create: ", strerror(errno));
+  if (ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    close(file);
+    Fail(kind::kMemory, "cannot reserve ", bytes, " bytes of shared memory: ", strerror(error));
+  }
+  return file;
+}
+
+int OpenProcess(int pid) {
+#ifdef SYS_pidfd_open
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+#else
+  return -1;
+#endif
+}
+
+std::chrono::duration<double> Seconds(double seconds) {
+  return std::chrono::duration<double>(seconds);
+}
+
+std::string Hex(const std::string& bytes) {
+  static const char* digits = "0123456789abcdef";
+  std::string result;
+  for (unsigned char byte : bytes) {
+    result += digits[byte >> 4];
+    result += digits[byte & 15];
+  }
+  return result;
+}
+
+std::string TakeField(const std::string& payload, size_t* position) {
+  uint64_t bytes = 0;
+  memcpy(&bytes, payload.data() + *position, sizeof(bytes));
+  std::string field = payload.substr(*position + sizeof(bytes), bytes);
+  *position += sizeof(bytes) + bytes;
+  return field;
+}
+
+}  // namespace
+
+size_t PhysicalMemory() {
+  size_t bytes =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  size_t limit = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && limit < bytes) bytes = limit;
+  return bytes;
+}
+
+size_t DefaultArenaBytes(int num_ranks) {
+  return std::max<size_t>(PhysicalMemory() / 2 / num_ranks, size_t{64} << 20);
+}
+
+Hub::Hub(const HubOptions& options) : options_(options) {
+  const int n = options_.num_ranks;
+  if (n < 1 || n > kMaxRanks) {
+    Fail(kind::kValue, "a session has 1 to ", kMaxRanks, " workers, not ", n);
+  }
+  if (options_.arena_bytes == 0) options_.arena_bytes = DefaultArenaBytes(n);
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  options_.arena_bytes = (options_.arena_bytes + page - 1) / page * page;
+  members_.resize(n);
+  try {
+    control_bytes_ = Control::Bytes(n);
+    control_file_ = MakeFile("tvm_ipc control", control_bytes_);
+    void* address = mmap(nullptr, control_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, control_file_,
+                         0);
+    if (address == MAP_FAILED) Fail(kind::kMemory, "cannot map memory: ", strerror(errno));
+    control_ = static_cast<Control*>(address);
+    control_->num_ranks = n;
+    control_->controller_pid = getpid();
+    control_->arena_bytes = options_.arena_bytes;
+    for (int i = 0; i < n; ++i) {
+      segment_files_.push_back(MakeFile("tvm_ipc segment", ArenaStart(n) + options_.arena_bytes));
+    }
+    Listen();
+  } catch (...) {
+    for (int file : segment_files_) close(file);
+    if (control_file_ >= 0) close(control_file_);
+    if (control_ != nullptr) munmap(control_, control_bytes_);
+    if (listener_ >= 0) close(listener_);
+    throw;
+  }
+  thread_ = std::thread([this] { Run(); });
+}
+
+Hub::~Hub() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  const uint64_t one = 1;
+  if (write(wake_, &one, sizeof(one)) < 0) {
+  }
+  thread_.join();
+  for (Member& member : members_) {
+    if (member.socket >= 0) close(member.socket);
+    if (member.process >= 0) close(member.process);
+  }
+  for (int socket : strangers_) close(socket);
+  for (int file : segment_files_) close(file);
+  if (control_file_ >= 0) close(control_file_);
+  if (listener_ >= 0) close(listener_);
+  close(wake_);
+  munmap(control_, control_bytes_);
+}
+
+void Hub::Listen() {
+  invitation_ = Invitation{"tvm_ipc." + Hex(RandomToken()), RandomToken(), ThisMachine()};
+  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path + 1, invitation_.socket_name.data(), invitation_.socket_name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
+                                             invitation_.socket_name.size());
+  if (wake_ < 0 || listener_ < 0 ||
+      bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      listen(listener_, kMaxRanks) != 0) {
+    Fail(kind::kRuntime, "cannot listen for workers: ", strerror(errno));
+  }
+}
+
+void Hub::Run() {
+  std::vector<pollfd> polled;
+  std::vector<int> owners;  // the rank a polled file belongs to, -1 for strangers
+  while (true) {
+    polled.clear();
+    owners.clear();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stop_) return;
+      polled.push_back({wake_, POLLIN, 0});
+      polled.push_back({listener_, POLLIN, 0});
+      owners = {-1, -1};
+      for (int socket : strangers_) {
+        polled.push_back({socket, POLLIN, 0});
+        owners.push_back(-1);
+      }
+      for (size_t rank = 0; rank < members_.size(); ++rank) {
+        for (int file : {members_[rank].socket, members_[rank].process}) {
+          if (file < 0) continue;
+          polled.push_back({file, POLLIN, 0});
+          owners.push_back(static_cast<int>(rank));
+        }
+      }
+    }
+    if (poll(polled.data(), polled.size(), -1) < 0) continue;
+    for (size_t i = 0; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      const int file = polled[i].fd;
+      if (file == wake_) {
+        uint64_t count;
+        if (read(wake_, &count, sizeof(count)) < 0) continue;
+      } else if (file == listener_) {
+        Accept();
+      } else if (owners[i] < 0) {
+        Greet(file);
+      } else if (file == members_[owners[i]].process) {
+        // What the process sent before it ended is still to be read from its socket.
+        Hear(owners[i]);
+        Leave(owners[i], true);
+      } else if (file == members_[owners[i]].socket) {
+        Hear(owners[i]);
+      }
+    }
+  }
+}
+
+void Hub::Accept() {
+  const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+  if (socket < 0) return;
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+  if (peer.uid != geteuid()) {  // anybody may connect to an abstract socket
+    close(socket);
+    return;
+  }
+  const timeval limit{1, 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  std::lock_guard<std::mutex> lock(mutex_);
+  strangers_.push_back(socket);
+}
+
+std::string Hub::CheckHello(const Hello& hello) const {
+  if (memcmp(hello.token, invitation_.token.data(), sizeof(hello.token)) != 0) {
+    return "the token is not this session's";
+  }
+  const int n = options_.num_ranks;
+  const int groups = control_->num_groups;  // 0 until the first worker says it
+  if (hello.num_ranks != n || (groups != 0 && hello.num_groups != groups)) {
+    return Text("rank ", hello.rank, " was started for ", hello.num_ranks, " workers in ",
+                hello.num_groups, " groups, the session has ", n, " in ", groups);
+  }
+  if (hello.num_groups < 1 || n % hello.num_groups != 0) {
+    return Text(n, " workers cannot be divided into ", hello.num_groups, " groups");
+  }
+  if (hello.rank < 0 || hello.rank >= n) return Text("there is no rank ", hello.rank);
+  if (members_[hello.rank].joined) return Text("rank ", hello.rank, " has joined already");
+  return "";
+}
+
+void Hub::Greet(int socket) {
+  struct {
+    frame::Header header;
+    Hello hello;
+  } request{};
+  const ssize_t got = recv(socket, &request, sizeof(request), MSG_WAITALL);
+  std::lock_guard<std::mutex> lock(mutex_);
+  strangers_.erase(std::remove(strangers_.begin(), strangers_.end(), socket), strangers_.end());
+  std::string refusal = got != sizeof(request) || request.header.type != frame::kHello
+                            ? "something connected that is not a worker"
+                            : CheckHello(request.hello);
+  Welcome welcome{};
+  std::vector<int> files;
+  if (refusal.empty()) {
+    control_->num_groups = request.hello.num_groups;
+    const WaitPolicy policy = ChooseWaitPolicy(options_.num_ranks, AvailableCores());
+    welcome.accepted = 1;
+    welcome.deadline_ns = static_cast<int64_t>(options_.timeout_seconds * 1e9);
+    welcome.spins = policy.spins;
+    welcome.yields = policy.yields;
+    options_.instruction_set.copy(welcome.instruction_set, sizeof(welcome.instruction_set) - 1);
+    files.push_back(control_file_);
+    files.insert(files.end(), segment_files_.begin(), segment_files_.end());
+    welcome.num_files = static_cast<int32_t>(files.size());
+  } else {
+    refusal.copy(welcome.reason, sizeof(welcome.reason) - 1);
+    refusals_.push_back(refusal);
+  }
+  const bool sent = SendWelcome(socket, welcome, files);
+  if (!sent || !refusal.empty()) {
+    close(socket);
+    changed_.notify_all();
+    return;
+  }
+  Member& member = members_[request.hello.rank];
+  member.socket = socket;
+  member.joined = true;
+  member.pid = request.hello.pid;
+  if (member.pid != getpid()) member.process = OpenProcess(member.pid);
+  const bool all =
+      std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
+  if (all) {
+    // Nobody else comes: what is mapped stays, the files need no names here.
+    for (int& file : segment_files_) close(file);
+    segment_files_.clear();
+    close(control_file_);
+    control_file_ = -1;
+    close(listener_);
+    listener_ = -1;
+  }
+  changed_.notify_all();
+}
+
+void Hub::Hear(int rank) {
+  Member& member = members_[rank];
+  if (member.socket < 0) return;
+  char chunk[64 << 10];
+  while (true) {
+    const ssize_t got = recv(member.socket, chunk, sizeof(chunk), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got <= 0) {
+      Leave(rank, true);
+      return;
+    }
+    member.received.append(chunk, static_cast<size_t>(got));
+  }
+  size_t position = 0;
+  frame::Header header;
+  while (member.received.size() - position >= sizeof(header)) {
+    memcpy(&header, member.received.data() + position, sizeof(header));
+    if (member.received.size() - position - sizeof(header) < header.bytes) break;
+    position += sizeof(header);
+    HandleFrame(rank, header.type, member.received.substr(position, header.bytes));
+    position += header.bytes;
+    if (member.socket < 0) return;
+  }
+  member.received.erase(0, position);
+}
+
+void Hub::HandleFrame(int rank, uint32_t type, std::string payload) {
+  if (type == frame::kBye) {
+    Leave(rank, false);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t ticket = 0;
+  if (payload.size() >= sizeof(ticket)) memcpy(&ticket, payload.data(), sizeof(ticket));
+  switch (type) {
+    case frame::kDone:
+      members_[rank].done = std::max(members_[rank].done, ticket);
+      break;
+    case frame::kValue:
+      values_[ticket] = payload.substr(sizeof(ticket));
+      break;
+    case frame::kError: {
+      size_t position = 0;
+      RankReport report{rank, "", "", ""};
+      report.kind = TakeField(payload, &position);
+      report.message = TakeField(payload, &position);
+      report.traceback = TakeField(payload, &position);
+      errors_.push_back(std::move(report));
+      break;
+    }
+    default:
+      break;
+  }
+  changed_.notify_all();
+}
+
+void Hub::Leave(int rank, bool dead) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Member& member = members_[rank];
+  if (member.left) return;
+  member.left = true;
+  member.dead = dead;
+  if (member.socket >= 0) close(member.socket);
+  if (member.process >= 0) close(member.process);
+  member.socket = member.process = -1;
+  if (dead) Abort(*control_, AbortReason::kDied, rank);
+  changed_.notify_all();
+}
+
+bool Hub::WaitJoined(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto all_joined = [this] {
+    return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
+  };
+  auto over = [&] {
+    return all_joined() || !refusals_.empty() ||
+           std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.dead; });
+  };
+  changed_.wait_for(lock, Seconds(seconds), over);
+  return all_joined();
+}
+
+Hub::Progress Hub::WaitDone(uint64_t ticket, double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto done = [&] {
+    return std::all_of(members_.begin(), members_.end(),
+                       [&](const Member& m) { return m.done >= ticket; });
+  };
+  auto lost = [&] {
+    return std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.left; });
+  };
+  changed_.wait_for(lock, Seconds(seconds), [&] { return done() || lost(); });
+  if (lost()) return Progress::kAttention;
+  if (!done()) return Progress::kPending;  // an error is told when every rank has come to rest
+  return errors_.empty() ? Progress::kDone : Progress::kAttention;
+}
+
+bool Hub::WaitLeft(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, Seconds(seconds), [this] {
+    return std::all_of(members_.begin(), members_.end(),
+                       [](const Member& m) { return m.left || !m.joined; });
+  });
+}
+
+HubReport Hub::TakeReport() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  HubReport report;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    const Member& member = members_[rank];
+    if (member.joined) report.joined.push_back(static_cast<int>(rank));
+    if (member.dead) report.dead.push_back(static_cast<int>(rank));
+    report.pids.push_back(member.pid);
+    report.done.push_back(member.done);
+  }
+  report.errors.swap(errors_);
+  report.refusals = refusals_;
+  return report;
+}
+
+std::string Hub::TakeValue(uint64_t ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = values_.find(ticket);
+  if (it == values_.end()) return "";
+  std::string value = std::move(it->second);
+  values_.erase(it);
+  return value;
+}
+
+void Hub::Recover() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Control& control = *control_;
+  auto clear = [](Slot (&slots)[2]) {
+    for (Slot& slot : slots) slot.seq.store(0, std::memory_order_relaxed);
+  };
+  for (auto& row : control.seats) {
+    for (int r = 0; r < control.num_ranks; ++r) clear(row[r].slot);
+  }
+  for (int i = 0; i < control.num_ranks * control.num_ranks; ++i) {
+    clear(control.channels()[i].slot);
+    control.channels()[i].taken.store(0, std::memory_order_relaxed);
+  }
+  for (int r = 0; r < control.num_ranks; ++r) control.ranks[r].failed.store(0);
+  control.generation.fetch_add(1, std::memory_order_release);
+  control.abort.store(0, std::memory_order_release);
+}
+
+void Hub::AbortClosed() { Abort(*control_, AbortReason::kClosed, 0); }
+
+bool Hub::finished() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.left; });
+}
+
+}  // namespace tvm_ipc

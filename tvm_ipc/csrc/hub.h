@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file hub.h
+ * \brief The controller's side of a session: creates the shared memory, lets the workers in,
+ *        hears what they report, and notices when one is gone.
+ *
+ * A thread of its own listens, so that nothing the controller or a rank waits for can hide a
+ * death. It marks the session as aborted, which ends every rank's wait.
+ */
+#ifndef TVM_IPC_HUB_H_
+#define TVM_IPC_HUB_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bootstrap.h"
+#include "control.h"
+
+namespace tvm_ipc {
+
+struct HubOptions {
+  int num_ranks = 1;
+  double timeout_seconds = 300;
+  /*! \brief Bytes of each rank's arena; 0 for DefaultArenaBytes. */
+  size_t arena_bytes = 0;
+  std::string instruction_set = "auto";
+};
+
+/*! \brief What one rank reported. */
+struct RankReport {
+  int rank;
+  std::string kind;
+  std::string message;
+  std::string traceback;
+};
+
+/*! \brief What the controller needs to know when something is not as it should be. */
+struct HubReport {
+  std::vector<int> joined;
+  std::vector<int> dead;
+  std::vector<int> pids;
+  /*! \brief The last ticket each rank passed. */
+  std::vector<uint64_t> done;
+  std::vector<RankReport> errors;
+  std::vector<std::string> refusals;
+};
+
+class Hub {
+ public:
+  explicit Hub(const HubOptions& options);
+  ~Hub();
+  Hub(const Hub&) = delete;
+  Hub& operator=(const Hub&) = delete;
+
+  std::string invitation() const { return invitation_.Pack(); }
+
+  /*! \brief Whether all ranks joined within the time; false at once when one died. */
+  bool WaitJoined(double seconds);
+
+  enum class Progress { kDone = 0, kPending = 1, kAttention = 2 };
+  /*! \brief Wait until every rank passed the ticket, or one is gone. */
+  Progress WaitDone(uint64_t ticket, double seconds);
+
+  /*! \brief Wait until every rank said goodbye or died. */
+  bool WaitLeft(double seconds);
+
+  /*! \brief What happened so far; the errors are taken out. */
+  HubReport TakeReport();
+  /*! \brief The bytes of a value that a rank sent for the ticket; empty if none came. */
+  std::string TakeValue(uint64_t ticket);
+
+  /*! \brief Clear the traces of an error. All ranks live, and none is inside an operation. */
+  void Recover();
+  /*! \brief End all waits because the session closes. */
+  void AbortClosed();
+  /*! \brief Whether every rank said goodbye or died. */
+  bool finished();
+
+ private:
+  struct Member {
+    int socket = -1;
+    int process = -1;  // pidfd, or -1 where the system has none
+    bool joined = false;
+    bool left = false;
+    bool dead = false;
+    int pid = 0;
+    uint64_t done = 0;
+    std::string received;
+  };
+
+  void Listen();
+  void Run();
+  void Accept();
+  void Greet(int socket);
+  void Hear(int rank);
+  void HandleFrame(int rank, uint32_t type, std::string payload);
+  void Leave(int rank, bool dead);
+  std::string CheckHello(const Hello& hello) const;
+
+  HubOptions options_;
+  Invitation invitation_;
+  int listener_ = -1;
+  int wake_ = -1;
+  int control_file_ = -1;
+  std::vector<int> segment_files_;
+  size_t control_bytes_ = 0;
+  Control* control_ = nullptr;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Member> members_;
+  std::vector<int> strangers_;  // connected, not yet introduced
+  std::vector<RankReport> errors_;
+  std::vector<std::string> refusals_;
+  std::map<uint64_t, std::string> values_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+/*! \brief Half of the machine's (or the container's) memory, divided by the ranks. */
+size_t DefaultArenaBytes(int num_ranks);
+/*! \brief Memory of the machine or, if it is less, of the container. */
+size_t PhysicalMemory();
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_HUB_H_

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file session.h
+ * \brief A Disco session and its hub: how the controller starts the backend, hears of errors and
+ *        moves values, and the worker's side of it.
+ */
+#ifndef TVM_IPC_SESSION_H_
+#define TVM_IPC_SESSION_H_
+
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/extra/module.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+#include <tvm/ffi/string.h>
+#include <tvm/runtime/disco/session.h>
+#include <tvm/runtime/tensor.h>
+
+#include "group.h"
+
+namespace tvm_ipc {
+
+namespace controller {
+
+using tvm::runtime::Session;
+
+/*! \brief What sessions use that name nothing else. */
+void Configure(double timeout_seconds, int64_t arena_bytes, tvm::ffi::String instruction_set);
+/*! \brief Make the hub and invite the workers. Zeros mean the configured values. */
+void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds,
+          int64_t arena_bytes);
+/*! \brief Open, and wait until every worker joined: for a session that the user made. */
+void InitCCL(Session session, tvm::ffi::Shape device_ids);
+bool WaitJoined(Session session, double seconds);
+int Wait(Session session, int64_t ticket, double seconds);
+tvm::ffi::String Report(Session session);
+tvm::ffi::Any TakeValue(Session session, int64_t ticket);
+void Recover(Session session);
+void Abort(Session session);
+void Close(Session session);
+/*! \brief Whether every worker left within the time. */
+bool WaitLeft(Session session, double seconds);
+/*!
+ * \brief Make a reference harmless: its end no longer writes to the workers' pipes, which throws
+ *        in a destructor if one of them died. The register it names is freed with `Release`.
+ */
+int64_t Detach(tvm::runtime::DRef reference);
+void Release(Session session, int64_t reg);
+/*! \brief Leave a value where worker 0, a thread of this process, finds it. */
+int64_t Put(Session session, tvm::ffi::Any value);
+
+}  // namespace controller
+
+namespace worker {
+
+void InitCCLPerWorker(tvm::ffi::Shape device_ids, tvm::ffi::Bytes invitation);
+void Guard(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+void Done(int64_t ticket);
+void Fetch(tvm::ffi::Any value, int rank, int64_t ticket);
+void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);
+void CopyToHost(int64_t key, tvm::ffi::Optional<tvm::runtime::Tensor> source);
+tvm::ffi::Function GetGlobalFunc(tvm::ffi::String name);
+tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);
+
+}  // namespace worker
+
+/*! \brief The calling thread's rank, or an error that says how to get one. */
+Rank& RequireRank();
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_SESSION_H_

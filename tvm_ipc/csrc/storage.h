@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file storage.h
+ * \brief The arena as TVM sees it: a storage that `vm.builtin.alloc_tensor` takes.
+ */
+#ifndef TVM_IPC_STORAGE_H_
+#define TVM_IPC_STORAGE_H_
+
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/string.h>
+#include <tvm/runtime/memory/memory_manager.h>
+
+namespace tvm_ipc {
+
+/*! \brief Room for shape x dtype in the calling worker's arena. */
+tvm::runtime::memory::Storage AllocStorage(tvm::ffi::Shape shape, DLDataType dtype);
+/*! \brief Give unused pages back to the system. */
+void ClearArena();
+/*! \brief JSON. */
+tvm::ffi::String ArenaStatistics();
+/*! \brief Where a tensor's data lies in the arena, or -1. */
+int64_t ArenaOffset(tvm::ffi::Tensor tensor);
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_STORAGE_H_

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions that this package raises. All of them are `IPCError`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class IPCError(RuntimeError):
+    """Base class of every error that tvm_ipc raises on its own account."""
+
+
+class LibraryError(IPCError):
+    """The native library, or a TVM library that it needs, could not be loaded."""
+
+
+class SessionClosedError(IPCError):
+    """The session was closed, or is no longer usable; its message says why."""
+
+
+class DeadlineError(IPCError):
+    """Somebody did not answer before the session's deadline; the message names who."""
+
+
+class WorkerDiedError(IPCError):
+    """A worker process ended while the session needed it.
+
+    Attributes
+    ----------
+    ranks : the ranks of the workers that died.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+@dataclass(frozen=True)
+class RankError:
+    """What went wrong on one rank."""
+
+    rank: int
+    kind: str
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        head = f"rank {self.rank}: {self.kind}: {self.message}"
+        return head + (f"\n{self.traceback.rstrip()}" if self.traceback else "")
+
+
+class WorkerError(IPCError):
+    """One or more workers raised an exception.
+
+    Attributes
+    ----------
+    errors : what each rank that failed by itself reported, in rank order. Ranks that only
+        stopped waiting because another one failed are not among them.
+    """
+
+    def __init__(self, errors: tuple[RankError, ...]) -> None:
+        self.errors = errors
+        super().__init__("\n".join(str(error) for error in errors))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker processes of a session: started, watched, ended, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tvm_ffi
+
+_MAIN = (
+    "import sys; sys.path[:] = {path!r}; from tvm_ipc.runtime.worker import main; "
+    "main(*map(int, sys.argv[1:]))"
+)
+_keys = itertools.count()
+_pools: dict[str, ProcessPool] = {}
+
+
+class ProcessPool:
+    """Workers 1 to n - 1 of one session; worker 0 is a thread of the controller.
+
+    Disco asks for them through the global function `tvm_ipc.create_process_pool`, to which it
+    passes `key`.
+    """
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.key = f"pool-{next(_keys)}"
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._environment = environment
+        self._pipes: dict[int, tuple[int, int]] = {}
+        _pools[self.key] = self
+
+    def start(self, worker_id: int, num_workers: int, num_groups: int) -> tuple[int, int]:
+        """Start a worker and return the descriptors to read from it and to write to it."""
+        reply_read, reply_write = os.pipe()
+        command_read, command_write = os.pipe()
+        arguments = (worker_id, num_workers, num_groups, command_read, reply_write)
+        try:
+            self.processes[worker_id] = subprocess.Popen(
+                [sys.executable, "-c", _MAIN.format(path=sys.path), *map(str, arguments)],
+                env=self._environment,
+                pass_fds=(command_read, reply_write),
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            os.close(command_read)
+            os.close(reply_write)
+        self._pipes[worker_id] = (reply_read, command_write)
+        return self._pipes[worker_id]
+
+    def ended(self) -> dict[int, int]:
+        """Return the exit codes of the workers that are no more."""
+        codes = {rank: process.poll() for rank, process in self.processes.items()}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def kill(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    def join(self, seconds: float) -> None:
+        """Wait for all workers to end; kill those that take longer."""
+        end = time.monotonic() + seconds
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def mute(self) -> None:
+        """Let what Disco still writes go nowhere: a write to a dead worker's pipe would throw."""
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        for _, command_write in self._pipes.values():
+            os.dup2(nowhere, command_write, inheritable=False)
+        os.close(nowhere)
+
+    def forget(self) -> None:
+        """Close the pipes; Disco calls this when its session object ends."""
+        _pools.pop(self.key, None)
+        for pipe in self._pipes.values():
+            for descriptor in pipe:
+                os.close(descriptor)
+        self._pipes.clear()
+
+
+@tvm_ffi.register_global_func("tvm_ipc.create_process_pool")  # type: ignore[untyped-decorator]
+def _create_process_pool(num_workers: int, num_groups: int, key: str) -> Callable[[int], Any]:
+    pool = _pools[key]
+
+    def serve(worker_id: int) -> Any:
+        if worker_id == 0:
+            pool.forget()
+            return None
+        return tvm_ffi.Shape(pool.start(worker_id, num_workers, num_groups))
+
+    return serve

@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: Disco's own, with the backend started and the workers' errors brought home.
+
+Disco runs commands in its workers without catching anything: an exception ends the worker, in
+the controller's process too. So every command goes through the native function
+`tvm_ipc.worker.guard`, which catches, reports to the controller's hub, ends the other ranks'
+waits, and skips what follows until the controller has heard. The controller never waits on
+Disco's own pipes; it waits on the hub, which also notices dead workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import json
+import tempfile
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import tvm_ffi
+from tvm.runtime import Tensor, disco
+from tvm.runtime import tensor as as_tensor
+
+from tvm_ipc.contract import MAX_WORKERS, SHM
+from tvm_ipc.errors import (
+    DeadlineError,
+    IPCError,
+    RankError,
+    SessionClosedError,
+    WorkerDiedError,
+    WorkerError,
+)
+from tvm_ipc.runtime import config
+from tvm_ipc.runtime.processes import ProcessPool
+from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+
+_api: Any = disco._ffi_api
+_native = tvm_ffi.get_global_func
+_open = _native("tvm_ipc.session.open")
+_wait_joined = _native("tvm_ipc.session.wait_joined")
+_wait = _native("tvm_ipc.session.wait")
+_report = _native("tvm_ipc.session.report")
+_take_value = _native("tvm_ipc.session.take_value")
+_recover = _native("tvm_ipc.session.recover")
+_abort = _native("tvm_ipc.session.abort")
+_wait_left = _native("tvm_ipc.session.wait_left")
+_close = _native("tvm_ipc.session.close")
+_put = _native("tvm_ipc.session.put")
+_detach = _native("tvm_ipc.session.detach")
+_release = _native("tvm_ipc.session.release")
+
+_START_SECONDS: Final = 120.0
+#: The workers' own deadline comes first: it knows who is missing.
+_GRACE_SECONDS: Final = 2.0
+_LEAVE_SECONDS: Final = 5.0
+#: A Python signal handler, Ctrl-C among them, runs at least this often while we wait.
+_SLICE_SECONDS: Final = 0.1
+#: Commands that may be on their way; they fit into a pipe, so that writing never blocks.
+_COMMANDS_ON_THE_WAY: Final = 48 << 10
+_COMMAND_BYTES: Final = 64
+#: One counter for all sessions: a ticket also names a value on its way to the controller.
+_tickets = itertools.count(1)
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session(disco.Session):  # type: ignore[misc]
+    """A Disco session whose workers share memory, and whose errors are Python exceptions.
+
+    All methods of Disco's sessions work. Commands are asynchronous; an error is raised by the
+    next `sync`, `get` or `close`, or by leaving the `with` block.
+
+    Parameters
+    ----------
+    num_workers : 1 to 64. Worker 0 is a thread of this process.
+    num_groups : workers are divided evenly into groups of neighbours.
+    threads : make the other workers threads of this process too, instead of processes.
+    compiler : give worker processes all of TVM. Without it they load TVM's runtime alone, in half
+        the time and memory; functions that need the compiler are missing then.
+    timeout : seconds after which a wait for a worker ends in a `DeadlineError`; by default
+        `TVM_IPC_TIMEOUT`, or 300.
+    arena_limit : the most shared memory of a worker, in bytes or as "512M"; by default
+        `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers.
+    """
+
+    __slots__ = ("__dict__", "__weakref__")
+
+    def __init__(
+        self,
+        num_workers: int = 2,
+        *,
+        num_groups: int = 1,
+        threads: bool = False,
+        compiler: bool = False,
+        timeout: float | None = None,
+        arena_limit: int | str | None = None,
+        device_ids: Sequence[int] | None = None,
+    ) -> None:
+        if not 1 <= num_workers <= MAX_WORKERS:
+            raise ValueError(f"num_workers is {num_workers}; it must be 1 to {MAX_WORKERS}")
+        if num_groups < 1 or num_workers % num_groups != 0:
+            raise ValueError(
+                f"{num_workers} workers cannot be divided evenly into {num_groups} groups"
+            )
+        if isinstance(arena_limit, str):
+            arena_limit = config.parse_size(arena_limit)
+        settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
+        self.timeout = settings.timeout
+        self._why_unusable = ""
+        self._closed = False
+        self._freed: deque[int] = deque()
+        self._on_the_way = 0
+        self._functions: dict[str, DPackedFunc] = {}
+        self._files = tempfile.TemporaryDirectory(prefix="tvm_ipc-")
+        self._pool: ProcessPool | None = None
+        threads_each = config.threads_per_worker(num_workers)
+        if threads:
+            self.__init_handle_by_constructor__(_api.SessionThreaded, num_workers, num_groups)
+        else:
+            self._pool = ProcessPool(config.worker_environment(threads_each, compiler))
+            self.__init_handle_by_constructor__(
+                _api.SessionProcess,
+                num_workers,
+                num_groups,
+                "tvm_ipc.create_process_pool",
+                self._pool.key,
+            )
+        _open_sessions.add(self)
+        try:
+            ids = tvm_ffi.Shape(device_ids if device_ids is not None else range(num_workers))
+            _open(self, ids, settings.timeout, settings.arena_limit or 0)
+            self._wait_until_joined()
+            self._guard = self._raw_function("tvm_ipc.worker.guard")
+            self._done = self._raw_function("tvm_ipc.worker.done")
+            self._lookup = self._raw_function("tvm_ipc.worker.get_global_func")
+            self.get_global_func("runtime.config_threadpool")(1, threads_each)
+            self.sync()
+        except BaseException as error:
+            self._why_unusable = self._why_unusable or f"it could not start: {error}"
+            self.close()
+            raise
+
+    def _wait_until_joined(self) -> None:
+        end = time.monotonic() + _START_SECONDS
+        while not _wait_joined(self, _SLICE_SECONDS):
+            ended = self._pool.ended() if self._pool else {}
+            report = json.loads(_report(self))
+            if not (ended or report["dead"] or report["errors"] or time.monotonic() > end):
+                continue
+            missing = sorted({*range(self.num_workers)} - {*report["joined"]})
+            parts = [f"workers {missing} did not join the session"] if missing else []
+            parts += [f"worker {r} ended with exit code {code}" for r, code in ended.items()]
+            parts += [f"worker {e['rank']}: {e['message']}" for e in report["errors"]]
+            parts.append("the workers' own output above may say more; see also `tvm-ipc doctor`")
+            raise IPCError("; ".join(parts))
+
+    # ---- commands -------------------------------------------------------------------------
+
+    def _raw_function(self, name: str) -> DRef:
+        """Return a function that every worker is known to have."""
+        reference = _api.SessionGetGlobalFunc(self, name)
+        return DRef(reference, self, _detach(reference))
+
+    def _command(self, *args: Any) -> DRef:
+        """Send one command to every worker."""
+        self._check_usable()
+        size = _COMMAND_BYTES * len(args) + sum(
+            len(a) for a in args if isinstance(a, (str, bytes, bytearray, tvm_ffi.Shape))
+        )
+        if self._on_the_way + size > _COMMANDS_ON_THE_WAY:
+            self._pass_ticket()
+        self._on_the_way += size
+        try:
+            while self._freed:
+                _release(self, self._freed.popleft())
+                self._on_the_way += _COMMAND_BYTES
+            with self._watch_large_command(size):
+                reference = _api.SessionCallPacked(self, 0, 0, *args)
+        except Exception as error:
+            self._raise_report(f"a command could not be sent: {error}")
+            raise
+        return DRef(reference, self, _detach(reference))
+
+    @contextlib.contextmanager
+    def _watch_large_command(self, size: int) -> Iterator[None]:
+        """End the workers if one of them does not take a command that fills its pipe."""
+        if size <= _COMMANDS_ON_THE_WAY or self._pool is None:
+            yield
+            return
+        import threading
+
+        timer = threading.Timer(self.timeout, self._pool.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def call_packed(self, func: disco.DRef, *args: Any) -> DRef:
+        """Call a function on every worker; the result stays there."""
+        return self._command(self._guard, func, *args)
+
+    def _get_cached_method(self, name: str) -> DPackedFunc:
+        if name not in self._functions:
+            self._functions[name] = self.get_global_func(name)
+        return self._functions[name]
+
+    def get_global_func(self, name: str) -> DPackedFunc:
+        """Return a function by its global name; an error at the next sync if a worker lacks it."""
+        return DPackedFunc.of(self.call_packed(self._lookup, name))
+
+    def import_python_module(self, module_name: str) -> None:
+        """Import a Python module in every worker, to register the functions it defines."""
+        self._get_cached_method("runtime.disco._import_python_module")(module_name)
+
+    def load_vm_module(self, path: Any, device: Any = None) -> DModule:
+        """Load a compiled module in every worker.
+
+        Parameters
+        ----------
+        path : of a library that `export_library` wrote, or a compiled executable itself.
+        device : by default the worker's own.
+        """
+        if hasattr(path, "export_library"):
+            executable = path
+            path = Path(self._files.name, f"module-{next(_tickets)}.so")
+            executable.export_library(str(path))
+        elif not Path(path).is_file():
+            raise FileNotFoundError(f"there is no compiled module at {str(path)!r}")
+        load = self._get_cached_method("runtime.disco.load_vm_module")
+        return DModule.of(load(str(Path(path).resolve()), device))
+
+    # ---- waiting --------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Wait until every worker has done every command; raise what went wrong."""
+        self._check_usable()
+        self._pass_ticket()
+
+    def _sync_worker(self, worker_id: int) -> None:
+        self.sync()
+
+    def _sync_all(self) -> None:
+        self.sync()
+
+    def _pass_ticket(self) -> None:
+        ticket = next(_tickets)
+        self._on_the_way = 0
+        self._command(self._done, ticket)
+        end = time.monotonic() + self.timeout + _GRACE_SECONDS
+        while True:
+            progress = _wait(self, ticket, _SLICE_SECONDS)
+            if progress == 0:
+                break
+            if progress == 2:
+                self._raise_report("")
+            if time.monotonic() > end:
+                self._raise_deadline(ticket)
+        self._on_the_way = 0
+
+    def _raise_deadline(self, ticket: int) -> None:
+        report = json.loads(_report(self))
+        late = [rank for rank, done in enumerate(report["done"]) if done < ticket]
+        who = ", ".join(f"rank {rank} (pid {report['pids'][rank]})" for rank in late)
+        parts = [f"{who} did not answer within {self.timeout:g} s"]
+        parts += [f"rank {e['rank']}: {e['kind']}: {e['message']}" for e in report["errors"]]
+        parts.append("the session is no longer usable; a longer timeout may be what it needs")
+        self._break("; ".join(parts))
+        raise DeadlineError("; ".join(parts))
+
+    def _raise_report(self, otherwise: str) -> None:
+        """Raise what the workers reported, if anything."""
+        report = json.loads(_report(self))
+        errors = [RankError(**error) for error in report["errors"]]
+        causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
+        causes = tuple(sorted(causes, key=lambda e: e.rank))
+        ended = self._pool.ended() if self._pool else {}
+        dead = tuple(sorted({*report["dead"], *ended}))
+        if dead:
+            who = ", ".join(
+                f"rank {rank} (pid {report['pids'][rank] or 'unknown'}"
+                + (f", exit code {ended[rank]})" if rank in ended else ")")
+                for rank in dead
+            )
+            message = f"{who} died; the session is no longer usable"
+            self._break(message)
+            others = "".join(f"\n{error}" for error in causes if error.kind != "PeerError")
+            raise WorkerDiedError(message + others, dead)
+        if causes:
+            # Every worker has passed the ticket, so none is inside an operation.
+            _recover(self)
+            if all(error.kind == "DeadlineError" for error in causes):
+                raise DeadlineError("\n".join(str(error) for error in causes))
+            raise WorkerError(causes)
+        if otherwise:
+            self._break(otherwise)
+            raise IPCError(f"{otherwise}; the session is no longer usable")
+
+    # ---- values ---------------------------------------------------------------------------
+
+    def _fetch(self, reference: disco.DRef, rank: int) -> Any:
+        if not 0 <= rank < self.num_workers:
+            raise ValueError(f"there is no rank {rank} among {self.num_workers} workers")
+        key = next(_tickets)
+        fetch = self._get_cached_method("tvm_ipc.worker.fetch")
+        self.call_packed(fetch, reference, rank, key)
+        self.sync()
+        return _take_value(self, key)
+
+    def get(self, reference: disco.DRef, rank: int = 0) -> np.ndarray[Any, Any]:
+        """Return a copy of a tensor on one worker, after the commands before it."""
+        value = self._fetch(reference, rank)
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"rank {rank} holds a {type(value).__name__}, not a tensor; "
+                "debug_get_from_remote returns any value"
+            )
+        return np.array(value.numpy())
+
+    def put(self, array: np.ndarray[Any, Any] | Tensor) -> DRef:
+        """Copy an array to every worker."""
+        reference: DRef = self.broadcast(array, in_group=False)
+        return reference
+
+    def _copy_to(
+        self, reference: disco.DRef, rank: int, value: np.ndarray[Any, Any] | Tensor
+    ) -> None:
+        if not 0 <= rank < self.num_workers:
+            raise ValueError(f"there is no rank {rank} among {self.num_workers} workers")
+        self._check_usable()
+        host = value if isinstance(value, Tensor) else as_tensor(np.ascontiguousarray(value))
+        copy = self._get_cached_method("tvm_ipc.worker.copy_from_host")
+        self.call_packed(copy, _put(self, host), rank, reference)
+
+    def copy_to_worker_0(
+        self, host_array: np.ndarray[Any, Any] | Tensor, remote_array: disco.DRef | None = None
+    ) -> disco.DRef:
+        """Copy an array of the controller into worker 0's tensor, made here if not given."""
+        if not isinstance(host_array, Tensor):
+            host_array = as_tensor(np.ascontiguousarray(host_array))
+        if remote_array is None:
+            remote_array = self.empty(host_array.shape, host_array.dtype, worker0_only=True)
+        self._copy_to(remote_array, 0, host_array)
+        return remote_array
+
+    def copy_from_worker_0(self, host_array: Tensor, remote_array: disco.DRef) -> None:
+        """Copy worker 0's tensor into a tensor of the controller; `sync` before reading it."""
+        self._check_usable()
+        copy = self._get_cached_method("tvm_ipc.worker.copy_to_host")
+        self.call_packed(copy, _put(self, host_array), remote_array)
+
+    def init_ccl(self, ccl: str, *device_ids: int) -> None:
+        """Refuse: the backend of this session is running already."""
+        raise IPCError(f"init_ccl({ccl!r}): this session already runs the backend {SHM!r}")
+
+    # ---- end ------------------------------------------------------------------------------
+
+    @property
+    def usable(self) -> bool:
+        """Whether commands can be sent: not closed, nobody died, no deadline passed."""
+        return not (self._closed or self._why_unusable)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each worker."""
+        self._check_usable()
+        return tuple(json.loads(_report(self))["pids"])
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise SessionClosedError("the session is closed")
+        if self._why_unusable:
+            raise SessionClosedError(f"the session is not usable any more: {self._why_unusable}")
+
+    def _break(self, why: str) -> None:
+        self._why_unusable = why
+        _abort(self)
+        if self._pool is not None:
+            self._pool.kill()
+            self._pool.mute()
+
+    def shutdown(self) -> None:
+        """Same as `close`."""
+        self.close()
+
+    def close(self) -> None:
+        """End the workers. Raises what they reported since the last sync; ends them all the same.
+
+        Closing twice, or a session that is not usable any more, does nothing more.
+        """
+        if self._closed:
+            return
+        try:
+            if self.usable:
+                self.sync()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._functions.clear()
+        with contextlib.suppress(RuntimeError):  # not open: it did not come that far
+            _abort(self)
+        with contextlib.suppress(Exception):
+            _api.SessionShutdown(self)
+        if self._pool is not None:
+            self._pool.join(_LEAVE_SECONDS if not self._why_unusable else 0.0)
+            self._pool.mute()
+        with contextlib.suppress(RuntimeError):
+            if not _wait_left(self, _LEAVE_SECONDS):
+                # A thread of ours is stuck in a call. To destroy the session would wait for it
+                # with Python's lock held, for ever: keep it instead.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            _close(self)
+        self._files.cleanup()
+
+    def __enter__(self) -> Session:
+        """Return the session."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close; an error that is on its way is not replaced by what the workers report."""
+        if error is None:
+            self.close()
+        else:
+            with contextlib.suppress(IPCError):
+                self.close()
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True) and "_files" in self.__dict__:
+            with contextlib.suppress(Exception):
+                self._end()
+
+
+def init_ccl(
+    session: disco.Session, ccl: str = "auto", device_ids: Sequence[int] | None = None
+) -> None:
+    """Start a collective backend in a Disco session that the user made.
+
+    Parameters
+    ----------
+    session : of `tvm.runtime.disco`.
+    ccl : "shm", workers of one machine over shared memory; or "auto", which is that.
+    device_ids : one for each worker; the CPU backend needs none.
+    """
+    if isinstance(session, Session):
+        session.init_ccl(ccl)
+    if ccl not in ("auto", SHM):
+        raise ValueError(
+            f"there is no backend {ccl!r} in this version; there are 'auto' and {SHM!r}"
+        )
+    ids = device_ids if device_ids is not None else range(session.num_workers)
+    _api.SessionInitCCL(session, SHM, tvm_ffi.Shape(ids))
+
+
+@atexit.register
+def _close_all() -> None:
+    for session in list(_open_sessions):
+        with contextlib.suppress(Exception):
+            session.close()

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that a worker process of `tvm_ipc.Session` runs."""
+
+from __future__ import annotations
+
+import signal
+
+
+def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_fd: int) -> None:
+    """Serve the controller until it shuts the session down or is gone."""
+    # Ctrl-C in a terminal reaches every process of the program; the controller decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from tvm_ipc import runtime
+
+    runtime.ready()
+    import tvm_ffi
+
+    serve = tvm_ffi.get_global_func("runtime.disco.WorkerProcess")
+    serve(worker_id, num_workers, num_groups, read_fd, write_fd)
