@@ -234,6 +234,7 @@ __attribute__((target("avx,f16c"))) uint32_t HardwareNarrow(float value) {
 /*! \brief The conversions in integer arithmetic, against ldexp and the processor's own. */
 void TestSoftHalf(bool hardware) {
   typedef uint32_t Words __attribute__((vector_size(16)));
+  typedef int32_t Ints __attribute__((vector_size(16)));
   typedef float Floats __attribute__((vector_size(16)));
   const ElementType half = {2, 16};
   uint32_t checked = 0;
@@ -241,9 +242,9 @@ void TestSoftHalf(bool hardware) {
     float value = As<float>(bits);
     if (std::isnan(value)) return;
     ++checked;
-    uint32_t got = tvm_ipc::SoftNarrowHalf<float, uint32_t>(value);
+    uint32_t got = tvm_ipc::SoftNarrowHalf<float, int32_t, uint32_t>(value);
     Floats values = {value, value, value, value};
-    Words many = tvm_ipc::SoftNarrowHalf<Floats, Words>(values);
+    Words many = tvm_ipc::SoftNarrowHalf<Floats, Ints, Words>(values);
     bool ok = got == reference::Round16(half, value) && many[0] == got && many[3] == got;
 #if defined(__x86_64__)
     if (hardware) ok = ok && HardwareNarrow(value) == got;
@@ -252,9 +253,9 @@ void TestSoftHalf(bool hardware) {
   };
   for (uint32_t h = 0; h < 65536; ++h) {
     if (reference::IsNan(half, h)) continue;
-    uint32_t got = As<uint32_t>(tvm_ipc::SoftWidenHalf<float>(h));
+    uint32_t got = As<uint32_t>(tvm_ipc::SoftWidenHalf<float, int32_t>(h));
     Words words = {h, h, h, h};
-    Floats many = tvm_ipc::SoftWidenHalf<Floats>(words);
+    Floats many = tvm_ipc::SoftWidenHalf<Floats, Ints>(words);
     bool ok = got == As<uint32_t>(static_cast<float>(reference::Value(half, h))) &&
               As<uint32_t>(many[0]) == got && As<uint32_t>(many[3]) == got;
 #if defined(__x86_64__)
@@ -283,7 +284,7 @@ void TestCopy(const std::vector<std::string>& sets) {
     tvm_ipc::UseInstructionSet(set);
     tvm_ipc::CopyBytes(nullptr, nullptr, 0, false);
     tvm_ipc::CopyBytes(nullptr, nullptr, 0, true);
-    for (size_t bytes : {1, 63, 64, 65, 127, 128, 255, 256, 257, 1000, 5000}) {
+    for (size_t bytes : {1, 63, 64, 65, 127, 128, 255, 256, 257, 1000, 5000, 300000}) {
       for (size_t offset = 0; offset < 64; offset += 7) {
         for (bool stream : {false, true}) {
           Buffer from((offset * 3) % 64, bytes), to(0, offset + bytes + kGuard);

@@ -49,6 +49,18 @@ TVM_IPC_INLINE Raw Load(const char* p) {
   return v;
 }
 
+template <bool kStream>
+TVM_IPC_INLINE void Store(char* p, Raw v) {
+  if (kStream) {
+    Isa::Stream(p, v);
+  } else {
+    __builtin_memcpy(p, &v, kVector);
+  }
+}
+
+/*! \brief Keeps the compiler from mixing the stores of two lines, which would stream halves. */
+TVM_IPC_INLINE void KeepOrder() { __asm__ volatile("" ::: "memory"); }
+
 template <size_t kBytes>
 TVM_IPC_INLINE void Prefetch(const char* p) {
   for (size_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(p + kAhead + i);
@@ -188,9 +200,10 @@ TVM_IPC_INLINE void Step(const Job<kSources>& job, size_t at, size_t part) {
     if (part != 0) {
       Isa::StorePart(out, raw, part);
     } else if (job.stream) {
-      Isa::Stream(out + i * kVector, raw);
+      Store<true>(out + i * kVector, raw);
+      if ((i + 1) * kVector % kLine == 0) KeepOrder();
     } else {
-      __builtin_memcpy(out + i * kVector, &raw, kVector);
+      Store<false>(out + i * kVector, raw);
     }
   }
 }
@@ -266,25 +279,18 @@ void AverageIntegers(void* dst, const void* const* src, int num_src, size_t coun
   }
 }
 
-/*! \brief A copy of at least a line; the library's copy neither prefetches nor, in time, streams.
- */
+/*! \brief A copy of two lines or more; the library's prefetches nothing and streams late. */
 template <bool kStream>
 TVM_IPC_INLINE void CopyLong(char* to, const char* from, size_t bytes) {
+  constexpr size_t kVectors = kLine / kVector;
   size_t at = (0 - reinterpret_cast<uintptr_t>(to)) % kLine;
   if (at != 0) __builtin_memcpy(to, from, at);
-  constexpr size_t kStep = 4 * kLine;
-  constexpr size_t kCount = kStep / kVector;
-  for (; at + kStep <= bytes; at += kStep) {
-    if (at + kAhead + kStep <= bytes) Prefetch<kStep>(from + at);
-    Raw v[kCount];
-    for (size_t i = 0; i < kCount; ++i) v[i] = Load(from + at + i * kVector);
-    for (size_t i = 0; i < kCount; ++i) {
-      if (kStream) {
-        Isa::Stream(to + at + i * kVector, v[i]);
-      } else {
-        __builtin_memcpy(to + at + i * kVector, &v[i], kVector);
-      }
-    }
+  for (; at + kLine <= bytes; at += kLine) {
+    if (at + kAhead + kLine <= bytes) Prefetch<kLine>(from + at);
+    Raw v[kVectors];
+    for (size_t i = 0; i < kVectors; ++i) v[i] = Load(from + at + i * kVector);
+    for (size_t i = 0; i < kVectors; ++i) Store<kStream>(to + at + i * kVector, v[i]);
+    KeepOrder();
   }
   if (at < bytes) __builtin_memcpy(to + at, from + at, bytes - at);
   if (kStream) Isa::Fence();
