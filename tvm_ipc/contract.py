@@ -227,6 +227,11 @@ OWN_FUNCTIONS: Final = (
         "worker: a global function, or an error that says how to make it known",
     ),
     Function(
+        "tvm_ipc.worker.set_threads",
+        "(threads: int)",
+        "worker: how many threads TVM's kernels may use here, on any core",
+    ),
+    Function(
         "tvm_ipc.worker.get_function",
         "(module: Module, name: str) -> Function",
         "worker: a function of a module, or an error that names it",

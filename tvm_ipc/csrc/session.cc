@@ -2,6 +2,7 @@
 /*! \file session.cc */
 #include "session.h"
 
+#include <sched.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/extra/json.h>
@@ -380,6 +381,20 @@ ffi::Function GetGlobalFunc(ffi::String name) {
          " the compiler want tvm_ipc.Session(..., compiler=True)");
   }
   return *function;
+}
+
+void SetThreads(int threads) {
+  // By default TVM binds a thread that runs kernels to the first `threads` cores of the machine,
+  // every worker to the same ones. Let them move over all cores that this process may use.
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof(set), &set);
+  ffi::Array<ffi::String> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(std::to_string(core));
+  }
+  constexpr int kShareAllCores = -3;
+  ffi::Function::GetGlobalRequired("runtime.config_threadpool")(kShareAllCores, threads, cores);
 }
 
 ffi::Function GetFunction(ffi::Module module, ffi::String name) {

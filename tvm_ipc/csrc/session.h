@@ -59,6 +59,8 @@ void Fetch(tvm::ffi::Any value, int rank, int64_t ticket);
 void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);
 void CopyToHost(int64_t key, tvm::ffi::Optional<tvm::runtime::Tensor> source);
 tvm::ffi::Function GetGlobalFunc(tvm::ffi::String name);
+/*! \brief How many threads TVM's kernels may use in the calling worker. */
+void SetThreads(int threads);
 tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);
 
 }  // namespace worker

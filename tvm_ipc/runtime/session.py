@@ -140,7 +140,7 @@ class Session(disco.Session):  # type: ignore[misc]
             self._guard = self._raw_function("tvm_ipc.worker.guard")
             self._done = self._raw_function("tvm_ipc.worker.done")
             self._lookup = self._raw_function("tvm_ipc.worker.get_global_func")
-            self.get_global_func("runtime.config_threadpool")(1, threads_each)
+            self.get_global_func("tvm_ipc.worker.set_threads")(threads_each)
             self.sync()
         except BaseException as error:
             self._why_unusable = self._why_unusable or f"it could not start: {error}"
