@@ -37,7 +37,7 @@ namespace {
 enum class Way { kEager, kDirect, kSliced, kRelayed };
 
 /*! \brief Up to here a copy is cheaper than the second meeting that `direct` needs. */
-constexpr size_t kEagerBytes = 32 << 10;
+constexpr size_t kEagerBytes = 1 << 10;
 /*! \brief From here on slices pay among three or more ranks. */
 constexpr size_t kSliceBytes = 64 << 10;
 
@@ -73,6 +73,7 @@ void Eager(Call& call) {
     CopyBytes(team.NextBuffer(), call.send.begin() + at * width, count * width, false);
     team.Enter(call.descriptor);
     for (int i = 0; i < team.size(); ++i) sources[i] = team.buffer(i);
+    sources[team.index()] = call.send.begin() + at * width;
     call.reduce(call.recv.begin() + at * width, sources, team.size(), count, call.stream);
   }
 }

@@ -48,7 +48,7 @@ void Send(Rank& rank, const Buffer& send, int receiver);
 void Receive(Rank& rank, const Buffer& recv, int sender);
 
 /*! \brief Outputs of at least this many bytes are written past the caches. */
-constexpr size_t kStreamBytes = 1 << 20;
+constexpr size_t kStreamBytes = 8 << 20;
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_COLLECTIVES_H_
