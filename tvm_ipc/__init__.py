@@ -29,23 +29,25 @@ def _autoload() -> None:
     runtime.ready()
 
 
-def __getattr__(name: str) -> Any:
-    value: Any
-    if name in _SESSION_NAMES:
-        from tvm_ipc import runtime
+if not TYPE_CHECKING:  # or a type checker would believe that every name exists
 
-        runtime.ready()
-        from tvm_ipc.runtime import session
+    def __getattr__(name: str) -> Any:
+        value: Any
+        if name in _SESSION_NAMES:
+            from tvm_ipc import runtime
 
-        value = getattr(session, name)
-    elif name == "__version__":
-        from importlib.metadata import version
+            runtime.ready()
+            from tvm_ipc.runtime import session
 
-        value = version("tvm-ipc")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+            value = getattr(session, name)
+        elif name == "__version__":
+            from importlib.metadata import version
+
+            value = version("tvm-ipc")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

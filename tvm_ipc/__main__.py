@@ -70,9 +70,9 @@ def _doctor(as_json: bool) -> int:
 
 
 def _demo(arguments: list[str]) -> int:
-    from tvm_ipc import demo
+    from tvm_ipc.demo import main as run
 
-    return demo.main(arguments)
+    return run(arguments)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def test_native_facts_are_there(facts: dict[str, Any]) -> None:
 
 def test_table_shows_packages_backends_and_limits(facts: dict[str, Any]) -> None:
     table = doctor.render(facts)
+    assert "tvm.runtime.disco._ffi_api was empty: mended" in table
     for text in ("apache-tvm-ffi", "(tested)", "shm", "available: ", "RLIMIT_NOFILE", "memfd"):
         assert text in table
 

@@ -82,8 +82,7 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]
         "TVM",
         [
             ("mode", tvm["mode"] or "unknown"),
-            ("found broken", "\n".join(tvm["found"]) or "nothing"),
-            ("mended", "\n".join(tvm["mended"]) or "nothing"),
+            ("found broken", "\n".join(_defects(tvm)) or "nothing"),
             ("native library", tvm["library"] or f"not loaded: {tvm['problem']}"),
             ("CUDA library of TVM", tvm["cuda"] or "unknown"),
             *((name, value) for name, value in tvm["settings"].items() if value is not None),
@@ -248,6 +247,11 @@ def _package(package: dict[str, Any]) -> str:
     if tested is None:
         return f"{installed} (tvm-ipc is not installed, so the tested version is unknown)"
     return f"{installed} " + ("(tested)" if package["matches"] else f"(tested with {tested})")
+
+
+def _defects(tvm: dict[str, Any]) -> Iterator[str]:
+    for defect in tvm["found"]:
+        yield f"{defect}: " + ("mended" if defect in tvm["mended"] else "not mended")
 
 
 def _one_line(error: Exception) -> str:
