@@ -325,7 +325,12 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
   Rank& rank = RequireRank();
   if (rank.control().ranks[rank.id()].failed.load(std::memory_order_acquire) != 0) return;
   try {
-    args[0].cast<ffi::Function>().CallPacked(args.Slice(1), result);
+    auto function = args[0].as<ffi::Function>();
+    if (!function.has_value() || *function == nullptr) {
+      Fail(kind::kType, "what is called is not a function but ", args[0].GetTypeKey(),
+           "; the call that should have made it failed, or was skipped after an error");
+    }
+    function->CallPacked(args.Slice(1), result);
   } catch (const ffi::Error& error) {
     ReportError(rank, error.kind(), error.message(), error.TracebackMostRecentCallLast());
   } catch (const Error& error) {

@@ -295,6 +295,8 @@ class Session(disco.Session):  # type: ignore[misc]
             others = "".join(f"\n{error}" for error in causes if error.kind != "PeerError")
             raise WorkerDiedError(message + others, dead)
         if causes:
+            # What was looked up since the error was skipped: it is no function.
+            self._functions.clear()
             # Every worker has passed the ticket, so none is inside an operation.
             _recover(self)
             if all(error.kind == "DeadlineError" for error in causes):
