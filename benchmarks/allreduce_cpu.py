@@ -10,10 +10,11 @@ from their wheels, into environments below benchmarks/out/ that are made on firs
 measured where torch is found, or installed with --torch.
 
 All contestants stay alive and asleep, and are measured one after another, size by size, in
-several rounds: what disturbs the machine for a while disturbs all of them. A measurement is a
-barrier, then as many calls as fill --seconds, and takes the slowest rank's time. Figures are
-medians over the rounds; a ratio is the median of the ratios within the rounds, against the peer
-that is fastest at that size. Every buffer's first all-reduce is compared with a closed form.
+several rounds: what disturbs the machine for a while disturbs all of them. A measurement waits
+for a moment when nothing else runs, as long as --patience lasts; it is a barrier, then as many
+calls as fill --seconds, and takes the slowest rank's time. Figures are medians over the rounds;
+a ratio is the median of the ratios within the rounds, against the peer that is fastest at that
+size. Every buffer's first all-reduce is compared with a closed form.
 
 Two variants: `same input` calls again and again on buffers that nobody writes, `fresh input`
 stores to the whole input before every call, as a program would, and includes that time on all
@@ -23,6 +24,7 @@ sides. The limit is what private buffers allow without any synchronisation (see 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -81,23 +83,74 @@ class Plan:
     rounds: int
     seconds: float
     limit: float
+    patience: float
 
 
-def per_call(seat: Seat, contestant: Contestant, key: Key, plan: Plan) -> float:
-    """One measurement; the first one of a case also finds how many calls fill its time."""
+class Quiet:
+    """Keeps away from moments when other programs run, as long as patience lasts."""
+
+    def __init__(self, patience: float) -> None:
+        self._left = patience
+        self.measurements = 0
+        self.disturbed = 0
+
+    @staticmethod
+    def _now() -> bool:
+        """Whether nothing but this thread is running: all contestants sleep when it is asked."""
+        with contextlib.suppress(OSError):
+            return Path("/proc/loadavg").read_text().split()[3].startswith("1/")
+        return True
+
+    def wait(self) -> None:
+        """Returns when it has been quiet for some milliseconds, or patience ran out."""
+        start = time.monotonic()
+        calm = 0
+        while calm < 3 and time.monotonic() - start < self._left:
+            time.sleep(0.002)
+            calm = calm + 1 if self._now() else 0
+        self._left -= time.monotonic() - start
+
+    def held(self) -> bool:
+        """Whether a measurement counts: it is still quiet, or there is no patience left."""
+        time.sleep(0.001)  # until the contestants sleep again
+        quiet = self._now()
+        if not quiet and self._left > 0:
+            self._left -= 0.1  # a repetition costs time too
+            return False
+        self.measurements += 1
+        self.disturbed += not quiet
+        return True
+
+
+def calibrate(seat: Seat, contestant: Contestant, key: Key, plan: Plan) -> int:
+    """How many calls fill the time of one measurement; a hiccup must not make them too few."""
+    calls = 1
+    while True:
+        seconds = contestant.run(calls, key.fresh, plan.limit)
+        for _ in range(2):
+            if seconds * 4 > plan.seconds and seconds < 4 * plan.seconds:
+                seconds = min(seconds, contestant.run(calls, key.fresh, plan.limit))
+        if seconds * 4 > plan.seconds or calls > 1 << 20:
+            return max(1, int(calls * plan.seconds / max(seconds, 1e-9)))
+        calls *= 4
+
+
+def per_call(seat: Seat, contestant: Contestant, key: Key, plan: Plan, quiet: Quiet) -> float:
+    """One measurement, at a quiet moment if there is one."""
     if key not in seat.iterations:
-        calls = 1
-        while True:
-            seconds = contestant.run(calls, key.fresh, plan.limit)
-            if seconds * 4 > plan.seconds or calls > 1 << 20:
-                break
-            calls *= 4
-        seat.iterations[key] = max(1, int(calls * plan.seconds / max(seconds, 1e-9)))
+        seat.iterations[key] = calibrate(seat, contestant, key, plan)
     calls = seat.iterations[key]
-    return contestant.run(calls, key.fresh, plan.limit) / calls
+    while True:
+        quiet.wait()
+        seconds = contestant.run(calls, key.fresh, plan.limit)
+        if quiet.held():
+            break
+    if seconds < plan.seconds / 3:
+        seat.iterations[key] *= 3
+    return seconds / calls
 
 
-def measure(seat: Seat, plan: Plan, dtype: str, size: int, results: Results) -> None:
+def measure(seat: Seat, plan: Plan, dtype: str, size: int, results: Results, quiet: Quiet) -> None:
     """All variants of one size, for one contestant."""
     keys = [Key(plan.ranks, dtype, fresh, size, seat.name) for fresh in plan.fresh]
     if any(key in results.notes for key in keys):
@@ -112,7 +165,7 @@ def measure(seat: Seat, plan: Plan, dtype: str, size: int, results: Results) -> 
         answer = contestant.prepare(dtype, size // WIDTH[dtype], plan.limit)
         for key in keys:
             if answer == "ok":
-                results.add(key, per_call(seat, contestant, key, plan))
+                results.add(key, per_call(seat, contestant, key, plan, quiet))
             else:
                 results.notes[key] = {"unsupported": "no type", "bad": "WRONG"}[answer]
         if size >= RELEASE_BYTES:
@@ -130,13 +183,15 @@ def run(plan: Plan, seats: list[Seat], results: Results) -> None:
     """All rounds of one plan; whoever begins changes from round to round."""
     for number in range(plan.rounds):
         began = time.monotonic()
+        quiet = Quiet(plan.patience)
         for dtype in plan.dtypes:
             for size in plan.sizes:
                 for i in range(len(seats)):
-                    measure(seats[(i + number) % len(seats)], plan, dtype, size, results)
+                    measure(seats[(i + number) % len(seats)], plan, dtype, size, results, quiet)
         took = time.monotonic() - began
         print(
-            f"{plan.ranks} ranks: round {number + 1} of {plan.rounds}, {took:.0f} s",
+            f"{plan.ranks} ranks: round {number + 1} of {plan.rounds}, {took:.0f} s, "
+            f"{quiet.disturbed} of {quiet.measurements} measurements disturbed by other programs",
             file=sys.stderr,
             flush=True,
         )
@@ -206,6 +261,7 @@ def plans(options: argparse.Namespace) -> Iterable[Plan]:
             fresh=(False,) if crowded or options.quick else (False, True),
             rounds=min(3, options.rounds) if crowded else options.rounds,
             seconds=options.seconds,
+            patience=options.patience / len(options.ranks) / options.rounds,
             limit=min(options.limit, 2.0) if crowded and options.quick else options.limit,
         )
 
@@ -221,6 +277,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--factor", type=int, choices=[2, 4, 8, 16], help="between sizes (4; quick: 16)")
     add("--rounds", type=int, help="how often everything is measured (7; quick: 3)")
     add("--seconds", type=float, help="how long one measurement takes (0.06; quick: 0.04)")
+    add("--patience", type=float, help="seconds to wait for quiet moments (240; quick: 20)")
     add("--limit", type=float, default=5.0, help="seconds after which a measurement is given up")
     add("--mpi", nargs="*", choices=["mpich", "openmpi"], default=["mpich", "openmpi"])
     add("--torch", action="store_true", help="install torch for gloo (200 MB to download)")
@@ -238,6 +295,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.factor = options.factor or (16 if options.quick else 4)
     options.rounds = options.rounds or (3 if options.quick else 7)
+    options.patience = options.patience or (20.0 if options.quick else 240.0)
     options.seconds = options.seconds or (0.04 if options.quick else 0.06)
     return options
 

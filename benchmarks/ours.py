@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import program
-from peers import HERE, OUT, OverLimitError
+from peers import HERE, OUT
 
 import tvm_ipc
 from tvm_ipc.contract import AllReduceStrategy
-from tvm_ipc.errors import DeadlineError
 
 
 class Workers:
@@ -34,10 +33,7 @@ class Workers:
     def call(self, name: str, *arguments: Any) -> list[float]:
         """Calls a function of ours_worker everywhere; what each rank answered."""
         answer = self.session.get_global_func(f"tvm_ipc.bench.{name}")(*arguments)
-        try:
-            return [float(self.session.get(answer, rank)[0]) for rank in range(self.ranks)]
-        except DeadlineError as error:
-            raise OverLimitError(str(error)) from error
+        return [float(self.session.get(answer, rank)[0]) for rank in range(self.ranks)]
 
     def time(self, function: str, calls: int) -> float:
         """Seconds for `calls` calls, of which one invocation of the function makes `k`."""

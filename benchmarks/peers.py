@@ -104,7 +104,6 @@ class Ranks:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,
                 )
                 for command in commands(path)
             ]
@@ -176,8 +175,7 @@ class Ranks:
             try:
                 process.wait(3.0)
             except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 process.wait()
         self._log.close()
         self._directory.cleanup()

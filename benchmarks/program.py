@@ -48,7 +48,7 @@ def _call(name: str, *args: relax.Expr) -> relax.Call:
 def _emit(
     builder: relax.BlockBuilder, name: str, calls: int, body: Callable[[int, Any], None]
 ) -> None:
-    params = [relax.Var(v, relax.TensorType(ndim=1)) for v in ("send", "recv", "raw")]
+    params = [relax.Var(v, relax.AnyType()) for v in ("send", "recv", "raw")]
     with builder.function(f"{name}_{calls}", params, pure=False):
         for i in range(calls):
             body(i, params)
