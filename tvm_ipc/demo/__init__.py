@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: a tensor-parallel MLP, compiled with TVM's own passes, on workers that share memory.
+
+`options` reads the command line, `model` is the program, `lowering` compiles it with the help of
+`schedule`, `run` runs it in a session, and `tour` leads through all that and judges the result.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tvm_ipc.demo.options import OptionError, parse
+from tvm_ipc.demo.report import Report
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the demo and return its exit code."""
+    try:
+        options = parse(argv)
+    except OptionError as error:
+        print(f"tvm-ipc demo: {error} (see tvm-ipc demo --help)", file=sys.stderr)
+        return 2
+    report = Report()
+    from tvm_ipc.demo import tour  # loads TVM, which takes a while
+
+    return tour.lead(options, report)
