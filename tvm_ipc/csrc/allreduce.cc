@@ -152,8 +152,8 @@ bool Overlap(const Buffer& a, const Buffer& b) {
 void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv, ReduceKind kind,
                Strategy strategy, uint8_t flags) {
   if (send.type != recv.type || send.count != recv.count) {
-    Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type),
-         ", recv has ", recv.count, " x ", Name(recv.type), "; they must be equal");
+    Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
+         recv.count, " x ", Name(recv.type), "; they must be equal");
   }
   const ReduceFn reduce = FindReduce(send.type, kind);
   if (reduce == nullptr) {

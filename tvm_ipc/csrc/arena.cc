@@ -63,8 +63,7 @@ void Arena::Grow(size_t bytes) {
     Fail(kind::kMemory, "ipc_memory: out of memory: ", bytes, " bytes wanted, ", stats_.in_use,
          " of ", stats_.limit, " in use, largest free block ",
          free_by_size_.empty() ? size_t{0} : free_by_size_.rbegin()->first,
-         fits ? "; the system has no more pages"
-              : "; raise arena_limit (TVM_IPC_ARENA_LIMIT)");
+         fits ? "; the system has no more pages" : "; raise arena_limit (TVM_IPC_ARENA_LIMIT)");
   }
   const size_t start = stats_.committed;
   stats_.committed += step;

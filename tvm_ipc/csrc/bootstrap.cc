@@ -160,8 +160,8 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
     address.sun_family = AF_UNIX;
     // A leading zero byte puts the name in the abstract namespace: no file, nothing to clean up.
     memcpy(address.sun_path + 1, invitation.socket_name.data(), invitation.socket_name.size());
-    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
-                                               invitation.socket_name.size());
+    const auto length =
+        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + invitation.socket_name.size());
     if (connect(connection, reinterpret_cast<sockaddr*>(&address), length) != 0) {
       Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(errno),
            "; both must run in one network namespace of one machine");

@@ -19,8 +19,7 @@ namespace tvm_ipc {
 namespace {
 
 void* MapFile(int file, size_t bytes) {
-  void* address =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   if (address == MAP_FAILED) {
     Fail(kind::kMemory, "cannot map ", bytes, " bytes of shared memory: ", strerror(errno),
          "; a lower arena_limit (TVM_IPC_ARENA_LIMIT) or a higher RLIMIT_AS helps");
@@ -29,7 +28,7 @@ void* MapFile(int file, size_t bytes) {
 }
 
 size_t FileBytes(int file) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(file, &status) != 0) Fail(kind::kRuntime, "fstat: ", strerror(errno));
   return static_cast<size_t>(status.st_size);
 }
@@ -41,7 +40,7 @@ std::vector<int> Members(int first, int count) {
   return ranks;
 }
 
-std::shared_ptr<Arena> MakeArena(std::shared_ptr<Segments> segments, int rank, int segment) {
+std::shared_ptr<Arena> MakeArena(const std::shared_ptr<Segments>& segments, int segment) {
   const size_t start = ArenaStart(segments->control().num_ranks);
   const size_t limit = segments->control().arena_bytes;
   // The file is closed and the memory unmapped when the last storage is gone, not with the rank.
@@ -49,15 +48,12 @@ std::shared_ptr<Arena> MakeArena(std::shared_ptr<Segments> segments, int rank, i
     close(*fd);
     delete fd;
   });
-  auto commit = [segments, rank, start, file](size_t offset, size_t bytes) {
-    if (fallocate(*file, 0, static_cast<off_t>(start + offset), static_cast<off_t>(bytes)) != 0) {
-      return false;
-    }
-    return true;
+  auto commit = [segments, start, file](size_t offset, size_t bytes) {
+    return fallocate(*file, 0, static_cast<off_t>(start + offset), static_cast<off_t>(bytes)) == 0;
   };
   auto release = [start, file](size_t offset, size_t bytes) {
-    fallocate(*file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              static_cast<off_t>(start + offset), static_cast<off_t>(bytes));
+    fallocate(*file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start + offset),
+              static_cast<off_t>(bytes));
   };
   return std::make_shared<Arena>(limit, commit, release);
 }
@@ -176,7 +172,7 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options, int 
       generation_(control().generation.load(std::memory_order_acquire)),
       sent_(num_ranks_),
       received_(num_ranks_),
-      arena_(MakeArena(segments, id, segment)) {
+      arena_(MakeArena(segments, segment)) {
   control().ranks[id].pid.store(getpid(), std::memory_order_relaxed);
 }
 

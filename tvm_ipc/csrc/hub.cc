@@ -92,8 +92,8 @@ Hub::Hub(const HubOptions& options) : options_(options) {
   try {
     control_bytes_ = Control::Bytes(n);
     control_file_ = MakeFile("tvm_ipc control", control_bytes_);
-    void* address = mmap(nullptr, control_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, control_file_,
-                         0);
+    void* address =
+        mmap(nullptr, control_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, control_file_, 0);
     if (address == MAP_FAILED) Fail(kind::kMemory, "cannot map memory: ", strerror(errno));
     control_ = static_cast<Control*>(address);
     control_->num_ranks = n;
@@ -141,8 +141,8 @@ void Hub::Listen() {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path + 1, invitation_.socket_name.data(), invitation_.socket_name.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
-                                             invitation_.socket_name.size());
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + invitation_.socket_name.size());
   if (wake_ < 0 || listener_ < 0 ||
       bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       listen(listener_, kMaxRanks) != 0) {
@@ -416,7 +416,7 @@ std::string Hub::TakeValue(uint64_t ticket) {
 void Hub::Recover() {
   std::lock_guard<std::mutex> lock(mutex_);
   Control& control = *control_;
-  auto clear = [](Slot (&slots)[2]) {
+  auto clear = [](Slot(&slots)[2]) {
     for (Slot& slot : slots) slot.seq.store(0, std::memory_order_relaxed);
   };
   for (auto& row : control.seats) {

@@ -26,13 +26,13 @@ namespace {
 void Await(Rank& rank, const std::atomic<uint32_t>& word, uint32_t step,
            std::atomic<uint32_t>& sleepers, const Descriptor& mine, const char* verb, int peer) {
   Control& control = rank.control();
-  switch (WaitFor(word, step, sleepers, control.abort, rank.options().wait,
-                  rank.options().deadline)) {
+  switch (
+      WaitFor(word, step, sleepers, control.abort, rank.options().wait, rank.options().deadline)) {
     case WaitResult::kReached:
       return;
     case WaitResult::kAborted:
-      Fail(kind::kPeer, verb, " rank ", peer, ", ", Describe(mine), ", was stopped: ",
-           DescribeAbort(control));
+      Fail(kind::kPeer, verb, " rank ", peer, ", ", Describe(mine),
+           ", was stopped: ", DescribeAbort(control));
     case WaitResult::kDeadline:
       Fail(kind::kDeadline, verb, " rank ", peer, " (pid ",
            control.ranks[peer].pid.load(std::memory_order_relaxed), "), ", Describe(mine),

@@ -52,7 +52,8 @@ struct MaybeBuffer {
 
 void CheckAllReduce(int kind, int strategy, int flags) {
   if (kind < 0 || kind > 4) {
-    Fail(kind::kValue, "allreduce: there is no reduction ", kind, "; 0 to 4 are sum, prod, min,"
+    Fail(kind::kValue, "allreduce: there is no reduction ", kind,
+         "; 0 to 4 are sum, prod, min,"
          " max, avg");
   }
   if (strategy < 0 || strategy > 3) {
@@ -67,9 +68,9 @@ void CheckAllReduce(int kind, int strategy, int flags) {
 void AllReduceWithAll(ffi::TensorView send, int kind, bool in_group, int strategy, int flags,
                       ffi::TensorView recv) {
   CheckAllReduce(kind, strategy, flags);
-  AllReduce(RequireRank(), in_group, ViewBuffer("allreduce: send", send), ViewBuffer("allreduce: recv", recv),
-            static_cast<ReduceKind>(kind), static_cast<Strategy>(strategy),
-            static_cast<uint8_t>(flags));
+  AllReduce(RequireRank(), in_group, ViewBuffer("allreduce: send", send),
+            ViewBuffer("allreduce: recv", recv), static_cast<ReduceKind>(kind),
+            static_cast<Strategy>(strategy), static_cast<uint8_t>(flags));
 }
 
 void PlainAllReduce(ffi::TensorView send, int kind, bool in_group, ffi::TensorView recv) {
@@ -81,7 +82,8 @@ void CustomAllReduce(ffi::TensorView send, int strategy, ffi::TensorView recv) {
 }
 
 void PlainAllGather(ffi::TensorView send, bool in_group, ffi::TensorView recv) {
-  AllGather(RequireRank(), in_group, ViewBuffer("allgather: send", send), ViewBuffer("allgather: recv", recv));
+  AllGather(RequireRank(), in_group, ViewBuffer("allgather: send", send),
+            ViewBuffer("allgather: recv", recv));
 }
 
 void BroadcastFromWorker0(OptionalTensor send, bool in_group, ffi::TensorView recv) {

@@ -182,8 +182,8 @@ bool WaitJoined(Session session, double seconds) {
 }
 
 int Wait(Session session, int64_t ticket, double seconds) {
-  return static_cast<int>(OpenSessions::Global().Get(session)->hub->WaitDone(
-      static_cast<uint64_t>(ticket), seconds));
+  return static_cast<int>(
+      OpenSessions::Global().Get(session)->hub->WaitDone(static_cast<uint64_t>(ticket), seconds));
 }
 
 ffi::String Report(Session session) {
@@ -286,7 +286,8 @@ Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>
   }
   Tensor host = value.cast<Tensor>();
   if (!remote.has_value()) {
-    Fail(kind::kValue, what, ": worker 0 has no tensor there; the call that should have made it"
+    Fail(kind::kValue, what,
+         ": worker 0 has no tensor there; the call that should have made it"
          " returned nothing");
   }
   const Tensor& other = remote.value();
@@ -361,11 +362,13 @@ void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
     target.value().CopyFrom(host);
   } else if (rank.id() == 0) {
     ffi::Any value;
-    if (!Mailbox::Global().Take(key, &value)) Fail(kind::kRuntime, "the controller's array is gone");
+    if (!Mailbox::Global().Take(key, &value))
+      Fail(kind::kRuntime, "the controller's array is gone");
     Send(rank, ViewBuffer("the controller's array", value.cast<Tensor>().operator->()), receiver);
   } else if (rank.id() == receiver) {
     if (!target.has_value()) {
-      Fail(kind::kValue, "copy to worker ", receiver, ": it has no tensor there; the call that"
+      Fail(kind::kValue, "copy to worker ", receiver,
+           ": it has no tensor there; the call that"
            " should have made it returned nothing");
     }
     Receive(rank, ViewBuffer("the worker's tensor", target.value().operator->()), 0);

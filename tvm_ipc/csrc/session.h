@@ -26,8 +26,7 @@ using tvm::runtime::Session;
 /*! \brief What sessions use that name nothing else. */
 void Configure(double timeout_seconds, int64_t arena_bytes, tvm::ffi::String instruction_set);
 /*! \brief Make the hub and invite the workers. Zeros mean the configured values. */
-void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds,
-          int64_t arena_bytes);
+void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes);
 /*! \brief Open, and wait until every worker joined: for a session that the user made. */
 void InitCCL(Session session, tvm::ffi::Shape device_ids);
 bool WaitJoined(Session session, double seconds);

@@ -90,8 +90,8 @@ memory::Storage AllocStorage(ffi::Shape shape, DLDataType dtype) {
     bytes *= static_cast<uint64_t>(extent);
   }
   ArenaAllocator* allocator = WorkerAllocator();
-  return memory::Storage(
-      allocator->Alloc(tvm::Device{kDLCPU, 0}, bytes, Arena::kAlignment, dtype), allocator);
+  return memory::Storage(allocator->Alloc(tvm::Device{kDLCPU, 0}, bytes, Arena::kAlignment, dtype),
+                         allocator);
 }
 
 void ClearArena() {

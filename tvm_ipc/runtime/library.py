@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvm_ipc.errors import LibraryError
+from tvm_ipc.runtime.config import Config
 
 DISTRIBUTION: Final = "tvm-ipc"
 _FILE: Final = "libtvm_ipc.so"
@@ -86,7 +87,9 @@ def load() -> Path:
         if _native is None:
             load_extra()
             load_cuda()
-            _native = _load_native()
+            native = _load_native()
+            _configure()
+            _native = native
             if explanation := explain_versions():
                 warnings.warn(explanation, RuntimeWarning, stacklevel=2)
         return _native
@@ -180,6 +183,15 @@ def _load_native() -> Path:
             f"{explain_versions() or _reinstall(DISTRIBUTION)}"
         ) from error
     return path
+
+
+def _configure() -> None:
+    """Hand the environment's settings to the native library: it reads none itself."""
+    import tvm_ffi
+
+    settings = Config.from_environment()
+    configure = tvm_ffi.get_global_func("tvm_ipc.configure")
+    configure(settings.timeout, settings.arena_limit or 0, settings.instruction_set)
 
 
 def _places() -> list[Path]:
