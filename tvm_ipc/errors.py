@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+#: Frames of the C library, of the FFI, and of code without symbols.
+_NOWHERE = re.compile(r'File "(<unknown>|\.\./sysdeps|\./nptl|.*tvm_ffi/cython)')
 
 
 class IPCError(RuntimeError):
@@ -45,8 +49,10 @@ class RankError:
     traceback: str
 
     def __str__(self) -> str:
-        head = f"rank {self.rank}: {self.kind}: {self.message}"
-        return head + (f"\n{self.traceback.rstrip()}" if self.traceback else "")
+        # Frames that nobody can look up say nothing; `traceback` still has them.
+        lines = self.traceback.splitlines()
+        known = [line for line in lines if line.strip() and not _NOWHERE.search(line)]
+        return "\n".join([f"rank {self.rank}: {self.kind}: {self.message}", *known])
 
 
 class WorkerError(IPCError):

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tvm_ffi
@@ -54,8 +54,11 @@ class ProcessPool:
         self._pipes[worker_id] = (reply_read, command_write)
         return self._pipes[worker_id]
 
-    def ended(self) -> dict[int, int]:
-        """Return the exit codes of the workers that are no more."""
+    def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
+        """Return the exit codes of the workers that are no more, or about to be."""
+        for rank in wait:
+            with contextlib.suppress(KeyError, subprocess.TimeoutExpired):
+                self.processes[rank].wait(1.0)
         codes = {rank: process.poll() for rank, process in self.processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 

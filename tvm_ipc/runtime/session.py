@@ -137,6 +137,7 @@ class Session(disco.Session):  # type: ignore[misc]
             ids = tvm_ffi.Shape(device_ids if device_ids is not None else range(num_workers))
             _open(self, ids, settings.timeout, settings.arena_limit or 0)
             self._wait_until_joined()
+            self._pids: tuple[int, ...] = tuple(json.loads(_report(self))["pids"])
             self._guard = self._raw_function("tvm_ipc.worker.guard")
             self._done = self._raw_function("tvm_ipc.worker.done")
             self._lookup = self._raw_function("tvm_ipc.worker.get_global_func")
@@ -176,16 +177,17 @@ class Session(disco.Session):  # type: ignore[misc]
         )
         if self._on_the_way + size > _COMMANDS_ON_THE_WAY:
             self._pass_ticket()
-        self._on_the_way += size
         try:
-            while self._freed:
+            while self._freed and self._on_the_way + _COMMAND_BYTES <= _COMMANDS_ON_THE_WAY:
                 _release(self, self._freed.popleft())
                 self._on_the_way += _COMMAND_BYTES
             with self._watch_large_command(size):
                 reference = _api.SessionCallPacked(self, 0, 0, *args)
         except Exception as error:
-            self._raise_report(f"a command could not be sent: {error}")
-            raise
+            if "Write Error" in str(error):  # a worker's pipe has nobody at its end
+                self._raise_died(f"a command could not be sent: {error}")
+            raise  # an argument that Disco cannot send: nothing was sent
+        self._on_the_way += size
         return DRef(reference, self, _detach(reference))
 
     @contextlib.contextmanager
@@ -261,50 +263,52 @@ class Session(disco.Session):  # type: ignore[misc]
             if progress == 0:
                 break
             if progress == 2:
-                self._raise_report("")
+                self._raise_report()
             if time.monotonic() > end:
                 self._raise_deadline(ticket)
-        self._on_the_way = 0
 
     def _raise_deadline(self, ticket: int) -> None:
         report = json.loads(_report(self))
         late = [rank for rank, done in enumerate(report["done"]) if done < ticket]
-        who = ", ".join(f"rank {rank} (pid {report['pids'][rank]})" for rank in late)
+        who = ", ".join(f"rank {rank} (pid {self._pids[rank]})" for rank in late)
         parts = [f"{who} did not answer within {self.timeout:g} s"]
         parts += [f"rank {e['rank']}: {e['kind']}: {e['message']}" for e in report["errors"]]
         parts.append("the session is no longer usable; a longer timeout may be what it needs")
         self._break("; ".join(parts))
         raise DeadlineError("; ".join(parts))
 
-    def _raise_report(self, otherwise: str) -> None:
-        """Raise what the workers reported, if anything."""
+    def _raise_report(self) -> None:
+        """Raise what the workers reported; they have passed the ticket, or one is dead."""
         report = json.loads(_report(self))
         errors = [RankError(**error) for error in report["errors"]]
         causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
         causes = tuple(sorted(causes, key=lambda e: e.rank))
-        ended = self._pool.ended() if self._pool else {}
-        dead = tuple(sorted({*report["dead"], *ended}))
-        if dead:
-            who = ", ".join(
-                f"rank {rank} (pid {report['pids'][rank] or 'unknown'}"
-                + (f", exit code {ended[rank]})" if rank in ended else ")")
-                for rank in dead
-            )
-            message = f"{who} died; the session is no longer usable"
-            self._break(message)
-            others = "".join(f"\n{error}" for error in causes if error.kind != "PeerError")
-            raise WorkerDiedError(message + others, dead)
-        if causes:
-            # What was looked up since the error was skipped: it is no function.
-            self._functions.clear()
-            # Every worker has passed the ticket, so none is inside an operation.
-            _recover(self)
-            if all(error.kind == "DeadlineError" for error in causes):
-                raise DeadlineError("\n".join(str(error) for error in causes))
-            raise WorkerError(causes)
-        if otherwise:
-            self._break(otherwise)
-            raise IPCError(f"{otherwise}; the session is no longer usable")
+        if report["dead"]:
+            self._raise_died("".join(f"\n{e}" for e in causes if e.kind != "PeerError"))
+        # What was looked up since the error was skipped: it is no function.
+        self._functions.clear()
+        # No worker is inside an operation, so the group may start afresh.
+        _recover(self)
+        if all(error.kind == "DeadlineError" for error in causes):
+            raise DeadlineError("\n".join(str(error) for error in causes))
+        raise WorkerError(causes)
+
+    def _raise_died(self, details: str) -> None:
+        end = time.monotonic() + 1.0
+        while True:  # a broken pipe can be known before the hub has heard of the death
+            dead = set(json.loads(_report(self))["dead"])
+            codes = self._pool.ended(wait=dead) if self._pool else {}
+            if dead or codes or time.monotonic() > end:
+                break
+            time.sleep(0.01)
+        who = ", ".join(
+            f"rank {rank} (pid {self._pids[rank]}"
+            + (f", exit code {codes[rank]})" if rank in codes else ")")
+            for rank in sorted(dead | codes.keys())
+        )
+        message = f"{who or 'a worker'} died; the session is no longer usable"
+        self._break(message)
+        raise WorkerDiedError(f"{message}{details}", tuple(sorted(dead | codes.keys())))
 
     # ---- values ---------------------------------------------------------------------------
 
@@ -373,8 +377,7 @@ class Session(disco.Session):  # type: ignore[misc]
     @property
     def pids(self) -> tuple[int, ...]:
         """The process of each worker."""
-        self._check_usable()
-        return tuple(json.loads(_report(self))["pids"])
+        return self._pids
 
     def _check_usable(self) -> None:
         if self._closed:
