@@ -84,6 +84,7 @@ class Plan:
     seconds: float
     limit: float
     patience: float
+    budget: float
 
 
 class Quiet:
@@ -180,9 +181,14 @@ def measure(seat: Seat, plan: Plan, dtype: str, size: int, results: Results, qui
 
 
 def run(plan: Plan, seats: list[Seat], results: Results) -> None:
-    """All rounds of one plan; whoever begins changes from round to round."""
+    """The rounds of one plan that its time allows; whoever begins changes from round to round."""
+    took = 0.0
+    end = time.monotonic() + plan.budget
     for number in range(plan.rounds):
         began = time.monotonic()
+        if number and began + took > end:
+            print(f"{plan.ranks} ranks: no time for more rounds", file=sys.stderr)
+            break
         quiet = Quiet(plan.patience)
         for dtype in plan.dtypes:
             for size in plan.sizes:
@@ -252,6 +258,7 @@ def powers(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
 def plans(options: argparse.Namespace) -> Iterable[Plan]:
     sizes = powers(options.smallest, options.largest, options.factor)
     dtypes = tuple(options.dtypes)
+    shares = {ranks: 1 if ranks > peers.cores() else 2 for ranks in options.ranks}
     for ranks in options.ranks:
         crowded = ranks > peers.cores()
         yield Plan(
@@ -259,9 +266,10 @@ def plans(options: argparse.Namespace) -> Iterable[Plan]:
             dtypes=dtypes if ranks == 2 else dtypes[:1],
             sizes=sizes[:: 2 if crowded else 1],
             fresh=(False,) if crowded or options.quick else (False, True),
-            rounds=min(3, options.rounds) if crowded else options.rounds,
+            rounds=min(2 if options.quick else 3, options.rounds) if crowded else options.rounds,
             seconds=options.seconds,
             patience=options.patience / len(options.ranks) / options.rounds,
+            budget=options.budget * shares[ranks] / sum(shares.values()),
             limit=min(options.limit, 2.0) if crowded and options.quick else options.limit,
         )
 
@@ -278,6 +286,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--rounds", type=int, help="how often everything is measured (7; quick: 3)")
     add("--seconds", type=float, help="how long one measurement takes (0.06; quick: 0.04)")
     add("--patience", type=float, help="seconds to wait for quiet moments (240; quick: 20)")
+    add("--budget", type=float, help="seconds after which no round begins (700; quick: 70)")
     add("--limit", type=float, default=5.0, help="seconds after which a measurement is given up")
     add("--mpi", nargs="*", choices=["mpich", "openmpi"], default=["mpich", "openmpi"])
     add("--torch", action="store_true", help="install torch for gloo (200 MB to download)")
@@ -296,6 +305,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.factor = options.factor or (16 if options.quick else 4)
     options.rounds = options.rounds or (3 if options.quick else 7)
     options.patience = options.patience or (20.0 if options.quick else 240.0)
+    options.budget = options.budget or (70.0 if options.quick else 700.0)
     options.seconds = options.seconds or (0.04 if options.quick else 0.06)
     return options
 
