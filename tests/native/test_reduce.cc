@@ -232,7 +232,7 @@ __attribute__((target("avx,f16c"))) uint32_t HardwareNarrow(float value) {
 #endif
 
 /*! \brief The conversions in integer arithmetic, against ldexp and the processor's own. */
-void TestSoftHalf(bool hardware) {
+void TestSoftHalf([[maybe_unused]] bool hardware) {
   typedef uint32_t Words __attribute__((vector_size(16)));
   typedef int32_t Ints __attribute__((vector_size(16)));
   typedef float Floats __attribute__((vector_size(16)));

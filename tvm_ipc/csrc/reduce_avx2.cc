@@ -33,9 +33,10 @@ struct Isa {
   static inline unsigned Unordered(F64 a, F64 b) {
     return static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q)));
   }
-  static inline void WidenHalf(Raw v, F32* low, F32* high) {
-    *low = _mm256_cvtph_ps(_mm256_castsi256_si128(v));
-    *high = _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1));
+  static inline void WidenHalf(const char* p, F32* low, F32* high) {
+    const __m128i* half = reinterpret_cast<const __m128i*>(p);
+    *low = _mm256_cvtph_ps(_mm_loadu_si128(half));
+    *high = _mm256_cvtph_ps(_mm_loadu_si128(half + 1));
   }
   static inline Raw NarrowHalf(F32 low, F32 high) {
     return _mm256_inserti128_si256(

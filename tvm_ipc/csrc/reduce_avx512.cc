@@ -33,9 +33,10 @@ struct Isa {
   static inline unsigned Unordered(F64 a, F64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q); }
   // The masked forms with full masks: g++ 12 warns of undefined lanes in its own plain ones.
   static constexpr __mmask16 kAll = 0xffff;
-  static inline void WidenHalf(Raw v, F32* low, F32* high) {
-    *low = _mm512_maskz_cvtph_ps(kAll, __builtin_shufflevector(v, v, 0, 1, 2, 3));
-    *high = _mm512_maskz_cvtph_ps(kAll, __builtin_shufflevector(v, v, 4, 5, 6, 7));
+  static inline void WidenHalf(const char* p, F32* low, F32* high) {
+    const __m256i* half = reinterpret_cast<const __m256i*>(p);
+    *low = _mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256(half));
+    *high = _mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256(half + 1));
   }
   static inline Raw NarrowHalf(F32 low, F32 high) {
     __m256i first = _mm512_maskz_cvtps_ph(kAll, low, _MM_FROUND_TO_NEAREST_INT);

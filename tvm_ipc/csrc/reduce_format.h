@@ -18,11 +18,18 @@ namespace tvm_ipc {
 namespace {
 
 using Raw = Isa::Raw;
+constexpr size_t kVector = Isa::kBytes;
 
 template <typename T>
 struct VectorOf {
   typedef T Type __attribute__((vector_size(Isa::kBytes)));
 };
+
+TVM_IPC_INLINE Raw Load(const char* p) {
+  Raw v;
+  __builtin_memcpy(&v, p, kVector);
+  return v;
+}
 
 // Formats: how elements lie in memory and in which type they are accumulated. A vector of
 // memory becomes kParts vectors of accumulators; the order of lanes inside does not matter as
@@ -35,7 +42,7 @@ struct Native {
   using Scalar = T;
   using Vector = typename VectorOf<T>::Type;
   static constexpr int kParts = 1;
-  static TVM_IPC_INLINE void Unpack(Raw raw, Vector* out) { *out = (Vector)raw; }
+  static TVM_IPC_INLINE void Unpack(const char* p, Vector* out) { *out = (Vector)Load(p); }
   static TVM_IPC_INLINE Raw Pack(const Vector* in) { return (Raw)*in; }
 };
 
@@ -64,8 +71,8 @@ struct BFloat16 {
   static constexpr Bits kQuiet = 0x0040, kInfinity = 0x7f80, kMagnitude = 0x7fff;
   static constexpr int kParts = 2;
   // A word holds two elements: the lower one is shifted up, the upper one is in its place.
-  static TVM_IPC_INLINE void Unpack(Raw raw, Vector* out) {
-    Words words = (Words)raw;
+  static TVM_IPC_INLINE void Unpack(const char* p, Vector* out) {
+    Words words = (Words)Load(p);
     out[0] = (Vector)(words << 16);
     out[1] = (Vector)(words & 0xffff0000u);
   }
@@ -90,9 +97,9 @@ struct Float16 {
   using Bits = uint16_t;
   static constexpr Bits kQuiet = 0x0200, kInfinity = 0x7c00, kMagnitude = 0x7fff;
   static constexpr int kParts = 2;
-  static TVM_IPC_INLINE void Unpack(Raw raw, Vector* out) {
+  static TVM_IPC_INLINE void Unpack(const char* p, Vector* out) {
     Isa::F32 low, high;
-    Isa::WidenHalf(raw, &low, &high);
+    Isa::WidenHalf(p, &low, &high);
     out[0] = (Vector)low;
     out[1] = (Vector)high;
   }

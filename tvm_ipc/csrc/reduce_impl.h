@@ -10,7 +10,8 @@
  *   kHasStream                 whether Stream() bypasses the caches
  *   Stream(p, raw), Fence()    store past the caches to an aligned address; make such stores
  * visible Unordered(a, b)            non-zero if a lane of a or b is NaN, for F32 and F64
- *   WidenHalf, NarrowHalf      a vector of float16 to and from two F32; NaN may give anything
+ *   WidenHalf(p, low, high)    a vector of float16 from memory as two F32; NaN may give anything
+ *   NarrowHalf(low, high)      the reverse, to nearest even
  *
  * Memory is passed over once: a few vectors of the result are accumulated over all sources in
  * registers, then stored.
@@ -35,19 +36,12 @@
 namespace tvm_ipc {
 namespace {
 
-constexpr size_t kVector = Isa::kBytes;
 constexpr size_t kLine = 64;
 constexpr int kUnroll = 4;
 // How far sources are prefetched. The processor's own prefetch stops at the end of a page.
 constexpr size_t kAhead = 1024;
 // Below this, in the second-level cache, memcpy is as fast.
 constexpr size_t kLongCopy = 256 * 1024;
-
-TVM_IPC_INLINE Raw Load(const char* p) {
-  Raw v;
-  __builtin_memcpy(&v, p, kVector);
-  return v;
-}
 
 template <bool kStream>
 TVM_IPC_INLINE void Store(char* p, Raw v) {
@@ -73,9 +67,11 @@ struct Registers {
   typename Format::Vector v[kCount];
 
   TVM_IPC_INLINE void Read(const char* p, size_t part) {
-    for (int i = 0; i < kVectors; ++i) {
-      Raw raw = part != 0 ? Isa::LoadPart(p, part) : Load(p + i * kVector);
-      Format::Unpack(raw, v + i * Format::kParts);
+    if (part != 0) {
+      Raw raw = Isa::LoadPart(p, part);
+      Format::Unpack(reinterpret_cast<const char*>(&raw), v);
+    } else {
+      for (int i = 0; i < kVectors; ++i) Format::Unpack(p + i * kVector, v + i * Format::kParts);
     }
   }
 

@@ -56,7 +56,9 @@ struct Isa {
 #endif
 
   // A word holds two elements.
-  static inline void WidenHalf(Raw v, F32* low, F32* high) {
+  static inline void WidenHalf(const char* p, F32* low, F32* high) {
+    Raw v;
+    __builtin_memcpy(&v, p, sizeof(v));
     *low = SoftWidenHalf<F32, Int, Raw>(v & 0xffffu);
     *high = SoftWidenHalf<F32, Int, Raw>(v >> 16);
   }
