@@ -5,7 +5,6 @@
  *        bit. `--bench` measures instead.
  */
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -92,8 +91,7 @@ uint64_t Element(ElementType t, const unsigned char* bytes, size_t i) {
 
 /*! \brief Memory of exactly the size asked for, at an offset from an aligned address. */
 struct Buffer {
-  Buffer(size_t offset, size_t bytes)
-      : memory(static_cast<unsigned char*>(std::aligned_alloc(64, 64)), std::free) {
+  Buffer(size_t offset, size_t bytes) : memory(nullptr, std::free) {
     void* p = nullptr;
     if (posix_memalign(&p, 64, offset + bytes + (offset + bytes == 0)) != 0) std::abort();
     memory.reset(static_cast<unsigned char*>(p));
