@@ -47,8 +47,9 @@ void Gather(Rank& rank, bool in_group, const Buffer& send, const Buffer* recv);
 void Send(Rank& rank, const Buffer& send, int receiver);
 void Receive(Rank& rank, const Buffer& recv, int sender);
 
-/*! \brief Outputs of at least this many bytes are written past the caches. */
-constexpr size_t kStreamBytes = 8 << 20;
+/*! \brief Outputs of at least this many bytes are written past the caches, for their reader would
+ *         not find them there anyway. */
+constexpr size_t kStreamBytes = 32 << 20;
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_COLLECTIVES_H_
