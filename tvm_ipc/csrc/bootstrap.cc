@@ -2,12 +2,14 @@
 /*! \file bootstrap.cc */
 #include "bootstrap.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -68,13 +70,19 @@ Welcome ReceiveWelcome(int socket, std::vector<int>* files) {
   return welcome;
 }
 
-/*! \brief Ends a worker process whose controller is gone: nobody else would. */
-void EndWithController(int connection) {
-  std::thread([connection] {
-    pollfd watched{connection, 0, 0};
-    while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
+/*!
+ * \brief Ends a worker process whose controller is gone: nobody else would.
+ * \param watched The connection under a number of its own, since the rank closes the other.
+ * \param left Whether the rank said goodbye; the process may go on then, as a node of a
+ *        SocketSession does.
+ */
+void EndWithController(int watched, std::shared_ptr<std::atomic<bool>> left) {
+  std::thread([watched, left] {
+    pollfd polled{watched, 0, 0};
+    while (poll(&polled, 1, -1) < 0 && errno == EINTR) {
     }
-    _exit(1);
+    if (!left->load()) _exit(1);
+    close(watched);
   }).detach();
 }
 
@@ -191,10 +199,13 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
     RankOptions options;
     options.deadline = std::chrono::nanoseconds(welcome.deadline_ns);
     options.wait = WaitPolicy{welcome.spins, welcome.yields};
+    const bool elsewhere = controller.pid != getpid();
+    const int watched = elsewhere ? fcntl(connection, F_DUPFD_CLOEXEC, 0) : -1;
+    if (elsewhere && watched < 0) Fail(kind::kRuntime, "fcntl: ", strerror(errno));
     const int own_segment = files[1 + rank];
     files[1 + rank] = -1;
     auto result = std::make_unique<Rank>(rank, segments, options, connection, own_segment);
-    if (controller.pid != getpid()) EndWithController(connection);
+    if (elsewhere) EndWithController(watched, result->left());
     for (int file : files) {
       if (file >= 0) close(file);
     }

@@ -177,6 +177,7 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options, int 
 }
 
 Rank::~Rank() {
+  left_->store(true);
   SendFrame(frame::kBye, "");
   close(connection_);
 }

@@ -6,6 +6,7 @@
 #ifndef TVM_IPC_GROUP_H_
 #define TVM_IPC_GROUP_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -142,6 +143,9 @@ class Rank {
   uint32_t& packets_received(int from) { return received_[from]; }
   uint8_t* packet_buffer(int src, int dst, uint32_t packet) const;
 
+  /*! \brief Set once the rank says goodbye; the end of the connection means nothing then. */
+  const std::shared_ptr<std::atomic<bool>>& left() const { return left_; }
+
   /*! \brief End the waits of all ranks, since this one failed. */
   void FailSession();
   /*! \brief Send a frame to the hub; false if it is gone. */
@@ -154,6 +158,7 @@ class Rank {
   std::shared_ptr<Segments> segments_;
   RankOptions options_;
   int connection_;
+  std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
   Team world_;
   Team group_;
   uint32_t generation_ = 0;
