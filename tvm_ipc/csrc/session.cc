@@ -71,8 +71,12 @@ struct OpenSession {
   std::unique_ptr<Hub> hub;
   /*! \brief Mailbox keys that nobody may have collected. */
   std::set<int64_t> posted;
+  /*! \brief Keeps the address, by which sessions are found, from being used again. */
+  ffi::WeakObjectPtr<ffi::Object> session;
 
-  explicit OpenSession(const HubOptions& options) : hub(std::make_unique<Hub>(options)) {}
+  OpenSession(const Session& session, const HubOptions& options)
+      : hub(std::make_unique<Hub>(options)),
+        session(ffi::details::ObjectUnsafe::ObjectPtrFromObjectRef<ffi::Object>(session)) {}
   ~OpenSession() { Discard(); }
   void Discard() {
     ffi::Any value;
@@ -96,7 +100,7 @@ class OpenSessions {
     if (sessions_.count(session.get())) {
       Fail(kind::kRuntime, "init_ccl: the session has been initialised already");
     }
-    sessions_[session.get()] = std::make_shared<OpenSession>(options);
+    sessions_[session.get()] = std::make_shared<OpenSession>(session, options);
   }
 
   std::shared_ptr<OpenSession> Get(const Session& session) {
