@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README says runs, is there, and is complete."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tvm_ipc import Session, contract, errors
+from tvm_ipc.runtime import config
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """The heading above and the text of every fenced block in a language."""
+    parts = re.findall(r"^#+ ([^\n]*)$|^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    found, last = [], ""
+    for heading, name, text in parts:
+        last = heading or last
+        if not heading and name == language:
+            found.append((last, text))
+    return found
+
+
+def programs() -> dict[str, str]:
+    """The Python blocks; those below one heading go on from each other."""
+    found: dict[str, str] = {}
+    for heading, text in blocks("python"):
+        found[heading] = found.get(heading, "") + text
+    return found
+
+
+def prose() -> str:
+    return re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+
+
+def quoted() -> set[str]:
+    """What stands between backticks outside of blocks."""
+    return set(re.findall(r"`([^`\n]+)`", prose()))
+
+
+@pytest.fixture
+def run_program() -> Callable[[Path, str], None]:
+    """Runs a program from a file, since TVMScript reads the source of its modules."""
+
+    def run(path: Path, text: str) -> None:
+        path.write_text(text)
+        result = subprocess.run(
+            [sys.executable, str(path)],
+            cwd=path.parent,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("heading", programs())
+def test_python_blocks_run(
+    heading: str, tmp_path: Path, run_program: Callable[[Path, str], None]
+) -> None:
+    run_program(tmp_path / "program.py", programs()[heading])
+
+
+def test_program_in_20_lines_has_20_lines() -> None:
+    (first, *_) = [text for heading, text in blocks("python") if "20 lines" in heading]
+    assert sum(bool(line.strip()) for line in first.splitlines()) <= 20
+
+
+def test_ipc_pipeline_puts_the_input_into_shared_memory(
+    tmp_path: Path, run_program: Callable[[Path, str], None]
+) -> None:
+    (program,) = [text for heading, text in programs().items() if "20 lines" in heading]
+    check = """
+for compiled, places in ((tvm.compile(Model, target="llvm"), 0), (program, 1)):
+    with tvm_ipc.Session(2, threads=True) as session:
+        main = session.load_vm_module(compiled)["main"]
+        result = main(session.put(x[:, :32]), session.put(w[:32]))
+        np.testing.assert_allclose(session.get(result), 2 * x[:, :32] @ w[:32], rtol=1e-5)
+        stats = session.get_global_func("tvm_ipc.arena_stats")().debug_get_from_remote(0)
+        assert f'"allocations":{places}' in stats, stats
+"""
+    run_program(tmp_path / "program.py", program + check)
+
+
+def test_pass_order_is_that_of_the_demo() -> None:
+    demo = (ROOT / "tvm_ipc" / "demo" / "lowering.py").read_text()
+    passes = re.compile(r"\btransform\.([A-Z]\w+)\(")
+    # The demo also fuses, and cuts the sequence where it looks at the module.
+    left_out = {"AnnotateTIROpPattern", "FoldConstant", "FuseOps", "FuseTIR", "Sequential"}
+    of_demo, of_readme = (
+        [name for name in passes.findall(text) if name not in left_out]
+        for text in (demo, "".join(programs().values()))
+    )
+    assert of_demo == of_readme
+
+
+def test_commands_exist() -> None:
+    commands = [
+        command.strip()
+        for _, text in blocks("sh")
+        for line in text.splitlines()
+        for command in line.split("&&")
+    ] + [word for word in quoted() if word.startswith(("tvm-ipc ", "python "))]
+    assert len(commands) > 8
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        if program == "pip":
+            assert arguments[0] == "install"
+        elif program == "tvm-ipc":
+            run = [sys.executable, "-m", "tvm_ipc", *arguments, "--help"]
+            assert subprocess.run(run, capture_output=True).returncode == 0, command
+        elif program == "cmake":
+            assert arguments == ["--build", "build"]
+        else:
+            assert program == "python", command
+            (target,) = [a for a in arguments if a not in ("-m", "pytest")]
+            assert (ROOT / target).exists(), command
+
+
+def test_extras_exist() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for extra in re.findall(r"'\.\[(\w+)\]'", TEXT):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
+
+
+def test_ci_runs_the_commands_that_users_run() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    for command in ("python -m pytest tests", "tvm-ipc demo"):
+        assert any(command in text for _, text in blocks("sh"))
+        assert command in ci
+
+
+def test_files_exist() -> None:
+    names = {word for word in quoted() if re.fullmatch(r"[\w./]*\w\.(py|cc|h)", word)}
+    assert {"contract.py", "register.cc", "tests/test_layers.py"} <= names
+    places = (ROOT, ROOT / "tvm_ipc", ROOT / "tvm_ipc" / "csrc")
+    assert [n for n in names if not any((place / n).is_file() for place in places)] == []
+
+
+def test_house_is_as_drawn() -> None:
+    (house,) = [text for heading, text in blocks("") if heading == "Architecture"]
+    drawn = re.findall(r"^( *)([\w.]+?)/?  ", house, re.MULTILINE)
+    inside = {name for indent, name in drawn if indent}
+    assert all((ROOT / name).is_dir() for indent, name in drawn if not indent)
+    there = {path.name for path in (ROOT / "tvm_ipc").iterdir()}
+    # Made by an editable install and by running, or of no interest.
+    assert there - {"lib", "__pycache__", "py.typed"} == inside
+
+
+def test_function_table_covers_the_contract() -> None:
+    patterns = [word for word in quoted() if "." in word]
+    for function in contract.FUNCTIONS:
+        assert any(fnmatch.fnmatch(function.name, pattern) for pattern in patterns), function.name
+
+
+def test_every_exception_is_explained() -> None:
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    explained = set(re.findall(r"^\| `(\w+Error)` \|", TEXT, re.MULTILINE))
+    assert explained == classes
+
+
+def test_configuration_is_complete() -> None:
+    variables = set(re.findall(r"TVM_IPC_[A-Z_]+", TEXT))
+    assert variables == set(re.findall(r"TVM_IPC_[A-Z_]+", Path(config.__file__).read_text()))
+    (table,) = re.findall(r"### Configuration\n(.*?)\n#", TEXT, re.DOTALL)
+    parameters = set(inspect.signature(Session.__init__).parameters)
+    named = set(re.findall(r"`([a-z_]+)`", table))
+    # The CPU backend has no use for device ids.
+    assert parameters - named == {"self", "device_ids"}
+
+
+def test_added_methods_exist() -> None:
+    (table,) = re.findall(r"## Sessions\n(.*?)\nCommands", TEXT, re.DOTALL)
+    names = {
+        name
+        for cell in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)", cell)
+    }
+    assert names == {"put", "get", "sync", "close", "usable", "pids", "load_vm_module"}
+    assert all(hasattr(Session, name) for name in names)
+
+
+def test_pinned_pair_is_that_of_the_project() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    pins = dict(re.findall(r'"(apache-tvm(?:-ffi)?)==([^"]+)"', project))
+    for package, version in pins.items():
+        assert f"{package} {version}" in TEXT
