@@ -22,6 +22,11 @@
 #include "tensor_view.h"
 #include "value.h"
 
+namespace tvm::runtime::threading {
+// Exported, but the wheel lacks the header.
+void SetMaxConcurrency(int value);
+}  // namespace tvm::runtime::threading
+
 namespace tvm_ipc {
 
 namespace ffi = tvm::ffi;
@@ -396,6 +401,12 @@ ffi::Function GetGlobalFunc(ffi::String name) {
 }
 
 void SetThreads(int threads) {
+  if (threads == 1) {
+    // No pool at all: its threads would spin before they sleep, on cores that ranks wait for, and
+    // the worker would wait for that when it ends.
+    tvm::runtime::threading::SetMaxConcurrency(1);
+    return;
+  }
   // By default TVM binds a thread that runs kernels to the first `threads` cores of the machine,
   // every worker to the same ones. Let them move over all cores that this process may use.
   cpu_set_t set;
