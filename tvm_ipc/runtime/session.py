@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: Disco's own, with the backend started and the workers' errors brought home.
+"""Sessions as users see them: how they start, what they move, how they end.
 
-Disco runs commands in its workers without catching anything: an exception ends the worker, in
-the controller's process too. So every command goes through the native function
-`tvm_ipc.worker.guard`, which catches, reports to the controller's hub, ends the other ranks'
-waits, and skips what follows until the controller has heard. The controller never waits on
-Disco's own pipes; it waits on the hub, which also notices dead workers.
+`commands` beside this file says how a command gets to the workers and an error comes home.
 """
 
 from __future__ import annotations
@@ -13,13 +9,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import itertools
 import json
 import tempfile
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -30,48 +24,29 @@ from tvm.runtime import Tensor, disco
 from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc.contract import MAX_WORKERS, SHM
-from tvm_ipc.errors import (
-    DeadlineError,
-    IPCError,
-    RankError,
-    SessionClosedError,
-    WorkerDiedError,
-    WorkerError,
-)
+from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config
+from tvm_ipc.runtime.commands import SLICE_SECONDS, CommandSession, tickets
 from tvm_ipc.runtime.processes import ProcessPool
-from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.references import DModule, DRef
 
 _api: Any = disco._ffi_api
 _native = tvm_ffi.get_global_func
 _open = _native("tvm_ipc.session.open")
 _wait_joined = _native("tvm_ipc.session.wait_joined")
-_wait = _native("tvm_ipc.session.wait")
 _report = _native("tvm_ipc.session.report")
 _take_value = _native("tvm_ipc.session.take_value")
-_recover = _native("tvm_ipc.session.recover")
 _abort = _native("tvm_ipc.session.abort")
 _wait_left = _native("tvm_ipc.session.wait_left")
 _close = _native("tvm_ipc.session.close")
 _put = _native("tvm_ipc.session.put")
-_detach = _native("tvm_ipc.session.detach")
-_release = _native("tvm_ipc.session.release")
 
 _START_SECONDS: Final = 120.0
-#: The workers' own deadline comes first: it knows who is missing.
-_GRACE_SECONDS: Final = 2.0
 _LEAVE_SECONDS: Final = 5.0
-#: A Python signal handler, Ctrl-C among them, runs at least this often while we wait.
-_SLICE_SECONDS: Final = 0.1
-#: Commands that may be on their way; they fit into a pipe, so that writing never blocks.
-_COMMANDS_ON_THE_WAY: Final = 48 << 10
-_COMMAND_BYTES: Final = 64
-#: One counter for all sessions: a ticket also names a value on its way to the controller.
-_tickets = itertools.count(1)
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-class Session(disco.Session):  # type: ignore[misc]
+class Session(CommandSession):
     """A Disco session whose workers share memory, and whose errors are Python exceptions.
 
     All methods of Disco's sessions work. Commands are asynchronous; an error is raised by the
@@ -89,8 +64,6 @@ class Session(disco.Session):  # type: ignore[misc]
     arena_limit : the most shared memory of a worker, in bytes or as "512M"; by default
         `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers.
     """
-
-    __slots__ = ("__dict__", "__weakref__")
 
     def __init__(
         self,
@@ -112,35 +85,26 @@ class Session(disco.Session):  # type: ignore[misc]
         if isinstance(arena_limit, str):
             arena_limit = config.parse_size(arena_limit)
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
-        self.timeout = settings.timeout
-        self._why_unusable = ""
-        self._closed = False
-        self._freed: deque[int] = deque()
-        self._on_the_way = 0
-        self._functions: dict[str, DPackedFunc] = {}
         self._files = tempfile.TemporaryDirectory(prefix="tvm_ipc-")
-        self._pool: ProcessPool | None = None
         threads_each = config.threads_per_worker(num_workers)
-        if threads:
+        pool = None if threads else ProcessPool(config.worker_environment(threads_each, compiler))
+        self._prepare(pool, settings.timeout)
+        if pool is None:
             self.__init_handle_by_constructor__(_api.SessionThreaded, num_workers, num_groups)
         else:
-            self._pool = ProcessPool(config.worker_environment(threads_each, compiler))
             self.__init_handle_by_constructor__(
                 _api.SessionProcess,
                 num_workers,
                 num_groups,
                 "tvm_ipc.create_process_pool",
-                self._pool.key,
+                pool.key,
             )
         _open_sessions.add(self)
         try:
             ids = tvm_ffi.Shape(device_ids if device_ids is not None else range(num_workers))
             _open(self, ids, settings.timeout, settings.arena_limit or 0)
             self._wait_until_joined()
-            self._pids: tuple[int, ...] = tuple(json.loads(_report(self))["pids"])
-            self._guard = self._raw_function("tvm_ipc.worker.guard")
-            self._done = self._raw_function("tvm_ipc.worker.done")
-            self._lookup = self._raw_function("tvm_ipc.worker.get_global_func")
+            self._start_commands()
             self.get_global_func("tvm_ipc.worker.set_threads")(threads_each)
             self.sync()
         except BaseException as error:
@@ -150,7 +114,7 @@ class Session(disco.Session):  # type: ignore[misc]
 
     def _wait_until_joined(self) -> None:
         end = time.monotonic() + _START_SECONDS
-        while not _wait_joined(self, _SLICE_SECONDS):
+        while not _wait_joined(self, SLICE_SECONDS):
             ended = self._pool.ended() if self._pool else {}
             report = json.loads(_report(self))
             if not (ended or report["dead"] or report["errors"] or time.monotonic() > end):
@@ -161,63 +125,6 @@ class Session(disco.Session):  # type: ignore[misc]
             parts += [f"worker {e['rank']}: {e['message']}" for e in report["errors"]]
             parts.append("the workers' own output above may say more; see also `tvm-ipc doctor`")
             raise IPCError("; ".join(parts))
-
-    # ---- commands -------------------------------------------------------------------------
-
-    def _raw_function(self, name: str) -> DRef:
-        """Return a function that every worker is known to have."""
-        reference = _api.SessionGetGlobalFunc(self, name)
-        return DRef(reference, self, _detach(reference))
-
-    def _command(self, *args: Any) -> DRef:
-        """Send one command to every worker."""
-        self._check_usable()
-        size = _COMMAND_BYTES * len(args) + sum(
-            len(a) for a in args if isinstance(a, (str, bytes, bytearray, tvm_ffi.Shape))
-        )
-        if self._on_the_way + size > _COMMANDS_ON_THE_WAY:
-            self._pass_ticket()
-        try:
-            while self._freed and self._on_the_way + _COMMAND_BYTES <= _COMMANDS_ON_THE_WAY:
-                _release(self, self._freed.popleft())
-                self._on_the_way += _COMMAND_BYTES
-            with self._watch_large_command(size):
-                reference = _api.SessionCallPacked(self, 0, 0, *args)
-        except Exception as error:
-            if "Write Error" in str(error):  # a worker's pipe has nobody at its end
-                self._raise_died(f"a command could not be sent: {error}")
-            raise  # an argument that Disco cannot send: nothing was sent
-        self._on_the_way += size
-        return DRef(reference, self, _detach(reference))
-
-    @contextlib.contextmanager
-    def _watch_large_command(self, size: int) -> Iterator[None]:
-        """End the workers if one of them does not take a command that fills its pipe."""
-        if size <= _COMMANDS_ON_THE_WAY or self._pool is None:
-            yield
-            return
-        import threading
-
-        timer = threading.Timer(self.timeout, self._pool.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def call_packed(self, func: disco.DRef, *args: Any) -> DRef:
-        """Call a function on every worker; the result stays there."""
-        return self._command(self._guard, func, *args)
-
-    def _get_cached_method(self, name: str) -> DPackedFunc:
-        if name not in self._functions:
-            self._functions[name] = self.get_global_func(name)
-        return self._functions[name]
-
-    def get_global_func(self, name: str) -> DPackedFunc:
-        """Return a function by its global name; an error at the next sync if a worker lacks it."""
-        return DPackedFunc.of(self.call_packed(self._lookup, name))
 
     def import_python_module(self, module_name: str) -> None:
         """Import a Python module in every worker, to register the functions it defines."""
@@ -233,89 +140,19 @@ class Session(disco.Session):  # type: ignore[misc]
         """
         if hasattr(path, "export_library"):
             executable = path
-            path = Path(self._files.name, f"module-{next(_tickets)}.so")
+            path = Path(self._files.name, f"module-{next(tickets)}.so")
             executable.export_library(str(path))
         elif not Path(path).is_file():
             raise FileNotFoundError(f"there is no compiled module at {str(path)!r}")
         load = self._get_cached_method("runtime.disco.load_vm_module")
         return DModule.of(load(str(Path(path).resolve()), device))
 
-    # ---- waiting --------------------------------------------------------------------------
-
-    def sync(self) -> None:
-        """Wait until every worker has done every command; raise what went wrong."""
-        self._check_usable()
-        self._pass_ticket()
-
-    def _sync_worker(self, worker_id: int) -> None:
-        self.sync()
-
-    def _sync_all(self) -> None:
-        self.sync()
-
-    def _pass_ticket(self) -> None:
-        ticket = next(_tickets)
-        self._on_the_way = 0
-        self._command(self._done, ticket)
-        end = time.monotonic() + self.timeout + _GRACE_SECONDS
-        while True:
-            progress = _wait(self, ticket, _SLICE_SECONDS)
-            if progress == 0:
-                break
-            if progress == 2:
-                self._raise_report()
-            if time.monotonic() > end:
-                self._raise_deadline(ticket)
-
-    def _raise_deadline(self, ticket: int) -> None:
-        report = json.loads(_report(self))
-        late = [rank for rank, done in enumerate(report["done"]) if done < ticket]
-        who = ", ".join(f"rank {rank} (pid {self._pids[rank]})" for rank in late)
-        parts = [f"{who} did not answer within {self.timeout:g} s"]
-        parts += [f"rank {e['rank']}: {e['kind']}: {e['message']}" for e in report["errors"]]
-        parts.append("the session is no longer usable; a longer timeout may be what it needs")
-        self._break("; ".join(parts))
-        raise DeadlineError("; ".join(parts))
-
-    def _raise_report(self) -> None:
-        """Raise what the workers reported; they have passed the ticket, or one is dead."""
-        report = json.loads(_report(self))
-        errors = [RankError(**error) for error in report["errors"]]
-        causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
-        causes = tuple(sorted(causes, key=lambda e: e.rank))
-        if report["dead"]:
-            self._raise_died("".join(f"\n{e}" for e in causes if e.kind != "PeerError"))
-        # What was looked up since the error was skipped: it is no function.
-        self._functions.clear()
-        # No worker is inside an operation, so the group may start afresh.
-        _recover(self)
-        if all(error.kind == "DeadlineError" for error in causes):
-            raise DeadlineError("\n".join(str(error) for error in causes))
-        raise WorkerError(causes)
-
-    def _raise_died(self, details: str) -> None:
-        end = time.monotonic() + 1.0
-        while True:  # a broken pipe can be known before the hub has heard of the death
-            dead = set(json.loads(_report(self))["dead"])
-            codes = self._pool.ended(wait=dead) if self._pool else {}
-            if dead or codes or time.monotonic() > end:
-                break
-            time.sleep(0.01)
-        who = ", ".join(
-            f"rank {rank} (pid {self._pids[rank]}"
-            + (f", exit code {codes[rank]})" if rank in codes else ")")
-            for rank in sorted(dead | codes.keys())
-        )
-        message = f"{who or 'a worker'} died; the session is no longer usable"
-        self._break(message)
-        raise WorkerDiedError(f"{message}{details}", tuple(sorted(dead | codes.keys())))
-
     # ---- values ---------------------------------------------------------------------------
 
     def _fetch(self, reference: disco.DRef, rank: int) -> Any:
         if not 0 <= rank < self.num_workers:
             raise ValueError(f"there is no rank {rank} among {self.num_workers} workers")
-        key = next(_tickets)
+        key = next(tickets)
         fetch = self._get_cached_method("tvm_ipc.worker.fetch")
         self.call_packed(fetch, reference, rank, key)
         self.sync()
@@ -370,27 +207,9 @@ class Session(disco.Session):  # type: ignore[misc]
     # ---- end ------------------------------------------------------------------------------
 
     @property
-    def usable(self) -> bool:
-        """Whether commands can be sent: not closed, nobody died, no deadline passed."""
-        return not (self._closed or self._why_unusable)
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """The process of each worker."""
         return self._pids
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise SessionClosedError("the session is closed")
-        if self._why_unusable:
-            raise SessionClosedError(f"the session is not usable any more: {self._why_unusable}")
-
-    def _break(self, why: str) -> None:
-        self._why_unusable = why
-        _abort(self)
-        if self._pool is not None:
-            self._pool.kill()
-            self._pool.mute()
 
     def shutdown(self) -> None:
         """Same as `close`."""
