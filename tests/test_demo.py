@@ -161,6 +161,20 @@ def test_help_names_every_option() -> None:
         assert f"--{name}" in text
 
 
+def test_reader_that_leaves_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tvm_ipc", "demo", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 1
+
+
 def test_interrupt_ends_everything_at_once() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tvm_ipc", "demo", "--hidden", "64", "--steps", "1000000"],

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -24,4 +25,9 @@ def main(argv: Sequence[str]) -> int:
     report = Report()
     from tvm_ipc.demo import tour  # loads TVM, which takes a while
 
-    return tour.lead(options, report)
+    try:
+        return tour.lead(options, report)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. Python would complain again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

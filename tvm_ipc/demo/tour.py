@@ -27,6 +27,7 @@ _SUM_ERROR: Final = 1e-5
 def lead(options: Options, report: Report) -> int:
     """Run the demo and return its exit code: 0 if every result is right."""
     n = options.workers
+    load = os.getloadavg()[0]
     _check_memory(options)
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     report.line(
@@ -66,6 +67,10 @@ def lead(options: Options, report: Report) -> int:
     report.gap()
     right = _compare(report, options, one, many, expected)
     _explain_time(report, options, compiled, one, many)
+    if load > len(os.sched_getaffinity(0)):
+        report.line(
+            "", f"other programs kept the cores busy (load {load:.1f}): quiet, it is faster"
+        )
     _explain_memory(report, options, compiled, many)
     report.line("total", f"{report.seconds:.1f} s")
     report.gap()
