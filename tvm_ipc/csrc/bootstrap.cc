@@ -75,13 +75,17 @@ Welcome ReceiveWelcome(int socket, std::vector<int>* files) {
  * \param watched The connection under a number of its own, since the rank closes the other.
  * \param left Whether the rank said goodbye; the process may go on then, as a node of a
  *        SocketSession does.
+ * \param segments The session's; whether it was closed, so that Disco ends the worker or uses it on.
  */
-void EndWithController(int watched, std::shared_ptr<std::atomic<bool>> left) {
-  std::thread([watched, left] {
+void EndWithController(int watched, std::shared_ptr<std::atomic<bool>> left,
+                       std::shared_ptr<Segments> segments) {
+  std::thread([watched, left, segments] {
     pollfd polled{watched, 0, 0};
     while (poll(&polled, 1, -1) < 0 && errno == EINTR) {
     }
-    if (!left->load()) _exit(1);
+    const uint32_t abort = segments->control().abort.load();
+    const bool closed = (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
+    if (!left->load() && !closed) _exit(1);
     close(watched);
   }).detach();
 }
@@ -205,7 +209,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
     const int own_segment = files[1 + rank];
     files[1 + rank] = -1;
     auto result = std::make_unique<Rank>(rank, segments, options, connection, own_segment);
-    if (elsewhere) EndWithController(watched, result->left());
+    if (elsewhere) EndWithController(watched, result->left(), segments);
     for (int file : files) {
       if (file >= 0) close(file);
     }

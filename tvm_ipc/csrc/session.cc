@@ -182,6 +182,7 @@ void InitCCL(Session session, ffi::Shape device_ids) {
   for (int rank : report.dead) os << "; rank " << rank << " ended";
   os << ". All workers must run on this machine, in one network namespace, with tvm_ipc"
      << " installed; the workers' own output may say more";
+  Abort(session);
   Close(session);
   throw Error(kind::kRuntime, os.str());
 }
