@@ -75,7 +75,8 @@ Welcome ReceiveWelcome(int socket, std::vector<int>* files) {
  * \param watched The connection under a number of its own, since the rank closes the other.
  * \param left Whether the rank said goodbye; the process may go on then, as a node of a
  *        SocketSession does.
- * \param segments The session's; whether it was closed, so that Disco ends the worker or uses it on.
+ * \param segments The session's, which say whether it was closed; Disco ends the worker then, or
+ *        uses it on.
  */
 void EndWithController(int watched, std::shared_ptr<std::atomic<bool>> left,
                        std::shared_ptr<Segments> segments) {
