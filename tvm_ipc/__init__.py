@@ -8,16 +8,18 @@ loads it when it is first used.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_ipc import contract, errors
 
 if TYPE_CHECKING:
+    from tvm_ipc import transform
     from tvm_ipc.runtime.session import Session, init_ccl
 
     __version__: str
 
-__all__ = ["Session", "__version__", "contract", "errors", "init_ccl"]
+__all__ = ["Session", "__version__", "contract", "errors", "init_ccl", "transform"]
 
 _SESSION_NAMES = ("Session", "init_ccl")
 
@@ -40,6 +42,8 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
             from tvm_ipc.runtime import session
 
             value = getattr(session, name)
+        elif name == "transform":
+            value = importlib.import_module("tvm_ipc.transform")
         elif name == "__version__":
             from importlib.metadata import version
 

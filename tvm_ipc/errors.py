@@ -18,6 +18,10 @@ class LibraryError(IPCError):
     """The native library, or a TVM library that it needs, could not be loaded."""
 
 
+class TransformError(IPCError):
+    """A pass refused a module, which it left as it was; the message says where and why."""
+
+
 class SessionClosedError(IPCError):
     """The session was closed, or is no longer usable; its message says why."""
 

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over Relax modules, each usable alone in a `tvm.transform.Sequential`.
+
+They rewrite IR to IR and know of the runtime only the names in `tvm_ipc.contract`: what they give
+does not depend on what is registered, or which devices there are, where they run.
+"""
+
+import tvm_ffi
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
+
+__all__ = ["LowerGPUIPCAllocStorage"]
+
+# TVM calls a pass through its FFI, which raises only the exceptions it knows as what they are.
+tvm_ffi.register_error("TransformError", TransformError)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lowers allocations in `ipc_memory` to the runtime function that makes them.
+
+Before:
+    storage = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "float32")   # 4096 bytes
+    x = R.builtin.alloc_tensor(R.shape([n, 8]), "float16", 0, "ipc_memory")
+
+After:
+    storage = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([4096]), "uint8")
+    gv = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([n, 8]), "float16")
+    x = R.memory.alloc_tensor(gv, 0, R.shape([n, 8]), "float16", 0)
+
+The size of a storage is in bytes, whatever the type of what will lie in it. TVM's pass of the same
+name passes that type on, and its storages are two to eight times too large.
+
+Runs after the memory plan (`StaticPlanBlockMemory`) and before `LowerAllocTensor` and
+`LowerRuntimeBuiltin`, which know nothing of the scope: what they have already lowered is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.errors import TransformError
+
+_ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
+
+
+@tvm.transform.module_pass(opt_level=0, name="LowerGPUIPCAllocStorage")
+class LowerGPUIPCAllocStorage:
+    """Lower `ipc_memory` storages and tensors, with their exact sizes, in every function.
+
+    Raises
+    ------
+    TransformError
+        An allocation in `ipc_memory` is of a form that cannot be lowered; the module that was
+        given is as it was.
+    """
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the lowered module."""
+        functions = [
+            (global_var, function)
+            for global_var, function in mod.functions_items()
+            if isinstance(function, relax.Function)
+        ]
+        for global_var, function in functions:
+            _check(global_var.name_hint, function)
+        lowering = _Lowering(mod)
+        for global_var, function in functions:
+            if _allocations(function):
+                lowering.builder_.update_func(global_var, lowering.visit_expr(function))
+        return lowering.builder_.get()
+
+
+_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
+_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+_TENSOR_OF_STORAGE = tvm.ir.Op.get("relax.memory.alloc_tensor")
+
+
+def _allocations(function: relax.Function) -> list[relax.Call]:
+    """Return the calls that name the scope."""
+    calls: list[relax.Call] = []
+
+    def visit(node: relax.Expr) -> None:
+        if isinstance(node, relax.Call) and any(map(_is_ipc_memory, node.args)):
+            calls.append(node)
+
+    relax.analysis.post_order_visit(function, visit)
+    return calls
+
+
+def _check(name: str, function: relax.Function) -> None:
+    for call in _allocations(function):
+        if call.op not in (_STORAGE, _TENSOR):
+            raise TransformError(
+                f"LowerGPUIPCAllocStorage: function {name!r} has an allocation in "
+                f"{IPC_MEMORY!r} that is neither a relax.memory.alloc_storage nor a "
+                f"relax.builtin.alloc_tensor: {call}. Run this pass before LowerAllocTensor and "
+                "LowerRuntimeBuiltin"
+            )
+
+
+@mutator
+class _Lowering(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if not any(map(_is_ipc_memory, call.args)):
+            return super().visit_call_(call)
+        if call.op == _STORAGE:
+            size, _device, _scope, _dtype = call.args
+            as_bytes = tvm.ir.GenericConst(tvm.DataType("uint8"), relax.AnyType())
+            return _alloc(size, as_bytes, call.ty)
+        shape, dtype, device, _scope = call.args
+        storage = self.builder_.emit(_alloc(shape, dtype, relax.AnyType()))
+        arguments = [storage, device, shape, dtype, relax.prim_value(0)]
+        return relax.Call(_TENSOR_OF_STORAGE, arguments, ty_args=call.ty_args)
+
+
+def _is_ipc_memory(argument: relax.Expr) -> bool:
+    return isinstance(argument, tvm.ir.StringImm) and argument.value == IPC_MEMORY
+
+
+def _alloc(shape: relax.Expr, dtype: relax.Expr, ty: Any) -> relax.Call:
+    return relax.Call(relax.ExternFunc(_ALLOC_STORAGE), [shape, dtype], ty_args=[ty])
