@@ -30,6 +30,14 @@ class DeadlineError(IPCError):
     """Somebody did not answer before the session's deadline; the message names who."""
 
 
+class MismatchError(IPCError):
+    """Ranks called different operations, or one with different arguments; raised in workers."""
+
+
+class PeerError(IPCError):
+    """This rank stopped because of something another rank reports; raised in workers."""
+
+
 class WorkerDiedError(IPCError):
     """A worker process ended while the session needed it.
 

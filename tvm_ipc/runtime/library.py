@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tvm_ipc.errors import LibraryError
+import tvm_ffi
+
+from tvm_ipc.errors import DeadlineError, LibraryError, MismatchError, PeerError
 from tvm_ipc.runtime.config import Config
 
 DISTRIBUTION: Final = "tvm-ipc"
@@ -89,6 +91,9 @@ def load() -> Path:
             load_cuda()
             native = _load_native()
             _configure()
+            for error in (DeadlineError, MismatchError, PeerError):
+                # Python code in a worker gets, and passes on, what the native library raised.
+                tvm_ffi.register_error(error.__name__, error)
             _native = native
             if explanation := explain_versions():
                 warnings.warn(explanation, RuntimeWarning, stacklevel=2)
@@ -187,8 +192,6 @@ def _load_native() -> Path:
 
 def _configure() -> None:
     """Hand the environment's settings to the native library: it reads none itself."""
-    import tvm_ffi
-
     settings = Config.from_environment()
     configure = tvm_ffi.get_global_func("tvm_ipc.configure")
     configure(settings.timeout, settings.arena_limit or 0, settings.instruction_set)
