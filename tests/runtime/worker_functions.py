@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that the tests call on workers, registered as `tests.*`.
+
+A session makes them known with `import_python_module("worker_functions")`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm.runtime import Tensor, tensor
+from tvm_ffi import Shape, get_global_func, register_global_func
+
+
+def worker_rank() -> int:
+    return int(get_global_func("runtime.disco.worker_rank")())
+
+
+def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    return register_global_func(f"tests.{function.__name__}", function, override=True)
+
+
+# ---- values of every kind that Disco carries ------------------------------------------------
+
+
+@register
+def next_int(x: int) -> int:
+    return x + 1
+
+
+@register
+def half_more(x: float) -> float:
+    return x + 0.5
+
+
+@register
+def plus_one(x: Tensor) -> Tensor:
+    return tensor(x.numpy() + 1)
+
+
+@register
+def with_rank(text: str) -> str:
+    return f"{text} on rank {worker_rank()}"
+
+
+@register
+def with_two_more(shape: Shape) -> Shape:
+    return Shape([*shape, 4, 5])
+
+
+@register
+def reversed_bytes(data: bytes) -> bytes:
+    return bytes(data)[::-1]
+
+
+@register
+def is_none(x: Any) -> bool:
+    return x is None
+
+
+@register
+def mixture(x: Tensor) -> list[Any]:
+    return [x, "text", 7, 1.5, None, Shape([1, 2]), [True, b"raw"]]
+
+
+@register
+def process_id() -> int:
+    return os.getpid()
+
+
+@register
+def environment(name: str) -> str:
+    return os.environ.get(name, "")
+
+
+@register
+def parameters_by_name() -> Callable[[str, int], Tensor]:
+    """Stands for a loader that fetches a parameter when a program asks for it."""
+
+    def fetch(name: str, index: int) -> Tensor:
+        shapes = {("A", 0): ((4, 4), "int32"), ("B", 1): ((2, 2), "float32")}
+        shape, dtype = shapes[name, index]
+        return tensor(np.arange(np.prod(shape), dtype=dtype).reshape(shape))
+
+    return fetch
+
+
+# ---- things that go wrong -------------------------------------------------------------------
+
+
+@register
+def fail_on(rank: int, kind: str, message: str) -> int:
+    """Raise an exception of that kind on one rank, or on all for -1."""
+    if rank in (-1, worker_rank()):
+        raise getattr(__import__("builtins"), kind)(message)
+    return worker_rank()
+
+
+@register
+def sleep_on(rank: int, seconds: float) -> None:
+    if rank in (-1, worker_rank()):
+        time.sleep(seconds)
+
+
+_counter = {"calls": 0}
+
+
+@register
+def count_call() -> int:
+    """How often this process called it."""
+    _counter["calls"] += 1
+    return _counter["calls"]
+
+
+@register
+def call_on(rank: int, name: str, *args: Any) -> Any:
+    """Call a global function on one rank only."""
+    return get_global_func(name)(*args) if rank == worker_rank() else None
+
+
+@register
+def call_elsewhere(rank: int, name: str, other: str, count: int, *args: Any) -> None:
+    """Call `name` with the first `count` arguments on one rank, `other` with the rest elsewhere."""
+    if rank == worker_rank():
+        get_global_func(name)(*args[:count])
+    else:
+        get_global_func(other)(*args[count:])
+
+
+# ---- shards of parameters -------------------------------------------------------------------
+
+
+@register
+def shard_rows(source: Tensor, shards: int, target: Tensor) -> None:
+    rows, columns = source.shape
+    target.copyfrom(source.numpy().reshape(shards, rows // shards, columns))
+
+
+@register
+def shard_columns(source: Tensor, shards: int, target: Tensor) -> None:
+    target.copyfrom(np.stack(np.split(source.numpy(), shards, axis=1)))
+
+
+@register
+def shard_heads(source: Tensor, shards: int, q_heads: int, kv_heads: int, target: Tensor) -> None:
+    """Give each shard its own heads of the stacked query, key and value projections."""
+    rows, hidden = source.shape
+    heads = source.numpy().reshape(q_heads + 2 * kv_heads, rows // (q_heads + 2 * kv_heads), hidden)
+    parts = np.split(heads, [q_heads, q_heads + kv_heads])
+    by_shard = [np.concatenate(p) for p in zip(*(np.split(x, shards) for x in parts), strict=True)]
+    target.copyfrom(np.stack(by_shard))
+
+
+@register
+def join_heads(source: Tensor, target: Tensor) -> None:
+    target.copyfrom(source.numpy().reshape(target.shape))
