@@ -27,12 +27,12 @@ class Engine(Protocol):
 
 def term(count: int, rank: int) -> Any:
     """The closed form of peer.h."""
-    return (np.arange(count, dtype=np.int64) % 13 + rank).astype(np.float32)
+    return np.resize((np.arange(13) + rank).astype(np.float32), count)
 
 
 def expected(count: int, ranks: int) -> Any:
-    total = ranks * (np.arange(count, dtype=np.int64) % 13) + ranks * (ranks - 1) // 2
-    return total.astype(np.float32)
+    total = ranks * np.arange(13) + ranks * (ranks - 1) // 2
+    return np.resize(total.astype(np.float32), count)
 
 
 class Mpi4py:

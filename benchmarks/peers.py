@@ -84,7 +84,13 @@ def compiled(source: str, compiler: str, name: str) -> Path:
 class Ranks:
     """One peer's processes, and a socket to each of them."""
 
-    def __init__(self, name: str, ranks: int, commands: Callable[[str], list[list[str]]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        ranks: int,
+        commands: Callable[[str], list[list[str]]],
+        files: Sequence[int] = (),
+    ) -> None:
         """`commands` maps the controller's socket path to the command lines to start."""
         self.name = name
         self._ranks = ranks
@@ -101,6 +107,7 @@ class Ranks:
                 subprocess.Popen(
                     command,
                     env=env,
+                    pass_fds=files,
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
@@ -218,14 +225,21 @@ def gloo(ranks: int, python: str) -> Ranks:
     return Ranks("gloo", ranks, commands)
 
 
-def limit(mode: str, ranks: int) -> Ranks:
-    """The bare memory bandwidth: `copy`, `add` or `stream`."""
+def limit(mode: str, ranks: int, largest: int) -> Ranks:
+    """The bare memory: `copy`, `add` or `stream`; or `oneshot`, for two ranks."""
     program = str(compiled("peer_limit.c", "cc", "peer_limit"))
-    return Ranks(
-        f"limit {mode}",
-        ranks,
-        lambda path: [[program, path, str(rank), mode] for rank in range(ranks)],
-    )
+    file = os.memfd_create("tvm-ipc-bench")
+    try:
+        os.ftruncate(file, 4096 + 2 * largest)
+        tail = [str(file), str(largest)] if mode == "oneshot" else []
+        return Ranks(
+            f"limit {mode}" if not tail else "bare one-shot",
+            ranks,
+            lambda path: [[program, path, str(rank), mode, *tail] for rank in range(ranks)],
+            (file,),
+        )
+    finally:
+        os.close(file)
 
 
 def torch_python(install: bool) -> str | None:

@@ -67,10 +67,10 @@ class Results:
         return min(min(times) for times in theirs if times) / min(own)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Per case and way of ours: geometric means and minimum of the ratios."""
+        """Per case: the ratios of the bare one-shot and of each way of ours, in a few figures."""
         found = []
         for case in self.cases():
-            for name in self.names("ours"):
+            for name in (*self.names("bare"), *self.names("ours")):
                 sizes = self.sizes(case)
                 ratios = [r for s in sizes if (r := self.ratio(case, s, name, "peer"))]
                 least = [r for s in sizes if (r := self.least_ratio(case, s, name))]
@@ -109,7 +109,7 @@ def table(results: Results, ranks: int, dtype: str, fresh: bool) -> str:
     """One case: microseconds per call, and how many times faster ours is than the best peer."""
     case = (ranks, dtype, fresh)
     shown = {k.name for k in (*results.times, *results.notes) if k[:3] == case}
-    every = [n for role in ("peer", "ours") for n in results.names(role) if n in shown]
+    every = [n for role in ("bare", "peer", "ours") for n in results.names(role) if n in shown]
     own = [n for n in results.names("ours") if n in shown]
     rows = [["size", "limit", *every, "best peer"]]
     rows[0] += [heading for n in own for heading in (f"{n.removeprefix('tvm_ipc ')} GB/s", "x")]
@@ -205,14 +205,15 @@ def draw(results: Results, path: Path) -> None:
     )
     for axis in axes.flat[len(cases) :]:
         axis.axis("off")
-    style = {"peer": "--o", "ours": "-o", "limit": ":"}
+    style = {"peer": "--o", "ours": "-o", "limit": ":", "bare": "-."}
+    # Whoever is neither peer nor ours is black.
     colors = {name: f"C{i}" for i, name in enumerate(results.names("peer") + results.names("ours"))}
     for axis, case in zip(axes.flat, cases, strict=False):
         sizes = results.sizes(case)
         limits = [(s, results.best(case, s, "limit")) for s in sizes]
         curves = {
             name: [(s, Key(*case, s, name)) for s in sizes]
-            for role in ("peer", "ours")
+            for role in ("bare", "peer", "ours")
             for name in results.names(role)
         }
         curves["memory limit"] = [(s, Key(*case, s, n)) for s, n in limits if n]
