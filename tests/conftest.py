@@ -19,6 +19,12 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve()
 os.environ["PYTHONSAFEPATH"] = "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fault-rounds", type=int, default=6, help="how often the fault tests do their worst"
+    )
+
+
 def pytest_report_header() -> str:
     import tvm_ipc
 
