@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -73,25 +74,43 @@ Welcome ReceiveWelcome(int socket, std::vector<int>* files) {
 /*!
  * \brief Ends a worker process whose controller is gone: nobody else would.
  * \param watched The connection under a number of its own, since the rank closes the other.
+ * \param controller The process: its end shows there when another one that it forked holds the
+ *        connection open.
  * \param left Whether the rank said goodbye; the process may go on then, as a node of a
  *        SocketSession does.
  * \param segments The session's, which say whether it was closed; Disco ends the worker then, or
  *        uses it on.
  */
-void EndWithController(int watched, std::shared_ptr<std::atomic<bool>> left,
+void EndWithController(int watched, int controller, std::shared_ptr<std::atomic<bool>> left,
                        std::shared_ptr<Segments> segments) {
-  std::thread([watched, left, segments] {
-    pollfd polled{watched, 0, 0};
-    while (poll(&polled, 1, -1) < 0 && errno == EINTR) {
+  const int process = OpenProcess(controller);
+  if (process < 0 && errno == ESRCH) _exit(1);
+  BlockSignals blocked;
+  std::thread([watched, process, left, segments] {
+    pollfd polled[2] = {{watched, 0, 0}, {process, POLLIN, 0}};
+    while (true) {
+      if (poll(polled, 2, -1) < 0 && errno == EINTR) continue;
+      if (left->load()) break;
+      const uint32_t abort = segments->control().abort.load();
+      const bool closed = (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
+      if (!closed || polled[1].revents != 0) _exit(1);
+      if (process < 0) break;
+      polled[0].fd = -1;  // closed, but the worker has not come to its end yet
     }
-    const uint32_t abort = segments->control().abort.load();
-    const bool closed = (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
-    if (!left->load() && !closed) _exit(1);
     close(watched);
+    if (process >= 0) close(process);
   }).detach();
 }
 
 }  // namespace
+
+int OpenProcess(int pid) {
+#ifdef SYS_pidfd_open
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+#else
+  return -1;
+#endif
+}
 
 bool frame::Send(int socket, uint32_t type, const std::string& payload) {
   const Header header{type, 0, payload.size()};
@@ -210,7 +229,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
     const int own_segment = files[1 + rank];
     files[1 + rank] = -1;
     auto result = std::make_unique<Rank>(rank, segments, options, connection, own_segment);
-    if (elsewhere) EndWithController(watched, result->left(), segments);
+    if (elsewhere) EndWithController(watched, controller.pid, result->left(), segments);
     for (int file : files) {
       if (file >= 0) close(file);
     }

@@ -12,6 +12,8 @@
 #ifndef TVM_IPC_BOOTSTRAP_H_
 #define TVM_IPC_BOOTSTRAP_H_
 
+#include <signal.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -71,6 +73,26 @@ struct Invitation {
 
   std::string Pack() const;
   static Invitation Unpack(const std::string& bytes);
+};
+
+/*! \brief A file that is readable once the process has ended; -1 where there is no such thing. */
+int OpenProcess(int pid);
+
+/*!
+ * \brief While it lives, a new thread starts without signals: they belong to the program's own
+ *        threads, which know how to go on after them.
+ */
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
 };
 
 /*! \brief Boot id and host name of this machine. */

@@ -49,6 +49,7 @@ std::shared_ptr<Arena> MakeArena(const std::shared_ptr<Segments>& segments, int 
     delete fd;
   });
   auto commit = [segments, start, file](size_t offset, size_t bytes) {
+    BlockSignals blocked;  // one would interrupt the call, and undo what it has done
     return fallocate(*file, 0, static_cast<off_t>(start + offset), static_cast<off_t>(bytes)) == 0;
   };
   auto release = [start, file](size_t offset, size_t bytes) {
@@ -172,9 +173,7 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options, int 
       generation_(control().generation.load(std::memory_order_acquire)),
       sent_(num_ranks_),
       received_(num_ranks_),
-      arena_(MakeArena(segments, segment)) {
-  control().ranks[id].pid.store(getpid(), std::memory_order_relaxed);
-}
+      arena_(MakeArena(segments, segment)) {}
 
 Rank::~Rank() {
   left_->store(true);

@@ -7,7 +7,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -34,14 +33,6 @@ int MakeFile(const char* name, size_t bytes) {
     Fail(kind::kMemory, "cannot reserve ", bytes, " bytes of shared memory: ", strerror(error));
   }
   return file;
-}
-
-int OpenProcess(int pid) {
-#ifdef SYS_pidfd_open
-  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-#else
-  return -1;
-#endif
 }
 
 std::chrono::duration<double> Seconds(double seconds) {
@@ -103,14 +94,16 @@ Hub::Hub(const HubOptions& options) : options_(options) {
       segment_files_.push_back(MakeFile("tvm_ipc segment", ArenaStart(n) + options_.arena_bytes));
     }
     Listen();
+    BlockSignals blocked;
+    thread_ = std::thread([this] { Run(); });
   } catch (...) {
     for (int file : segment_files_) close(file);
     if (control_file_ >= 0) close(control_file_);
     if (control_ != nullptr) munmap(control_, control_bytes_);
     if (listener_ >= 0) close(listener_);
+    if (wake_ >= 0) close(wake_);
     throw;
   }
-  thread_ = std::thread([this] { Run(); });
 }
 
 Hub::~Hub() {
@@ -244,7 +237,9 @@ void Hub::Greet(int socket) {
   Welcome welcome{};
   std::vector<int> files;
   if (refusal.empty()) {
-    control_->num_groups = request.hello.num_groups;
+    if (control_->num_groups == 0) control_->num_groups = request.hello.num_groups;
+    // Known before the rank itself can say it: it may die at once.
+    control_->ranks[request.hello.rank].pid.store(request.hello.pid, std::memory_order_relaxed);
     const WaitPolicy policy = ChooseWaitPolicy(options_.num_ranks, AvailableCores());
     welcome.accepted = 1;
     welcome.deadline_ns = static_cast<int64_t>(options_.timeout_seconds * 1e9);
@@ -287,15 +282,13 @@ void Hub::Hear(int rank) {
   Member& member = members_[rank];
   if (member.socket < 0) return;
   char chunk[64 << 10];
-  while (true) {
+  bool ended = false;
+  while (!ended) {
     const ssize_t got = recv(member.socket, chunk, sizeof(chunk), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (got <= 0) {
-      Leave(rank, true);
-      return;
-    }
-    member.received.append(chunk, static_cast<size_t>(got));
+    if (got > 0) member.received.append(chunk, static_cast<size_t>(got));
+    ended = got <= 0;
   }
   size_t position = 0;
   frame::Header header;
@@ -308,6 +301,7 @@ void Hub::Hear(int rank) {
     if (member.socket < 0) return;
   }
   member.received.erase(0, position);
+  if (ended) Leave(rank, true);  // without a goodbye among its last frames
 }
 
 void Hub::HandleFrame(int rank, uint32_t type, std::string payload) {
