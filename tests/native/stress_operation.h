@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file stress_operation.h
+ * \brief One operation of the stress test: drawn alike by all ranks, done, and checked against a
+ *        closed form that no other operation shares.
+ */
+#ifndef TVM_IPC_TESTS_STRESS_OPERATION_H_
+#define TVM_IPC_TESTS_STRESS_OPERATION_H_
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "collectives.h"
+
+namespace tvm_ipc {
+
+using Random = std::mt19937_64;
+
+inline uint64_t Draw(Random& random, uint64_t below) { return random() % below; }
+
+/*! \brief Lets another rank run at a point where it should not matter. */
+inline void Jitter(Random& random) {
+  const uint64_t draw = Draw(random, 256);
+  if (draw < 32) sched_yield();
+  if (draw == 32) usleep(static_cast<useconds_t>(Draw(random, 300)));
+  if (draw == 33 && Draw(random, 8) == 0) usleep(3000);
+}
+
+/*! \brief Where a rank's memory is: in its arena, which peers read, or its own. */
+class Block {
+ public:
+  Block(Rank& rank, bool in_arena, size_t bytes) : bytes_(bytes) {
+    if (in_arena) {
+      arena_ = rank.arena();
+      offset_ = arena_->Allocate(bytes);
+      data_ = rank.arena_base() + offset_;
+    } else {
+      own_.reset(new uint8_t[bytes + 1]);
+      data_ = own_.get();
+    }
+  }
+  ~Block() {
+    if (arena_ != nullptr) arena_->Free(offset_, bytes_);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  uint8_t* data() const { return data_; }
+  /*! \brief What nobody may see. */
+  void Spoil(int value) { memset(data_, value, bytes_); }
+
+ private:
+  size_t bytes_;
+  std::shared_ptr<Arena> arena_;
+  size_t offset_ = 0;
+  std::unique_ptr<uint8_t[]> own_;
+  uint8_t* data_;
+};
+
+enum class Act { kAllReduce, kAllGather, kBroadcast, kScatter, kGather, kExchange };
+enum class Place { kArena, kOwn, kMixed };
+
+/*! \brief What all members of a team draw alike. */
+struct Plan {
+  Act act;
+  bool in_group;
+  size_t count;
+  ReduceKind kind;
+  Strategy strategy;
+  bool no_exit_barrier;
+  Place place;
+  bool may_be_in_place;
+  int distance;
+  uint64_t salt;
+};
+
+/*! \brief Sizes on both sides of every choice that the collectives make, for 4-byte elements. */
+inline size_t DrawCount(Random& random, size_t width) {
+  constexpr size_t kBounds[] = {32 << 10, 64 << 10, kPacketBytes, kStageBytes};
+  switch (Draw(random, 16)) {
+    case 0:
+      return 0;
+    case 1:
+      return 1 + Draw(random, 3);
+    case 2:
+    case 3:
+    case 4:
+      return kBounds[Draw(random, 4)] / width - 1 + Draw(random, 3);
+    case 5:
+      return Draw(random, 70000);
+    case 6:
+      return Draw(random, 32) == 0 ? kStageBytes / width * 3 + Draw(random, 99) : 300;
+    default:
+      return Draw(random, 3000);
+  }
+}
+
+inline Plan DrawPlan(Random& random, bool in_group, size_t width) {
+  Plan plan;
+  const uint64_t act = Draw(random, 16);
+  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 5);
+  plan.in_group = in_group;
+  plan.count = DrawCount(random, width);
+  plan.kind = static_cast<ReduceKind>(Draw(random, 5));
+  plan.strategy = static_cast<Strategy>(Draw(random, 4));
+  plan.no_exit_barrier = plan.act == Act::kAllReduce && Draw(random, 4) == 0;
+  plan.place = static_cast<Place>(Draw(random, 3));
+  plan.may_be_in_place = Draw(random, 4) == 0;
+  plan.distance = static_cast<int>(Draw(random, 64));
+  plan.salt = random();
+  return plan;
+}
+
+/*! \brief Element i of what a rank shows: small, so that sums and averages are exact. */
+template <typename T>
+T Element(uint64_t salt, int rank, size_t i) {
+  return static_cast<T>(((static_cast<uint32_t>(salt) + i * 2654435761u + rank * 40503u) >> 11) &
+                        0x3f);
+}
+
+template <typename T>
+T Reduced(ReduceKind kind, uint64_t salt, int first, int size, size_t i) {
+  // Products wrap like those of unsigned integers.
+  using Wide = std::conditional_t<std::is_floating_point<T>::value, double, uint64_t>;
+  Wide result = static_cast<Wide>(Element<T>(salt, first, i));
+  for (int r = 1; r < size; ++r) {
+    const Wide next = static_cast<Wide>(Element<T>(salt, first + r, i));
+    if (kind == ReduceKind::kSum || kind == ReduceKind::kAvg) result += next;
+    if (kind == ReduceKind::kProd) result *= next;
+    if (kind == ReduceKind::kMin) result = std::min(result, next);
+    if (kind == ReduceKind::kMax) result = std::max(result, next);
+  }
+  if (kind == ReduceKind::kAvg) return static_cast<T>(result) / static_cast<T>(size);
+  return static_cast<T>(result);
+}
+
+template <typename T>
+class Operation {
+ public:
+  Operation(Rank& rank, const Plan& plan, Random& own)
+      : rank_(rank), plan_(plan), own_(own), count_(plan.count) {
+    size_ = plan.in_group ? rank.group_size() : rank.num_ranks();
+    first_ = plan.in_group ? rank.id() / size_ * size_ : 0;
+    index_ = rank.id() - first_;
+  }
+
+  /*! \brief Do it. Returns the input if peers may still read it. */
+  std::unique_ptr<Block> Do() {
+    switch (plan_.act) {
+      case Act::kAllReduce:
+        return DoAllReduce();
+      case Act::kAllGather:
+      case Act::kGather:
+        return DoGather();
+      case Act::kBroadcast:
+      case Act::kScatter:
+        return DoSpread();
+      case Act::kExchange:
+        return DoExchange();
+    }
+    return nullptr;
+  }
+
+ private:
+  std::unique_ptr<Block> NewBlock(size_t elements) {
+    const bool in_arena =
+        plan_.place == Place::kArena || (plan_.place == Place::kMixed && Draw(own_, 2) == 0);
+    auto block = std::make_unique<Block>(rank_, in_arena, (elements + 8) * sizeof(T));
+    block->Spoil(0x55);
+    return block;
+  }
+  /*! \brief Elements of a block, not always aligned to more than one of them. */
+  Buffer Take(const Block& block, size_t elements) {
+    constexpr ElementType type{std::is_floating_point<T>::value ? uint8_t{2} : uint8_t{0},
+                               8 * sizeof(T), 1};
+    return Buffer{reinterpret_cast<T*>(block.data()) + (plan_.salt & 7), elements, type};
+  }
+  static Buffer Part(const Buffer& whole, size_t begin, size_t elements) {
+    return Buffer{static_cast<T*>(whole.data) + begin, elements, whole.type};
+  }
+  void Fill(const Buffer& buffer, int shown_by, size_t from = 0) {
+    for (size_t i = 0; i < buffer.count; ++i) {
+      static_cast<T*>(buffer.data)[i] = Element<T>(plan_.salt, shown_by, from + i);
+    }
+    Jitter(own_);
+  }
+  template <typename Expected>
+  void Check(const Buffer& buffer, const char* what, Expected expected) {
+    Jitter(own_);
+    const T* data = static_cast<const T*>(buffer.data);
+    for (size_t i = 0; i < buffer.count; ++i) {
+      if (data[i] == expected(i)) continue;
+      Fail("WrongData", what, " of ", buffer.count, " elements, strategy ",
+           static_cast<int>(plan_.strategy), ", no exit barrier ", plan_.no_exit_barrier,
+           ": element ", i, " is ", +data[i], ", not ", +expected(i));
+    }
+  }
+
+  std::unique_ptr<Block> DoAllReduce() {
+    auto input = NewBlock(count_);
+    auto output = NewBlock(count_);
+    const Buffer send = Take(*input, count_);
+    const bool in_place = plan_.may_be_in_place && Draw(own_, 2) == 0;
+    const Buffer recv = in_place ? send : Take(*output, count_);
+    // Integers of 8 bits and products of floats would not be exact.
+    const ReduceKind kind = std::is_floating_point<T>::value && plan_.kind == ReduceKind::kProd
+                                ? ReduceKind::kSum
+                                : plan_.kind;
+    Fill(send, rank_.id());
+    AllReduce(rank_, plan_.in_group, send, recv, kind, plan_.strategy,
+              plan_.no_exit_barrier ? kNoExitBarrier : 0);
+    // Whoever returns may write its input at once: the exit barrier's promise.
+    if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
+    Check(recv, "allreduce",
+          [&](size_t i) { return Reduced<T>(kind, plan_.salt, first_, size_, i); });
+    return plan_.no_exit_barrier ? std::move(input) : nullptr;
+  }
+
+  std::unique_ptr<Block> DoGather() {
+    const bool receives = plan_.act == Act::kAllGather || index_ == 0;
+    const size_t part = count_ / size_;
+    auto input = NewBlock(part);
+    auto output = NewBlock(part * size_);
+    const Buffer recv = Take(*output, part * size_);
+    const bool in_place = receives && plan_.may_be_in_place;
+    const Buffer send = in_place ? Part(recv, index_ * part, part) : Take(*input, part);
+    Fill(send, rank_.id());
+    if (plan_.act == Act::kAllGather) {
+      AllGather(rank_, plan_.in_group, send, recv);
+    } else {
+      Gather(rank_, plan_.in_group, send, receives ? &recv : nullptr);
+    }
+    input->Spoil(0xee);
+    if (!receives) return nullptr;
+    Check(recv, "gather", [&](size_t i) {
+      return Element<T>(plan_.salt, first_ + static_cast<int>(i / part), i % part);
+    });
+    output->Spoil(0xee);
+    return nullptr;
+  }
+
+  std::unique_ptr<Block> DoSpread() {
+    const bool scatter = plan_.act == Act::kScatter;
+    const size_t part = scatter ? count_ / size_ : count_;
+    const bool root = index_ == 0;
+    const size_t whole = scatter ? part * size_ : part;
+    auto input = NewBlock(root ? whole : 0);
+    auto output = NewBlock(part);
+    const Buffer send = Take(*input, whole);
+    const bool in_place = root && plan_.may_be_in_place;
+    const Buffer recv = in_place ? Part(send, 0, part) : Take(*output, part);
+    if (root) Fill(send, first_);
+    if (scatter) {
+      Scatter(rank_, plan_.in_group, root ? &send : nullptr, recv);
+    } else {
+      Broadcast(rank_, plan_.in_group, root ? &send : nullptr, recv);
+    }
+    if (!in_place) input->Spoil(0xee);
+    const size_t begin = scatter ? index_ * part : 0;
+    Check(recv, scatter ? "scatter" : "broadcast",
+          [&](size_t i) { return Element<T>(plan_.salt, first_, begin + i); });
+    input->Spoil(0xee);
+    return nullptr;
+  }
+
+  std::unique_ptr<Block> DoExchange() {
+    if (size_ == 1) return nullptr;
+    const int distance = 1 + plan_.distance % (size_ - 1);
+    const int to = first_ + (index_ + distance) % size_;
+    const int from = first_ + (index_ + size_ - distance) % size_;
+    auto input = NewBlock(count_);
+    auto output = NewBlock(count_);
+    const Buffer send = Take(*input, count_);
+    const Buffer recv = Take(*output, count_);
+    Fill(send, rank_.id());
+    // A sender may wait for its receiver; in every ring somebody receives first.
+    if (rank_.id() < to) Send(rank_, send, to);
+    Receive(rank_, recv, from);
+    if (rank_.id() > to) Send(rank_, send, to);
+    input->Spoil(0xee);
+    Check(recv, "exchange", [&](size_t i) { return Element<T>(plan_.salt, from, i); });
+    return nullptr;
+  }
+
+  Rank& rank_;
+  const Plan& plan_;
+  Random& own_;
+  size_t count_;
+  int size_;
+  int first_;
+  int index_;
+};
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_TESTS_STRESS_OPERATION_H_

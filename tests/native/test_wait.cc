@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file test_wait.cc
+ * \brief Waiting in all three ways: nobody is missed, nothing is seen too early, and every wait
+ *        has an end.
+ */
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "expect.h"
+#include "wait.h"
+
+namespace {
+
+using tvm_ipc::Publish;
+using tvm_ipc::WaitFor;
+using tvm_ipc::WaitPolicy;
+using tvm_ipc::WaitResult;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr WaitPolicy kSpin{1u << 30, 0};
+constexpr WaitPolicy kYield{0, 1u << 30};
+constexpr WaitPolicy kSleep{0, 0};
+constexpr WaitPolicy kAll{200, 20};
+
+struct Word {
+  alignas(64) std::atomic<uint32_t> step{0};
+  std::atomic<uint32_t> sleepers{0};
+  uint64_t payload = 0;
+};
+
+struct Pair {
+  Word one, two;
+  std::atomic<uint32_t> abort{0};
+};
+
+/*!
+ * \brief Two threads answer each other. A wake-up that gets lost costs the 20 ms until the sleeper
+ *        looks again, so lost ones show in the time when no other thread is running here; a few
+ *        may also be late because the machine is busy.
+ */
+void TestPingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t start) {
+  Pair pair;
+  pair.one.step = pair.two.step = start;
+  std::atomic<int> slow{0};
+  auto play = [&](Word& mine, Word& theirs, bool serves) {
+    for (int i = 1; i <= rounds; ++i) {
+      const uint32_t step = start + static_cast<uint32_t>(i);
+      if (serves) {
+        mine.payload = step * 3ull;
+        Publish(mine.step, step, mine.sleepers);
+      }
+      const auto before = Clock::now();
+      EXPECT(WaitFor(theirs.step, step, theirs.sleepers, pair.abort, policy,
+                     std::chrono::seconds(60)) == WaitResult::kReached);
+      if (Clock::now() - before > milliseconds(19)) ++slow;
+      EXPECT(theirs.payload == step * 3ull, "the step was seen before what it announces");
+      if (!serves) {
+        mine.payload = step * 3ull;
+        Publish(mine.step, step, mine.sleepers);
+      }
+    }
+  };
+  const auto before = Clock::now();
+  std::thread other([&] { play(pair.two, pair.one, false); });
+  play(pair.one, pair.two, true);
+  other.join();
+  const std::chrono::duration<double, std::micro> spent = Clock::now() - before;
+  std::printf("%s: %.1f us a round, %d of %d waits took a sleeper's whole slice\n", name,
+              spent.count() / rounds, slow.load(), 2 * rounds);
+  EXPECT(slow.load() < rounds / 2, "wake-ups get lost");
+  EXPECT(pair.one.sleepers == 0 && pair.two.sleepers == 0);
+}
+
+/*! \brief One step wakes all who sleep on it. */
+void TestManySleepers() {
+  Word word;
+  std::atomic<uint32_t> abort{0};
+  std::atomic<int> woken{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (uint32_t step = 1; step <= 20; ++step) {
+        EXPECT(WaitFor(word.step, step, word.sleepers, abort, kSleep, std::chrono::seconds(60)) ==
+               WaitResult::kReached);
+        EXPECT(word.payload >= step);
+        ++woken;
+        while (woken < static_cast<int>(8 * step)) std::this_thread::yield();
+      }
+    });
+  }
+  for (uint32_t step = 1; step <= 20; ++step) {
+    while (woken < static_cast<int>(8 * (step - 1))) std::this_thread::yield();
+    if (step % 4 == 0) std::this_thread::sleep_for(milliseconds(2));
+    word.payload = step;
+    Publish(word.step, step, word.sleepers);
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(word.sleepers == 0);
+}
+
+void TestDeadline() {
+  Word word;
+  std::atomic<uint32_t> abort{0};
+  for (const WaitPolicy& policy : {kSleep, kAll}) {
+    const auto before = Clock::now();
+    EXPECT(WaitFor(word.step, 1, word.sleepers, abort, policy, milliseconds(70)) ==
+           WaitResult::kDeadline);
+    const auto spent = Clock::now() - before;
+    EXPECT(spent >= milliseconds(70), "gave up too early");
+    EXPECT(spent < std::chrono::seconds(5), "gave up too late");
+  }
+  EXPECT(word.sleepers == 0);
+}
+
+/*! \brief Another thread's abort ends the wait in every phase but the spins, and in time there. */
+void TestAbort() {
+  for (const WaitPolicy& policy : {kSleep, kAll, kYield}) {
+    Word word;
+    std::atomic<uint32_t> abort{0};
+    std::thread other([&] {
+      std::this_thread::sleep_for(milliseconds(30));
+      abort.store(1, std::memory_order_release);
+    });
+    EXPECT(WaitFor(word.step, 1, word.sleepers, abort, policy, std::chrono::seconds(60)) ==
+           WaitResult::kAborted);
+    other.join();
+    // What was completed counts as completed, abort or not.
+    Publish(word.step, 1, word.sleepers);
+    EXPECT(WaitFor(word.step, 1, word.sleepers, abort, policy, std::chrono::seconds(60)) ==
+           WaitResult::kReached);
+    EXPECT(word.sleepers == 0);
+  }
+}
+
+void TestSteps() {
+  EXPECT(tvm_ipc::Reached(5, 5) && tvm_ipc::Reached(6, 5) && !tvm_ipc::Reached(4, 5));
+  EXPECT(tvm_ipc::Reached(0, 0xffffffffu) && !tvm_ipc::Reached(0xffffffffu, 0));
+  EXPECT(tvm_ipc::Reached(0x80000000u, 0x7fffffffu));
+}
+
+void TestPolicy() {
+  const int cores = tvm_ipc::AvailableCores();
+  EXPECT(cores >= 1);
+  const WaitPolicy alone = tvm_ipc::ChooseWaitPolicy(2, 2);
+  const WaitPolicy crowded = tvm_ipc::ChooseWaitPolicy(3, 2);
+  EXPECT(crowded.spins < alone.spins, "with fewer cores than ranks spinning keeps a peer waiting");
+  EXPECT(crowded.yields > 0);
+}
+
+}  // namespace
+
+int main() {
+  TestSteps();
+  TestPolicy();
+  TestDeadline();
+  TestAbort();
+  TestPingPong("spin", kSpin, tvm_ipc::AvailableCores() > 1 ? 300 : 3, 7);
+  TestPingPong("yield", kYield, 2000, 0);
+  TestPingPong("sleep", kSleep, 2000, 0);
+  TestPingPong("all, steps wrap", kAll, 2000, 0u - 1000);
+  TestManySleepers();
+  std::printf("passed\n");
+  return 0;
+}
