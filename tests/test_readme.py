@@ -97,7 +97,7 @@ for compiled, places in ((tvm.compile(Model, target="llvm"), 0), (program, 1)):
 
 def test_pass_order_is_that_of_the_demo() -> None:
     demo = (ROOT / "tvm_ipc" / "demo" / "lowering.py").read_text()
-    passes = re.compile(r"\btransform\.([A-Z]\w+)\(")
+    passes = re.compile(r"(?:\btransform\.|^ +)([A-Z]\w+)\(", re.MULTILINE)
     # The demo also fuses, and cuts the sequence where it looks at the module.
     left_out = {"AnnotateTIROpPattern", "FoldConstant", "FuseOps", "FuseTIR", "Sequential"}
     of_demo, of_readme = (

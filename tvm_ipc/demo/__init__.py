@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: a tensor-parallel MLP, compiled with TVM's own passes, on workers that share memory.
+"""The demo: a tensor-parallel MLP, compiled with TVM's passes, on workers that share memory.
 
 `options` reads the command line, `model` is the program, `lowering` compiles it with the help of
 `schedule`, `run` runs it in a session, and `tour` leads through all that and judges the result.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the model to an executable, with TVM's own passes, and what they did on the way."""
+"""From the model to an executable, and what the passes did on the way.
+
+They are TVM's own, but for `LowerGPUIPCAllocStorage`: TVM's asks for several times the memory.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from tvm_ipc.contract import IPC_MEMORY, AllReduceStrategy
 from tvm_ipc.demo.model import MAIN
 from tvm_ipc.demo.schedule import schedule_matmuls
 from tvm_ipc.errors import IPCError
+from tvm_ipc.transform import LowerGPUIPCAllocStorage
 
 _CUSTOM_ALLREDUCE: Final = "runtime.disco.cuda_ipc.custom_allreduce"
 
@@ -73,7 +77,7 @@ def compile_module(module: tvm.IRModule, strategy: AllReduceStrategy) -> Compile
         lowered = tvm.transform.Sequential(
             [
                 # Before the generic lowering, which knows no scope.
-                transform.LowerGPUIPCAllocStorage(),
+                LowerGPUIPCAllocStorage(),
                 transform.LowerAllocTensor(),
                 transform.KillAfterLastUse(),
                 transform.LowerRuntimeBuiltin(),

@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     default = Options()
     parser = _Parser(
         "tvm-ipc demo",
-        description="Compile a tensor-parallel MLP with TVM's own passes, run it on workers that "
-        "share memory, and compare it with one worker and with NumPy.",
+        description="Compile a tensor-parallel MLP with TVM's passes, run it on workers that share "
+        "memory, and compare it with one worker and with NumPy.",
         epilog="Exit code: 0 right results, 1 wrong ones or a failure, 2 wrong options.",
         allow_abbrev=False,
     )

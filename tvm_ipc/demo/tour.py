@@ -167,18 +167,13 @@ def _explain_memory(report: Report, options: Options, compiled: Compiled, many: 
     if not compiled.ipc_storages:
         return
     arena = many.arena
+    planned = sum(compiled.ipc_storages)
     report.line(
         "memory",
-        f"a worker used up to {size(arena['peak_in_use'])} of ipc_memory, in a memfd that all "
-        "workers map",
+        f"a worker used {size(arena['peak_in_use'])} of ipc_memory, {size(planned)} planned, in a "
+        "memfd that all map",
     )
-    report.line("", f"({size(arena['committed'])} so far, at most {size(arena['limit'])})")
-    width = numpy_dtype(options.dtype).itemsize
-    report.line(
-        "",
-        f"the plan needs {size(sum(compiled.ipc_storages))}; TVM's LowerGPUIPCAllocStorage asks "
-        f"for {width} times as much",
-    )
+    report.line("", f"({size(arena['committed'])} of it so far, at most {size(arena['limit'])})")
 
 
 def _suggest(report: Report, options: Options) -> None:
