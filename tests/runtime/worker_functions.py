@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm.runtime import Tensor, tensor
 from tvm_ffi import Shape, get_global_func, register_global_func
 
@@ -129,6 +130,21 @@ def call_elsewhere(rank: int, name: str, other: str, count: int, *args: Any) -> 
         get_global_func(name)(*args[:count])
     else:
         get_global_func(other)(*args[count:])
+
+
+# ---- tensors that are parts of others --------------------------------------------------------
+
+
+@register
+def view(whole: Tensor, start: int, count: int) -> Tensor:
+    width = whole.numpy().itemsize
+    return whole._create_view((count,), whole.dtype, start * width)
+
+
+@register
+def every_second_column(rows: int, columns: int) -> Tensor:
+    """A tensor with gaps between its elements."""
+    return tvm_ffi.from_dlpack(np.zeros((rows, 2 * columns), "float32")[:, ::2])
 
 
 # ---- shards of parameters -------------------------------------------------------------------

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives to try, what goes in, and what must come out, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+
+Array = np.ndarray[Any, Any]
+SOURCES = Path(__file__).resolve().parents[2] / "tvm_ipc" / "csrc"
+REDUCED = (
+    *("float16", "bfloat16", "float32", "float64"),
+    *("int8", "uint8", "int32", "int64", "bool"),
+)
+MOVED = (*REDUCED, "float8_e4m3fn", "float8_e5m2")
+MEMORIES = ("arena", "private", "mixed")
+GATHERS = ("allgather", "broadcast", "scatter", "gather")
+
+
+def threshold(file: str, name: str) -> int:
+    """A constant of the native core, in bytes."""
+    text = (SOURCES / file).read_text()
+    found = re.search(rf"constexpr size_t {name} = (\d+)u? << (\d+);", text)
+    assert found, f"{name} is not in {file} in the form that this test reads"
+    return int(found[1]) << int(found[2])
+
+
+EAGER = threshold("allreduce.cc", "kEagerBytes")
+SLICE = threshold("allreduce.cc", "kSliceBytes")
+STAGE = threshold("control.h", "kStageBytes")
+PACKET = threshold("control.h", "kPacketBytes")
+STREAM = threshold("collectives.h", "kStreamBytes")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective. `count` is of the smaller of its input and output."""
+
+    operation: str
+    count: int
+    dtype: str = "float32"
+    kind: int = ReduceKind.SUM
+    strategy: int = AllReduceStrategy.RING
+    flags: int = 0
+    #: Where inputs lie: "arena", "private", or "mixed", which is one on even ranks, one on odd.
+    memory: str = "private"
+    in_place: bool = False
+    #: Elements before the tensors in their storages.
+    offset: int = 0
+
+
+def sizes(ranks: int, dtype: str, thresholds: tuple[int, ...]) -> list[int]:
+    """Small counts, those around the thresholds, and a large one that nothing divides."""
+    width = numpy_type(dtype).itemsize
+    # What is one more goes another way; with many ranks that has to do, for the time it takes.
+    steps = (-1, 0, 1) if ranks <= 3 else (1,)
+    around = {bytes_ // width + step for bytes_ in thresholds for step in steps}
+    large = {3 * STAGE // width + 13} if ranks <= 3 else set()
+    return sorted({0, 1, 7, 1000, ranks * 64 + 1} | around | large)
+
+
+def reductions(dtype: str) -> list[ReduceKind]:
+    return [kind for kind in ReduceKind if (dtype, kind) != ("bool", ReduceKind.AVG)]
+
+
+def _ways(ranks: int) -> tuple[int, ...]:
+    """Bytes where an all-reduce begins to go another way, or to take one more piece."""
+    return (EAGER, SLICE, STAGE, ranks * STAGE)
+
+
+def allreduces_by_way(ranks: int) -> Iterator[Case]:
+    """Every size, strategy, memory, and in place or not; the rest takes turns."""
+    turn = itertools.count()
+    for count, strategy, memory, in_place in itertools.product(
+        sizes(ranks, "float32", _ways(ranks)), AllReduceStrategy, MEMORIES, (False, True)
+    ):
+        i = next(turn)
+        kind, flags, offset = i % 5, i % 2, (0, 0, 3, 64)[i % 4]
+        yield Case("allreduce", count, "float32", kind, strategy, flags, memory, in_place, offset)
+
+
+def allreduces_by_type(ranks: int, dtype: str) -> Iterator[Case]:
+    """Every size and memory, and every reduction at some; the rest takes turns."""
+    turn, kinds = itertools.count(), reductions(dtype)
+    for count, memory in itertools.product(sizes(ranks, dtype, _ways(ranks)), MEMORIES):
+        i = next(turn)
+        kind, in_place, offset = kinds[i % len(kinds)], i % 3 == 0, (0, 1, 5)[i % 3]
+        yield Case("allreduce", count, dtype, kind, i % 4, 0, memory, in_place, offset)
+    for kind, count in itertools.product(kinds, (1, 33, 1000)):
+        yield Case("allreduce", count, dtype, kind)
+
+
+def allreduces_of_one(ranks: int, dtype: str, strategy: int, memory: str) -> Iterator[Case]:
+    """The same inputs whatever the strategy and the memory."""
+    kinds = (ReduceKind.SUM, ReduceKind.PROD)
+    for kind, count in itertools.product(kinds, sizes(ranks, dtype, (EAGER, SLICE))):
+        yield Case("allreduce", count, dtype, kind, strategy, memory=memory)
+
+
+def moves(ranks: int, dtype: str) -> Iterator[Case]:
+    """Gathers and scatters of every size, memory, and in place or not."""
+    turn = itertools.count()
+    # The root of a scatter has a part for every rank in its buffer.
+    counts = sizes(ranks, dtype, (STAGE, STAGE // ranks // 64 * 64))
+    for operation, count, memory, in_place in itertools.product(
+        GATHERS, counts, MEMORIES, (False, True)
+    ):
+        offset = (0, 1, 5)[next(turn) % 3]
+        yield Case(operation, count, dtype, memory=memory, in_place=in_place, offset=offset)
+
+
+def messages(ranks: int, dtype: str) -> Iterator[Case]:
+    """From each to the next, in packets and whole; and between two that both send first."""
+    counts = sizes(ranks, dtype, (PACKET, 2 * PACKET))
+    for count, memory in itertools.product(counts, ("arena", "private")):
+        yield Case("ring", count, dtype, memory=memory, offset=count % 3)
+    packets = 2 * PACKET // numpy_type(dtype).itemsize
+    for count in (0, 1, 7, packets // 2, packets // 2 + 1, packets):
+        yield Case("exchange", count, dtype)
+
+
+def small_ones(ranks: int) -> Iterator[Case]:
+    """A bit of everything."""
+    for operation, count, memory in itertools.product(
+        ("allreduce", *GATHERS, "ring"), (0, 1, 300), ("arena", "private")
+    ):
+        yield Case(operation, count, memory=memory)
+    yield Case("allreduce", SLICE // 4 + 1, memory="arena")
+
+
+def storm(ranks: int, seed: int, count: int) -> Iterator[Case]:
+    """Many in a row in no order, each over memory that the one before it used."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        operation = generator.choice(("allreduce", "allreduce", *GATHERS, "ring"))
+        dtype = str(generator.choice(("float32", "bfloat16", "int8")))
+        size = int(generator.choice((1, 90, 4000, 20000)))
+        kind, strategy, flags, memory, place = generator.integers(0, (5, 4, 2, 3, 2)).tolist()
+        if operation != "allreduce":
+            kind = strategy = flags = 0
+        if operation == "ring":
+            place = 0  # who receives first would lose what it has to send
+        yield Case(
+            str(operation), size, dtype, kind, strategy, flags, MEMORIES[memory], bool(place)
+        )
+
+
+def beyond_the_caches(ranks: int) -> Iterator[Case]:
+    """Outputs that are written past the caches."""
+    yield Case("allreduce", STREAM // 4 + 5, memory="arena", offset=3)
+    yield Case("allgather", STREAM // 4 // ranks + 5, offset=3)
+
+
+# ---- what goes in and what comes out --------------------------------------------------------
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+
+
+_lock = threading.Lock()
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute once for ranks that are threads of one process and ask at the same time."""
+    cached = functools.lru_cache(maxsize=16)(function)
+
+    @functools.wraps(function)
+    def locked(*args: Any) -> Any:
+        with _lock:
+            return cached(*args)
+
+    return locked
+
+
+@functools.cache
+def _pool(dtype: str, narrow: bool) -> Array:
+    """Values to take inputs from; `narrow` ones can be multiplied without end."""
+    generator = np.random.default_rng(0)
+    count, kind = (1 << 20) + 7, numpy_type(dtype)
+    if dtype == "bool":
+        return generator.random(count) < 0.8
+    if np.issubdtype(kind, np.integer):
+        limits = np.iinfo(kind)
+        return generator.integers(limits.min, limits.max, count, dtype=kind, endpoint=True)
+    spread = 1 if narrow else 8
+    values = generator.standard_normal(count) * 2.0 ** generator.integers(-spread, spread, count)
+    return np.asarray(values.astype(kind))
+
+
+@_once
+def inputs(case: Case, ranks: int, team: int) -> Array:
+    """Each member's values, as rows; different for every team."""
+    one_sends = case.operation in ("broadcast", "scatter")
+    count = case.count * (ranks if case.operation == "scatter" else 1)
+    narrow = case.kind == ReduceKind.PROD or numpy_type(case.dtype).itemsize == 1
+    pool = _pool(case.dtype, narrow)
+    what = (case.operation, case.count, case.dtype, case.kind, team)
+    generator = np.random.default_rng(zlib.crc32(repr(what).encode()))
+    starts = generator.integers(0, len(pool) // 2, 1 if one_sends else ranks)
+    rows = np.stack([np.resize(pool[start : start + count], count) for start in starts])
+    if case.operation == "allreduce" and rows.dtype.kind not in "biu":
+        _add_specials(rows)
+    return np.broadcast_to(rows, (ranks, count))
+
+
+def _add_specials(rows: Array) -> None:
+    """Zeros of both signs, infinities, what is less than normal, what is not a number."""
+    if rows.shape[1] >= 32:
+        least = ml_dtypes.finfo(rows.dtype).smallest_subnormal
+        first = (0.0, -0.0, -0.0, np.inf, -np.inf, np.inf, np.nan, least, 1.0)
+        last = (-0.0, 0.0, -0.0, np.inf, -np.inf, -np.inf, 1.0, least, np.nan)
+        rows[0, 3:12] = np.array(first).astype(rows.dtype)
+        rows[-1, 3:12] = np.array(last).astype(rows.dtype)
+
+
+@_once
+def reduced(case: Case, ranks: int, team: int) -> Array:
+    return reduce(inputs.__wrapped__(case, ranks, team), ReduceKind(case.kind))
+
+
+def reduce(rows: Array, kind: ReduceKind) -> Array:
+    """Rank after rank; 16-bit floats in float32, integers in 64 bits, rounded once at the end."""
+    dtype = rows.dtype
+    if dtype.kind == "b":
+        return rows.any(axis=0) if kind in (ReduceKind.SUM, ReduceKind.MAX) else rows.all(axis=0)
+    integer = np.issubdtype(dtype, np.integer)
+    wide = np.dtype("int64") if integer else np.promote_types(dtype, np.float32)
+    first, *others = rows.astype(wide)
+    with np.errstate(all="ignore"):
+        total = functools.reduce(_STEP[kind], others, first)
+        if kind == ReduceKind.AVG:
+            total = _truncated(total, len(rows)) if integer else total / wide.type(len(rows))
+        if not integer:
+            total = np.where(np.isnan(rows.astype(wide)).any(axis=0), wide.type(np.nan), total)
+        return np.asarray(total.astype(dtype))
+
+
+def _truncated(total: Array, ranks: int) -> Array:
+    quotient = total // ranks
+    return np.asarray(quotient + ((total % ranks != 0) & (total < 0)))
+
+
+_STEP: dict[ReduceKind, Callable[[Array, Array], Array]] = {
+    ReduceKind.SUM: lambda a, b: a + b,
+    ReduceKind.PROD: lambda a, b: a * b,
+    ReduceKind.MIN: lambda a, b: np.where(b < a, b, a),
+    ReduceKind.MAX: lambda a, b: np.where(b > a, b, a),
+    ReduceKind.AVG: lambda a, b: a + b,
+}
+
+
+def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
+    """What the member with this index holds afterwards; None if nothing comes out there."""
+    if case.operation == "allreduce":
+        return np.asarray(reduced(case, ranks, team))
+    rows = inputs(case, ranks, team)
+    if case.operation == "broadcast":
+        return np.asarray(rows[0])
+    if case.operation == "scatter":
+        return np.asarray(rows[0].reshape(ranks, case.count)[index])
+    if case.operation == "ring":
+        return np.asarray(rows[index - 1])
+    if case.operation == "exchange":
+        return np.asarray(rows[partner(ranks, index)])
+    if case.operation == "gather" and index > 0:
+        return None
+    return np.asarray(rows.reshape(-1))
+
+
+def partner(ranks: int, index: int) -> int:
+    """The other one of a pair of neighbours; the last one of an odd number is alone."""
+    return min(index ^ 1, ranks - 1)
+
+
+def same(result: Array, wanted: Array) -> bool:
+    """Whether all bits are equal; what is not a number may be written in several ways."""
+    bits = np.dtype(f"u{result.itemsize}")
+    equal = result.view(bits) == wanted.view(bits)
+    if equal.all():
+        return True
+    if not np.issubdtype(result.dtype, np.floating) and result.dtype.kind != "V":
+        return False
+    with np.errstate(invalid="ignore"):
+        both_nan = np.isnan(result.astype("float64")) & np.isnan(wanted.astype("float64"))
+    return bool((equal | both_nan).all())

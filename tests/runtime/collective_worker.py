@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the cases of `collective_cases` on a worker, which checks its own results.
+
+A session makes `tests.run_collectives` known with `import_python_module("collective_worker")`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import collective_cases as cases
+import numpy as np
+import tvm
+from collective_cases import Array, Case
+from tvm_ffi import Shape, get_global_func, register_global_func
+
+_CANARY = 0xA5
+_MARGIN = 64
+
+
+class Memory:
+    """A tensor inside a storage, with bytes around it that nobody may write."""
+
+    def __init__(self, in_arena: bool, dtype: str, count: int, offset: int) -> None:
+        self.dtype, self.name = cases.numpy_type(dtype), dtype
+        self.start = offset * self.dtype.itemsize
+        self.end = self.start + count * self.dtype.itemsize
+        size = self.end + _MARGIN
+        if in_arena:
+            allocate = get_global_func("runtime.disco.cuda_ipc.alloc_storage")
+            self.storage = allocate(Shape([size]), tvm.DataType("uint8"))
+            self.whole = self._tensor_of_storage(0, size, "uint8")
+            self.tensor = self._tensor_of_storage(self.start, count, dtype)
+        else:
+            self.whole = tvm.runtime.empty((size,), "uint8")
+            self.tensor = self.part(0, count)
+        self.bytes = np.full(size, _CANARY, "uint8")
+        self.whole.copyfrom(self.bytes)
+
+    def _tensor_of_storage(self, offset: int, count: int, dtype: str) -> Any:
+        make = get_global_func("vm.builtin.alloc_tensor")
+        return make(self.storage, offset, Shape([count]), tvm.DataType(dtype))
+
+    def part(self, start: int, count: int) -> Any:
+        """A tensor of some of the elements."""
+        where = self.start + start * self.dtype.itemsize
+        return self.whole._create_view((count,), self.name, where)
+
+    def write(self, values: Array, start: int = 0) -> None:
+        where = self.start + start * self.dtype.itemsize
+        self.bytes[where : where + values.nbytes] = np.ascontiguousarray(values).view("uint8")
+        self.whole.copyfrom(self.bytes)
+
+    def read(self) -> Array:
+        """The values, after a look at the bytes around them."""
+        now = self.whole.numpy()
+        around = np.concatenate([now[: self.start], now[self.end :]])
+        assert (around == _CANARY).all(), "bytes outside of the output were written"
+        return np.asarray(now[self.start : self.end].view(self.dtype))
+
+    def unchanged(self) -> bool:
+        return bool((self.whole.numpy() == self.bytes).all())
+
+
+class Member:
+    """The calling worker as a member of a team, the world or its group."""
+
+    def __init__(self, groups: int, in_group: bool) -> None:
+        self.rank = int(get_global_func("runtime.disco.worker_rank")())
+        self.size = int(get_global_func("runtime.disco.world_size")())
+        if in_group:
+            self.size //= groups
+        self.in_group = in_group
+        self.index = self.rank % self.size
+        self.first = self.rank - self.index
+
+    def run(self, case: Case) -> Array | None:
+        """Do it, and check what came out and that nothing else changed."""
+        send, recv = self._memories(case)
+        values = cases.inputs(case, self.size, self.first)[self.index]
+        own_part = send is recv and case.operation in ("allgather", "gather")
+        at = self.index * case.count if own_part else 0
+        send.write(values, at)
+        getattr(self, f"_{case.operation}")(
+            case,
+            send.part(at, len(values)) if self._sends(case) else None,
+            recv.part(0, self._results(case)) if self._receives(case) else None,
+        )
+        if case.flags:
+            # The promise was that the input stays until the next collective.
+            one = tvm.runtime.tensor(np.zeros(1, "float32"))
+            _shm("allreduce")(one, 0, self.in_group, one)
+        if send is not recv:
+            assert send.unchanged(), f"{case} on rank {self.rank}: the input was written"
+        wanted = cases.expected(case, self.size, self.first, self.index)
+        if wanted is None:
+            return None
+        result = recv.read()[: len(wanted)]
+        if not cases.same(result, wanted):
+            where = np.flatnonzero(result.view("uint8") != wanted.view("uint8"))
+            at = int(where[0]) // result.itemsize
+            raise AssertionError(
+                f"{case} on rank {self.rank}: element {at} is {result[at]!r}, "
+                f"not {wanted[at]!r}; {len(where)} bytes of {result.nbytes} differ"
+            )
+        return result
+
+    def _sends(self, case: Case) -> bool:
+        return self.index == 0 or case.operation not in ("broadcast", "scatter")
+
+    def _receives(self, case: Case) -> bool:
+        return self.index == 0 or case.operation != "gather"
+
+    def _results(self, case: Case) -> int:
+        return case.count * (self.size if case.operation in ("allgather", "gather") else 1)
+
+    def _memories(self, case: Case) -> tuple[Memory, Memory]:
+        """Of input and output; the same if one is where its data belongs in the other."""
+        in_arena = case.memory == "arena" or (case.memory == "mixed" and self.rank % 2 == 0)
+        taken = case.count * (self.size if case.operation == "scatter" else 1)
+        results = self._results(case)
+        if case.in_place and self._sends(case) and self._receives(case):
+            both = Memory(in_arena, case.dtype, max(taken, results), case.offset)
+            return both, both
+        return (
+            Memory(in_arena, case.dtype, taken, case.offset),
+            Memory(not in_arena, case.dtype, results, case.offset),
+        )
+
+    def _allreduce(self, case: Case, send: Any, recv: Any) -> None:
+        reduce = get_global_func("tvm_ipc.allreduce")
+        reduce(send, case.kind, self.in_group, case.strategy, case.flags, recv)
+
+    def _allgather(self, case: Case, send: Any, recv: Any) -> None:
+        _shm("allgather")(send, self.in_group, recv)
+
+    def _broadcast(self, case: Case, send: Any, recv: Any) -> None:
+        _shm("broadcast_from_worker0")(send, self.in_group, recv)
+
+    def _scatter(self, case: Case, send: Any, recv: Any) -> None:
+        _shm("scatter_from_worker0")(send, self.in_group, recv)
+
+    def _gather(self, case: Case, send: Any, recv: Any) -> None:
+        _shm("gather_to_worker0")(send, self.in_group, recv)
+
+    def _ring(self, case: Case, send: Any, recv: Any) -> None:
+        if self.size == 1:
+            recv.copyfrom(send)
+            return
+        after = self.first + (self.index + 1) % self.size
+        before = self.first + (self.index - 1) % self.size
+        if self.index % 2 == 0:
+            _shm("send_to_worker")(send, after)
+            _shm("recv_from_worker")(recv, before)
+        else:
+            _shm("recv_from_worker")(recv, before)
+            _shm("send_to_worker")(send, after)
+
+    def _exchange(self, case: Case, send: Any, recv: Any) -> None:
+        other = cases.partner(self.size, self.index)
+        if other == self.index:
+            recv.copyfrom(send)
+            return
+        _shm("send_to_worker")(send, self.first + other)
+        _shm("recv_from_worker")(recv, self.first + other)
+
+
+def _shm(name: str) -> Any:
+    return get_global_func(f"runtime.disco.shm.{name}")
+
+
+@register_global_func("tests.run_collectives", override=True)
+def run_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> str:
+    """Run the cases of a plan; return a digest of all results."""
+    member = Member(groups, in_group)
+    digest = hashlib.sha256()
+    late = np.random.default_rng(member.rank)
+    for case in getattr(cases, plan)(member.size, *arguments):
+        if plan == "storm" and late.random() < 0.2:
+            time.sleep(late.random() * 1e-3)
+        result = member.run(case)
+        if result is not None:
+            digest.update(np.ascontiguousarray(result).view("uint8"))
+    return digest.hexdigest()

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective against NumPy, bit for bit: ranks x sizes x types x where the memory lies.
+
+Reductions add in rank order, 16-bit floats in float32, so there is one right answer. The workers
+check it themselves, and that inputs and the bytes around outputs stay as they were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tvm_ffi
+from collective_cases import MEMORIES, MOVED, REDUCED
+from disco_kinds import HERE, on_workers
+
+import tvm_ipc
+from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+from tvm_ipc.errors import WorkerError
+
+RANKS = (1, 2, 3, 4, 5, 8)
+
+OpenSession = Callable[..., tvm_ipc.Session]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[OpenSession]:
+    """Sessions of this module, by number of ranks, of groups, and the kind of the workers."""
+    sessions: dict[tuple[int, int, bool], tvm_ipc.Session] = {}
+
+    def get(ranks: int, groups: int = 1, threads: bool = True) -> tvm_ipc.Session:
+        key = (ranks, groups, threads)
+        if key not in sessions or not sessions[key].usable:
+            session = tvm_ipc.Session(ranks, num_groups=groups, threads=threads, timeout=60)
+            session.import_python_module("collective_worker")
+            sessions[key] = session
+        return sessions[key]
+
+    yield get
+    for session in sessions.values():
+        session.close()
+
+
+def run(session: tvm_ipc.Session, plan: str, *arguments: Any, groups: int = 1) -> list[str]:
+    """Run the cases of a plan on all ranks; return each one's digest of its results."""
+    digests = start(session, groups, True, plan, *arguments)
+    return on_workers(digests, session.num_workers)
+
+
+def start(session: tvm_ipc.Session, groups: int, in_group: bool, plan: str, *args: Any) -> Any:
+    return session.get_global_func("tests.run_collectives")(groups, in_group, plan, *args)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_allreduce_every_way(ranks: int, opened: OpenSession) -> None:
+    digests = run(opened(ranks), "allreduces_by_way")
+    assert len(set(digests)) == 1, "ranks have different bits"
+
+
+@pytest.mark.parametrize("dtype", REDUCED)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_allreduce_every_type(ranks: int, dtype: str, opened: OpenSession) -> None:
+    digests = run(opened(ranks), "allreduces_by_type", dtype)
+    assert len(set(digests)) == 1, "ranks have different bits"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_one_answer_whatever_the_strategy_and_the_memory(
+    ranks: int, dtype: str, opened: OpenSession
+) -> None:
+    digests = {
+        digest
+        for strategy in AllReduceStrategy
+        for memory in MEMORIES
+        for digest in run(opened(ranks), "allreduces_of_one", dtype, int(strategy), memory)
+    }
+    assert len(digests) == 1
+
+
+SAME_CASES = """
+import sys
+sys.path.insert(0, {here!r})
+import json, tvm, tvm_ffi, tvm_ipc
+from test_collectives import run
+
+with tvm_ipc.Session(3, threads=True) as session:
+    session.import_python_module("collective_worker")
+    digests = [run(session, "allreduces_of_one", t, 3, "mixed") for t in ("bfloat16", "float32")]
+    info = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())
+    print(info["instruction_set"], *(digest for ranks in digests for digest in ranks))
+"""
+
+
+def test_one_answer_whatever_the_instruction_set(run_python: Callable[..., str]) -> None:
+    info = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())
+    answers = set()
+    for name in info["instruction_sets"]:
+        used, *digests = run_python(SAME_CASES.format(here=str(HERE)), TVM_IPC_ISA=name).split()
+        assert used == name
+        answers.add(tuple(digests))
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bool", "float32", "float64"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_gathers_and_scatters(ranks: int, dtype: str, opened: OpenSession) -> None:
+    run(opened(ranks), "moves", dtype)
+
+
+@pytest.mark.parametrize("dtype", MOVED)
+def test_every_type_moves(dtype: str, opened: OpenSession) -> None:
+    run(opened(2), "moves", dtype)
+    run(opened(2), "messages", dtype)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_messages(ranks: int, opened: OpenSession) -> None:
+    run(opened(ranks), "messages", "float32")
+    run(opened(ranks), "messages", "int8")
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(4, 2), (6, 3), (6, 2), (4, 4)])
+def test_groups(ranks: int, groups: int, opened: OpenSession) -> None:
+    session = opened(ranks, groups)
+    for seed in range(3):
+        # One after the other without waiting: ranks are in different teams at the same time.
+        start(session, groups, True, "small_ones")
+        start(session, groups, False, "small_ones")
+        start(session, groups, True, "storm", seed, 30)
+        start(session, groups, False, "storm", seed, 30)
+    session.sync()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_many_in_a_row_over_the_same_memory(ranks: int, opened: OpenSession) -> None:
+    for seed in range(5):
+        start(opened(ranks), 1, True, "storm", seed, 60)
+    opened(ranks).sync()
+
+
+def test_64_ranks() -> None:
+    with tvm_ipc.Session(64, threads=True, timeout=100) as session:
+        session.import_python_module("collective_worker")
+        run(session, "small_ones")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_between_processes(ranks: int, opened: OpenSession) -> None:
+    session = opened(ranks, threads=False)
+    for plan in (
+        ("allreduces_by_type", "bfloat16"),
+        ("allreduces_by_type", "float32"),
+        ("moves", "float32"),
+        ("messages", "float32"),
+        ("storm", 1, 100),
+    ):
+        start(session, 1, True, *plan)
+    session.sync()
+
+
+def test_what_is_larger_than_the_caches(opened: OpenSession) -> None:
+    run(opened(2), "beyond_the_caches")
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+
+def refused(session: tvm_ipc.Session, kind: str, message: str, *ranks: int) -> None:
+    """Expect an error of that kind on these ranks, and a session that works afterwards.
+
+    Where every rank would fail, the first one may stop the others before they get that far.
+    """
+    with pytest.raises(WorkerError) as error:
+        session.sync()
+    assert {one.rank for one in error.value.errors} <= set(ranks)
+    for one in error.value.errors:
+        assert one.kind == kind
+        assert message in one.message
+    assert session.usable
+    run(session, "small_ones")
+
+
+@pytest.fixture
+def trio(opened: OpenSession) -> tvm_ipc.Session:
+    return opened(3)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("kind", list(ReduceKind))
+def test_reduction_of_8_bit_floats(kind: ReduceKind, dtype: str, trio: tvm_ipc.Session) -> None:
+    x = trio.empty((4,), dtype)
+    trio.allreduce(x, x, op=kind.name.lower())
+    name = f"{kind.name.lower()} of {dtype} is not supported; cast to a type that is"
+    refused(trio, "TypeError", name, 0, 1, 2)
+
+
+def test_average_of_truth_values(trio: tvm_ipc.Session) -> None:
+    x = trio.empty((4,), "bool")
+    trio.allreduce(x, x, op="avg")
+    refused(trio, "TypeError", "avg of bool is not supported", 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "flags", "message"),
+    [
+        (5, 0, 0, "there is no reduction 5; 0 to 4 are sum, prod, min, max, avg"),
+        (-1, 0, 0, "there is no reduction -1"),
+        (0, 4, 0, "there is no strategy 4; 0 to 3 are ring, one-shot, two-shot, auto"),
+        (0, -1, 0, "there is no strategy -1"),
+        (0, 0, 2, "unknown flags 2"),
+    ],
+)
+def test_numbers_without_a_meaning(
+    kind: int, strategy: int, flags: int, message: str, trio: tvm_ipc.Session
+) -> None:
+    x = trio.empty((4,), "float32")
+    trio.get_global_func("tvm_ipc.allreduce")(x, kind, True, strategy, flags, x)
+    refused(trio, "ValueError", message, 0, 1, 2)
+
+
+def test_allreduce_of_tensors_that_differ(trio: tvm_ipc.Session) -> None:
+    send = trio.empty((2, 3), "float32")
+    trio.allreduce(send, trio.empty((7,), "float32"))
+    message = "send has 6 x float32, recv has 7 x float32; they must be equal"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    trio.allreduce(send, trio.empty((2, 3), "int32"))
+    refused(trio, "ValueError", "recv has 6 x int32", 0, 1, 2)
+    # The number of elements decides, not the shape.
+    trio.allreduce(send, trio.empty((6,), "float32"))
+    trio.sync()
+
+
+def view(session: tvm_ipc.Session, whole: Any, start: int, count: int) -> Any:
+    """Some of the elements of a float32 tensor."""
+    return session.get_global_func("tests.view")(whole, start, count)
+
+
+def test_tensors_that_overlap_in_part(trio: tvm_ipc.Session) -> None:
+    trio.import_python_module("worker_functions")
+    whole = trio.empty((16,), "float32")
+    trio.allreduce(view(trio, whole, 0, 8), view(trio, whole, 1, 8))
+    refused(trio, "ValueError", "send and recv overlap in part", 0, 1, 2)
+    # Rank 1's place in the output is the second one.
+    trio.allgather(view(trio, whole, 4, 4), view(trio, whole, 0, 12))
+    refused(trio, "ValueError", "allgather: send and recv overlap", 0, 2)
+    trio.broadcast_from_worker0(view(trio, whole, 0, 8), view(trio, whole, 4, 8))
+    refused(trio, "ValueError", "broadcast: send and recv overlap", 0)
+    trio.scatter_from_worker0(view(trio, whole, 0, 12), view(trio, whole, 4, 4))
+    refused(trio, "ValueError", "scatter: send and recv overlap", 0)
+    trio.gather_to_worker0(view(trio, whole, 4, 4), view(trio, whole, 0, 12))
+    refused(trio, "ValueError", "gather: send and recv overlap", 0)
+
+
+def test_counts_that_do_not_fit(trio: tvm_ipc.Session) -> None:
+    def x(count: int, dtype: str = "float32") -> Any:
+        return trio.empty((count,), dtype)
+
+    trio.allgather(x(2), x(7))
+    message = "allgather: recv has 7 elements, needed are 3 x 2"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    trio.broadcast_from_worker0(x(2), x(3))
+    refused(trio, "ValueError", "broadcast: send has 2 elements, recv has 3", 0)
+    trio.scatter_from_worker0(x(7), x(2))
+    message = "scatter: 7 elements cannot be divided evenly among 3 workers"
+    refused(trio, "ValueError", message, 0)
+    trio.scatter_from_worker0(x(9), x(2))
+    refused(trio, "ValueError", "scatter: a part of send has 3 elements, recv has 2", 0)
+    trio.gather_to_worker0(x(2), x(7))
+    refused(trio, "ValueError", "gather: recv has 7 elements, needed are 3 x 2", 0)
+    for collective, send, recv, ranks in (
+        ("allgather", 2, 6, (0, 1, 2)),
+        ("broadcast_from_worker0", 2, 2, (0,)),
+        ("scatter_from_worker0", 6, 2, (0,)),
+        ("gather_to_worker0", 2, 6, (0,)),
+    ):
+        getattr(trio, collective)(x(send), x(recv, "int32"))
+        name = collective.partition("_")[0]
+        refused(trio, "ValueError", f"{name}: send is float32, recv is int32", *ranks)
+
+
+def test_nothing_where_something_is_needed(trio: tvm_ipc.Session) -> None:
+    x = trio.empty((3,), "float32")
+    for collective, arguments in (
+        ("broadcast_from_worker0", (None, False, x)),
+        ("scatter_from_worker0", (None, False, x)),
+        ("gather_to_worker0", (x, False, None)),
+    ):
+        trio.get_global_func(f"runtime.disco.shm.{collective}")(*arguments)
+        refused(trio, "ValueError", "the first rank has no", 0)
+
+
+def test_messages_to_nobody(opened: OpenSession) -> None:
+    session = opened(4, 2)
+    session.import_python_module("worker_functions")
+    x = session.empty((3,), "float32")
+    call_on = session.get_global_func("tests.call_on")
+    shm = "runtime.disco.shm."
+    for rank, name, peer, message in (
+        (1, "send_to_worker", (1,), "rank 1 is the caller itself"),
+        (1, "send_to_worker", (4,), "there is no rank 4 among 4 workers"),
+        (2, "recv_from_worker", (-1,), "there is no rank -1 among 4 workers"),
+        (2, "recv_from_worker", (2,), "rank 2 is the caller itself"),
+        (0, "recv_from_worker0", (), "rank 0 is the caller itself"),
+        (3, "send_to_next_group", (), "rank 3 is in the last group"),
+        (1, "recv_from_prev_group", (), "rank 1 is in the first group"),
+    ):
+        call_on(rank, shm + name, x, *peer)
+        with pytest.raises(WorkerError) as error:
+            session.sync()
+        assert [(e.rank, e.kind) for e in error.value.errors] == [(rank, "ValueError")]
+        assert message in error.value.errors[0].message
+
+
+def test_tensors_with_gaps(trio: tvm_ipc.Session) -> None:
+    trio.import_python_module("worker_functions")
+    gaps = trio.get_global_func("tests.every_second_column")(4, 2)
+    x = trio.empty((4, 2), "float32")
+    trio.allreduce(gaps, x)
+    message = "allreduce: send is not contiguous; make a contiguous copy first"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    trio.allgather(x, gaps)
+    refused(trio, "ValueError", "allgather: recv is not contiguous", 0, 1, 2)
