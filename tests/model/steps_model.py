@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that collectives are made of, and the ways to do an all-reduce with it.
+
+Mirrors, by function (csrc): group.cc `Team::Enter` (publish the descriptor, wait for every peer),
+group.h `Team::NextBuffer`, `Team::buffer` (two staging buffers, by the step's parity), control.h
+`Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`, `Relayed`, collectives.cc
+`Run`, which is eager, or direct.
+
+The input lies in memory that peers map, and each collective writes its own input as soon as the
+one before it has returned: immediate reuse. Data is the number of the collective and who made it,
+so old and new differ. Steps are counted modulo 8, so that they wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model_checker import Model, Step, expect
+
+STEPS = 8
+PIECES = 2
+
+
+def reached(a: int, b: int) -> bool:
+    """control.h Reached, in three bits instead of 32."""
+    return (a - b) % STEPS < STEPS // 2
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The protocol as it is built; every other value is a mutation."""
+
+    exit_barrier: bool = True
+    flags: int = 2
+    descriptors: int = 2
+    compares_by_equality: bool = False
+    zeroes_after_the_exchange: bool = False
+    staging_buffers: int = 2
+    publishes_before_it_writes: bool = False
+    inputs: int = 1
+    first_step: int = 0
+
+
+@dataclass
+class Rank:
+    """Writes the program of one rank."""
+
+    me: int
+    size: int
+    protocol: Protocol
+
+    def __post_init__(self) -> None:
+        self.step = self.protocol.first_step
+        self.program: list[Step] = []
+
+    def flag(self, rank: int, step: int) -> Hashable:
+        return ("seq", rank, step % self.protocol.flags)
+
+    def descriptor(self, rank: int, step: int) -> Hashable:
+        return ("descriptor", rank, step % self.protocol.descriptors)
+
+    def staging(self, rank: int, step: int) -> Hashable:
+        return ("staging", rank, step % self.protocol.staging_buffers)
+
+    def add(self, says: str, act: Any) -> None:
+        self.program.append(Step(says, act))
+
+    def write(self, cell: Hashable, value: Any) -> None:
+        self.add(f"write {cell}", lambda m: m.__setitem__(cell, value))
+
+    def read(self, cell: Hashable, wanted: Any) -> None:
+        self.add(f"read {cell}", lambda m: expect(m[cell], wanted, str(cell)))
+
+    def enter(self, descriptor: Any, staged: Any = None) -> None:
+        """Team::Enter, after the caller has filled NextBuffer."""
+        self.step = (self.step + 1) % STEPS
+        step, me = self.step, self.me
+        publish = (self.flag(me, step), step)
+        if self.protocol.publishes_before_it_writes:
+            self.write(*publish)
+        if staged is not None:
+            self.write(self.staging(me, step), staged)
+        self.write(self.descriptor(me, step), descriptor)
+        if not self.protocol.publishes_before_it_writes:
+            self.write(*publish)
+        for peer in self.peers():
+            self.add(f"wait for rank {peer} in step {step}", self.arrived(peer, step))
+            self.read(self.descriptor(peer, step), descriptor)
+        if self.protocol.zeroes_after_the_exchange:
+            self.write(self.flag(me, step), 0)
+
+    def arrived(self, peer: int, step: int) -> Any:
+        cell = self.flag(peer, step)
+        if self.protocol.compares_by_equality:
+            return lambda m: m[cell] == step
+        return lambda m: reached(m[cell], step)
+
+    def peers(self) -> list[int]:
+        return [i for i in range(self.size) if i != self.me]
+
+    def others_first(self) -> list[int]:
+        return [(self.me + k) % self.size for k in range(self.size)]
+
+    # ---- the ways ------------------------------------------------------------------------
+
+    def eager(self, c: int) -> None:
+        """Stage, enter, reduce the pieces of all."""
+        self.enter(c, staged=("in", c, self.me))
+        for peer in self.peers():
+            self.read(self.staging(peer, self.step), ("in", c, peer))
+
+    def direct(self, c: int) -> None:
+        """Inputs are read where they lie, between an entry and an exit step."""
+        which = c % self.protocol.inputs
+        self.write(("input", self.me, which, 0), ("in", c, self.me))
+        self.enter(c)
+        for peer in self.peers():
+            self.read(("input", peer, which, 0), ("in", c, peer))
+        if self.protocol.exit_barrier:
+            self.enter(c)
+
+    def sliced(self, c: int, in_place: bool = False) -> None:
+        """Reduce one slice of each piece where the inputs lie, exchange the slices."""
+        which = c % self.protocol.inputs
+        for piece in range(PIECES):
+            self.write(("input", self.me, which, piece), ("in", c, self.me, piece))
+        self.enter(c)
+        for piece in range(PIECES):
+            for peer in self.peers():
+                self.read(("input", peer, which, piece), ("in", c, peer, piece))
+            self.gather_slices(c, piece)
+            if in_place:
+                self.write(("input", self.me, which, piece), ("out", c, piece))
+
+    def in_place(self, c: int) -> None:
+        """Sliced, with the output over the input."""
+        self.sliced(c, in_place=True)
+
+    def relayed(self, c: int) -> None:
+        """Sliced for inputs that are staged first."""
+        for piece in range(PIECES):
+            self.enter(c, staged=("in", c, self.me, piece))
+            for peer in self.peers():
+                self.read(self.staging(peer, self.step), ("in", c, peer, piece))
+            self.gather_slices(c, piece)
+
+    def gather_slices(self, c: int, piece: int) -> None:
+        """GatherSlices in allreduce.cc."""
+        self.enter(c, staged=("slice", c, self.me, piece))
+        for rank in self.others_first()[1:]:
+            self.read(self.staging(rank, self.step), ("slice", c, rank, piece))
+
+
+def collectives(ways: Sequence[str], size: int = 2, protocol: Protocol | None = None) -> Model:
+    """A group of ranks that do these collectives one after the other."""
+    protocol = protocol or Protocol()
+    cells: dict[Hashable, Any] = {}
+    programs = {}
+    for me in range(size):
+        for flag in range(protocol.flags):
+            cells["seq", me, flag] = protocol.first_step
+        for descriptor in range(protocol.descriptors):
+            cells["descriptor", me, descriptor] = None
+        for buffer in range(protocol.staging_buffers):
+            cells["staging", me, buffer] = None
+        for which in range(protocol.inputs):
+            for piece in range(PIECES):
+                cells["input", me, which, piece] = None
+        rank = Rank(me, size, protocol)
+        for c, way in enumerate(ways):
+            getattr(rank, way)(c)
+        programs[f"rank {me}"] = rank.program
+    return Model(cells, programs)
