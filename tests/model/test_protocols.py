@@ -7,6 +7,8 @@ each mutation: that is what shows that the check looks where it should.
 
 from __future__ import annotations
 
+import itertools
+
 import arena_model
 import packets_model
 import pytest
@@ -71,6 +73,7 @@ def test_the_checker_finds_a_deadlock_and_who_is_in_it():
 
 # ---- steps and collectives ------------------------------------------------------------------
 
+WAYS = ("eager", "direct", "sliced", "relayed")
 SEQUENCES = [
     (2, ("eager",) * 5),
     (2, ("direct",) * 4),
@@ -94,6 +97,11 @@ SEQUENCES = [
 def test_collectives_give_the_right_data_and_end(size, ways, first_step):
     protocol = steps_model.Protocol(first_step=first_step)
     holds(steps_model.collectives(ways, size, protocol))
+
+
+@pytest.mark.parametrize("ways", list(itertools.product(WAYS, repeat=3)), ids="-".join)
+def test_any_three_collectives_in_a_row(ways):
+    holds(steps_model.collectives(ways, 2))
 
 
 def test_without_an_exit_step_the_next_collective_must_use_other_memory():
