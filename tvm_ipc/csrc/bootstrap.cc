@@ -233,6 +233,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
     for (int file : files) {
       if (file >= 0) close(file);
     }
+    result->SendFrame(frame::kJoined, "");
     return result;
   } catch (const Error& error) {
     for (int file : files) {

@@ -6,8 +6,8 @@
  * The controller's hub listens on an abstract Unix socket with a random name. Disco carries the
  * invitation (socket name, random token, machine) to every worker. A worker connects and says
  * hello with the token; the hub checks the token and that the peer is the same user, and answers
- * with the memory files. The socket then carries frames to the hub until the worker says goodbye;
- * its end without a goodbye is the worker's death.
+ * with the memory files. A worker that has mapped them has joined. The socket then carries frames
+ * to the hub until the worker says goodbye; its end without a goodbye is the worker's death.
  */
 #ifndef TVM_IPC_BOOTSTRAP_H_
 #define TVM_IPC_BOOTSTRAP_H_
@@ -30,6 +30,7 @@ constexpr uint32_t kDone = 2;
 constexpr uint32_t kError = 3;
 constexpr uint32_t kValue = 4;
 constexpr uint32_t kBye = 5;
+constexpr uint32_t kJoined = 6;
 
 struct Header {
   uint32_t type;

@@ -26,7 +26,10 @@ namespace {
 
 int MakeFile(const char* name, size_t bytes) {
   const int file = memfd_create(name, MFD_CLOEXEC);
-  if (file < 0) Fail(kind::kRuntime, "memfd_create: ", strerror(errno));
+  if (file < 0) {
+    Fail(kind::kRuntime, "cannot make shared memory (memfd_create): ", strerror(errno),
+         "; a session needs two files and one more for each worker (RLIMIT_NOFILE)");
+  }
   if (ftruncate(file, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
     close(file);
@@ -219,7 +222,7 @@ std::string Hub::CheckHello(const Hello& hello) const {
     return Text(n, " workers cannot be divided into ", hello.num_groups, " groups");
   }
   if (hello.rank < 0 || hello.rank >= n) return Text("there is no rank ", hello.rank);
-  if (members_[hello.rank].joined) return Text("rank ", hello.rank, " has joined already");
+  if (members_[hello.rank].greeted) return Text("rank ", hello.rank, " has joined already");
   return "";
 }
 
@@ -261,11 +264,11 @@ void Hub::Greet(int socket) {
   }
   Member& member = members_[request.hello.rank];
   member.socket = socket;
-  member.joined = true;
+  member.greeted = true;
   member.pid = request.hello.pid;
   if (member.pid != getpid()) member.process = OpenProcess(member.pid);
   const bool all =
-      std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
+      std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.greeted; });
   if (all) {
     // Nobody else comes: what is mapped stays, the files need no names here.
     for (int& file : segment_files_) close(file);
@@ -313,6 +316,9 @@ void Hub::HandleFrame(int rank, uint32_t type, std::string payload) {
   uint64_t ticket = 0;
   if (payload.size() >= sizeof(ticket)) memcpy(&ticket, payload.data(), sizeof(ticket));
   switch (type) {
+    case frame::kJoined:
+      members_[rank].joined = true;
+      break;
     case frame::kDone:
       members_[rank].done = std::max(members_[rank].done, ticket);
       break;
@@ -379,7 +385,7 @@ bool Hub::WaitLeft(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   return changed_.wait_for(lock, Seconds(seconds), [this] {
     return std::all_of(members_.begin(), members_.end(),
-                       [](const Member& m) { return m.left || !m.joined; });
+                       [](const Member& m) { return m.left || !m.greeted; });
   });
 }
 

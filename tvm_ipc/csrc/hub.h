@@ -85,8 +85,9 @@ class Hub {
  private:
   struct Member {
     int socket = -1;
-    int process = -1;  // pidfd, or -1 where the system has none
-    bool joined = false;
+    int process = -1;      // pidfd, or -1 where the system has none
+    bool greeted = false;  // it said hello and got the files
+    bool joined = false;   // it has mapped them
     bool left = false;
     bool dead = false;
     int pid = 0;

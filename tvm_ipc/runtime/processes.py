@@ -47,6 +47,7 @@ class ProcessPool:
                 env=self._environment,
                 pass_fds=(command_read, reply_write),
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal is the controller's alone
             )
         finally:
             os.close(command_read)

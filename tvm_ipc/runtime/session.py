@@ -82,6 +82,8 @@ class Session(CommandSession):
             raise ValueError(
                 f"{num_workers} workers cannot be divided evenly into {num_groups} groups"
             )
+        if device_ids is not None and len(device_ids) != num_workers:
+            raise ValueError(f"{num_workers} workers need as many device_ids, not {device_ids!r}")
         if isinstance(arena_limit, str):
             arena_limit = config.parse_size(arena_limit)
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
@@ -102,7 +104,10 @@ class Session(CommandSession):
         _open_sessions.add(self)
         try:
             ids = tvm_ffi.Shape(device_ids if device_ids is not None else range(num_workers))
-            _open(self, ids, settings.timeout, settings.arena_limit or 0)
+            try:
+                _open(self, ids, settings.timeout, settings.arena_limit or 0)
+            except (RuntimeError, MemoryError) as error:
+                raise IPCError(f"the session cannot start: {error}") from error
             self._wait_until_joined()
             self._start_commands()
             self.get_global_func("tvm_ipc.worker.set_threads")(threads_each)
@@ -141,7 +146,13 @@ class Session(CommandSession):
         if hasattr(path, "export_library"):
             executable = path
             path = Path(self._files.name, f"module-{next(tickets)}.so")
-            executable.export_library(str(path))
+            try:
+                executable.export_library(str(path))
+            except TypeError as error:
+                raise IPCError(
+                    "the executable could not be linked into a library; TVM needs a C++ compiler "
+                    "for that: install g++ or clang, or name one in the environment variable CXX"
+                ) from error
         elif not Path(path).is_file():
             raise FileNotFoundError(f"there is no compiled module at {str(path)!r}")
         load = self._get_cached_method("runtime.disco.load_vm_module")
@@ -190,9 +201,26 @@ class Session(CommandSession):
         if not isinstance(host_array, Tensor):
             host_array = as_tensor(np.ascontiguousarray(host_array))
         if remote_array is None:
-            remote_array = self.empty(host_array.shape, host_array.dtype, worker0_only=True)
+            # Not one for each group: those would hold nothing, and be sent by an in-group call.
+            remote_array = self.empty(
+                host_array.shape, host_array.dtype, worker0_only=True, in_group=False
+            )
         self._copy_to(remote_array, 0, host_array)
         return remote_array
+
+    def scatter(
+        self,
+        src: np.ndarray[Any, Any] | Tensor,
+        dst: disco.DRef | None = None,
+        in_group: bool = True,
+    ) -> disco.DRef:
+        """Give `src[i]` to worker i."""
+        if src.shape[:1] != (self.num_workers,):
+            raise ValueError(
+                f"scatter gives src[i] to worker i, so an array for {self.num_workers} workers has "
+                f"{self.num_workers} rows; this one's shape is {tuple(src.shape)}"
+            )
+        return super().scatter(src, dst, in_group)
 
     def copy_from_worker_0(self, host_array: Tensor, remote_array: disco.DRef) -> None:
         """Copy worker 0's tensor into a tensor of the controller; `sync` before reading it."""

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import signal
-
 
 def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_fd: int) -> None:
     """Serve the controller until it shuts the session down or is gone."""
-    # Ctrl-C in a terminal reaches every process of the program; the controller decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from tvm_ipc import runtime
 
     runtime.ready()
