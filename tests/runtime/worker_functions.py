@@ -6,6 +6,7 @@ A session makes them known with `import_python_module("worker_functions")`.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm.runtime import Tensor, tensor
+from tvm.runtime import DataType, Tensor, tensor
 from tvm_ffi import Shape, get_global_func, register_global_func
 
 
@@ -145,6 +146,41 @@ def view(whole: Tensor, start: int, count: int) -> Tensor:
 def every_second_column(rows: int, columns: int) -> Tensor:
     """A tensor with gaps between its elements."""
     return tvm_ffi.from_dlpack(np.zeros((rows, 2 * columns), "float32")[:, ::2])
+
+
+# ---- memory that peers map ------------------------------------------------------------------
+
+
+@register
+def allocate_and_free(seed: int, steps: int, most: int, largest: int) -> str:
+    """Storages of random sizes, at most so many at a time, some of them all the time in use.
+
+    Returns, as JSON, a sum over the sequence of offsets and the largest number of bytes in use.
+    """
+    allocate = get_global_func("runtime.disco.cuda_ipc.alloc_storage")
+    generator = np.random.default_rng(seed)
+    held: list[Any] = []
+    in_use = peak = offsets = 0
+    for step in range(steps):
+        if held and (len(held) >= most or generator.random() < 0.4):
+            size, storage = held.pop(int(generator.integers(len(held))))
+            del storage
+            in_use -= size
+        else:
+            size = int(largest ** generator.uniform(0, 1))
+            storage = allocate(Shape([size]), DataType("uint8"))
+            held.append((size, storage))
+            in_use += size
+            offsets += (step + 1) * storage_offset(storage)
+        peak = max(peak, in_use)
+    return json.dumps({"offsets": offsets, "peak": peak})
+
+
+@register
+def storage_offset(storage: Any) -> int:
+    """Where a storage starts in the arena of its worker."""
+    empty = get_global_func("vm.builtin.alloc_tensor")(storage, 0, Shape([0]), DataType("uint8"))
+    return int(get_global_func("tvm_ipc.arena_offset")(empty))
 
 
 # ---- shards of parameters -------------------------------------------------------------------
