@@ -175,7 +175,9 @@ class Ranks:
         while any(p.poll() is None for p in self._processes) and time.monotonic() < deadline:
             time.sleep(0.02)
         # A launcher may start ranks in process groups of their own: their pids are known.
+        left: set[Path] = set()
         for pid in self._pids if any(p.poll() is None for p in self._processes) else ():
+            left |= _shared_files(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self._processes:
@@ -184,6 +186,8 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for file in left:
+            file.unlink(missing_ok=True)
         self._log.close()
         self._directory.cleanup()
 
@@ -196,6 +200,14 @@ def cores() -> int:
 def mpi_label(name: str, caller: str) -> str:
     label = {"mpich": "MPICH", "openmpi": "Open MPI"}[name]
     return label + {"single": "", "multiple": " threads", "mpi4py": " mpi4py"}[caller]
+
+
+def _shared_files(pid: int) -> set[Path]:
+    """Shared memory of a rank that is about to be killed and will not remove it any more."""
+    with contextlib.suppress(OSError):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        return {Path(w) for w in maps.split() if w.startswith("/dev/shm/")}
+    return set()
 
 
 def mpi(name: str, ranks: int, caller: str) -> Ranks | None:
