@@ -59,13 +59,16 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
                    std::atomic<uint32_t>& sleepers, const std::atomic<uint32_t>& abort,
                    const WaitPolicy& policy, std::chrono::nanoseconds deadline) {
   auto reached = [&] { return Reached(word.load(std::memory_order_acquire), target); };
+  // The word decides before abort does: what was completed counts as completed. So it is looked at
+  // again after abort was seen, since a rank that fails over what a peer showed says so afterwards.
+  auto aborted = [&] { return abort.load(std::memory_order_acquire) != 0 && !reached(); };
   for (uint32_t i = 0; i < policy.spins; ++i) {
     if (reached()) return WaitResult::kReached;
     if (i >= kHotSpins) Pause();
   }
   for (uint32_t i = 0; i < policy.yields; ++i) {
     if (reached()) return WaitResult::kReached;
-    if (abort.load(std::memory_order_acquire) != 0) return WaitResult::kAborted;
+    if (aborted()) return WaitResult::kAborted;
     sched_yield();
   }
   using Clock = std::chrono::steady_clock;
@@ -78,9 +81,8 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
       Futex(word, FUTEX_WAIT, seen, &slice);
     }
     sleepers.fetch_sub(1, std::memory_order_relaxed);
-    // The word decides before abort does: what was completed counts as completed.
     if (reached()) return WaitResult::kReached;
-    if (abort.load(std::memory_order_acquire) != 0) return WaitResult::kAborted;
+    if (aborted()) return WaitResult::kAborted;
     if (Clock::now() >= end) return WaitResult::kDeadline;
   }
 }

@@ -109,6 +109,10 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     def _command(self, *args: Any) -> DRef:
         """Send one command to every worker."""
         self._check_usable()
+        if any(isinstance(a, disco.DRef) and getattr(a, "session", None) is not self for a in args):
+            raise ValueError(
+                "a value of another session has no meaning in this one: get it there, put it here"
+            )
         size = _COMMAND_BYTES * len(args) + sum(
             len(a) for a in args if isinstance(a, (str, bytes, bytearray, tvm_ffi.Shape))
         )
