@@ -18,6 +18,11 @@ _MAIN = (
     "import sys; sys.path[:] = {path!r}; from tvm_ipc.runtime.worker import main; "
     "main(*map(int, sys.argv[1:]))"
 )
+#: Ctrl-C in a terminal is the controller's alone. A session of its own would do that too, but
+#: the system shares the cores out between sessions, and a worker belongs to its program's.
+_OWN_GROUP: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
 _keys = itertools.count()
 _pools: dict[str, ProcessPool] = {}
 
@@ -47,7 +52,7 @@ class ProcessPool:
                 env=self._environment,
                 pass_fds=(command_read, reply_write),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is the controller's alone
+                **_OWN_GROUP,
             )
         finally:
             os.close(command_read)
