@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from disco_kinds import Opened, open_session
+from disco_kinds import RANKS, Opened, on_workers, open_session
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,15 @@ def shared_session(
         return _opened[key].session
 
     return get
+
+
+@pytest.fixture(params=["ipc_threads", "ipc_processes"])
+def trio(request: pytest.FixtureRequest, shared_session: Callable[..., Any]) -> Iterator[Any]:
+    """Three workers of a session of ours, which must work after the test too."""
+    session = shared_session(request.param, RANKS)
+    yield session
+    assert session.usable
+    x = session.scatter(np.arange(RANKS * 4.0).reshape(RANKS, 4))
+    total = session.empty((4,), "float64")
+    session.allreduce(x, total)
+    np.testing.assert_array_equal(on_workers(total, RANKS), [[12, 15, 18, 21]] * RANKS)

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tvm_ipc
+from tvm_ipc.errors import WorkerError
 
 HERE = Path(__file__).resolve().parent
 #: Made by the user and initialised by us, and made by us.
@@ -78,3 +81,18 @@ def on_workers(reference: Any, ranks: Sequence[int] | int) -> list[Any]:
     ranks = range(ranks) if isinstance(ranks, int) else ranks
     values = [reference.debug_get_from_remote(rank) for rank in ranks]
     return [value.numpy() if hasattr(value, "numpy") else value for value in values]
+
+
+#: Workers of the session that tests of errors share.
+RANKS = 3
+
+
+def call(session: Any, name: str, *args: Any) -> Any:
+    return session.get_global_func(name)(*args)
+
+
+def errors_at_sync(session: tvm_ipc.Session) -> list[tuple[int, str, str]]:
+    """Rank, kind and message of what the next sync raises."""
+    with pytest.raises(WorkerError) as error:
+        session.sync()
+    return [(one.rank, one.kind, one.message) for one in error.value.errors]

@@ -197,3 +197,18 @@ class Slices:
         b = R.match_cast(b, R.Tensor([2, 2], "float32"))
         b = R.call_tir(cls.column, (b, rank), out_ty=R.Tensor([2, 1], "float32"))
         return (a, b)
+
+
+@I.ir_module
+class FailsOnRank:
+    """Fails on the rank that it is told; elsewhere it multiplies by that number."""
+
+    @R.function(pure=False)
+    def fails(x: R.Tensor((4,), "float32"), rank: R.Prim("int64")) -> R.Tensor((4,), "float32"):
+        return R.call_packed(
+            "tests.times_unless_on",
+            x,
+            rank,
+            R.str("inside the program"),
+            ty_args=R.Tensor((4,), "float32"),
+        )

@@ -103,19 +103,28 @@ def fail_on(rank: int, kind: str, message: str) -> int:
 
 
 @register
+def times_unless_on(x: Tensor, rank: int, message: str) -> Tensor:
+    """Multiply by a number, or fail where it is the rank."""
+    fail_on(rank, "ValueError", message)
+    return tensor(x.numpy() * np.float32(rank))
+
+
+@register
 def sleep_on(rank: int, seconds: float) -> None:
     if rank in (-1, worker_rank()):
         time.sleep(seconds)
 
 
-_counter = {"calls": 0}
+@register
+def add_one_to(place: Tensor) -> None:
+    place.copyfrom(place.numpy() + 1)
 
 
 @register
-def count_call() -> int:
-    """How often this process called it."""
-    _counter["calls"] += 1
-    return _counter["calls"]
+def call_unless(rank: int, name: str, *args: Any) -> None:
+    """Call a global function on every rank but one."""
+    if rank != worker_rank():
+        get_global_func(name)(*args)
 
 
 @register

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that disagree about what they do together, and ranks that are late.
+
+Both sides are told on every rank, or who was missing; the session works afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from disco_kinds import RANKS, call, errors_at_sync
+
+import tvm_ipc
+from tvm_ipc.errors import DeadlineError, SessionClosedError
+
+ALLREDUCE = "tvm_ipc.allreduce"
+SHM = "runtime.disco.shm."
+
+
+def disagree(trio: tvm_ipc.Session, rank: int, one: tuple[Any, ...], rest: Any) -> str:
+    """Let one rank do something else than the others; return what every rank says."""
+    (name, *args), (other, *others) = one, rest
+    call(trio, "tests.call_elsewhere", rank, name, other, len(args), *args, *others)
+    errors = errors_at_sync(trio)
+    assert [(r, kind) for r, kind, _ in errors] == [(r, "MismatchError") for r in range(RANKS)]
+    messages = {message for _, _, message in errors}
+    assert len(messages) == 1
+    return messages.pop()
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_operations_that_differ(rank: int, trio: tvm_ipc.Session) -> None:
+    x, all_of_x = trio.empty((4,), "float32"), trio.empty((4 * RANKS,), "float32")
+    message = disagree(
+        trio,
+        rank,
+        (f"{SHM}allreduce", x, 0, True, x),
+        (f"{SHM}allgather", x, True, all_of_x),
+    )
+    for other in range(RANKS):
+        what = "allreduce(sum" if other == rank else "allgather of 4 x float32"
+        assert f"rank {other} called {what}" in message
+    assert message.startswith("the ranks disagree: ")
+
+
+def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
+    """Two calls that differ in one thing, and what an error shows of each."""
+
+    def reduce(count: int, dtype: str, kind: int, strategy: int, flags: int) -> tuple[Any, ...]:
+        x = trio.empty((count,), dtype)
+        return (ALLREDUCE, x, kind, True, strategy, flags, x)
+
+    usual = (4, "float32", 0, 1, 0)
+    big = 300_000  # beyond all thresholds
+    x, y = trio.empty((4,), "float32"), trio.empty((5,), "float32")
+    return {
+        "size": (reduce(*usual), reduce(5, *usual[1:]), "4 x float32", "5 x float32"),
+        "large_size": (
+            reduce(big, *usual[1:]),
+            reduce(big + 1, *usual[1:]),
+            f"{big} x float32",
+            f"{big + 1} x float32",
+        ),
+        "small_and_large": (
+            reduce(*usual),
+            reduce(big, *usual[1:]),
+            "4 x float32",
+            f"{big} x float32",
+        ),
+        "dtype": (reduce(*usual), reduce(4, "int32", 0, 1, 0), "4 x float32", "4 x int32"),
+        "reduction": (reduce(*usual), reduce(4, "float32", 3, 1, 0), "(sum,", "(max,"),
+        "strategy": (
+            reduce(*usual),
+            reduce(4, "float32", 0, 2, 0),
+            "strategy 1",
+            "strategy 2",
+        ),
+        "flags": (reduce(*usual), reduce(4, "float32", 0, 1, 1), "flags 0", "flags 1"),
+        "broadcast_size": (
+            (f"{SHM}broadcast_from_worker0", x, True, x),
+            (f"{SHM}broadcast_from_worker0", y, True, y),
+            "broadcast from/to rank 0 of 4 x float32",
+            "broadcast from/to rank 0 of 5 x float32",
+        ),
+        "broadcast_and_gather": (
+            (f"{SHM}broadcast_from_worker0", x, True, x),
+            (f"{SHM}gather_to_worker0", x, True, trio.empty((4 * RANKS,), "float32")),
+            "broadcast from/to rank 0",
+            "gather from/to rank 0",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("size", "large_size", "small_and_large", "dtype", "reduction", "strategy", "flags"),
+        *("broadcast_size", "broadcast_and_gather"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, RANKS - 1])
+def test_arguments_that_differ(what: str, rank: int, trio: tvm_ipc.Session) -> None:
+    one, rest, mine, theirs = variants(trio)[what]
+    message = disagree(trio, rank, one, rest)
+    for part, shown in zip(message.split("; "), _shown(rank, mine, theirs), strict=True):
+        assert shown in part
+
+
+def _shown(rank: int, mine: str, theirs: str) -> list[str]:
+    return [mine if other == rank else theirs for other in range(RANKS)]
+
+
+def test_order_that_differs(trio: tvm_ipc.Session) -> None:
+    x, y = trio.empty((4,), "float32"), trio.empty((5,), "float32")
+    for first, second in ((x, y), (y, x)):
+        call(
+            trio,
+            "tests.call_elsewhere",
+            *(1, f"{SHM}allreduce", f"{SHM}allreduce", 4),
+            *(first, 0, True, first, second, 0, True, second),
+        )
+    errors = errors_at_sync(trio)
+    assert [(rank, kind) for rank, kind, _ in errors] == [
+        (r, "MismatchError") for r in range(RANKS)
+    ]
+    assert "rank 1 called allreduce(sum, strategy 3, flags 0) of 4 x float32" in errors[0][2]
+
+
+def test_every_rank_says_so_every_time(trio: tvm_ipc.Session) -> None:
+    x, y = trio.empty((4,), "float32"), trio.empty((5,), "float32")
+    for round_ in range(100):
+        disagree(
+            trio,
+            round_ % RANKS,
+            (f"{SHM}allreduce", x, 0, True, x),
+            (f"{SHM}allreduce", y, 0, True, y),
+        )
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "theirs"),
+    [(5, "float32", "5 x float32"), (4, "int32", "4 x int32"), (20_000, "int8", "20000 x int8")],
+)
+def test_message_that_is_not_what_the_receiver_wants(
+    count: int, dtype: str, theirs: str, trio: tvm_ipc.Session
+) -> None:
+    sent, wanted = trio.empty((count,), dtype), trio.empty((4,), "float32")
+    call(trio, "tests.call_on", 0, f"{SHM}send_to_worker", sent, 2)
+    call(trio, "tests.call_on", 2, f"{SHM}recv_from_worker", wanted, 0)
+    ((rank, kind, message),) = errors_at_sync(trio)
+    assert (rank, kind) == (2, "MismatchError")
+    assert f"rank 0 called send of {theirs} to rank 2" in message
+    assert "wanted to receive 4 x float32" in message
+
+
+# ---- ranks that are late --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["threads", "processes"])
+def impatient(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
+    """Two groups of two."""
+    with tvm_ipc.Session(4, num_groups=2, threads=request.param, timeout=1.0) as session:
+        session.import_python_module("worker_functions")
+        yield session
+
+
+def deadline(trio: tvm_ipc.Session, seconds: float = 3.0) -> str:
+    began = time.monotonic()
+    with pytest.raises(DeadlineError) as error:
+        trio.sync()
+    assert 0.9 < time.monotonic() - began < seconds + 6  # the machine may be busy
+    return str(error.value)
+
+
+def test_rank_that_does_not_call_is_named(impatient: tvm_ipc.Session) -> None:
+    x = impatient.empty((4,), "float32")
+    call(impatient, "tests.call_unless", 2, f"{SHM}allreduce", x, 0, False, x)
+    message = deadline(impatient)
+    assert re.search(
+        r"rank [013]: DeadlineError: allreduce\(sum.* of 4 x float32 waited 1 s", message
+    )
+    assert f"for rank 2 (pid {impatient.pids[2]})" in message
+    assert "TVM_IPC_TIMEOUT" in message
+    assert impatient.usable
+    impatient.allreduce(x, x, in_group=False)
+    impatient.sync()
+
+
+def test_group_and_world_do_not_meet(impatient: tvm_ipc.Session) -> None:
+    x = impatient.empty((4,), "float32")
+    in_group, in_world = (x, 0, True, x), (x, 0, False, x)
+    name = f"{SHM}allreduce"
+    call(impatient, "tests.call_elsewhere", 1, name, name, 4, *in_group, *in_world)
+    message = deadline(impatient)
+    # Rank 1 waits for the other one of its group, all others for rank 1.
+    assert re.search(r"rank 1: .* for rank 0 \(pid|rank [023]: .* for rank 1 \(pid", message)
+    assert impatient.usable
+
+
+def test_message_that_nobody_sends(impatient: tvm_ipc.Session) -> None:
+    x = impatient.empty((4,), "float32")
+    call(impatient, "tests.call_on", 3, f"{SHM}recv_from_worker", x, 1)
+    message = deadline(impatient)
+    assert f"rank 3: DeadlineError: receive from rank 1 (pid {impatient.pids[1]})" in message
+    assert "4 x float32" in message
+    assert impatient.usable
+
+
+def test_message_that_nobody_takes(impatient: tvm_ipc.Session) -> None:
+    """More than fits into the packets between two ranks."""
+    x = impatient.empty((100_000,), "float32")
+    call(impatient, "tests.call_on", 3, f"{SHM}send_to_worker", x, 1)
+    message = deadline(impatient)
+    assert f"rank 3: DeadlineError: send to rank 1 (pid {impatient.pids[1]})" in message
+    assert impatient.usable
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
+def test_rank_that_is_busy_for_longer_than_the_timeout(threads: bool) -> None:
+    with tvm_ipc.Session(2, threads=threads, timeout=1.0) as session:
+        session.import_python_module("worker_functions")
+        x = session.empty((4,), "float32")
+        call(session, "tests.sleep_on", 1, 4.0)
+        session.allreduce(x, x)
+        message = deadline(session, 4.0)
+        assert f"rank 1 (pid {session.pids[1]}) did not answer within 1 s" in message
+        assert "no longer usable" in message
+        assert not session.usable
+        with pytest.raises(SessionClosedError, match="not usable any more: rank 1"):
+            session.sync()
+
+
+def test_rank_that_is_late_but_in_time(impatient: tvm_ipc.Session) -> None:
+    x = impatient.put(np.ones(4))
+    call(impatient, "tests.sleep_on", 3, 0.5)
+    impatient.allreduce(x, x, in_group=False)
+    np.testing.assert_array_equal(impatient.get(x, 1), np.full(4, 4))
+
+
+def test_timeout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_IPC_TIMEOUT", "0.3")
+    with tvm_ipc.Session(2, threads=True) as session:
+        assert session.timeout == 0.3
+        session.import_python_module("worker_functions")
+        x = session.empty((4,), "float32")
+        call(session, "tests.call_on", 1, f"{SHM}allreduce", x, 0, False, x)
+        with pytest.raises(DeadlineError, match=r"waited 0\.3 s for rank 0"):
+            session.sync()

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors come home: of each rank, in functions and in programs, and at the end.
+
+Every error is a Python exception that says which rank and what, and the session works afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from disco_kinds import RANKS, call, errors_at_sync, on_workers
+from disco_programs import FailsOnRank, build
+from tvm_ffi import Shape
+
+import tvm_ipc
+from tvm_ipc.errors import IPCError, WorkerError
+
+# ---- exceptions in functions ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("kind", ["ValueError", "TypeError", "AssertionError", "MemoryError"])
+def test_exception_of_one_rank(kind: str, rank: int, trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", rank, kind, "no such luck")
+    with pytest.raises(WorkerError) as error:
+        trio.sync()
+    (one,) = error.value.errors
+    assert (one.rank, one.kind, one.message) == (rank, kind, "no such luck")
+    assert "worker_functions.py" in one.traceback
+    assert "in fail_on" in one.traceback
+    assert str(error.value).startswith(f"rank {rank}: {kind}: no such luck\n")
+    assert isinstance(error.value, IPCError)
+
+
+def test_exception_of_all_ranks(trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", -1, "ValueError", "all of us")
+    assert errors_at_sync(trio) == [(rank, "ValueError", "all of us") for rank in range(RANKS)]
+
+
+def test_exceptions_of_two_ranks_that_differ(trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", 2, "ValueError", "third")
+    call(trio, "tests.fail_on", 0, "TypeError", "first")
+    assert errors_at_sync(trio) == [(0, "TypeError", "first"), (2, "ValueError", "third")]
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
+def test_exceptions_that_end_programs_end_no_worker(kind: str, trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", 1, kind, "leaving")
+    ((rank, _, message),) = errors_at_sync(trio)
+    assert (rank, message) == (1, "leaving")
+
+
+@pytest.mark.parametrize(
+    "message", ["", "two\nlines", "\N{SNOWMAN} and \0 and %s {}", "long " * 100_000]
+)
+def test_any_text_comes_through(message: str, trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", 1, "ValueError", message)
+    assert errors_at_sync(trio) == [(1, "ValueError", message)]
+
+
+def test_wrong_number_of_arguments(trio: tvm_ipc.Session) -> None:
+    call(trio, "runtime.disco.worker_rank", 1, 2)
+    for _, kind, message in errors_at_sync(trio):
+        assert kind == "TypeError"
+        assert "Expected 0 but got 2 arguments" in message
+
+
+def test_wrong_types_of_arguments(trio: tvm_ipc.Session) -> None:
+    call(trio, "vm.builtin.alloc_tensor", 1, "two", 3.0)
+    errors = errors_at_sync(trio)
+    assert [(rank, kind) for rank, kind, _ in errors] == [(r, "TypeError") for r in range(RANKS)]
+
+
+def test_wrong_types_for_a_collective(trio: tvm_ipc.Session) -> None:
+    trio.get_global_func("runtime.disco.allreduce")("a", Shape([0]), True, "b")
+    for _, kind, message in errors_at_sync(trio):
+        assert kind == "TypeError"
+        assert "Tensor" in message
+
+
+def test_error_at_the_next_value_too(trio: tvm_ipc.Session) -> None:
+    x = trio.put(np.ones(3))
+    call(trio, "tests.fail_on", 0, "ValueError", "before the value")
+    with pytest.raises(WorkerError, match="rank 0: ValueError: before the value"):
+        trio.get(x)
+    np.testing.assert_array_equal(trio.get(x), np.ones(3))
+
+
+def test_error_is_raised_once(trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", 0, "ValueError", "once")
+    errors_at_sync(trio)
+    trio.sync()
+
+
+def test_others_do_not_wait_for_a_rank_that_failed(trio: tvm_ipc.Session) -> None:
+    x = trio.put(np.ones(100_000))
+    began = time.monotonic()
+    call(trio, "tests.fail_on", 1, "ValueError", "in the middle")
+    for _ in range(3):
+        trio.allreduce(x, x)
+        trio.allgather(trio.empty((2,), "float32"), trio.empty((6,), "float32"))
+    # Only the cause is told, not that the others stopped.
+    assert errors_at_sync(trio) == [(1, "ValueError", "in the middle")]
+    assert time.monotonic() - began < 20
+
+
+def test_what_follows_an_error_is_skipped_until_it_was_raised(trio: tvm_ipc.Session) -> None:
+    places = trio.empty((1,), "int64")
+    for rank in range(RANKS):
+        places.debug_copy_from(rank, np.zeros(1, "int64"))
+    call(trio, "tests.add_one_to", places)
+    trio.sync()  # an error also ends what other ranks are in the middle of
+    call(trio, "tests.fail_on", 1, "ValueError", "stop")
+    call(trio, "tests.add_one_to", places)
+    call(trio, "tests.fail_on", 1, "ValueError", "not even reached")
+    assert errors_at_sync(trio) == [(1, "ValueError", "stop")]
+    assert [int(value[0]) for value in on_workers(places, RANKS)] == [2, 1, 2]
+    call(trio, "tests.add_one_to", places)
+    assert [int(value[0]) for value in on_workers(places, RANKS)] == [3, 2, 3]
+
+
+def test_calling_a_function_that_was_never_found(trio: tvm_ipc.Session) -> None:
+    missing = trio.get_global_func("no.such.function")
+    for _, kind, message in errors_at_sync(trio):
+        assert kind == "ValueError"
+        assert "no global function no.such.function" in message
+        assert "import_python_module" in message
+        assert "compiler=True" in message
+    missing(1)
+    for _, kind, message in errors_at_sync(trio):
+        assert kind == "TypeError"
+        assert "what is called is not a function" in message
+
+
+def test_calling_what_is_no_function(trio: tvm_ipc.Session) -> None:
+    trio.call_packed(trio.put(np.ones(3)), 1)
+    for _, kind, message in errors_at_sync(trio):
+        assert kind == "TypeError"
+        assert "not a function but ffi.Tensor" in message
+
+
+def test_value_that_a_skipped_call_should_have_made(trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", -1, "ValueError", "first")
+    nothing = trio.empty((3,), "float32")
+    errors_at_sync(trio)
+    trio.allreduce(nothing, trio.empty((3,), "float32"))
+    assert {kind for _, kind, _ in errors_at_sync(trio)} == {"TypeError"}
+
+
+def test_value_that_cannot_travel(trio: tvm_ipc.Session) -> None:
+    function = trio.get_global_func("tests.next_int")
+    if len(set(trio.pids)) == 1:
+        assert function.debug_get_from_remote(1)(1) == 2
+        return
+    with pytest.raises(WorkerError, match=r"rank 1: TypeError: .*ffi\.Function"):
+        function.debug_get_from_remote(1)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [np.ones(3), [1, 2], {"a": 1}, object(), 2**64, tvm.runtime.tensor(np.ones(3))],
+    ids=["array", "list", "dict", "object", "integer_beyond_64_bits", "tensor"],
+)
+def test_argument_that_disco_cannot_send(argument: Any, trio: tvm_ipc.Session) -> None:
+    """Refused at once, and nothing reaches a worker."""
+    with pytest.raises((TypeError, ValueError, OverflowError, RuntimeError)):
+        call(trio, "tests.is_none", argument)
+
+
+def test_value_of_another_session(trio: tvm_ipc.Session) -> None:
+    with tvm_ipc.Session(RANKS, threads=True) as other:
+        foreign = other.put(np.full(3, 7.0))
+        with pytest.raises(ValueError, match="a value of another session has no meaning"):
+            call(trio, "tests.plus_one", foreign)
+        with pytest.raises(ValueError, match="another session"):
+            trio.get(foreign)
+
+
+# ---- exceptions in programs -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("programs") / "fails.so"
+    build(FailsOnRank).export_library(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_exception_inside_a_vm_function(rank: int, program: str, trio: tvm_ipc.Session) -> None:
+    module = trio.load_vm_module(program)
+    x = trio.put(np.ones(4, "float32"))
+    module["fails"](x, rank)
+    with pytest.raises(WorkerError) as error:
+        trio.sync()
+    (one,) = error.value.errors
+    assert (one.rank, one.kind, one.message) == (rank, "ValueError", "inside the program")
+    assert "in fail_on" in one.traceback
+    # The same module goes on.
+    result = module["fails"](x, RANKS)
+    np.testing.assert_array_equal(on_workers(result, RANKS), np.full((RANKS, 4), RANKS))
+
+
+def test_tensor_of_the_wrong_shape_for_a_vm_function(program: str, trio: tvm_ipc.Session) -> None:
+    module = trio.load_vm_module(program)
+    module["fails"](trio.put(np.ones(5, "float32")), RANKS)
+    errors = errors_at_sync(trio)
+    assert [rank for rank, _, _ in errors] == list(range(RANKS))
+    for _, kind, message in errors:
+        assert kind in ("ValueError", "RuntimeError")
+        assert "4" in message
+
+
+def test_tensor_of_the_wrong_type_for_a_vm_function(program: str, trio: tvm_ipc.Session) -> None:
+    module = trio.load_vm_module(program)
+    module["fails"](trio.put(np.ones(4, "int32")), RANKS)
+    for _, _, message in errors_at_sync(trio):
+        assert "float32" in message
+
+
+def test_function_that_a_module_lacks(program: str, trio: tvm_ipc.Session) -> None:
+    module = trio.load_vm_module(program)
+    module["nope"]
+    for _, kind, message in errors_at_sync(trio):
+        assert (kind, message) == ("ValueError", "the module has no function nope")
+    module["fails"](trio.put(np.ones(4, "float32")), RANKS)
+
+
+def test_file_that_is_no_module(tmp_path: Path, trio: tvm_ipc.Session) -> None:
+    path = tmp_path / "text.so"
+    path.write_text("no library")
+    trio.load_vm_module(path)
+    for rank, _, message in errors_at_sync(trio):
+        assert rank in range(RANKS)
+        assert "text.so" in message
+
+
+def test_file_that_is_not_there(trio: tvm_ipc.Session) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no compiled module at '/no/such/file\.so'"):
+        trio.load_vm_module("/no/such/file.so")
+
+
+def test_python_module_that_is_not_there(trio: tvm_ipc.Session) -> None:
+    trio.import_python_module("no_such_module")
+    for rank, _, message in errors_at_sync(trio):
+        assert rank in range(RANKS)
+        assert "No module named 'no_such_module'" in message
+
+
+# ---- errors at the end ----------------------------------------------------------------------
+
+
+def start_and_fail(threads: bool) -> tvm_ipc.Session:
+    session = tvm_ipc.Session(2, threads=threads)
+    session.import_python_module("worker_functions")
+    call(session, "tests.fail_on", 1, "ValueError", "just before the end")
+    return session
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
+def test_close_raises_what_is_left(threads: bool) -> None:
+    session = start_and_fail(threads)
+    with pytest.raises(WorkerError, match="rank 1: ValueError: just before the end"):
+        session.close()
+    assert not session.usable
+    session.close()
+
+
+def test_leaving_the_block_raises_what_is_left() -> None:
+    with pytest.raises(WorkerError, match="just before the end"), start_and_fail(True):
+        pass
+
+
+def test_leaving_the_block_with_an_exception_does_not_replace_it() -> None:
+    class OwnError(Exception):
+        pass
+
+    with pytest.raises(OwnError), start_and_fail(True) as session:
+        raise OwnError
+    assert not session.usable
+
+
+def test_errors_of_one_session_are_not_those_of_another(trio: tvm_ipc.Session) -> None:
+    with tvm_ipc.Session(2, threads=True) as other:
+        other.import_python_module("worker_functions")
+        call(other, "tests.fail_on", 0, "ValueError", "over there")
+        trio.sync()
+        with pytest.raises(WorkerError, match="over there"):
+            other.sync()
