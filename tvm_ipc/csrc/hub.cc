@@ -396,6 +396,7 @@ HubReport Hub::TakeReport() {
     const Member& member = members_[rank];
     if (member.joined) report.joined.push_back(static_cast<int>(rank));
     if (member.dead) report.dead.push_back(static_cast<int>(rank));
+    if (member.left && !member.dead) report.left.push_back(static_cast<int>(rank));
     report.pids.push_back(member.pid);
     report.done.push_back(member.done);
   }

@@ -44,6 +44,8 @@ struct RankReport {
 struct HubReport {
   std::vector<int> joined;
   std::vector<int> dead;
+  /*! \brief Those who said goodbye; before the session ends, because their program did. */
+  std::vector<int> left;
   std::vector<int> pids;
   /*! \brief The last ticket each rank passed. */
   std::vector<uint64_t> done;

@@ -217,6 +217,7 @@ ffi::String Report(Session session) {
   ffi::Map<ffi::String, ffi::Any> json;
   json.Set("joined", numbers(report.joined));
   json.Set("dead", numbers(report.dead));
+  json.Set("left", numbers(report.left));
   ffi::Array<ffi::Any> done;
   for (uint64_t ticket : report.done) done.push_back(static_cast<int64_t>(ticket));
   json.Set("done", done);

@@ -118,6 +118,9 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         )
         if self._on_the_way + size > _COMMANDS_ON_THE_WAY:
             self._pass_ticket()
+        return self._send(size, *args)
+
+    def _send(self, size: int, *args: Any) -> DRef:
         try:
             while self._freed and self._on_the_way + _COMMAND_BYTES <= _COMMANDS_ON_THE_WAY:
                 _release(self, self._freed.popleft())
@@ -171,12 +174,12 @@ class CommandSession(disco.Session):  # type: ignore[misc]
 
     def _pass_ticket(self) -> None:
         ticket = next(tickets)
-        self._on_the_way = 0
-        self._command(self._done, ticket)
+        self._send(_COMMAND_BYTES, self._done, ticket)
         end = time.monotonic() + self.timeout + _GRACE_SECONDS
         while True:
             progress = _wait(self, ticket, SLICE_SECONDS)
             if progress == 0:
+                self._on_the_way = 0
                 break
             if progress == 2:
                 self._raise_report()
@@ -199,12 +202,13 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         errors = [RankError(**error) for error in report["errors"]]
         causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
         causes = tuple(sorted(causes, key=lambda e: e.rank))
-        if report["dead"]:
+        if report["dead"] or report["left"]:
             self._raise_died("".join(f"\n{e}" for e in causes if e.kind != "PeerError"))
         # What was looked up since the error was skipped: it is no function.
         self._functions.clear()
         # No worker is inside an operation, so the group may start afresh.
         _recover(self)
+        self._on_the_way = 0
         if all(error.kind == "DeadlineError" for error in causes):
             raise DeadlineError("\n".join(str(error) for error in causes))
         raise WorkerError(causes)
@@ -212,7 +216,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     def _raise_died(self, details: str) -> None:
         end = time.monotonic() + 1.0
         while True:  # a broken pipe can be known before the hub has heard of the death
-            dead = set(json.loads(_report(self))["dead"])
+            report = json.loads(_report(self))
+            dead = {*report["dead"], *report["left"]}
             codes = self._pool.ended(wait=dead) if self._pool else {}
             if dead or codes or time.monotonic() > end:
                 break

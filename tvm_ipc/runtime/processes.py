@@ -31,20 +31,41 @@ class ProcessPool:
     """Workers 1 to n - 1 of one session; worker 0 is a thread of the controller.
 
     Disco asks for them through the global function `tvm_ipc.create_process_pool`, to which it
-    passes `key`.
+    passes `key`. They have been started by then: an error in Disco's constructor would wait for
+    worker 0 for ever.
     """
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, num_workers: int, num_groups: int, environment: dict[str, str]) -> None:
         self.key = f"pool-{next(_keys)}"
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._environment = environment
+        #: Of each worker, the descriptors to read from it and to write to it.
         self._pipes: dict[int, tuple[int, int]] = {}
+        # Opened while there are descriptors: `mute` may come when there are none.
+        self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         _pools[self.key] = self
+        try:
+            for worker_id in range(1, num_workers):
+                self._start(worker_id, num_workers, num_groups)
+        except BaseException:
+            self.kill()
+            self.join(0.0)
+            self.forget()
+            raise
 
-    def start(self, worker_id: int, num_workers: int, num_groups: int) -> tuple[int, int]:
-        """Start a worker and return the descriptors to read from it and to write to it."""
+    def pipes(self, worker_id: int) -> tuple[int, int]:
+        """Return the descriptors to read from a worker and to write to it."""
+        return self._pipes[worker_id]
+
+    def _start(self, worker_id: int, num_workers: int, num_groups: int) -> None:
         reply_read, reply_write = os.pipe()
-        command_read, command_write = os.pipe()
+        try:
+            command_read, command_write = os.pipe()
+        except OSError:
+            os.close(reply_read)
+            os.close(reply_write)
+            raise
+        self._pipes[worker_id] = (reply_read, command_write)
         arguments = (worker_id, num_workers, num_groups, command_read, reply_write)
         try:
             self.processes[worker_id] = subprocess.Popen(
@@ -57,8 +78,6 @@ class ProcessPool:
         finally:
             os.close(command_read)
             os.close(reply_write)
-        self._pipes[worker_id] = (reply_read, command_write)
-        return self._pipes[worker_id]
 
     def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
         """Return the exit codes of the workers that are no more, or about to be."""
@@ -86,14 +105,14 @@ class ProcessPool:
 
     def mute(self) -> None:
         """Let what Disco still writes go nowhere: a write to a dead worker's pipe would throw."""
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         for _, command_write in self._pipes.values():
-            os.dup2(nowhere, command_write, inheritable=False)
-        os.close(nowhere)
+            os.dup2(self._nowhere, command_write, inheritable=False)
 
     def forget(self) -> None:
         """Close the pipes; Disco calls this when its session object ends."""
-        _pools.pop(self.key, None)
+        if _pools.pop(self.key, None) is None:
+            return
+        os.close(self._nowhere)
         for pipe in self._pipes.values():
             for descriptor in pipe:
                 os.close(descriptor)
@@ -108,6 +127,6 @@ def _create_process_pool(num_workers: int, num_groups: int, key: str) -> Callabl
         if worker_id == 0:
             pool.forget()
             return None
-        return tvm_ffi.Shape(pool.start(worker_id, num_workers, num_groups))
+        return tvm_ffi.Shape(pool.pipes(worker_id))
 
     return serve

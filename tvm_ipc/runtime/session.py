@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import json
+import os
 import tempfile
 import time
 import weakref
@@ -89,7 +90,13 @@ class Session(CommandSession):
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
         self._files = tempfile.TemporaryDirectory(prefix="tvm_ipc-")
         threads_each = config.threads_per_worker(num_workers)
-        pool = None if threads else ProcessPool(config.worker_environment(threads_each, compiler))
+        pool = None
+        if not threads:
+            environment = config.worker_environment(threads_each, compiler)
+            try:
+                pool = ProcessPool(num_workers, num_groups, environment)
+            except OSError as error:
+                raise IPCError(f"the session cannot start its workers: {error}") from error
         self._prepare(pool, settings.timeout)
         if pool is None:
             self.__init_handle_by_constructor__(_api.SessionThreaded, num_workers, num_groups)
@@ -264,8 +271,11 @@ class Session(CommandSession):
         with contextlib.suppress(Exception):
             _api.SessionShutdown(self)
         if self._pool is not None:
-            self._pool.join(_LEAVE_SECONDS if not self._why_unusable else 0.0)
-            self._pool.mute()
+            try:
+                self._pool.join(_LEAVE_SECONDS if not self._why_unusable else 0.0)
+            finally:  # an impatient Ctrl-C, too, leaves nobody behind
+                self._pool.kill()
+                self._pool.mute()
         with contextlib.suppress(RuntimeError):
             if not _wait_left(self, _LEAVE_SECONDS):
                 # A thread of ours is stuck in a call. To destroy the session would wait for it
@@ -284,12 +294,11 @@ class Session(CommandSession):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; an error that is on its way is not replaced by what the workers report."""
+        """Close. With an error on its way, which is not replaced, no worker is waited for."""
         if error is None:
             self.close()
-        else:
-            with contextlib.suppress(IPCError):
-                self.close()
+        elif not self._closed:
+            self._end()
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True) and "_files" in self.__dict__:
@@ -323,3 +332,15 @@ def _close_all() -> None:
     for session in list(_open_sessions):
         with contextlib.suppress(Exception):
             session.close()
+
+
+def _disown() -> None:
+    """Keep a process that the controller forked away from the workers: they are not its own."""
+    for session in list(_open_sessions):
+        session._closed = True
+        session._files._finalizer.detach()  # type: ignore[attr-defined]  # the files stay
+        # Disco's destructor would shut the workers down, and wait for threads that are not here.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
+
+os.register_at_fork(after_in_child=_disown)
