@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +91,31 @@ def parameters_by_name() -> Callable[[str, int], Tensor]:
         return tensor(np.arange(np.prod(shape), dtype=dtype).reshape(shape))
 
     return fetch
+
+
+@register
+def say(text: str) -> None:
+    print(f"{text} from rank {worker_rank()}")
+
+
+_tracked: defaultdict[int, weakref.WeakSet[Any]] = defaultdict(weakref.WeakSet)
+
+
+@register
+def tracked() -> Callable[[], int]:
+    """A value whose end `tracked_alive` notices."""
+
+    def value() -> int:
+        return 0
+
+    _tracked[worker_rank()].add(value)
+    return value
+
+
+@register
+def tracked_alive() -> int:
+    """How many of them this worker still has."""
+    return len(_tracked[worker_rank()])
 
 
 # ---- things that go wrong -------------------------------------------------------------------

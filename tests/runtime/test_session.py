@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session as its users see it: values, modules, options, and several at once."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from disco_kinds import RANKS, call, errors_at_sync, on_workers
+from disco_programs import Transposes, build
+from tvm_ffi import Shape
+
+import tvm_ipc
+from tvm_ipc.errors import IPCError, SessionClosedError
+
+PLACES = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
+
+# ---- values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"),
+        *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+    ],
+    ids=lambda dtype: np.dtype(dtype).name,
+)
+def test_put_and_get(dtype: Any, trio: tvm_ipc.Session) -> None:
+    array = np.arange(-6, 6).reshape(3, 4).astype(dtype)
+    reference = trio.put(array)
+    for rank in range(RANKS):
+        value = trio.get(reference, rank)
+        assert isinstance(value, np.ndarray)
+        np.testing.assert_array_equal(value, array, strict=True)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(24.0).reshape(4, 6).T,
+        np.arange(24.0).reshape(4, 6)[::2, ::3],
+        np.array(3.5),
+        np.zeros((0, 4)),
+        np.broadcast_to(np.arange(3.0), (2, 3)),
+        np.arange(5.0)[::-1],
+    ],
+    ids=["transposed", "sliced", "no_axes", "empty", "broadcast", "reversed"],
+)
+def test_put_of_arrays_in_any_form(array: Any, trio: tvm_ipc.Session) -> None:
+    reference = trio.put(array)
+    for rank in range(RANKS):
+        np.testing.assert_array_equal(trio.get(reference, rank), array, strict=True)
+
+
+def test_put_of_a_tensor(trio: tvm_ipc.Session) -> None:
+    array = np.arange(6, dtype="float32")
+    np.testing.assert_array_equal(trio.get(trio.put(tvm.runtime.tensor(array)), 1), array)
+
+
+def test_put_keeps_what_the_array_was(trio: tvm_ipc.Session) -> None:
+    array = np.zeros(1000)
+    call(trio, "tests.sleep_on", 0, 0.05)
+    reference = trio.put(array)
+    array[:] = 1
+    np.testing.assert_array_equal(trio.get(reference, 2), np.zeros(1000))
+
+
+def test_get_gives_a_copy(trio: tvm_ipc.Session) -> None:
+    reference = trio.put(np.zeros(3))
+    for rank in range(RANKS):
+        trio.get(reference, rank)[:] = 1
+        np.testing.assert_array_equal(trio.get(reference, rank), np.zeros(3))
+
+
+def test_get_of_a_rank_that_is_not_there(trio: tvm_ipc.Session) -> None:
+    reference = trio.put(np.zeros(3))
+    for rank in (-1, RANKS):
+        with pytest.raises(ValueError, match=f"there is no rank {rank} among 3 workers"):
+            trio.get(reference, rank)
+        with pytest.raises(ValueError, match="there is no rank"):
+            reference.debug_copy_from(rank, np.zeros(3))
+
+
+def test_get_of_what_is_no_tensor(trio: tvm_ipc.Session) -> None:
+    with pytest.raises(TypeError, match="rank 1 holds a int, not a tensor; debug_get_from_remote"):
+        trio.get(call(trio, "tests.next_int", 1), 1)
+
+
+def test_large_values(trio: tvm_ipc.Session) -> None:
+    array = np.random.default_rng(0).random(3_000_000)
+    reference = trio.put(array)
+    np.testing.assert_array_equal(trio.get(reference, 2), array)
+    shares = trio.scatter(array.reshape(RANKS, -1))
+    for rank in range(RANKS):
+        np.testing.assert_array_equal(trio.get(shares, rank), array.reshape(RANKS, -1)[rank])
+
+
+def test_large_arguments(trio: tvm_ipc.Session) -> None:
+    data = np.random.default_rng(0).bytes(5_000_000)
+    for value in on_workers(call(trio, "tests.reversed_bytes", data), RANKS):
+        assert bytes(value) == data[::-1]
+    text = "x" * 1_000_000
+    assert on_workers(call(trio, "tests.with_rank", text), RANKS)[2] == f"{text} on rank 2"
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_copy_to_one_rank(rank: int, trio: tvm_ipc.Session) -> None:
+    place = trio.put(np.zeros(4, "float32"))
+    place.debug_copy_from(rank, np.ones(4, "float32"))
+    place.debug_copy_from(rank, tvm.runtime.tensor(np.full(4, 2, "float32")))
+    for other in range(RANKS):
+        np.testing.assert_array_equal(trio.get(place, other), np.full(4, 2.0 * (other == rank)))
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("array", [np.zeros(5, "float32"), np.zeros(4, "int32")], ids=str)
+def test_copy_of_what_does_not_fit(array: Any, rank: int, trio: tvm_ipc.Session) -> None:
+    place = trio.put(np.zeros(4, "float32"))
+    place.debug_copy_from(rank, array)
+    ((where, kind, message),) = errors_at_sync(trio)
+    assert where == rank
+    assert kind in ("ValueError", "MismatchError")
+    assert f"{array.size} x {array.dtype}" in message
+    assert "4 x float32" in message
+    np.testing.assert_array_equal(trio.get(place, rank), np.zeros(4))
+
+
+def test_copy_to_where_no_tensor_is(trio: tvm_ipc.Session) -> None:
+    place = trio.empty((4,), "float32", worker0_only=True, in_group=False)
+    place.debug_copy_from(1, np.zeros(4, "float32"))
+    ((rank, kind, message),) = errors_at_sync(trio)
+    assert (rank, kind) == (1, "ValueError")
+    assert "it has no tensor there" in message
+
+
+def test_copy_from_worker_0_of_what_does_not_fit(trio: tvm_ipc.Session) -> None:
+    trio.copy_from_worker_0(tvm.runtime.empty((5,), "float32"), trio.put(np.zeros(4, "float32")))
+    ((rank, _, message),) = errors_at_sync(trio)
+    assert rank == 0
+    assert "5 x float32" in message
+    assert "4 x float32" in message
+
+
+@pytest.mark.parametrize("rows", [0, 2, 4])
+def test_scatter_of_another_number_of_rows(rows: int, trio: tvm_ipc.Session) -> None:
+    with pytest.raises(ValueError, match=rf"3 rows; this one's shape is \({rows}, 2\)"):
+        trio.scatter(np.zeros((rows, 2)))
+
+
+# ---- functions and modules ------------------------------------------------------------------
+
+
+def test_calls_without_waiting(trio: tvm_ipc.Session) -> None:
+    """Thousands of commands, whose results and whose ends also travel, fill no pipe for ever."""
+    place = trio.put(np.zeros(1, "int64"))
+    add, shape = trio.get_global_func("tests.add_one_to"), Shape(range(200))
+    for _ in range(3000):
+        add(place)
+        trio.get_global_func("tests.with_two_more")(shape)
+    assert [int(value[0]) for value in on_workers(place, RANKS)] == [3000] * RANKS
+
+
+def test_values_are_freed_on_the_workers(trio: tvm_ipc.Session) -> None:
+    alive = trio.get_global_func("tests.tracked_alive")
+    before = on_workers(alive(), RANKS)
+    kept = [call(trio, "tests.tracked") for _ in range(10)]
+    assert on_workers(alive(), RANKS) == [count + 10 for count in before]
+    del kept[2:]
+    gc.collect()
+    trio.sync()
+    assert on_workers(alive(), RANKS) == [count + 2 for count in before]
+    kept.clear()
+    gc.collect()
+    trio.sync()
+    assert on_workers(alive(), RANKS) == before
+
+
+def test_references_outlive_their_session() -> None:
+    for threads in (True, False):
+        with tvm_ipc.Session(2, threads=threads) as session:
+            kept = [session.put(np.zeros(3)), session.get_global_func("runtime.disco.worker_rank")]
+        with pytest.raises(SessionClosedError, match="the session is closed"):
+            kept[1]()
+        with pytest.raises(SessionClosedError):
+            kept[0].debug_get_from_remote(0)
+        kept.clear()
+        gc.collect()
+
+
+@pytest.fixture(scope="module")
+def executable() -> Any:
+    return build(Transposes)
+
+
+@pytest.mark.parametrize("form", ["path", "text", "executable"])
+def test_vm_module(form: str, executable: Any, tmp_path: Path, trio: tvm_ipc.Session) -> None:
+    path = tmp_path / "module.so"
+    executable.export_library(str(path))
+    module = trio.load_vm_module({"path": path, "text": str(path)}.get(form, executable))
+    array = np.arange(128, dtype="float32").reshape(8, 16)
+    result = module["from_wide"](trio.put(array))
+    np.testing.assert_array_equal(on_workers(result, RANKS), [array.T] * RANKS)
+    np.testing.assert_array_equal(trio.get(module["from_tall"](result), 1), array)
+
+
+def test_vm_module_by_a_relative_path(
+    executable: Any, tmp_path: Path, trio: tvm_ipc.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable.export_library(str(tmp_path / "module.so"))
+    monkeypatch.chdir(tmp_path)  # the workers stay where they were
+    module = trio.load_vm_module("module.so", tvm.cpu())
+    array = np.ones((8, 16), "float32")
+    np.testing.assert_array_equal(trio.get(module["from_wide"](trio.put(array)), 2), array.T)
+
+
+@PLACES
+def test_python_module_beside_the_program(
+    threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers find modules where the controller does, also without an installation."""
+    name = f"module_of_a_user_{threads}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import tvm_ffi\ntvm_ffi.register_global_func('tests.{name}', lambda x: 10 * x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with tvm_ipc.Session(2, threads=threads) as session:
+        session.import_python_module(name)
+        assert on_workers(call(session, f"tests.{name}", 4), 2) == [40, 40]
+
+
+# ---- options --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, -1, 65])
+def test_wrong_number_of_workers(num_workers: int) -> None:
+    with pytest.raises(ValueError, match=f"num_workers is {num_workers}; it must be 1 to 64"):
+        tvm_ipc.Session(num_workers)
+
+
+@pytest.mark.parametrize(("workers", "groups"), [(4, 3), (2, 0), (2, -1), (2, 4)])
+def test_wrong_number_of_groups(workers: int, groups: int) -> None:
+    message = f"{workers} workers cannot be divided evenly into {groups} groups"
+    with pytest.raises(ValueError, match=message):
+        tvm_ipc.Session(workers, num_groups=groups)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": 0}, {"timeout": -1.0}, {"timeout": float("inf")}, {"arena_limit": 0}],
+    ids=str,
+)
+def test_options_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(IPCError, match=f"{next(iter(options))} is "):
+        tvm_ipc.Session(2, **options)
+
+
+def test_arena_limit_that_is_no_size() -> None:
+    with pytest.raises(ValueError, match="'lots' is no size; examples"):
+        tvm_ipc.Session(2, arena_limit="lots")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 7, 64])
+def test_world_sizes(num_workers: int) -> None:
+    with tvm_ipc.Session(num_workers, threads=True) as session:
+        assert session.num_workers == num_workers
+        ranks = on_workers(call(session, "runtime.disco.worker_rank"), num_workers)
+        assert ranks == list(range(num_workers))
+        total = session.empty((1,), "int64")
+        session.allreduce(session.scatter(np.arange(num_workers).reshape(-1, 1)), total)
+        assert session.get(total, num_workers - 1)[0] == num_workers * (num_workers - 1) // 2
+
+
+def test_two_process_workers_by_default() -> None:
+    with tvm_ipc.Session() as session:
+        assert session.num_workers == len(session.pids) == len(set(session.pids)) == 2
+        assert session.pids[0] == os.getpid()
+
+
+def test_threads_are_of_this_process() -> None:
+    with tvm_ipc.Session(3, threads=True) as session:
+        assert session.pids == (os.getpid(),) * 3
+
+
+@pytest.mark.parametrize("compiler", [False, True], ids=["runtime", "compiler"])
+def test_compiler_in_the_workers(compiler: bool) -> None:
+    with tvm_ipc.Session(2, compiler=compiler) as session:
+        session.import_python_module("worker_functions")
+        runtime_only = call(session, "tests.environment", "TVM_USE_RUNTIME_LIB")
+        assert runtime_only.debug_get_from_remote(1) == ("0" if compiler else "1")
+        session.get_global_func("relax.transform.FoldConstant")
+        if compiler:
+            session.sync()
+        else:
+            # The controller, where worker 0 is, has the compiler anyway.
+            ((rank, _, message),) = errors_at_sync(session)
+            assert rank == 1
+            assert "tvm_ipc.Session(..., compiler=True)" in message
+
+
+def test_threads_of_kernels_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    with tvm_ipc.Session(2) as session:
+        session.import_python_module("worker_functions")
+        for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+            value = call(session, "tests.environment", name).debug_get_from_remote(1)
+            assert value == str(max(1, cores // 2))
+
+
+def test_backend_is_running_already(trio: tvm_ipc.Session) -> None:
+    for start in (lambda: trio.init_ccl("shm", 0, 1), lambda: tvm_ipc.init_ccl(trio)):
+        with pytest.raises(IPCError, match="this session already runs the backend 'shm'"):
+            start()
+
+
+# ---- several at once ------------------------------------------------------------------------
+
+
+def test_several_at_once() -> None:
+    with (
+        tvm_ipc.Session(2, threads=True) as first,
+        tvm_ipc.Session(3) as second,
+        tvm_ipc.Session(4, num_groups=2, threads=True) as third,
+    ):
+        sessions = (first, second, third)
+        values = [session.put(np.full(1000, float(i))) for i, session in enumerate(sessions)]
+        for _ in range(5):
+            for session, value in zip(sessions, values, strict=True):
+                session.allreduce(value, value, in_group=True)
+        for i, (session, value) in enumerate(zip(sessions, values, strict=True)):
+            size = (2, 3, 2)[i]
+            assert session.get(value, session.num_workers - 1)[0] == i * size**5
+
+
+def test_one_ends_while_another_goes_on() -> None:
+    with tvm_ipc.Session(2) as stays:
+        x = stays.put(np.ones(3))
+        for threads in (True, False):
+            with tvm_ipc.Session(2, threads=threads) as goes:
+                goes.put(np.ones(3))
+            stays.allreduce(x, x)
+        np.testing.assert_array_equal(stays.get(x, 1), np.full(3, 4))
+
+
+def test_session_of_another_thread() -> None:
+    results: list[Any] = []
+
+    def use() -> None:
+        with tvm_ipc.Session(2, threads=True) as session:
+            x = session.put(np.ones(3))
+            session.allreduce(x, x)
+            results.append(session.get(x))
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    np.testing.assert_array_equal(results, np.full((3, 3), 2))
