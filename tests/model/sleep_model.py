@@ -7,7 +7,8 @@ looks again are left out, so a wake-up that is lost is a deadlock. The kernel co
 and lets the caller sleep in one step: that comparison is a sleeper's last look.
 
 A store that is not sequentially consistent stays in the processor's store buffer for a while,
-which is a process of its own.
+which is a process of its own. A sleeper's membarrier empties it; without that call the code makes
+its stores sequentially consistent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Protocol:
 
     announces_before_the_last_look: bool = True
     publisher_stores_before_it_looks: bool = True
-    store_is_sequentially_consistent: bool = True
+    store_is_sequentially_consistent: bool = False
+    sleeper_orders_everybody: bool = True
     wakes_all: bool = True
     sleeps_for_a_slice: bool = False
 
@@ -83,6 +85,7 @@ def _publish(step: int, count: int, protocol: Protocol) -> list[Step]:
 def _wake(m: Memory, slot: int, count: int, protocol: Protocol) -> None:
     if not m["saw"]:
         return
+    _drain(m)  # FUTEX_WAKE has a full barrier before it looks for sleepers
     for who in range(count):
         if m["asleep", who] == slot:
             m["asleep", who] = None
@@ -124,10 +127,15 @@ def _wait_for(who: int, target: int, protocol: Protocol) -> list[Step]:
     def count(m: Memory, change: int) -> None:
         m["sleepers"] += change
 
+    def order_everybody(m: Memory) -> None:
+        if protocol.sleeper_orders_everybody:
+            _drain(m)
+
     announce = Step("announce", lambda m: count(m, 1))
     if protocol.announces_before_the_last_look:
         falls_asleep = [
             Step("announce", lambda m: count(m, 1), label=start),
+            Step("membarrier", order_everybody),
             Step("look", lambda m: leave if over(m) else None),
             Step("the kernel compares and lets it sleep", sleep),
         ]

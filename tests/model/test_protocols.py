@@ -178,6 +178,10 @@ def test_two_ranks_may_both_send_first_what_fits_into_the_packets():
 @pytest.mark.parametrize(("count", "steps"), [(1, 4), (2, 2), (3, 1)])
 def test_no_sleeper_is_missed(count, steps):
     holds(sleep_model.sleepers(count, steps))
+    without_membarrier = sleep_model.Protocol(
+        store_is_sequentially_consistent=True, sleeper_orders_everybody=False
+    )
+    holds(sleep_model.sleepers(count, steps, without_membarrier))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,7 @@ def test_no_sleeper_is_missed(count, steps):
     [
         {"announces_before_the_last_look": False},
         {"publisher_stores_before_it_looks": False},
-        {"store_is_sequentially_consistent": False},
+        {"sleeper_orders_everybody": False},
         {"wakes_all": False},
     ],
     ids=lambda mutation: " ".join(mutation),

@@ -48,8 +48,12 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
  * \brief Store a step and wake whoever sleeps on it.
  *
  * The store and the look at `sleepers` must not be swapped, nor a sleeper's announcement and its
- * last look at the word (Dekker's pattern): all four are sequentially consistent. A sleeper is
- * woken by nothing else than this and `WakeAll`, but looks again every 20 ms all the same.
+ * last look at the word (Dekker's pattern). A barrier here would cost every step as much as the
+ * rest of it, so the sleeper, who has time, pays for both: between its announcement and its look
+ * it has the kernel run a barrier in every thread of all ranks (membarrier). A step stored before
+ * that is seen by its look; a look at `sleepers` after that sees the announcement. Where the
+ * kernel has no such call, the accesses are sequentially consistent. A sleeper is woken by nothing
+ * else than this and `WakeAll`, but looks again every 20 ms all the same.
  */
 void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint32_t>& sleepers);
 
