@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # unless it was installed with `pip install -e`, which finds it without sys.path.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != ROOT]
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# A shell starts background jobs with Ctrl-C ignored, and programs pass that on to their children;
+# the tests of what Ctrl-C does need it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
