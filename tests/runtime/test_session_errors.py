@@ -91,6 +91,17 @@ def test_error_at_the_next_value_too(trio: tvm_ipc.Session) -> None:
     np.testing.assert_array_equal(trio.get(x), np.ones(3))
 
 
+def test_first_use_of_a_function_after_an_error() -> None:
+    """What the session looks up for itself, it looks up again if an error came between."""
+    with tvm_ipc.Session(2, threads=True) as session:
+        session.import_python_module("worker_functions")
+        x = call(session, "tests.next_int", 1)
+        call(session, "tests.fail_on", 0, "ValueError", "in between")
+        with pytest.raises(WorkerError, match="in between"):
+            x.debug_get_from_remote(1)
+        assert x.debug_get_from_remote(1) == 2
+
+
 def test_error_is_raised_once(trio: tvm_ipc.Session) -> None:
     call(trio, "tests.fail_on", 0, "ValueError", "once")
     errors_at_sync(trio)
