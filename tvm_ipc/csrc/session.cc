@@ -164,8 +164,10 @@ void Open(Session session, ffi::Shape device_ids, double timeout_seconds, int64_
   if (arena_bytes > 0) options.arena_bytes = static_cast<size_t>(arena_bytes);
   OpenSessions::Global().Add(session, options);
   const std::string invitation = OpenSessions::Global().Get(session)->hub->invitation();
+  // Detached, for a worker may end before these references do. Their registers stay taken.
   DRef join = session->GetGlobalFunc("runtime.disco.shm.init_ccl_per_worker");
-  session->CallPacked(join, device_ids, ffi::Bytes(invitation));
+  Detach(join);
+  Detach(session->CallPacked(join, device_ids, ffi::Bytes(invitation)));
 }
 
 void InitCCL(Session session, ffi::Shape device_ids) {

@@ -114,7 +114,8 @@ class Session(CommandSession):
             try:
                 _open(self, ids, settings.timeout, settings.arena_limit or 0)
             except (RuntimeError, MemoryError) as error:
-                raise IPCError(f"the session cannot start: {error}") from error
+                if "Write Error" not in str(error):  # else a worker has ended; the wait says which
+                    raise IPCError(f"the session cannot start: {error}") from error
             self._wait_until_joined()
             self._start_commands()
             self.get_global_func("tvm_ipc.worker.set_threads")(threads_each)
