@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import weakref
 from collections import defaultdict
@@ -95,7 +96,7 @@ def parameters_by_name() -> Callable[[str, int], Tensor]:
 
 @register
 def say(text: str) -> None:
-    print(f"{text} from rank {worker_rank()}")
+    sys.stdout.write(f"{text} from rank {worker_rank()}\n")  # at once, the line's end included
 
 
 _tracked: defaultdict[int, weakref.WeakSet[Any]] = defaultdict(weakref.WeakSet)
