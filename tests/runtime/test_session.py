@@ -155,6 +155,19 @@ def test_scatter_of_another_number_of_rows(rows: int, trio: tvm_ipc.Session) -> 
         trio.scatter(np.zeros((rows, 2)))
 
 
+def test_arrays_of_the_controller_with_groups(shared_session: Callable[..., Any]) -> None:
+    """Only worker 0 gets them, so groups cannot each take theirs from their own first worker."""
+    session = shared_session("ipc_threads", 4, 2)
+    array = np.arange(4.0).reshape(4, 1)
+    np.testing.assert_array_equal(on_workers(session.put(array), 4), [array] * 4)
+    shares = session.scatter(array, in_group=False)
+    np.testing.assert_array_equal(on_workers(shares, 4), array)
+    session.broadcast(array, in_group=True)
+    ((rank, kind, message),) = errors_at_sync(session)
+    assert (rank, kind) == (2, "ValueError")
+    assert "broadcast: the first rank has nothing to send" in message
+
+
 # ---- functions and modules ------------------------------------------------------------------
 
 
