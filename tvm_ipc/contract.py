@@ -71,7 +71,7 @@ UPSTREAM_FUNCTIONS: Final = (
     Function(
         _CUDA_IPC + "custom_allreduce",
         "(send: Tensor, strategy: int, recv: Tensor)",
-        "sum over all workers; never writes into send",
+        "sum over all workers, refused where there are groups; never writes into send",
     ),
     Function(
         _CUDA_IPC + "cuda_ipc_memory_allocator_clear",
@@ -137,6 +137,16 @@ OWN_FUNCTIONS: Final = (
         "tvm_ipc.allreduce",
         "(send: Tensor, kind: int, in_group: bool, strategy: int, flags: int, recv: Tensor)",
         "all-reduce with everything a compiler can say about it",
+    ),
+    Function(
+        "tvm_ipc.alloc_tensor",
+        "(storage: Storage, offset: int, shape: Shape, dtype: dtype) -> Tensor",
+        "tensor in a storage, its data pointer moved by offset bytes",
+    ),
+    Function(
+        "tvm_ipc.copy",
+        "(source: Tensor, target: Tensor)",
+        "copy between memory scopes and devices; equal types and sizes",
     ),
     Function("tvm_ipc.arena_stats", "() -> str", "JSON: this worker's arena, in bytes"),
     Function("tvm_ipc.arena_offset", "(tensor: Tensor) -> int", "place in the arena, -1 outside"),

@@ -436,3 +436,50 @@ def test_memory_goes_with_the_session_and_its_tensors() -> None:
     use()
     gc.collect()
     assert shared_memory_in_use() - before < 4 * MIB
+
+
+# ---- tensors inside a storage ---------------------------------------------------------------
+
+
+def test_tensors_at_offsets_of_one_storage(arena: Arena) -> None:
+    """Each starts at its own offset, and kernels see a data pointer without a byte_offset."""
+    session = arena.session
+    storage = arena.allocate(256)
+    place = session.get_global_func("tvm_ipc.alloc_tensor")
+    whole = place(storage, 0, Shape([256]), tvm.DataType("uint8"))
+    parts = [place(storage, at, Shape([2, 8]), tvm.DataType("float32")) for at in (0, 64, 192)]
+    empty = place(storage, 256, Shape([0, 8]), tvm.DataType("float32"))
+    for value, part in enumerate(parts, start=1):
+        session.call_packed(
+            session.get_global_func("tvm_ipc.copy"),
+            session.put(np.full((2, 8), value, "float32")),
+            part,
+        )
+    expected = np.zeros((4, 16), "float32")
+    expected[[0, 1, 3]] = [[1], [2], [3]]
+    for value in on_workers(whole, 2):
+        result = value.view("float32").reshape(4, 16)
+        np.testing.assert_array_equal(result[[0, 1, 3]], expected[[0, 1, 3]])
+    assert session.get(empty).shape == (0, 8)
+
+
+@pytest.mark.parametrize(("offset", "count"), [(-64, 1), (0, 65), (192, 17), (257, 0)])
+def test_tensor_that_does_not_lie_in_its_storage(offset: int, count: int, arena: Arena) -> None:
+    place = arena.session.get_global_func("tvm_ipc.alloc_tensor")
+    place(arena.allocate(256), offset, Shape([count]), tvm.DataType("float32"))
+    with pytest.raises(WorkerError, match=f"at offset {offset} do not lie in a storage of 256"):
+        arena.session.sync()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [((3,), "float32", "has 16 bytes, the target 12"), ((4,), "int32", "must be equal")],
+)
+def test_copy_between_tensors_that_differ(
+    shape: tuple[int, ...], dtype: str, message: str, arena: Arena
+) -> None:
+    session = arena.session
+    copy = session.get_global_func("tvm_ipc.copy")
+    copy(session.put(np.zeros(4, "float32")), session.empty(shape, dtype))
+    with pytest.raises(WorkerError, match=message):
+        session.sync()

@@ -21,6 +21,7 @@ from tvm.script import relax as R  # noqa: N812
 from tvm_ffi import Shape
 
 from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.errors import WorkerError
 
 SHAPES = [(2, 3), (3, 4), (128, 128)]
 LAYERS = 14
@@ -136,3 +137,16 @@ def test_layers_that_share_one_ipc_storage(
         values = np.stack([scaled[0] + scaled[1]] * 2)
     for _ in range(5):
         np.testing.assert_array_equal(on_workers(main(inputs), 2), values)
+
+
+def test_allreduce_that_does_not_name_its_ranks_is_refused_where_there_are_groups(
+    shared_session: Callable[..., Any],
+) -> None:
+    session = shared_session("ipc_processes", 4, 2)
+    x = session.put(np.ones(4, "float32"))
+    y = session.empty((4,), "float32")
+    session.get_global_func("runtime.disco.cuda_ipc.custom_allreduce")(x, 1, y)
+    with pytest.raises(WorkerError, match=r"all 4 workers or the 2 of a group.*num_groups=2"):
+        session.sync()
+    session.get_global_func("tvm_ipc.allreduce")(x, 0, True, 1, 0, y)
+    np.testing.assert_array_equal(session.get(y), [2, 2, 2, 2])

@@ -78,6 +78,13 @@ void PlainAllReduce(ffi::TensorView send, int kind, bool in_group, ffi::TensorVi
 }
 
 void CustomAllReduce(ffi::TensorView send, int strategy, ffi::TensorView recv) {
+  const Rank& rank = RequireRank();
+  if (rank.group_size() != rank.num_ranks()) {
+    Fail(kind::kValue, "custom_allreduce does not say whether it means all ", rank.num_ranks(),
+         " workers or the ", rank.group_size(),
+         " of a group; compile with num_groups=", rank.num_ranks() / rank.group_size(),
+         ", which calls tvm_ipc.allreduce instead");
+  }
   AllReduceWithAll(send, static_cast<int>(ReduceKind::kSum), false, strategy, 0, recv);
 }
 
@@ -203,6 +210,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
            Throwing<ExerciseGroups>::Call)
       .def(TVM_IPC_SHM "test_worker2_sends_to_worker0", Throwing<ExerciseSend>::Call)
       .def("tvm_ipc.allreduce", Throwing<AllReduceWithAll>::Call)
+      .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
+      .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)
       .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
       .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)

@@ -8,8 +8,10 @@
 #include <atomic>
 #include <memory>
 
+#include "collectives.h"
 #include "group.h"
 #include "session.h"
+#include "tensor_view.h"
 
 namespace tvm_ipc {
 
@@ -78,20 +80,63 @@ ArenaAllocator* WorkerAllocator() {
   return holder.allocator;
 }
 
-}  // namespace
-
-memory::Storage AllocStorage(ffi::Shape shape, DLDataType dtype) {
+size_t SizeInBytes(const char* what, const ffi::Shape& shape, DLDataType dtype) {
   ElementType type{dtype.code, dtype.bits, dtype.lanes};
   uint64_t bytes = type.bytes();
   for (int64_t extent : shape) {
     if (extent < 0 || (extent > 0 && bytes > UINT64_MAX / static_cast<uint64_t>(extent))) {
-      Fail(kind::kValue, "alloc_storage: the shape has no size in bytes; one extent is ", extent);
+      Fail(kind::kValue, what, ": the shape has no size in bytes; one extent is ", extent);
     }
     bytes *= static_cast<uint64_t>(extent);
   }
+  return bytes;
+}
+
+}  // namespace
+
+memory::Storage AllocStorage(ffi::Shape shape, DLDataType dtype) {
+  const size_t bytes = SizeInBytes("alloc_storage", shape, dtype);
   ArenaAllocator* allocator = WorkerAllocator();
   return memory::Storage(allocator->Alloc(tvm::Device{kDLCPU, 0}, bytes, Arena::kAlignment, dtype),
                          allocator);
+}
+
+ffi::Tensor AllocTensor(memory::Storage storage, int64_t offset, ffi::Shape shape,
+                        DLDataType dtype) {
+  const size_t bytes = SizeInBytes("alloc_tensor", shape, dtype);
+  const memory::Buffer& buffer = storage->buffer;
+  if (offset < 0 || bytes > buffer.size || static_cast<size_t>(offset) > buffer.size - bytes) {
+    Fail(kind::kValue, "alloc_tensor: ", bytes, " bytes at offset ", offset,
+         " do not lie in a storage of ", buffer.size, " bytes");
+  }
+  // `byte_offset` stays 0: compiled kernels assert it.
+  struct Inside {
+    memory::Storage storage;
+    void AllocData(DLTensor* tensor, int64_t offset) {
+      tensor->data = static_cast<uint8_t*>(storage->buffer.data) + offset;
+    }
+    void FreeData(DLTensor*) {}
+  };
+  const tvm::Device device = buffer.device;
+  return ffi::Tensor::FromNDAlloc(Inside{std::move(storage)}, shape, dtype, device, offset);
+}
+
+void CopyTensor(ffi::Tensor source, ffi::Tensor target) {
+  const DLTensor* from = source.GetDLTensorPtr();
+  DLTensor* to = const_cast<DLTensor*>(target.GetDLTensorPtr());
+  const size_t bytes = ffi::GetDataSize(*from);
+  if (bytes != ffi::GetDataSize(*to) || !(source.dtype() == target.dtype())) {
+    Fail(kind::kValue, "copy: the source has ", bytes, " bytes, the target ", ffi::GetDataSize(*to),
+         "; their shapes and types must be equal");
+  }
+  if (bytes == 0) return;
+  if (from->device.device_type != kDLCPU || to->device.device_type != kDLCPU) {
+    tvm::runtime::Tensor::CopyFromTo(from, to);
+    return;
+  }
+  const Buffer in = ViewBuffer("copy: source", from);
+  const Buffer out = ViewBuffer("copy: target", to);
+  CopyBytes(out.begin(), in.begin(), bytes, bytes >= kStreamBytes);
 }
 
 void ClearArena() {

@@ -7,6 +7,7 @@
 #define TVM_IPC_STORAGE_H_
 
 #include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/string.h>
 #include <tvm/runtime/memory/memory_manager.h>
 
@@ -14,6 +15,11 @@ namespace tvm_ipc {
 
 /*! \brief Room for shape x dtype in the calling worker's arena. */
 tvm::runtime::memory::Storage AllocStorage(tvm::ffi::Shape shape, DLDataType dtype);
+/*! \brief A tensor in a storage, from an offset in bytes; its data pointer is moved there. */
+tvm::ffi::Tensor AllocTensor(tvm::runtime::memory::Storage storage, int64_t offset,
+                             tvm::ffi::Shape shape, DLDataType dtype);
+/*! \brief Copy between two tensors of one type and size, wherever they lie. */
+void CopyTensor(tvm::ffi::Tensor source, tvm::ffi::Tensor target);
 /*! \brief Give unused pages back to the system. */
 void ClearArena();
 /*! \brief JSON. */

@@ -9,8 +9,9 @@ import tvm_ffi
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
+from tvm_ipc.transform.report import Report, collect_report
 
-__all__ = ["LowerGPUIPCAllocStorage"]
+__all__ = ["LowerGPUIPCAllocStorage", "Report", "collect_report"]
 
 # TVM calls a pass through its FFI, which raises only the exceptions it knows as what they are.
 tvm_ffi.register_error("TransformError", TransformError)

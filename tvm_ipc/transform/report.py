@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What passes decided and why, as data.
+
+    with tvm_ipc.transform.collect_report() as report:
+        mod = tvm.transform.Sequential([...])(mod)
+    for decision in report.decisions: ...
+
+Passes note what they decide; outside such a block nothing is kept. The IR does not carry any of
+it, so a pass gives the same module with and without a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One thing that a pass decided."""
+
+    pass_name: str
+    function: str  #: the Relax function
+    subject: str  #: what it is about, such as "allreduce of lv3 (sum)"
+    verdict: str  #: what was done, such as "rewritten", "left alone", "barrier left out"
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor that the memory plan placed."""
+
+    name: str
+    scope: str
+    dtype: str
+    bytes: int | None  #: None where the size is symbolic
+    size: str  #: the size in bytes as text, symbolic where it must be
+    storage: int  #: index in `FunctionPlan.storages`; -1 for a tensor with its own allocation
+    offset: str  #: in bytes
+    first: int  #: the event that makes it
+    last: int  #: the event that uses it last on this rank
+    peers_until: int | None = None  #: the meeting until which peers may read it
+
+
+@dataclass(frozen=True)
+class PlannedStorage:
+    """A storage of the memory plan."""
+
+    name: str
+    scope: str
+    bytes: int | None
+    size: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """One binding of a function, in the order in which they run."""
+
+    text: str
+    collective: str | None = None  #: what `Collective.__str__` says
+    barrier: str | None = None  #: "kept" or "left out", of an all-reduce that has one
+
+
+@dataclass(frozen=True)
+class FunctionPlan:
+    """The memory plan of one function."""
+
+    function: str
+    storages: tuple[PlannedStorage, ...]
+    tensors: tuple[PlannedTensor, ...]
+    events: tuple[Event, ...]
+    lower_bound: dict[str, int] = field(default_factory=dict)  #: by scope: most bytes live at once
+
+
+@dataclass
+class Report:
+    """What the passes that ran in a `collect_report` block decided."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    plans: list[FunctionPlan] = field(default_factory=list)
+
+
+_current: ContextVar[Report | None] = ContextVar("tvm_ipc.report", default=None)
+
+
+@contextmanager
+def collect_report() -> Iterator[Report]:
+    """Collect what passes decide in this block, in this thread."""
+    report = Report()
+    token = _current.set(report)
+    try:
+        yield report
+    finally:
+        _current.reset(token)
+
+
+def note(decision: Decision) -> None:
+    """Add a decision to the report that is being collected, if any."""
+    report = _current.get()
+    if report is not None:
+        report.decisions.append(decision)
+
+
+def note_plan(plan: FunctionPlan) -> None:
+    """Add a memory plan to the report that is being collected, if any."""
+    report = _current.get()
+    if report is not None:
+        report.plans.append(plan)
