@@ -15,11 +15,20 @@ from tvm_ipc import contract, errors
 
 if TYPE_CHECKING:
     from tvm_ipc import transform
+    from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.session import Session, init_ccl
 
     __version__: str
 
-__all__ = ["Session", "__version__", "contract", "errors", "init_ccl", "transform"]
+__all__ = [
+    "Session",
+    "__version__",
+    "contract",
+    "errors",
+    "get_pipeline",
+    "init_ccl",
+    "transform",
+]
 
 _SESSION_NAMES = ("Session", "init_ccl")
 
@@ -44,6 +53,8 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
             value = getattr(session, name)
         elif name == "transform":
             value = importlib.import_module("tvm_ipc.transform")
+        elif name == "get_pipeline":
+            value = importlib.import_module("tvm_ipc.pipeline").get_pipeline
         elif name == "__version__":
             from importlib.metadata import version
 

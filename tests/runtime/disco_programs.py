@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: N805, N812  TVMScript: functions in a class that are no methods, one-letter modules
+
 """Programs that tests run on workers, some on one and, sharded, on two."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import tvm
 from disco_kinds import KINDS, on_workers
 from tvm import relax
 from tvm.relax import transform
-from tvm.script import relax as R  # noqa: N812
+from tvm.script import relax as R
 from tvm_ffi import Shape
 
 from tvm_ipc.contract import AllReduceStrategy

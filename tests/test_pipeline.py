@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`get_pipeline`: from modules with collectives to what workers run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_ipc
+from tvm_ipc.errors import TransformError
+
+RANKS = 2
+
+
+def mlp(layers: int, rows: int | str, hidden: int = 32) -> Any:
+    """Layers of x = allreduce(relu(x @ w)) with one weight, and what every rank had at the end."""
+    builder = relax.BlockBuilder()
+    n = tvm.tirx.Var(rows, "int64") if isinstance(rows, str) else rows
+    x = relax.Var("x", R.Tensor((n, hidden), "float32"))
+    w = relax.Var("w", R.Tensor((hidden, hidden), "float32"))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            y = x
+            for _ in range(layers):
+                y = builder.emit(relax.op.nn.relu(relax.op.matmul(y, w)))
+                y = builder.emit(relax.op.ccl.allreduce(y, "sum"))
+            own = builder.emit(relax.op.add(y, x))
+            result = builder.emit_output(relax.op.ccl.allgather(own, RANKS))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def mlp_in_numpy(layers: int, xs: list[Any], ws: list[Any]) -> Any:
+    ys = xs
+    for _ in range(layers):
+        total = sum(np.maximum(y @ w, 0) for y, w in zip(ys, ws, strict=True))
+        ys = [total] * len(xs)
+    return np.concatenate([y + x for y, x in zip(ys, xs, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    with tvm_ipc.Session(RANKS, timeout=60) as session:
+        yield session
+
+
+def run(session: Any, path: Path, mod: Any, arguments: list[list[Any]], **options: Any) -> Any:
+    """Build, load in the workers, call main with each rank's arguments, take rank 0's result."""
+    pipeline = tvm_ipc.get_pipeline("llvm", RANKS, **options)
+    tvm.compile(mod, "llvm", relax_pipeline=pipeline).export_library(str(path))
+    main = session.load_vm_module(str(path))["main"]
+    inputs = []
+    for per_rank in zip(*arguments, strict=True):
+        tensor = session.empty(per_rank[0].shape, str(per_rank[0].dtype))
+        for rank, array in enumerate(per_rank):
+            tensor.debug_copy_from(rank, array)
+        inputs.append(tensor)
+    return session.get(main(*inputs))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "oneshot", "twoshot", "ring", 1])
+@pytest.mark.parametrize(("declared", "rows"), [(5, 5), ("n", 5), ("n", 0), ("n", 64)])
+def test_layers_in_workers(
+    strategy: str | int, declared: int | str, rows: int, session: Any, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    xs = [random.uniform(-1, 1, (rows, 32)).astype("float32") for _ in range(RANKS)]
+    ws = [random.uniform(-0.2, 0.2, (32, 32)).astype("float32") for _ in range(RANKS)]
+    result = run(
+        session,
+        tmp_path / "mlp.so",
+        mlp(3, declared),
+        [[x, w] for x, w in zip(xs, ws, strict=True)],
+        allreduce_strategy=strategy,
+    )
+    np.testing.assert_allclose(result, mlp_in_numpy(3, xs, ws), rtol=1e-4, atol=1e-5)
+
+
+def test_module_without_collectives(tmp_path: Path) -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")) -> R.Tensor(("n", 4), "float32"):
+            with R.dataflow():
+                y = R.add(R.multiply(x, x), x)
+                R.output(y)
+            return y
+
+    executable = relax.build(Module, "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 1))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    for rows in (0, 1, 7):
+        x = np.arange(rows * 4, dtype="float32").reshape(rows, 4)
+        np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(x)).numpy(), x * x + x)
+
+
+def test_c_target_has_the_passes_of_llvm() -> None:
+    executable = tvm.compile(mlp(2, 4), "c", relax_pipeline=tvm_ipc.get_pipeline("c", RANKS))
+    assert "runtime.disco.cuda_ipc.alloc_storage" in executable.as_text()
+
+
+def test_cuda_target_compiles_to_source() -> None:
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
+    mod = tvm_ipc.get_pipeline(target, RANKS)(mlp(2, 4))
+    text = mod.script()
+    assert '"runtime.disco.cuda_ipc.alloc_storage"' in text
+    assert "blockIdx.x" in text
+
+
+def test_dump_of_every_phase(tmp_path: Path) -> None:
+    tvm_ipc.get_pipeline("llvm", RANKS, dump=tmp_path / "phases")(mlp(2, 4))
+    files = sorted((tmp_path / "phases").iterdir())
+    assert [file.name.split("-")[0] for file in files] == [
+        str(number + 1) for number in range(len(files))
+    ]
+    assert "R.ccl" not in files[-1].read_text()
+    assert 'R.str("ipc_memory")' in (tmp_path / "phases" / "5-rewrite.py").read_text()
+
+
+def test_input_module_stays_as_it_was() -> None:
+    mod = mlp(2, 4)
+    before = mod.script()
+    tvm_ipc.get_pipeline("llvm", RANKS)(mod)
+    assert mod.script() == before
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (("llvm", 2, "fastest"), ValueError, r"no all-reduce strategy 'fastest'.*'oneshot' \(1\)"),
+        (("llvm", 2, 4), ValueError, "no all-reduce strategy 4"),
+        (("llvm", 0), ValueError, "world_size is 1 to 64, not 0"),
+        (("llvm", 65), ValueError, "world_size is 1 to 64, not 65"),
+        (("llvm", "2"), TypeError, "world_size is a number of workers, not '2'"),
+        (("metal", 2), ValueError, "share no memory on the target 'metal'; there is llvm, c, cuda"),
+    ],
+)
+def test_wrong_options(arguments: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        tvm_ipc.get_pipeline(*arguments)
+
+
+def test_world_that_the_groups_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="4 workers cannot be divided into 3 equal groups"):
+        tvm_ipc.get_pipeline("llvm", 4, num_groups=3)
+
+
+def test_collective_for_another_number_of_workers() -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", 4)
+    with pytest.raises(TransformError, match=r"'main' has a relax.ccl.allgather over 2 workers"):
+        pipeline(mlp(1, 4))
+
+
+def test_collective_over_a_group() -> None:
+    tvm_ipc.get_pipeline("llvm", 4, num_groups=2)(mlp(1, 4))
+
+
+def test_module_that_is_not_well_formed() -> None:
+    x = relax.Var("x", R.Tensor((4,), "float32"))
+    stranger = relax.Var("stranger", R.Tensor((4,), "float32"))
+    function = relax.Function([x], relax.SeqExpr([], stranger), R.Tensor((4,), "float32"))
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    with pytest.raises(TransformError, match="not well-formed"):
+        tvm_ipc.get_pipeline("llvm", 2)(mod)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole way from a Relax module with collectives to what the virtual machine runs.
+
+    executable = tvm.relax.build(
+        mod, target, relax_pipeline=tvm_ipc.get_pipeline(target, world_size=2)
+    )
+
+TVM's own pipeline for the target, with our passes at the places where they belong:
+
+    1 dispatch   TVM's choice of libraries
+    2 legalize   operators become kernels, and kernels are fused
+    3 schedule   what the caller gives, if anything
+    4 dataflow   outputs are allocated explicitly
+    5 rewrite    all-reduces read their input in memory that peers map; scopes are placed
+    6 plan       storages, lifetimes that end when all ranks have read, barriers left out
+    7 verify     nothing is written that a peer may still read
+    8 lower      allocations and copies become calls of the runtime
+    9 finalize   TVM's own rest
+
+A module without collectives passes through the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import tvm
+from tvm import relax
+from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
+from tvm.relax.backend.cuda import pipeline as cuda_pipeline
+
+from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform import LowerGPUIPCAllocStorage
+
+#: Targets with memory that peers map, and TVM's pipeline for them.
+_TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
+_PLAN: Final = "StaticPlanBlockMemory"
+_LOWER: Final = "LowerAllocTensor"
+
+Phase = tuple[str, list[tvm.transform.Pass]]
+
+
+def get_pipeline(
+    target: tvm.target.Target | str,
+    world_size: int,
+    allreduce_strategy: AllReduceStrategy | int | str = "auto",
+    *,
+    num_groups: int = 1,
+    barrier_budget: int | None = None,
+    schedule: tvm.transform.Pass | None = None,
+    dump: str | Path | None = None,
+) -> tvm.transform.Pass:
+    """Return a pipeline for `relax.build` and `tvm.compile`.
+
+    Parameters
+    ----------
+    target : what to compile for: `llvm`, `c` or `cuda`, with its options.
+    world_size : the number of workers that will run the module.
+    allreduce_strategy : "auto", "oneshot", "twoshot", "ring", or an `AllReduceStrategy`.
+    num_groups : the number of groups that the session will have.
+    barrier_budget : bytes of IPC memory that may be spent on leaving out exit barriers; see
+        `StaticPlanBlockMemory`.
+    schedule : a pass that runs on the fused kernels.
+    dump : a folder to write the module to after each phase, as TVMScript.
+    """
+    target = tvm.target.Target(target)
+    if target.kind.name not in _TARGETS:
+        raise ValueError(
+            f"get_pipeline: workers share no memory on the target {target.kind.name!r}; "
+            f"there is {', '.join(_TARGETS)}"
+        )
+    strategy = _strategy(allreduce_strategy)
+    _check_world(world_size, num_groups)
+    before_plan, after_plan, finalize = _around_the_plan(target)
+    phases: list[Phase] = [
+        ("dispatch", _for_target(target, "library_dispatch_passes")),
+        ("legalize", _for_target(target, "legalize_passes")),
+        ("schedule", [schedule] if schedule is not None else []),
+        ("dataflow", _for_target(target, "dataflow_lower_passes")),
+        ("rewrite", [relax.transform.IPCAllReduceRewrite(int(strategy))]),
+        ("plan", [*before_plan, relax.transform.StaticPlanBlockMemory(), *after_plan]),
+        ("lower", [LowerGPUIPCAllocStorage()]),
+        ("finalize", finalize),
+    ]
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ipc.pipeline")  # type: ignore[untyped-decorator]
+    def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        _check_module(mod, world_size, world_size // num_groups)
+        with target:
+            for number, (name, passes) in enumerate(phases, start=1):
+                mod = tvm.transform.Sequential(passes, name=f"tvm_ipc.{name}")(mod)
+                if dump is not None:
+                    folder = Path(dump)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / f"{number}-{name}.py").write_text(mod.script())
+        return mod
+
+    return pipeline
+
+
+def _strategy(given: AllReduceStrategy | int | str) -> AllReduceStrategy:
+    names = {strategy.name.lower(): strategy for strategy in AllReduceStrategy}
+    if isinstance(given, str) and given in names:
+        return names[given]
+    if isinstance(given, int) and not isinstance(given, bool) and given in names.values():
+        return AllReduceStrategy(given)
+    raise ValueError(
+        f"get_pipeline: there is no all-reduce strategy {given!r}; there are "
+        + ", ".join(f"{name!r} ({int(strategy)})" for name, strategy in names.items())
+    )
+
+
+def _check_world(world_size: int, num_groups: int) -> None:
+    for name, value in (("world_size", world_size), ("num_groups", num_groups)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"get_pipeline: {name} is a number of workers, not {value!r}")
+    if not 1 <= world_size <= MAX_WORKERS:
+        raise ValueError(f"get_pipeline: world_size is 1 to {MAX_WORKERS}, not {world_size}")
+    if num_groups < 1 or world_size % num_groups:
+        raise ValueError(
+            f"get_pipeline: {world_size} workers cannot be divided into {num_groups} equal groups"
+        )
+
+
+def _for_target(target: tvm.target.Target, kind: str) -> list[tvm.transform.Pass]:
+    """Return the passes of one part of TVM's pipeline."""
+    return list(getattr(_TARGETS[target.kind.name], kind)(target))
+
+
+def _around_the_plan(
+    target: tvm.target.Target,
+) -> tuple[list[tvm.transform.Pass], list[tvm.transform.Pass], list[tvm.transform.Pass]]:
+    """Split TVM's last passes: before its memory plan, up to its lowering, and the rest."""
+    passes = _for_target(target, "finalize_passes")
+    names = [str(one.info.name) for one in passes]
+    if _PLAN not in names or _LOWER not in names[names.index(_PLAN) :]:
+        raise TransformError(
+            f"get_pipeline: TVM's pipeline for {target.kind.name!r} has no {_PLAN} followed by "
+            f"{_LOWER}, so our passes have no place in it; it has {', '.join(names)}"
+        )
+    plan, lower = names.index(_PLAN), names.index(_LOWER)
+    return passes[:plan], passes[plan + 1 : lower], passes[lower:]
+
+
+def _check_module(mod: tvm.IRModule, world_size: int, group_size: int) -> None:
+    try:
+        relax.analysis.well_formed(mod)
+    except ValueError as error:
+        raise TransformError(f"get_pipeline: the module is not well-formed: {error}") from error
+    for name, collective, workers, in_group in _sized_collectives(mod):
+        expected = group_size if in_group else world_size
+        if workers != expected:
+            raise TransformError(
+                f"get_pipeline: function {name!r} has a {collective} over {workers} workers, and "
+                f"{'a group' if in_group else 'the session'} has {expected}; build the module "
+                f"for {expected}, or give the world_size it was built for"
+            )
+
+
+def _sized_collectives(mod: tvm.IRModule) -> Iterator[tuple[str, str, int, bool]]:
+    """Yield the operators whose result depends on the number of workers."""
+    found: list[tuple[str, str, int, bool]] = []
+    for global_var, function in mod.functions_items():
+        if not isinstance(function, relax.Function):
+            continue
+
+        def visit(node: relax.Expr, name: str = global_var.name_hint) -> None:
+            if not isinstance(node, relax.Call) or not isinstance(node.op, tvm.ir.Op):
+                return
+            if node.op.name in ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0"):
+                in_group = bool(getattr(node.attrs, "in_group", False))
+                found.append((name, str(node.op.name), int(node.attrs.num_workers), in_group))
+
+        relax.analysis.post_order_visit(function, visit)
+    yield from found
