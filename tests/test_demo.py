@@ -18,7 +18,7 @@ import pytest
 from tvm_ipc import demo
 from tvm_ipc.contract import AllReduceStrategy
 from tvm_ipc.demo.lowering import compile_module
-from tvm_ipc.demo.model import build_module, make_data, numpy_result
+from tvm_ipc.demo.mlp import build_module, make_data, numpy_result
 from tvm_ipc.demo.options import DTYPES, OptionError, Options, parse
 from tvm_ipc.demo.tour import allowed_difference
 

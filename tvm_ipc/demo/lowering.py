@@ -15,7 +15,7 @@ from tvm.relax import transform
 from tvm.support import cc
 
 from tvm_ipc.contract import IPC_MEMORY, AllReduceStrategy
-from tvm_ipc.demo.model import MAIN
+from tvm_ipc.demo.mlp import MAIN
 from tvm_ipc.demo.schedule import schedule_matmuls
 from tvm_ipc.errors import IPCError
 from tvm_ipc.transform import LowerGPUIPCAllocStorage

@@ -1,114 +1,242 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model: what a worker computes, in Relax, and what it should come to, in NumPy.
+"""The model, in TVM's own Relax frontend: what one worker of a tensor-parallel decoder computes.
 
-One layer, on worker w of n. `up` is split by columns, `down` by rows, so that the activation
-needs no data of other workers, and one sum over the workers completes the layer:
+In every layer, worker w of n has 1/n of the heads and 1/n of the MLP's width. The weights that
+make them are split by columns, those that take them by rows, so that one sum over the workers
+completes an attention, and one an MLP; norms and the residual stream are on every worker.
 
-    x ──── @ up[:, w] ──── silu ──── @ down[w, :] ──── all-reduce(sum) ──── + x ──── next layer
+    tokens ── embedding ──┬── norm ── qkv[:, w] ── attention ── out[w, :] ── all-reduce ──+──┐
+                          └──────────────────────────────────────────────────────────────┘  │
+       ┌────────────────────────────────────────────────────────────────────────────────────┘
+       ├── norm ── gate_up[:, w] ── silu(gate) * up ── down[w, :] ── all-reduce ──+── next layer
+       └──────────────────────────────────────────────────────────────────────────┘
+    last token ── norm ── head[:, w] ── all-gather ── logits ── argmax ── next token
+
+Weights are [inputs, outputs], so that a kernel's inner loop goes along memory.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
-import ml_dtypes
-import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax
+from tvm.relax.frontend import nn
 
-from tvm_ipc.demo.options import Options
+from tvm_ipc.demo import kernels
+from tvm_ipc.demo.config import Config
 
-Array = npt.NDArray[Any]
-
-MAIN: Final = "main"
-#: A function that does nothing but all-reduces, to time them.
-REDUCE_ONLY: Final = "reduce_only"
-#: How many all-reduces `REDUCE_ONLY` does, so that calling it does not count.
-REDUCE_ONLY_CALLS: Final = 100
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+EPSILON: Final = 1e-5
 
 
-def build_module(options: Options, workers: int) -> tvm.IRModule:
-    """Return the program of one of `workers` workers; that of a single one has no all-reduce."""
-    builder = relax.BlockBuilder()
-    row = relax.TensorType((options.batch, options.hidden), options.dtype)
-    inner = options.inner // workers
-    x = relax.Var("x", row)
-    weights = []
-    for layer in range(options.layers):
-        up = relax.TensorType((options.hidden, inner), options.dtype)
-        down = relax.TensorType((inner, options.hidden), options.dtype)
-        weights += [relax.Var(f"up_{layer}", up), relax.Var(f"down_{layer}", down)]
-    with builder.function(MAIN, [x, *weights]):
-        with builder.dataflow():
-            y = x
-            for up, down in zip(weights[::2], weights[1::2], strict=True):
-                h = _linear(builder, y, up, activation=relax.op.nn.silu)
-                partial = _linear(builder, h, down)
-                if workers > 1:
-                    partial = builder.emit(relax.op.ccl.allreduce(partial, "sum"))
-                y = builder.emit(relax.op.add(y, partial))
-            result = builder.emit_output(y)
-        builder.emit_func_output(result)
-    if workers > 1:
-        _add_reduce_only(builder, row)
-    return builder.get()
+@dataclass(frozen=True)
+class Shard:
+    """How a weight is divided among workers: `axis` is cut into segments, and each of these."""
+
+    axis: int
+    segments: tuple[int, ...]  #: sizes of the whole model
 
 
-def _linear(builder: Any, x: Any, weight: Any, activation: Any = None) -> Any:
-    """Accumulate in float32 whatever the type, and round once."""
-    dtype = x.ty.dtype
-    y = builder.emit(relax.op.matmul(x, weight, out_dtype="float32"))
-    if activation is not None:
-        y = builder.emit(activation(y))
-    return y if str(dtype) == "float32" else builder.emit(relax.op.astype(y, dtype))
+def build(config: Config, world_size: int = 1) -> tvm.IRModule:
+    """Return the program of one worker.
+
+    It has two functions, `prefill` for any number of tokens n and `decode` for one:
+
+        prefill(tokens: (n,) int32, total: Shape([m]), caches: Tuple, weights: Tuple)
+            -> (next token: (1,) int32, logits: (vocabulary,) float32)
+
+    The tokens are the last n of a sequence of m; those before them are in the caches, which are
+    written in place, keys and values of every layer (see `cache_shapes`).
+    """
+    return export(config, world_size)[0]
 
 
-def _add_reduce_only(builder: Any, row: Any) -> None:
-    x = relax.Var("x", row)
-    with builder.function(REDUCE_ONLY, [x]):
-        with builder.dataflow():
-            y = x
-            # The first one's input is a parameter, which no pass moves to IPC memory.
-            for _ in range(REDUCE_ONLY_CALLS + 1):
-                y = builder.emit(relax.op.ccl.allreduce(y, "sum"))
-            result = builder.emit_output(y)
-        builder.emit_func_output(result)
+def export(config: Config, world_size: int) -> tuple[tvm.IRModule, list[tuple[str, Any]]]:
+    """Return the program, and the names and `nn.Parameter`s of `weights` in their order."""
+    config.check_workers(world_size)
+    model = Decoder(config, world_size)
+    caches = [nn.spec.Tensor(shape, config.dtype) for shape in cache_shapes(config, world_size)]
+    functions = {
+        name: {
+            "tokens": nn.spec.Tensor([length], "int32"),
+            "total": int,
+            "caches": caches,
+            "$": {"param_mode": "packed", "effect_mode": "none"},
+        }
+        for name, length in ((PREFILL, "n"), (DECODE, 1))
+    }
+    module, parameters = model.export_tvm(functions)
+    # So that memory is planned once, whatever the length of a prompt.
+    for name in functions:
+        bounds = {"n": config.context, "total": config.context}
+        module[name] = module[name].with_attr("tir_var_upper_bound", bounds)
+    return module, parameters
 
 
-def make_data(options: Options) -> tuple[Array, list[Array]]:
-    """Return an input and the weights of the whole model, the same at every run."""
-    random = np.random.default_rng(0)
-    dtype = numpy_dtype(options.dtype)
-    x = random.standard_normal((options.batch, options.hidden), "float32").astype(dtype)
-    up, down = (options.hidden, options.inner), (options.inner, options.hidden)
-    # Layers add up to values of about one, however many there are.
-    scales = [(up, options.hidden**-0.5), (down, (options.inner * options.layers) ** -0.5)]
-    weights = [
-        (random.standard_normal(shape, "float32") * np.float32(scale)).astype(dtype)
-        for _ in range(options.layers)
-        for shape, scale in scales
-    ]
-    return x, weights
+def cache_shapes(config: Config, world_size: int) -> list[tuple[int, ...]]:
+    """Return the shapes of a worker's keys and values, layer by layer."""
+    heads = config.kv_heads // world_size
+    context = padded_context(config)
+    keys, values = (heads, config.head_dim, context), (heads, context, config.head_dim)
+    return [keys, values] * config.layers
 
 
-def shard(weights: list[Array], workers: int) -> list[Array]:
-    """Return each weight as one array with a part for each worker."""
-    parts = []
-    for up, down in zip(weights[::2], weights[1::2], strict=True):
-        parts += [np.stack(np.split(up, workers, axis=1)), np.stack(np.split(down, workers))]
-    return parts
+def padded_context(config: Config) -> int:
+    """Return how many positions the caches have room for: whole vectors of them."""
+    return -(-config.context // kernels.LANES) * kernels.LANES
 
 
-def numpy_result(x: Array, weights: list[Array]) -> Array:
-    """Compute the whole model in float64."""
-    y = x.astype("float64")
-    for up, down in zip(weights[::2], weights[1::2], strict=True):
-        h = y @ up.astype("float64")
-        y = y + (h / (1 + np.exp(-h))) @ down.astype("float64")
-    return y
+class Linear(nn.Module):  # type: ignore[misc]
+    """Multiplies with a shard; sums in float32 and rounds once."""
+
+    def __init__(self, shape: tuple[int, int], dtype: str, result: str, shard: Shard) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(shape, dtype)
+        self.weight.attrs["shard"] = shard
+        self.result = result
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        """Return x @ weight."""
+        y = nn.op.matmul(x, self.weight, out_dtype="float32")
+        return y if self.result == "float32" else nn.op.astype(y, self.result)
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy type of that name."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+def _columns(config: Config, world_size: int, *segments: int) -> Linear:
+    """Return a linear layer from the residual stream to this worker's part of each segment."""
+    shape = (config.hidden, sum(segments) // world_size)
+    return Linear(shape, config.dtype, config.dtype, Shard(1, segments))
+
+
+def _rows(config: Config, world_size: int, width: int) -> Linear:
+    """Return a linear layer from this worker's part to a summand of the residual stream."""
+    shape = (width // world_size, config.hidden)
+    return Linear(shape, config.dtype, config.dtype, Shard(0, (width,)))
+
+
+def _over_workers(x: nn.Tensor, world_size: int) -> nn.Tensor:
+    return nn.op.ccl_allreduce(x, "sum", in_group=False) if world_size > 1 else x
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Rotary attention of this worker's heads."""
+
+    def __init__(self, config: Config, world_size: int) -> None:
+        super().__init__()
+        self.world_size = world_size
+        self.heads, self.kv_heads = config.heads // world_size, config.kv_heads // world_size
+        queries, keys = config.hidden, config.kv_heads * config.head_dim
+        self.qkv = _columns(config, world_size, queries, keys, keys)
+        self.out = _rows(config, world_size, queries)
+        self.dtype = config.dtype
+        self.dim = config.head_dim
+        self.sizes = (self.heads, self.kv_heads, self.dim, padded_context(config), config.dtype)
+
+    def forward(
+        self, x: nn.Tensor, keys: nn.Tensor, values: nn.Tensor, angles: nn.Tensor, total: Any
+    ) -> nn.Tensor:
+        """Return the sum over all workers' heads."""
+        n = x.shape[0]
+        queries, keys, values = nn.op.tensor_ir_inplace_op(
+            kernels.rotate_and_append(*self.sizes),
+            "rotate_and_append",
+            [self.qkv(x), angles, keys, values, total],
+            inplace_indices=[-1, 2, 3],
+            out=[nn.Tensor.placeholder((n, self.heads, self.dim), self.dtype), keys, values],
+        )
+        mixed = nn.op.tensor_ir_op(
+            kernels.attend(*self.sizes),
+            "attend",
+            [queries, keys, values, total],
+            out=nn.Tensor.placeholder((n, self.heads * self.dim), self.dtype),
+        )
+        return _over_workers(self.out(mixed), self.world_size)
+
+
+class MLP(nn.Module):  # type: ignore[misc]
+    """SwiGLU of this worker's part of the width."""
+
+    def __init__(self, config: Config, world_size: int) -> None:
+        super().__init__()
+        self.world_size = world_size
+        self.gate_up = _columns(config, world_size, config.inner, config.inner)
+        self.down = _rows(config, world_size, config.inner)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        """Return the sum over all workers' parts."""
+        h = nn.op.tensor_expr_op(kernels.silu_times, "silu_times", [self.gate_up(x)])
+        return _over_workers(self.down(h), self.world_size)
+
+
+class Layer(nn.Module):  # type: ignore[misc]
+    """One layer, whose additions keep the residual stream."""
+
+    def __init__(self, config: Config, world_size: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden, -1, EPSILON, False, config.dtype)
+        self.attention = Attention(config, world_size)
+        self.mlp_norm = nn.RMSNorm(config.hidden, -1, EPSILON, False, config.dtype)
+        self.mlp = MLP(config, world_size)
+
+    def forward(
+        self, x: nn.Tensor, keys: nn.Tensor, values: nn.Tensor, angles: nn.Tensor, total: Any
+    ) -> nn.Tensor:
+        """Return the residual stream after this layer."""
+        x = x + self.attention(self.attention_norm(x), keys, values, angles, total)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(nn.Module):  # type: ignore[misc]
+    """One worker's part of the model, and what all workers have."""
+
+    def __init__(self, config: Config, world_size: int) -> None:
+        super().__init__()
+        self.config, self.world_size = config, world_size
+        self.embedding = nn.Parameter((config.vocabulary, config.hidden), config.dtype)
+        self.angles = nn.Parameter((padded_context(config), config.head_dim), "float32")
+        self.layers = nn.ModuleList([Layer(config, world_size) for _ in range(config.layers)])
+        self.norm = nn.RMSNorm(config.hidden, -1, EPSILON, False, config.dtype)
+        shape = (config.hidden, config.vocabulary // world_size)
+        self.head = Linear(shape, config.dtype, "float32", Shard(1, (config.vocabulary,)))
+
+    def prefill(
+        self, tokens: nn.Tensor, total: Any, caches: list[nn.Tensor]
+    ) -> tuple[nn.Tensor, nn.Tensor]:
+        """Return the token after the last of n tokens, and all its logits."""
+        # Not nn.op.take: it reads anywhere in memory where a token is out of the vocabulary.
+        x = nn.op.wrap_nested(
+            relax.op.take(self.embedding._expr, tokens._expr, axis=0, mode="clip"), "embedding"
+        )
+        for layer, keys, values in zip(self.layers, caches[::2], caches[1::2], strict=True):
+            x = layer(x, keys, values, self.angles, total)
+        logits = self.head(self.norm(_last(x)))
+        if self.world_size > 1:
+            logits = nn.op.ccl_allgather(logits, self.world_size)
+        logits = nn.op.reshape(logits, (self.config.vocabulary,))
+        token = nn.op.tensor_ir_op(
+            kernels.argmax(self.config.vocabulary),
+            "argmax",
+            [logits],
+            out=nn.Tensor.placeholder((1,), "int32"),
+        )
+        return token, logits
+
+    def decode(
+        self, tokens: nn.Tensor, total: Any, caches: list[nn.Tensor]
+    ) -> tuple[nn.Tensor, nn.Tensor]:
+        """Return the token after one token, and all its logits."""
+        return self.prefill(tokens, total, caches)
+
+
+def _last(x: nn.Tensor) -> nn.Tensor:
+    """Return the last row."""
+    n, width = x.shape
+    if isinstance(n, int):
+        return x
+
+    def row(every: Any) -> Any:
+        return tvm.te.compute((1, width), lambda _, j: every[every.shape[0] - 1, j], name="last")
+
+    return nn.op.tensor_expr_op(row, "last", [x])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import tvm_ipc
-from tvm_ipc.demo.model import MAIN, REDUCE_ONLY, REDUCE_ONLY_CALLS, Array, shard
+from tvm_ipc.demo.mlp import MAIN, REDUCE_ONLY, REDUCE_ONLY_CALLS, Array, shard
 
 #: Seconds after which no further step is timed.
 _LONGEST: Final = 3.0

@@ -14,7 +14,7 @@ import numpy as np
 import tvm_ffi
 
 from tvm_ipc.demo.lowering import Compiled, compile_module
-from tvm_ipc.demo.model import Array, build_module, make_data, numpy_dtype, numpy_result
+from tvm_ipc.demo.mlp import Array, build_module, make_data, numpy_dtype, numpy_result
 from tvm_ipc.demo.options import Options
 from tvm_ipc.demo.report import Report, count, duration, size
 from tvm_ipc.demo.run import Run, run

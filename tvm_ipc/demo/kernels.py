@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="valid-type, untyped-decorator"  # TVMScript is no typed Python
+"""The loops that TVM has no operator for: rotary positions and KV cache, attention, argmax.
+
+Each is a TIR function for one worker's heads. Keys are cached by column, values by row, so that
+the inner loops of attention go along memory. All sums are float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tvm import tirx
+from tvm.script import tirx as T  # noqa: N812
+
+#: Positions, or numbers of a head, that are computed at once.
+LANES: Final = 16
+
+_FULL: Final = "the KV cache is full: the sequence is longer than the context of the model"
+
+
+def rotate_and_append(
+    heads: int, kv_heads: int, dim: int, context: int, dtype: str
+) -> tirx.PrimFunc:
+    """Rotate queries and keys by their position; put keys and values at the cache's end.
+
+    A row of `qkv` holds queries, keys and values of one token. The first half of a row of `angles`
+    holds cosines, the second half sines. `total` counts the tokens with the new ones.
+    """
+    half = dim // 2
+    k_begin, v_begin = heads * dim, (heads + kv_heads) * dim
+    width = (heads + 2 * kv_heads) * dim
+
+    @T.prim_func(s_tir=True)
+    def rotate_and_append(
+        qkv_handle: T.handle,
+        angles: T.Buffer((context, dim), "float32"),
+        keys: T.Buffer((kv_heads, dim, context), dtype),
+        values: T.Buffer((kv_heads, context, dim), dtype),
+        total: T.int64,
+        queries_handle: T.handle,
+    ) -> None:
+        T.func_attr({"tirx.noalias": True})
+        n = T.int64()
+        qkv = T.match_buffer(qkv_handle, (n, width), dtype)
+        queries = T.match_buffer(queries_handle, (n, heads, dim), dtype)
+        assert total <= context, _FULL
+        for i in range(n):
+            for h in range(heads):
+                for d in T.vectorized(half):
+                    queries[i, h, d] = T.Cast(
+                        dtype,
+                        T.Cast("float32", qkv[i, h * dim + d]) * angles[total - n + i, d]
+                        - T.Cast("float32", qkv[i, h * dim + half + d])
+                        * angles[total - n + i, half + d],
+                    )
+                for d in T.vectorized(half):
+                    queries[i, h, half + d] = T.Cast(
+                        dtype,
+                        T.Cast("float32", qkv[i, h * dim + half + d]) * angles[total - n + i, d]
+                        + T.Cast("float32", qkv[i, h * dim + d]) * angles[total - n + i, half + d],
+                    )
+            for g in range(kv_heads):
+                for d in T.vectorized(dim):
+                    values[g, total - n + i, d] = qkv[i, v_begin + g * dim + d]
+        for g, d, i in T.grid(kv_heads, half, n):
+            keys[g, d, total - n + i] = T.Cast(
+                dtype,
+                T.Cast("float32", qkv[i, k_begin + g * dim + d]) * angles[total - n + i, d]
+                - T.Cast("float32", qkv[i, k_begin + g * dim + half + d])
+                * angles[total - n + i, half + d],
+            )
+            keys[g, half + d, total - n + i] = T.Cast(
+                dtype,
+                T.Cast("float32", qkv[i, k_begin + g * dim + half + d]) * angles[total - n + i, d]
+                + T.Cast("float32", qkv[i, k_begin + g * dim + d])
+                * angles[total - n + i, half + d],
+            )
+
+    return rotate_and_append
+
+
+def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tirx.PrimFunc:
+    """Attention of the last n of `total` tokens to all tokens up to themselves."""
+    group = heads // kv_heads
+    lanes = min(LANES, context)
+    scale = dim**-0.5
+
+    @T.prim_func(s_tir=True)
+    def attend(
+        queries_handle: T.handle,
+        keys: T.Buffer((kv_heads, dim, context), dtype),
+        values: T.Buffer((kv_heads, context, dim), dtype),
+        total: T.int64,
+        result_handle: T.handle,
+    ) -> None:
+        T.func_attr({"tirx.noalias": True})
+        n = T.int64()
+        queries = T.match_buffer(queries_handle, (n, heads, dim), dtype)
+        result = T.match_buffer(result_handle, (n, heads * dim), dtype)
+        scores = T.sblock_alloc_buffer((context,), "float32")
+        sums = T.sblock_alloc_buffer((lanes,), "float32", scope="local")
+        mean = T.sblock_alloc_buffer((dim,), "float32", scope="local")
+        best = T.sblock_alloc_buffer((1,), "float32", scope="local")
+        for h, i in T.grid(heads, n):
+            for block in range((total - n + i + lanes) // lanes):
+                for j in T.vectorized(lanes):
+                    sums[j] = T.float32(0)
+                for d in range(dim):
+                    for j in T.vectorized(lanes):
+                        sums[j] = sums[j] + T.Cast("float32", queries[i, h, d]) * T.Cast(
+                            "float32", keys[h // group, d, block * lanes + j]
+                        )
+                for j in T.vectorized(lanes):
+                    scores[block * lanes + j] = sums[j] * T.float32(scale)
+            best[0] = scores[0]
+            for j in range(1, total - n + i + 1):
+                best[0] = T.max(best[0], scores[j])
+            sums[0] = T.float32(0)
+            for j in range(total - n + i + 1):
+                scores[j] = T.exp(scores[j] - best[0])
+                sums[0] = sums[0] + scores[j]
+            for d in T.vectorized(dim):
+                mean[d] = T.float32(0)
+            for j in range(total - n + i + 1):
+                for d in T.vectorized(dim):
+                    mean[d] = mean[d] + scores[j] * T.Cast("float32", values[h // group, j, d])
+            for d in T.vectorized(dim):
+                result[i, h * dim + d] = T.Cast(dtype, mean[d] / sums[0])
+
+    return attend
+
+
+def argmax(length: int) -> tirx.PrimFunc:
+    """The place of the largest number; the first one if there are several."""
+
+    @T.prim_func(s_tir=True)
+    def argmax(x: T.Buffer((length,), "float32"), place: T.Buffer((1,), "int32")) -> None:
+        T.func_attr({"tirx.noalias": True})
+        best = T.sblock_alloc_buffer((1,), "float32", scope="local")
+        best[0] = x[0]
+        place[0] = 0
+        for j in range(1, length):
+            if x[j] > best[0]:
+                best[0] = x[j]
+                place[0] = T.Cast("int32", j)
+
+    return argmax
+
+
+def silu_times(gate_and_up: Any) -> Any:
+    """silu(gate) * up, where a row holds the gates and then the ups."""
+    from tvm import te
+
+    rows, width = gate_and_up.shape
+    half = int(width) // 2
+
+    def value(i: Any, j: Any) -> Any:
+        gate = gate_and_up[i, j].astype("float32")
+        up = gate_and_up[i, half + j].astype("float32")
+        return (gate / (1 + tirx.exp(-gate)) * up).astype(gate_and_up.dtype)
+
+    return te.compute((rows, half), value, name="silu_times")
