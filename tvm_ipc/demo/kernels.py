@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# mypy: disable-error-code="valid-type, untyped-decorator"  # TVMScript is no typed Python
 """The loops that TVM has no operator for: rotary positions and KV cache, attention, argmax.
 
 Each is a TIR function for one worker's heads. Keys are cached by column, values by row, so that
@@ -31,18 +30,21 @@ def rotate_and_append(
     k_begin, v_begin = heads * dim, (heads + kv_heads) * dim
     width = (heads + 2 * kv_heads) * dim
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def rotate_and_append(
         qkv_handle: T.handle,
-        angles: T.Buffer((context, dim), "float32"),
-        keys: T.Buffer((kv_heads, dim, context), dtype),
-        values: T.Buffer((kv_heads, context, dim), dtype),
+        angles_handle: T.handle,
+        keys_handle: T.handle,
+        values_handle: T.handle,
         total: T.int64,
         queries_handle: T.handle,
     ) -> None:
         T.func_attr({"tirx.noalias": True})
         n = T.int64()
         qkv = T.match_buffer(qkv_handle, (n, width), dtype)
+        angles = T.match_buffer(angles_handle, (context, dim), "float32")
+        keys = T.match_buffer(keys_handle, (kv_heads, dim, context), dtype)
+        values = T.match_buffer(values_handle, (kv_heads, context, dim), dtype)
         queries = T.match_buffer(queries_handle, (n, heads, dim), dtype)
         assert total <= context, _FULL
         for i in range(n):
@@ -86,17 +88,19 @@ def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tir
     lanes = min(LANES, context)
     scale = dim**-0.5
 
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def attend(
         queries_handle: T.handle,
-        keys: T.Buffer((kv_heads, dim, context), dtype),
-        values: T.Buffer((kv_heads, context, dim), dtype),
+        keys_handle: T.handle,
+        values_handle: T.handle,
         total: T.int64,
         result_handle: T.handle,
     ) -> None:
         T.func_attr({"tirx.noalias": True})
         n = T.int64()
         queries = T.match_buffer(queries_handle, (n, heads, dim), dtype)
+        keys = T.match_buffer(keys_handle, (kv_heads, dim, context), dtype)
+        values = T.match_buffer(values_handle, (kv_heads, context, dim), dtype)
         result = T.match_buffer(result_handle, (n, heads * dim), dtype)
         scores = T.sblock_alloc_buffer((context,), "float32")
         sums = T.sblock_alloc_buffer((lanes,), "float32", scope="local")
@@ -134,9 +138,11 @@ def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tir
 def argmax(length: int) -> tirx.PrimFunc:
     """The place of the largest number; the first one if there are several."""
 
-    @T.prim_func(s_tir=True)
-    def argmax(x: T.Buffer((length,), "float32"), place: T.Buffer((1,), "int32")) -> None:
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
+    def argmax(x_handle: T.handle, place_handle: T.handle) -> None:
         T.func_attr({"tirx.noalias": True})
+        x = T.match_buffer(x_handle, (length,), "float32")
+        place = T.match_buffer(place_handle, (1,), "int32")
         best = T.sblock_alloc_buffer((1,), "float32", scope="local")
         best[0] = x[0]
         place[0] = 0
