@@ -9,7 +9,8 @@
  *
  *   eager    one step for each piece of kStageBytes. A rank copies its piece into its staging
  *            buffer, enters, and reduces the pieces of all. Reads (n + 1) S, writes 2 S, half of
- *            it in the cache. No exit barrier: the staging buffer is a second copy.
+ *            it in the cache. No exit barrier: the staging buffer is a second copy. Small
+ *            messages take back the lines of the next staging buffer while they reduce.
  *   direct   inputs in the arenas are read in place. One step in, reduce, one step out, which
  *            keeps the input until the slowest peer has read it. Reads n S, writes S.
  *   sliced   inputs in the arenas, in pieces of n slices. A rank reduces its slice of the piece
@@ -37,7 +38,7 @@ namespace {
 enum class Way { kEager, kDirect, kSliced, kRelayed };
 
 /*! \brief Up to here a copy is cheaper than the second meeting that `direct` needs. */
-constexpr size_t kEagerBytes = 1 << 10;
+constexpr size_t kEagerBytes = 2 << 10;
 /*! \brief From here on slices pay among three or more ranks. */
 constexpr size_t kSliceBytes = 64 << 10;
 
@@ -72,6 +73,7 @@ void Eager(Call& call) {
     const size_t count = std::min(piece, call.send.count - at);
     CopyBytes(team.NextBuffer(), call.send.begin() + at * width, count * width, false);
     team.Enter(call.descriptor);
+    if (call.send.bytes() <= kEagerBytes) team.ClaimNextBuffer(kEagerBytes);
     for (int i = 0; i < team.size(); ++i) sources[i] = team.buffer(i);
     sources[team.index()] = call.send.begin() + at * width;
     call.reduce(call.recv.begin() + at * width, sources, team.size(), count, call.stream);
