@@ -11,8 +11,10 @@
  *            buffer, enters, and reduces the pieces of all. Reads (n + 1) S, writes 2 S, half of
  *            it in the cache. No exit barrier: the staging buffer is a second copy. Small
  *            messages take back the lines of the next staging buffer while they reduce.
- *   direct   inputs in the arenas are read in place. One step in, reduce, one step out, which
- *            keeps the input until the slowest peer has read it. Reads n S, writes S.
+ *   direct   inputs in the arenas are read in place, others were copied to the staging buffer
+ *            before the step in, as far as they fit. One step in, reduce, and one step out if
+ *            any input is read in place: it is kept until the slowest peer has read it. Reads
+ *            n S, writes S.
  *   sliced   inputs in the arenas, in pieces of n slices. A rank reduces its slice of the piece
  *            into its staging buffer, enters, and copies the slices of all to the output. Reads
  *            2 S, writes S + S / n. No exit barrier: a rank that entered the last piece has
@@ -20,10 +22,10 @@
  *   relayed  sliced for inputs that are staged: a piece is copied to the staging buffer in one
  *            step, its reduced slices in the next. Reads 3 S, writes 2 S + S / n.
  *
- * The choice depends only on what all ranks know after the first step: n, S, the strategy, whether
- * all inputs lie in arenas, and whether any rank works in place. `direct` is not possible in
- * place; `sliced` is, because a rank overwrites only slices that its peers have reduced before
- * they entered the step that lets it. A one-shot reads n S bytes and pays for one or two
+ * The choice depends only on what all ranks know after the first step: n, S, the strategy, which
+ * inputs lie in arenas, and whether any rank overwrites one of these. `direct` cannot do that;
+ * `sliced` can, because a rank overwrites only slices that its peers have reduced before they
+ * entered the step that lets it. A one-shot reads n S bytes and pays for one or two
  * meetings; the two-phase ways read about 2 S however many ranks there are, and pay for a meeting
  * per piece. So one-shot is taken up to two ranks, and for small messages between more.
  */
@@ -35,20 +37,15 @@ namespace tvm_ipc {
 
 namespace {
 
-enum class Way { kEager, kDirect, kSliced, kRelayed };
-
 /*! \brief Up to here a copy is cheaper than the second meeting that `direct` needs. */
 constexpr size_t kEagerBytes = 2 << 10;
 /*! \brief From here on slices pay among three or more ranks. */
 constexpr size_t kSliceBytes = 64 << 10;
 
-Way Choose(int n, size_t bytes, Strategy strategy, bool in_arenas, bool in_place) {
-  const bool two_phases = strategy == Strategy::kTwoShot ||
-                          (strategy != Strategy::kOneShot && n > 2 && bytes > kSliceBytes);
-  if (two_phases) return in_arenas ? Way::kSliced : Way::kRelayed;
-  if (bytes <= kEagerBytes || !in_arenas) return Way::kEager;
-  if (!in_place) return Way::kDirect;
-  return strategy == Strategy::kOneShot ? Way::kEager : Way::kSliced;
+/*! \brief Whether slices are reduced and gathered; known before the first step. */
+bool TwoPhases(int n, size_t bytes, Strategy strategy) {
+  return strategy == Strategy::kTwoShot ||
+         (strategy != Strategy::kOneShot && n > 2 && bytes > kSliceBytes);
 }
 
 /*! \brief What the ways share. */
@@ -83,9 +80,15 @@ void Eager(Call& call) {
 void Direct(Call& call) {
   Team& team = call.team;
   const void* sources[kMaxRanks];
-  for (int i = 0; i < team.size(); ++i) sources[i] = team.memory(i, team.shown(i).offset);
+  bool in_place_reads = false;
+  for (int i = 0; i < team.size(); ++i) {
+    const int64_t offset = team.shown(i).offset;
+    sources[i] = offset >= 0 ? team.memory(i, offset) : team.buffer(i);
+    in_place_reads = in_place_reads || offset >= 0;
+  }
+  sources[team.index()] = call.send.data;
   call.reduce(call.recv.data, sources, team.size(), call.send.count, call.stream);
-  if (!(call.descriptor.flags & kNoExitBarrier)) team.Enter(call.descriptor);
+  if (in_place_reads && !(call.descriptor.flags & kNoExitBarrier)) team.Enter(call.descriptor);
 }
 
 /*! \brief Where slice i of a piece starts; whole cache lines, the last one takes the rest. */
@@ -176,17 +179,19 @@ void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv
   mine.flags = flags;
   mine.type = send.type;
   mine.count = send.count;
-  mine.in_place = overlap;
   mine.offset = rank.OffsetOf(send.data, send.bytes());
+  mine.in_place = overlap && mine.offset >= 0;
   if (team.size() == 1) {
     const void* source = send.data;
     reduce(recv.data, &source, 1, send.count, call.stream);
     return;
   }
+  const bool two_phases = TwoPhases(team.size(), send.bytes(), strategy);
   // What is small travels with the first step, so that one is enough.
-  if (Choose(team.size(), send.bytes(), strategy, true, false) == Way::kEager) {
-    Eager(call);
-    return;
+  if (!two_phases && send.bytes() <= kEagerBytes) return Eager(call);
+  const bool fits = send.bytes() <= kStageBytes;
+  if (!two_phases && fits && mine.offset < 0) {
+    CopyBytes(team.NextBuffer(), send.data, send.bytes(), false);
   }
   team.Enter(mine);
   bool in_arenas = true;
@@ -195,16 +200,10 @@ void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv
     in_arenas = in_arenas && team.shown(i).offset >= 0;
     in_place = in_place || team.shown(i).in_place != 0;
   }
-  switch (Choose(team.size(), send.bytes(), strategy, in_arenas, in_place)) {
-    case Way::kEager:
-      return Eager(call);
-    case Way::kDirect:
-      return Direct(call);
-    case Way::kSliced:
-      return Sliced(call);
-    case Way::kRelayed:
-      return Relayed(call);
-  }
+  if (two_phases) return in_arenas ? Sliced(call) : Relayed(call);
+  if (!in_place && (in_arenas || fits)) return Direct(call);
+  if (!in_arenas || strategy == Strategy::kOneShot) return Eager(call);
+  return Sliced(call);
 }
 
 }  // namespace tvm_ipc
