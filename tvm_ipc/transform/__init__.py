@@ -9,9 +9,18 @@ import tvm_ffi
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
+from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
 from tvm_ipc.transform.report import Report, collect_report
+from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
 
-__all__ = ["LowerGPUIPCAllocStorage", "Report", "collect_report"]
+__all__ = [
+    "LowerGPUIPCAllocStorage",
+    "LowerPackedAllocTensor",
+    "Report",
+    "StaticPlanBlockMemory",
+    "collect_report",
+    "plan_memory",
+]
 
 # TVM calls a pass through its FFI, which raises only the exceptions it knows as what they are.
 tvm_ffi.register_error("TransformError", TransformError)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the memory plan share: the passes around it, and how plans are compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax import transform
+
+from tvm_ipc.transform import LowerGPUIPCAllocStorage, LowerPackedAllocTensor
+
+#: Up to where the memory is planned.
+BEFORE = [
+    transform.LegalizeOps(),
+    transform.RewriteDataflowReshape(),
+    transform.ToNonDataflow(),
+    transform.RemovePurityChecking(),
+    transform.CallTIRRewrite(),
+]
+
+#: From the planned module to what the virtual machine runs.
+AFTER = [
+    LowerPackedAllocTensor(),
+    LowerGPUIPCAllocStorage(),
+    transform.LowerAllocTensor(),
+    transform.KillAfterLastUse(),
+    transform.LowerRuntimeBuiltin(),
+    transform.ComputePrimValue(),
+    transform.VMShapeLower(),
+    transform.AttachGlobalSymbol(),
+]
+
+
+def compiled(module: tvm.IRModule, *passes: tvm.transform.Pass) -> Any:
+    """Compile a module whose kernels exist, with passes that plan its memory."""
+    pipeline = tvm.transform.Sequential([*passes, *AFTER])
+    return tvm.compile(module, target="llvm", relax_pipeline=pipeline)
+
+
+def prepared(module: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
+    """Return the module in destination-passing form, then with more passes applied."""
+    return tvm.transform.Sequential([*BEFORE, *passes])(module)
+
+
+def run(module: tvm.IRModule, plan: tvm.transform.Pass, *arguments: Any) -> Any:
+    """Return what `main` gives on the virtual machine, memory planned by `plan`."""
+    machine = relax.VirtualMachine(compiled(module, plan), tvm.cpu())
+    result = machine["main"](*map(tvm.runtime.tensor, arguments))
+    return result.numpy() if hasattr(result, "numpy") else [part.numpy() for part in result]
+
+
+def storages(module: tvm.IRModule) -> dict[str, list[int]]:
+    """Return the sizes of the storages of each scope, and of tensors with their own.
+
+    A symbolic size counts as if its variables were 1.
+    """
+    sizes: dict[str, list[int]] = defaultdict(list)
+
+    def visit(node: Any) -> None:
+        if not isinstance(node, relax.Call) or not isinstance(node.op, tvm.ir.Op):
+            return
+        if node.op.name == "relax.memory.alloc_storage":
+            sizes[str(node.args[2].value)].append(_value(node.args[0].values[0]))
+        elif node.op.name == "relax.builtin.alloc_tensor":
+            size = node.args[1].value.bits // 8
+            for extent in node.args[0].values:
+                size *= _value(extent)
+            sizes[str(node.args[3].value)].append(size)
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return dict(sizes)
+
+
+def planned(module: tvm.IRModule) -> int:
+    """Return the bytes of all allocations, a variable counted as 1."""
+    return sum(sum(sizes) for sizes in storages(module).values())
+
+
+def _value(expr: Any) -> int:
+    analyzer = tvm.sym.Analyzer()
+    one = tvm.tirx.IntImm("int64", 1)
+    tvm_ffi.structural_walk(
+        expr, (tvm.ir.Var, lambda var: analyzer.bind(var, one, allow_override=True))
+    )
+    return int(analyzer.simplify(expr))

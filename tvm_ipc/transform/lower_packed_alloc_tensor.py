@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lowers tensors at an offset of a storage to the runtime function that makes them.
+
+Before:
+    x = R.memory.alloc_tensor(storage, 256, R.shape([n, 8]), "float16", 0)
+    y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
+
+After:
+    x = R.call_packed("tvm_ipc.alloc_tensor", storage, 256, R.shape([n, 8]), "float16")
+    y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
+
+TVM's own function for it sets the tensor's `byte_offset`, which compiled kernels refuse; ours moves
+the data pointer. An offset of 0 is left to TVM.
+
+Runs after the memory plan (`StaticPlanBlockMemory`) and after `RewriteCUDAGraph`, which knows the
+operator alone; before `LowerRuntimeBuiltin`.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_ipc.transform.memory.rewrite import rewrite, typed
+
+_ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
+_PACKED = relax.ExternFunc("tvm_ipc.alloc_tensor")
+
+
+@tvm.transform.module_pass(opt_level=0, name="LowerPackedAllocTensor")
+class LowerPackedAllocTensor:
+    """Lower tensors whose offset is not the constant 0, in every function."""
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the lowered module."""
+        changed = {}
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                lowered = rewrite(function, _lower)
+                if lowered is not function:
+                    changed[global_var] = lowered
+        if not changed:
+            return mod
+        result = mod.clone()
+        for global_var, function in changed.items():
+            result.update_func(global_var, function)
+        return result
+
+
+def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
+    call = binding.value
+    if not isinstance(call, relax.Call) or not call.op.same_as(_ALLOC_TENSOR):
+        return None
+    storage, offset, shape, dtype = list(call.args)[:4]
+    if isinstance(offset, tirx.IntImm) and int(offset.value) == 0:
+        return None
+    packed = relax.Call(_PACKED, [storage, offset, shape, dtype], ty_args=[binding.var.ty])
+    return [relax.VarBinding(binding.var, typed(packed, binding.var.ty), binding.span)]

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets for items that live at different times, so that they need little memory together.
+
+The general problem is NP-hard. Several greedy orders are tried, each of which puts every item at
+the lowest aligned offset, or into the tightest gap, between the items that are live together with
+it and were placed before; then the item that ends highest is moved forward in the order, as long
+as that helps. The search ends as soon as the result is as small as the largest sum of what is live
+at once.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_ipc.transform.memory.lifetimes import Lifetime
+
+#: Above this many pairs of items that are live together, only the sweep through time is used.
+_MANY_PAIRS = 2_000_000
+#: How much work the search for a better order may do: moves times items.
+_SEARCH = 4000
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that needs `size` bytes during `lifetime`."""
+
+    size: int
+    lifetime: Lifetime
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the items lie."""
+
+    offsets: tuple[int, ...]
+    total: int  #: the highest end
+
+
+def pack(items: Sequence[Item], alignment: int) -> Packing:
+    """Return aligned offsets; items that are live together do not overlap."""
+    if not items:
+        return Packing((), 0)
+    neighbours = _neighbours(items)
+    if neighbours is None:
+        return _sweep(items, alignment)
+    bound = most_live([Item(_align(item.size, alignment), item.lifetime) for item in items])
+    best: Packing | None = None
+    best_order: list[int] = []
+    for order in _orders(items, neighbours):
+        for tightest in (False, True):
+            packing = _place(items, neighbours, order, alignment, tightest)
+            if best is None or packing.total < best.total:
+                best, best_order = packing, order
+            if best.total <= bound:
+                return best
+    assert best is not None
+    return _search(items, neighbours, best_order, best, alignment, bound)
+
+
+def most_live(items: Sequence[Item]) -> int:
+    """Return the largest sum of sizes that are live at once: no packing needs less."""
+    changes: dict[int, list[tuple[int, Item]]] = defaultdict(list)
+    for item in items:
+        for first, last in item.lifetime.spans:
+            changes[first].append((item.size, item))
+            changes[last + 1].append((-item.size, item))
+    # Of two branches that exclude each other the larger one counts.
+    sums: dict[tuple[object, ...], int] = defaultdict(int)
+    inner: dict[tuple[object, ...], set[tuple[object, int]]] = defaultdict(set)
+    for item in items:
+        path = item.lifetime.region.path
+        for depth in range(len(path)):
+            inner[path[:depth]].add(path[depth])
+
+    def total(path: tuple[object, ...]) -> int:
+        largest: dict[object, int] = {}
+        for step, branch in inner[path]:
+            largest[step] = max(largest.get(step, 0), total((*path, (step, branch))))
+        return sums[path] + sum(largest.values())
+
+    most = 0
+    for event in sorted(changes):
+        for size, item in changes[event]:
+            sums[item.lifetime.region.path] += size
+        most = max(most, total(()))
+    return most
+
+
+def _align(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+def _neighbours(items: Sequence[Item]) -> list[list[int]] | None:
+    """Return for each item those that are live together with it; None if they are too many."""
+    starts = sorted(
+        (first, last, index)
+        for index, item in enumerate(items)
+        for first, last in item.lifetime.spans
+    )
+    result: list[set[int]] = [set() for _ in items]
+    active: list[tuple[int, int]] = []
+    pairs = 0
+    for first, last, index in starts:
+        active = [entry for entry in active if entry[0] >= first]
+        pairs += len(active)
+        if pairs > _MANY_PAIRS:
+            return None
+        for _, other in active:
+            if other != index and items[index].lifetime.overlaps(items[other].lifetime):
+                result[index].add(other)
+                result[other].add(index)
+        active.append((last, index))
+    return [sorted(others) for others in result]
+
+
+def _orders(items: Sequence[Item], neighbours: list[list[int]]) -> list[list[int]]:
+    indices = range(len(items))
+    crowd = [
+        item.size + sum(items[other].size for other in others)
+        for item, others in zip(items, neighbours, strict=True)
+    ]
+    length = [sum(b - a + 1 for a, b in item.lifetime.spans) for item in items]
+    first = [item.lifetime.first for item in items]
+    size = [item.size for item in items]
+    return [
+        sorted(indices, key=lambda i: (-size[i], -length[i], first[i])),
+        sorted(indices, key=lambda i: first[i]),
+        sorted(indices, key=lambda i: (-size[i] * length[i], first[i])),
+        sorted(indices, key=lambda i: (-crowd[i], -size[i], first[i])),
+        sorted(indices, key=lambda i: (-length[i], -size[i], first[i])),
+    ]
+
+
+def _place(
+    items: Sequence[Item],
+    neighbours: list[list[int]],
+    order: Sequence[int],
+    alignment: int,
+    tightest: bool,
+) -> Packing:
+    offsets = [-1] * len(items)
+    total = 0
+    for index in order:
+        size = items[index].size
+        taken = sorted(
+            (offsets[other], offsets[other] + items[other].size)
+            for other in neighbours[index]
+            if offsets[other] >= 0 and items[other].size
+        )
+        at, gap, end = -1, 0, 0
+        for begin, stop in taken:
+            free = begin - end
+            if free >= size and (at < 0 or (tightest and free < gap)):
+                at, gap = end, free
+                if not tightest:
+                    break
+            end = max(end, _align(stop, alignment))
+        offsets[index] = at if at >= 0 else end
+        total = max(total, offsets[index] + size)
+    return Packing(tuple(offsets), total)
+
+
+def _search(
+    items: Sequence[Item],
+    neighbours: list[list[int]],
+    order: list[int],
+    best: Packing,
+    alignment: int,
+    bound: int,
+) -> Packing:
+    """Move the item that ends highest before those that lie below it."""
+    packing, moved = best, set()
+    for _ in range(_SEARCH // len(items)):
+        if best.total <= bound:
+            break
+        place = {index: rank for rank, index in enumerate(order)}
+        ends = [offset + item.size for offset, item in zip(packing.offsets, items, strict=True)]
+        highest = max(range(len(items)), key=lambda i: ends[i])
+        front = min((place[other] for other in neighbours[highest]), default=place[highest])
+        if front >= place[highest] or (highest, front) in moved:
+            break
+        moved.add((highest, front))
+        order = [*order[: place[highest]], *order[place[highest] + 1 :]]
+        order.insert(front, highest)
+        packing = min(
+            (_place(items, neighbours, order, alignment, tightest) for tightest in (False, True)),
+            key=lambda candidate: candidate.total,
+        )
+        if packing.total < best.total:
+            best = packing
+    return best
+
+
+def _sweep(items: Sequence[Item], alignment: int) -> Packing:
+    """Place items as they come, at the lowest free offset: fast, whatever is live together."""
+    offsets = [0] * len(items)
+    active: list[tuple[int, int, int]] = []  # begin, end, last event
+    total = 0
+    for index in sorted(range(len(items)), key=lambda i: items[i].lifetime.first):
+        item = items[index]
+        if not item.size:
+            continue
+        active = [entry for entry in active if entry[2] >= item.lifetime.first]
+        at = 0
+        for begin, end, _ in active:
+            if begin - at >= item.size:
+                break
+            at = max(at, _align(end, alignment))
+        offsets[index] = at
+        insort(active, (at, at + item.size, item.lifetime.last))
+        total = max(total, at + item.size)
+    return Packing(tuple(offsets), total)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides where the tensors of a function lie.
+
+Tensors are planned in groups: of one scope, one device and one unit of size. In a group one storage
+holds all, at offsets; only where whole storages passed from tensor to tensor need less, or where
+the memory of the scope has no movable addresses, a group has several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import relax, tirx
+
+from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.transform.memory.aliases import Allocation, Facts, ModuleFacts
+from tvm_ipc.transform.memory.lifetimes import Lifetime, lifetime
+from tvm_ipc.transform.memory.packing import Item, most_live, pack
+from tvm_ipc.transform.memory.pooling import Request, pool
+from tvm_ipc.transform.memory.program import Region, Step
+from tvm_ipc.transform.memory.sizes import Size, Sizes
+
+#: Scopes whose memory is bytes at addresses. In others, such as textures, a tensor begins where
+#: its storage does.
+PACKED_SCOPES = ("global", IPC_MEMORY)
+_DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
+
+#: Scope, device index and unit of size.
+GroupKey = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An allocation that is planned."""
+
+    allocation: Allocation
+    shape: Any
+    dtype: str
+    scope: str
+    device: int
+    size: Size
+
+    @property
+    def group(self) -> GroupKey:
+        """The tensors that it may share a storage with."""
+        return self.scope, self.device, self.size.unit
+
+
+@dataclass
+class Block:
+    """A storage to be: tensors at offsets, in units of its group."""
+
+    size: int
+    offsets: dict[Allocation, int]
+
+
+@dataclass(eq=False)
+class Storage:
+    """A storage and the place of the binding that allocates it."""
+
+    scope: str
+    device: int
+    size: Size
+    before: Step
+    kill_after: Step | None = None  #: peers may read it until then
+
+
+@dataclass
+class Plan:
+    """What is to be done in one function."""
+
+    facts: Facts
+    sizes: Sizes
+    tensors: dict[Allocation, Tensor] = field(default_factory=dict)
+    unplanned: dict[Allocation, str] = field(default_factory=dict)  #: with the reason
+    lifetimes: dict[Allocation, Lifetime] = field(default_factory=dict)
+    storages: list[Storage] = field(default_factory=list)
+    place: dict[Allocation, tuple[Storage, int]] = field(default_factory=dict)
+    #: The event of the meeting until which peers may read a tensor
+    peers_until: dict[Allocation, tuple[int, Region]] = field(default_factory=dict)
+    lower_bound: dict[GroupKey, int] = field(default_factory=dict)
+    drops_attribute: bool = False
+
+
+def plan_function(module: ModuleFacts, name: str, *, alignment: int) -> Plan:
+    """Return the plan of one Relax function of the module; changes nothing."""
+    facts = module.of(name)
+    assert facts is not None
+    plan = Plan(facts, Sizes(name, facts.program.function))
+    outputs = _sort(plan)
+    groups: dict[GroupKey, list[Tensor]] = {}
+    for tensor in plan.tensors.values():
+        groups.setdefault(tensor.group, []).append(tensor)
+        plan.lifetimes[tensor.allocation] = lifetime(tensor.allocation)
+    for key, tensors in groups.items():
+        plan.lower_bound[key] = most_live(
+            [Item(tensor.size.factor, plan.lifetimes[tensor.allocation]) for tensor in tensors]
+        )
+        for block in arrange(tensors, plan.lifetimes, alignment):
+            _settle(plan, key, block)
+    for tensor in outputs:
+        plan.tensors[tensor.allocation] = tensor
+        storage = Storage(tensor.scope, tensor.device, tensor.size, tensor.allocation.step)
+        plan.storages.append(storage)
+        plan.place[tensor.allocation] = (storage, 0)
+    return plan
+
+
+def arrange(
+    tensors: list[Tensor], lifetimes: Mapping[Allocation, Lifetime], alignment: int
+) -> list[Block]:
+    """Return the storages for the tensors of a group."""
+    spans = [lifetimes[tensor.allocation] for tensor in tensors]
+    items = [Item(tensor.size.factor, span) for tensor, span in zip(tensors, spans, strict=True)]
+    requests = [
+        Request(
+            tensor.size.factor,
+            tensor.dtype,
+            tensor.allocation.step.index,
+            span.last if tensor.allocation.uses else -1,
+            tensor.allocation.plain,
+        )
+        for tensor, span in zip(tensors, spans, strict=True)
+    ]
+    scope, _, unit = tensors[0].group
+    pooled = pool(requests, exact=unit != 0)
+    if scope in PACKED_SCOPES:
+        packing = pack(items, alignment)
+        if packing.total <= total(pooled):
+            offsets = {
+                tensor.allocation: offset
+                for tensor, offset in zip(tensors, packing.offsets, strict=True)
+            }
+            return [Block(packing.total, offsets)]
+    return [
+        Block(one.size, {tensors[member].allocation: 0 for member in one.members}) for one in pooled
+    ]
+
+
+def total(blocks: Iterable[Any]) -> int:
+    """Return the bytes of all, in units of their group."""
+    return sum(block.size for block in blocks)
+
+
+def _sort(plan: Plan) -> list[Tensor]:
+    """Tell what is planned from what is not; return the outputs that get a storage by request."""
+    function = plan.facts.program.function
+    attributes = function.attrs
+    dynamic_output = bool(attributes is not None and attributes.get(_DYNAMIC_OUTPUT, 0))
+    plan.drops_attribute = dynamic_output
+    outputs = []
+    for allocation in plan.facts.allocations:
+        tensor = _describe(plan.sizes, allocation)
+        if tensor is None:
+            plan.unplanned[allocation] = "its shape or its device is not known"
+        elif allocation.kept is not None:
+            plan.unplanned[allocation] = allocation.kept
+        elif allocation.returned:
+            plan.unplanned[allocation] = "it is returned"
+        else:
+            plan.tensors[allocation] = tensor
+            continue
+        if tensor is not None and dynamic_output and not _static(tensor.shape):
+            del plan.unplanned[allocation]
+            outputs.append(tensor)
+    return outputs
+
+
+def _describe(sizes: Sizes, allocation: Allocation) -> Tensor | None:
+    shape, dtype, device, *scope = allocation.call.args
+    if not isinstance(shape, relax.ShapeExpr) or not isinstance(device, tirx.IntImm):
+        return None
+    name = str(scope[0].value) if scope else "global"
+    kind = dtype.value
+    return Tensor(
+        allocation, shape, str(kind), name, int(device.value), sizes.of(shape.values, kind)
+    )
+
+
+def _static(shape: Any) -> bool:
+    return all(isinstance(extent, tirx.IntImm) for extent in shape.values)
+
+
+def _settle(plan: Plan, key: GroupKey, block: Block) -> None:
+    """Find the place of the storage in the program."""
+    scope, device, unit = key
+    steps = [allocation.step for allocation in block.offsets]
+    path = steps[0].region.path
+    until: tuple[int, Region] | None = None
+    for allocation in block.offsets:
+        end = plan.peers_until.get(allocation)
+        if end is not None and (until is None or end[0] > until[0]):
+            until = end
+        for region in [allocation.step.region, *([end[1]] if end else [])]:
+            path = path[: _shared(path, region)]
+    before = _ancestor(min(steps, key=lambda step: step.index), len(path))
+    kill_after = None
+    if until is not None and until[0] > max(step.index for step in steps):
+        kill_after = _ancestor(plan.facts.program.events[until[0]], len(path))
+    storage = Storage(scope, device, Size(block.size, unit), before, kill_after)
+    plan.storages.append(storage)
+    for allocation, offset in block.offsets.items():
+        plan.place[allocation] = (storage, offset)
+
+
+def _shared(path: tuple[tuple[Step, int], ...], region: Region) -> int:
+    length = 0
+    for a, b in zip(path, region.path, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+def _ancestor(step: Step, depth: int) -> Step:
+    """Return the step, or the if around it, whose region has this many ifs around it."""
+    return step if len(step.region.path) == depth else step.region.path[depth][0]

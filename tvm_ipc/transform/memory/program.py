@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function as a sequence of events, with its if branches as regions of them.
+
+    x = f(a)            event 0
+    if c:               event 1: the condition is read
+        y = g(x)        event 2, region `then`
+    else:
+        y = h(x)        event 3, region `else`
+    z = k(y)            event 5; event 4 is where the branches meet
+
+Only one of two sibling regions runs. Relax has no loops: events run in order, each at most once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tvm import relax
+
+
+@dataclass(eq=False)
+class Region:
+    """The bindings of a function body or of one branch, in order."""
+
+    parent: Step | None  #: the if whose branch it is
+    begin: int  #: the first event
+    end: int = -1  #: the last event, `begin - 1` where there is none
+    steps: list[Step] = field(default_factory=list)
+    #: The ifs around it, from outside in, and which branch of each
+    path: tuple[tuple[Step, int], ...] = ()
+
+    def within(self, other: Region) -> bool:
+        """Whether this is `other` or a part of it."""
+        return self.path[: len(other.path)] == other.path
+
+
+@dataclass(eq=False)
+class Step:
+    """One binding."""
+
+    binding: relax.Binding
+    region: Region
+    block: int  #: which binding block of its region
+    entry: int  #: the event at which it begins
+    index: int  #: the event at which its value is there; another one only for an if
+    branches: tuple[Region, ...] = ()
+
+
+@dataclass(eq=False)
+class Program:
+    """The events of one function."""
+
+    name: str
+    function: relax.Function
+    body: Region
+    events: list[Step]  #: by event; an if is there twice
+
+
+def linearise(name: str, function: relax.Function) -> Program:
+    """Return the events of a function whose expressions are in normal form."""
+    events: list[Step] = []
+
+    def enter(region: Region, body: relax.Expr) -> None:
+        blocks = body.blocks if isinstance(body, relax.SeqExpr) else []
+        for number, block in enumerate(blocks):
+            for binding in block.bindings:
+                event = len(events)
+                step = Step(binding, region, number, event, event)
+                events.append(step)
+                region.steps.append(step)
+                value = binding.value
+                if isinstance(value, relax.If):
+                    branches = []
+                    for branch, inner in enumerate((value.true_branch, value.false_branch)):
+                        path = (*region.path, (step, branch))
+                        branches.append(Region(step, len(events), path=path))
+                        enter(branches[-1], inner)
+                    step.branches = tuple(branches)
+                    step.index = len(events)
+                    events.append(step)
+        region.end = len(events) - 1
+
+    body = Region(None, 0)
+    enter(body, function.body)
+    return Program(name, function, body, events)
+
+
+def common_region(one: Region, other: Region) -> tuple[tuple[Step, int], ...]:
+    """Return the path of the innermost region that both lie in."""
+    if one is other:
+        return one.path
+    length = 0
+    for a, b in zip(one.path, other.path, strict=False):
+        if a != b:
+            break
+        length += 1
+    return one.path[:length]
+
+
+def exclusive(one: Region, other: Region) -> bool:
+    """Whether at most one of the two runs."""
+    depth = len(common_region(one, other))
+    return (
+        depth < len(one.path)
+        and depth < len(other.path)
+        and one.path[depth][0] is other.path[depth][0]
+    )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaces bindings of a function, and leaves every other one the object that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr import _update_type
+
+#: Returns what stands in place of a binding, in order; None where nothing changes.
+Change = Callable[[relax.Binding], Sequence[relax.Binding] | None]
+
+
+def rewrite(function: relax.Function, change: Change) -> relax.Function:
+    """Return the function with its bindings changed, also those in branches."""
+    body = _body(function.body, change)
+    if body.same_as(function.body):
+        return function
+    return relax.Function(
+        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+    )
+
+
+def _body(body: Any, change: Change) -> Any:
+    if not isinstance(body, relax.SeqExpr):
+        return body
+    blocks = []
+    changed = False
+    for block in body.blocks:
+        bindings: list[relax.Binding] = []
+        same = True
+        for binding in block.bindings:
+            inner = _branches(binding, change)
+            replaced = change(binding)
+            if replaced is None:
+                replaced = [inner]
+            elif inner is not binding:
+                replaced = [inner if part is binding else part for part in replaced]
+            same = same and len(replaced) == 1 and replaced[0] is binding
+            bindings += replaced
+        changed = changed or not same
+        blocks.append(block if same else type(block)(bindings, block.span))
+    if not changed:
+        return body
+    return typed(relax.SeqExpr(blocks, body.body, body.span), body.ty)
+
+
+def _branches(binding: relax.Binding, change: Change) -> relax.Binding:
+    value = binding.value
+    if not isinstance(value, relax.If):
+        return binding
+    then, other = _body(value.true_branch, change), _body(value.false_branch, change)
+    if then.same_as(value.true_branch) and other.same_as(value.false_branch):
+        return binding
+    chosen = typed(relax.If(value.cond, then, other, value.span), value.ty)
+    return relax.VarBinding(binding.var, chosen, binding.span)
+
+
+def typed(expr: Any, ty: Any) -> Any:
+    """Return the expression, which is new, with its type."""
+    _update_type(expr, ty)
+    return expr
+
+
+def dtype_of(name: str) -> Any:
+    """Return a type of elements as an argument."""
+    return tvm.ir.GenericConst(tvm.DataType(name), relax.AnyType())

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes in bytes: a number times a unit, which is 1 or a symbolic expression.
+
+A tensor of shape (n, 4096) and type float16 has 8192 times n bytes. Tensors with the same unit can
+be packed as if they were static: the offset k * n is aligned, whatever n is, where k is.
+
+`tir_var_upper_bound` and `tir_var_lower_bound` of a function bound the variables of its signature,
+by name; an extent with an upper bound counts as that bound.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from tvm_ipc.errors import TransformError
+
+#: A sum of products: for each product of atoms its coefficient.
+_Polynomial = dict[tuple[int, ...], int]
+
+
+@dataclass(frozen=True)
+class Size:
+    """`factor` times `unit` bytes; equal units are the same text and number."""
+
+    factor: int
+    unit: int  #: 0 is the unit 1
+
+    @property
+    def static(self) -> bool:
+        """Whether the size is a number."""
+        return self.unit == 0
+
+
+class Sizes:
+    """Sizes of the tensors of one function."""
+
+    def __init__(self, name: str, function: relax.Function) -> None:
+        self._atoms: list[Any] = []
+        self._atom_of: dict[int, list[int]] = {}
+        self._units: dict[frozenset[tuple[tuple[int, ...], int]], int] = {frozenset([((), 1)]): 0}
+        self._exprs: list[Any] = [tirx.IntImm("int64", 1)]
+        self._analyzer = tvm.sym.Analyzer()
+        self._domains: dict[Any, Any] = {}
+        self._bounded: dict[int, list[tuple[Any, Any]]] = {}
+        _bind(name, function, self._analyzer, self._domains)
+
+    def of(self, shape: Any, dtype: Any) -> Size:
+        """Return the bytes of a tensor, extents bounded where the function says so."""
+        product: _Polynomial = {(): (dtype.bits * dtype.lanes + 7) // 8}
+        for extent in shape:
+            product = _multiply(product, self._polynomial(self.bound(extent)))
+        return self._size(product)
+
+    def bound(self, extent: Any) -> Any:
+        """Return the upper bound of an extent, or the extent if it has none."""
+        if isinstance(extent, tirx.IntImm):
+            return extent
+        if isinstance(extent, tvm.ir.Var) and not self._domains:
+            return extent
+        known = self._bounded.setdefault(tvm_ffi.structural_hash(extent), [])
+        for other, bound in known:
+            if tvm_ffi.structural_equal(other, extent):
+                return bound
+        most = int(self._analyzer.const_int_bound(extent).max_value)
+        if most < tvm.sym.analyzer.ConstIntBound.POS_INF:
+            bound = tirx.IntImm("int64", most)
+        else:
+            interval = self._analyzer.int_set(extent, self._domains)
+            bound = interval.max_value if _has_upper_bound(interval) else extent
+        known.append((extent, bound))
+        return bound
+
+    def expr(self, factor: int, unit: int) -> Any:
+        """Return factor * unit as an expression of type int64."""
+        if unit == 0 or factor == 0:
+            return tirx.IntImm("int64", factor)
+        expr = self._exprs[unit]
+        return expr if factor == 1 else expr * tirx.IntImm("int64", factor)
+
+    def text(self, factor: int, unit: int) -> str:
+        """Return factor * unit for people to read."""
+        if unit == 0 or factor == 0:
+            return str(factor)
+        text = _text(self._exprs[unit])
+        return f"{factor} * {text if text.isidentifier() else f'({text})'}"
+
+    def unit_text(self, unit: int) -> str:
+        """Return the unit for people to read."""
+        return _text(self._exprs[unit])
+
+    def _size(self, polynomial: _Polynomial) -> Size:
+        terms = {product: factor for product, factor in polynomial.items() if factor}
+        if not terms:
+            return Size(0, 0)
+        common = gcd(*terms.values())
+        if set(terms) == {()}:
+            return Size(terms[()], 0)
+        key = frozenset((product, factor // common) for product, factor in terms.items())
+        unit = self._units.get(key)
+        if unit is None:
+            unit = self._units[key] = len(self._exprs)
+            self._exprs.append(self._build(sorted(key)))
+        return Size(common, unit)
+
+    def _build(self, terms: list[tuple[tuple[int, ...], int]]) -> Any:
+        total = None
+        for product, factor in terms[1:] + terms[:1] if terms[0][0] == () else terms:
+            term = None
+            for atom in product:
+                expr = self._atoms[atom]
+                term = expr if term is None else term * expr
+            number = tirx.IntImm("int64", factor)
+            if term is None:
+                term = number
+            elif factor != 1:
+                term = term * number
+            total = term if total is None else total + term
+        return total
+
+    def _polynomial(self, expr: Any) -> _Polynomial:
+        if isinstance(expr, tirx.IntImm):
+            return {(): int(expr.value)}
+        if isinstance(expr, tirx.Mul):
+            return _multiply(self._polynomial(expr.a), self._polynomial(expr.b))
+        if isinstance(expr, tirx.Add):
+            return _add(self._polynomial(expr.a), self._polynomial(expr.b), 1)
+        if isinstance(expr, tirx.Sub):
+            return _add(self._polynomial(expr.a), self._polynomial(expr.b), -1)
+        return {(self._atom(expr),): 1}
+
+    def _atom(self, expr: Any) -> int:
+        known = self._atom_of.setdefault(tvm_ffi.structural_hash(expr), [])
+        for atom in known:
+            if tvm_ffi.structural_equal(self._atoms[atom], expr):
+                return atom
+        known.append(len(self._atoms))
+        self._atoms.append(expr)
+        return known[-1]
+
+
+def _multiply(one: _Polynomial, other: _Polynomial) -> _Polynomial:
+    result: _Polynomial = {}
+    for a, x in one.items():
+        for b, y in other.items():
+            product = tuple(sorted((*a, *b)))
+            result[product] = result.get(product, 0) + x * y
+    return result
+
+
+def _add(one: _Polynomial, other: _Polynomial, sign: int) -> _Polynomial:
+    result = dict(one)
+    for product, factor in other.items():
+        result[product] = result.get(product, 0) + sign * factor
+    return result
+
+
+def _bind(name: str, function: relax.Function, analyzer: Any, domains: dict[Any, Any]) -> None:
+    """Tell the analyzer the bounds that the function declares for variables of its signature."""
+    upper = _numbers(name, function, "tir_var_upper_bound")
+    lower = _numbers(name, function, "tir_var_lower_bound")
+    if not upper:
+        return  # without an upper bound no size can be bounded
+    for var in relax.analysis.tir_vars_in_type(function.ty):
+        if str(var.name) not in upper:
+            continue
+        least, most = lower.get(str(var.name), 0), upper[str(var.name)]
+        if most < least:
+            raise TransformError(
+                f"StaticPlanBlockMemory: function {name!r}: variable {str(var.name)!r} has the "
+                f"lower bound {least} and the upper bound {most}; correct tir_var_lower_bound or "
+                "tir_var_upper_bound"
+            )
+        extent = tvm.ir.Range.from_min_extent(
+            tirx.IntImm("int64", least), tirx.IntImm("int64", most - least + 1)
+        )
+        analyzer.bind(var, extent)
+        domains[var] = tvm.sym.IntervalSet(extent.min, tirx.IntImm("int64", most))
+
+
+def _numbers(name: str, function: relax.Function, attribute: str) -> dict[str, int]:
+    table = function.attrs.get(attribute) if function.attrs is not None else None
+    if table is None:
+        return {}
+    try:
+        return {str(var): _int(number) for var, number in table.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise TypeError(
+            f"StaticPlanBlockMemory: function {name!r}: attribute {attribute!r} must map names of "
+            f"variables to integers, not {table}"
+        ) from None
+
+
+def _int(number: Any) -> int:
+    if isinstance(number, tirx.IntImm):
+        return int(number.value)
+    if isinstance(number, int):
+        return number
+    raise TypeError(number)
+
+
+def _has_upper_bound(interval: Any) -> bool:
+    return not interval.max_value.same_as(tvm.sym.int_set.pos_inf())
+
+
+def _text(expr: Any) -> str:
+    return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(expr))

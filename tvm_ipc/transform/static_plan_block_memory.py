@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans where tensors lie: several in one storage, at offsets, as long as peers may read them.
+
+Before:
+    a = R.builtin.alloc_tensor(R.shape([64]), "float32", 0, "global")
+    cls.f(x, a)
+    b = R.builtin.alloc_tensor(R.shape([64]), "float16", 0, "global")
+    cls.g(a, b)
+    c = R.builtin.alloc_tensor(R.shape([32]), "float32", 0, "global")
+    cls.h(b, c)
+
+After:
+    storage = R.memory.alloc_storage(R.shape([384]), 0, "global", "uint8")
+    a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
+    cls.f(x, a)
+    b = R.memory.alloc_tensor(storage, 256, R.shape([64]), "float16", 0)
+    cls.g(a, b)
+    c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
+    cls.h(b, c)
+
+Runs after `CallTIRRewrite` (and `IPCAllReduceRewrite`), which make the allocations; before
+`LowerPackedAllocTensor`, which makes the offsets work, `LowerGPUIPCAllocStorage`, and
+`KillAfterLastUse`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ipc.transform.memory.aliases import Allocation, ModuleFacts
+from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
+from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
+
+_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
+_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
+_KILL = tvm.ir.Op.get("relax.memory.kill_storage")
+_DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
+
+
+def plan_memory(
+    mod: tvm.IRModule, *, alignment: int = 64, barrier_budget: int | None = None
+) -> list[Plan]:
+    """Return the plan of every Relax function; changes nothing."""
+    module = ModuleFacts(mod)
+    return [
+        plan_function(module, name, alignment=alignment)
+        for name, function in module.functions.items()
+        if isinstance(function, relax.Function)
+    ]
+
+
+@tvm.transform.module_pass(opt_level=0, name="StaticPlanBlockMemory")
+class StaticPlanBlockMemory:
+    """Plan the memory of every function.
+
+    Parameters
+    ----------
+    alignment : what offsets are multiples of, in bytes: 64 suits CPUs, 256 GPUs.
+    """
+
+    def __init__(self, *, alignment: int = 64, barrier_budget: int | None = None) -> None:
+        for name, value in (("alignment", alignment), ("barrier_budget", barrier_budget)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"StaticPlanBlockMemory: {name} is in bytes, not {value!r}")
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"StaticPlanBlockMemory: alignment is a power of two, not {alignment}")
+        if barrier_budget is not None and barrier_budget < 0:
+            raise ValueError(
+                f"StaticPlanBlockMemory: barrier_budget is 0 or more bytes, not {barrier_budget}"
+            )
+        self.alignment = alignment
+        self.barrier_budget = barrier_budget
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module with every plan applied."""
+        plans = plan_memory(mod, alignment=self.alignment, barrier_budget=self.barrier_budget)
+        result = mod.clone()
+        for plan in plans:
+            name = plan.facts.program.name
+            result.update_func(result.get_global_var(name), _apply(plan))
+        return result
+
+
+def _apply(plan: Plan) -> relax.Function:
+    """Return the function with the storages of the plan."""
+    program = plan.facts.program
+    variables: dict[Storage, Any] = {}
+    before: dict[Any, list[Storage]] = {}
+    after: dict[Any, list[Storage]] = {}
+    planned: dict[Any, Allocation] = {}
+    for number, storage in enumerate(plan.storages):
+        variables[storage] = relax.Var(f"storage{number or ''}", relax.AnyType())
+        before.setdefault(storage.before.binding.var, []).append(storage)
+        if storage.kill_after is not None:
+            after.setdefault(storage.kill_after.binding.var, []).append(storage)
+    for allocation in plan.place:
+        planned[allocation.step.binding.var] = allocation
+
+    def change(binding: relax.Binding) -> list[relax.Binding] | None:
+        var = binding.var
+        allocation = planned.get(var)
+        first, last = before.get(var, ()), after.get(var, ())
+        if allocation is None and not first and not last:
+            return None
+        bindings = [_alloc_storage(plan, variables[storage], storage) for storage in first]
+        bindings.append(
+            binding if allocation is None else _alloc_tensor(plan, variables, allocation)
+        )
+        bindings += [_kill_storage(variables[storage]) for storage in last]
+        return bindings
+
+    function = rewrite(program.function, change)
+    return function.without_attr(_DYNAMIC_OUTPUT) if plan.drops_attribute else function
+
+
+def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:
+    size = plan.sizes.expr(storage.size.factor, storage.size.unit)
+    arguments = [
+        relax.ShapeExpr([size]),
+        relax.prim_value(storage.device),
+        tvm.ir.StringImm(storage.scope),
+        dtype_of("uint8"),
+    ]
+    return relax.VarBinding(var, typed(relax.Call(_STORAGE, arguments), relax.AnyType()))
+
+
+def _alloc_tensor(plan: Plan, variables: dict[Storage, Any], allocation: Allocation) -> Any:
+    storage, offset = plan.place[allocation]
+    tensor = plan.tensors[allocation]
+    binding = allocation.step.binding
+    at = plan.sizes.expr(offset, storage.size.unit)
+    _shape, dtype, device, *_ = allocation.call.args
+    call = relax.Call(_TENSOR, [variables[storage], at, tensor.shape, dtype, device])
+    return relax.VarBinding(binding.var, typed(call, binding.var.ty), binding.span)
+
+
+def _kill_storage(var: Any) -> relax.Binding:
+    nothing = tvm.ir.TupleType([])
+    return relax.VarBinding(relax.Var("_", nothing), typed(relax.Call(_KILL, [var]), nothing))
