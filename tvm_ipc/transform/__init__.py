@@ -12,14 +12,22 @@ from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorag
 from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
 from tvm_ipc.transform.report import Report, collect_report
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
+from tvm_ipc.transform.verify_cross_rank_safety import (
+    Hazard,
+    VerifyCrossRankSafety,
+    verify_cross_rank_safety,
+)
 
 __all__ = [
+    "Hazard",
     "LowerGPUIPCAllocStorage",
     "LowerPackedAllocTensor",
     "Report",
     "StaticPlanBlockMemory",
+    "VerifyCrossRankSafety",
     "collect_report",
     "plan_memory",
+    "verify_cross_rank_safety",
 ]
 
 # TVM calls a pass through its FFI, which raises only the exceptions it knows as what they are.

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with a memory plan, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class HazardKind(Enum):
+    """What goes wrong."""
+
+    WRITE = "written while peers may read it"
+    FREE = "freed while peers may read it"
+    RETURN = "left behind at the end of the function while peers may read it"
+    LOST = "read after something else was written there"
+    BOUNDS = "outside of its storage"
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """One place where a rank may see wrong data."""
+
+    function: str
+    kind: HazardKind
+    memory: str  #: the storage, or the tensor and its storage
+    binding: str  #: where it goes wrong
+    other: str  #: the collective whose input peers may read; or what overwrote, or how far it is
+
+    def __str__(self) -> str:
+        if self.kind is HazardKind.LOST:
+            more = f"what overwrote it is `{self.other}`; place them apart"
+        elif self.kind is HazardKind.BOUNDS:
+            more = f"it {self.other}"
+        else:
+            more = (
+                f"they do so in `{self.other}`, which has no exit barrier; keep the memory until "
+                "the next all-reduce or all-gather of the same ranks has returned, or keep the "
+                "barrier"
+            )
+        return (
+            f"function {self.function!r}, `{self.binding}`: {self.memory} is {self.kind.value}; "
+            f"{more}"
+        )

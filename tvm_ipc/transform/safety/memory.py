@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storages, the buffers that lie in them, and the state of a program at one point.
+
+A value of the program is what memory it may reach: a frozen set of storages and buffers for
+whatever is no tuple, a tuple of values for a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import relax
+
+from tvm_ipc.transform.safety.extents import Number
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory that is allocated and freed as one."""
+
+    name: str
+    scope: str | None  #: None: unknown
+    size: Number | None = None
+    #: Memory of the caller, or memory that nothing is known of: it may be the same as another
+    #: one that is external, and it is not freed here.
+    external: bool = False
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Bytes of a storage that tensors lie in. Views and copies of the variable are the same."""
+
+    name: str
+    storage: Storage
+    begin: Number | None = 0  #: None: unknown
+    end: Number | None = None  #: None: unknown
+    #: Whether a value only may be this buffer, as the result of an unknown call may be an argument.
+    weak: bool = False
+    #: The buffer that this one continues under another name after an `if`.
+    origin: Buffer | None = None
+
+
+Leaf = frozenset[Storage | Buffer]
+Value = Leaf | tuple[Any, ...]
+NOTHING: Leaf = frozenset()
+
+
+def objects(value: Value) -> Iterator[Storage | Buffer]:
+    """Every storage and buffer that the value may reach."""
+    if isinstance(value, frozenset):
+        yield from value
+    else:
+        for part in value:
+            yield from objects(part)
+
+
+def storage_of(thing: Storage | Buffer) -> Storage:
+    """Return the storage that a buffer lies in."""
+    return thing if isinstance(thing, Storage) else thing.storage
+
+
+@dataclass(frozen=True)
+class Place:
+    """A binding, for people."""
+
+    variable: Any
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.variable.name} = {_text(self.value)}"
+
+
+def _text(expr: Any) -> str:
+    if isinstance(expr, relax.Call):
+        name = getattr(expr.op, "global_symbol", None) or getattr(expr.op, "name", None)
+        name = name or getattr(expr.op, "name_hint", "?")
+        return f"{name}({', '.join(map(_text, expr.args))})"
+    if isinstance(expr, relax.If):
+        return f"if {_text(expr.cond)}"
+    if isinstance(expr, (relax.SeqExpr, relax.Function)):
+        return "..."
+    return str(getattr(expr, "name", None) or str(expr).splitlines()[0])
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A read by peers that may not have ended."""
+
+    memory: Storage | Buffer
+    in_group: bool | None  #: the team that reads; None: unknown
+    reader: Place  #: the collective
+
+
+#: Collectives that all ranks passed: of all workers, or of the groups.
+WORLD, GROUP = "world", "group"
+
+
+def met(in_group: bool | None, passed: frozenset[str]) -> bool:
+    """Whether these meetings cover the team."""
+    return WORLD in passed or (in_group is True and GROUP in passed)
+
+
+@dataclass
+class State:
+    """What may be so at one point of a function, on any path that leads there."""
+
+    pending: tuple[Pending, ...] = ()
+    #: How many variables hold what, and which buffers that are held lie in a storage.
+    holders: dict[Storage | Buffer, int] = field(default_factory=dict)
+    lying: dict[Storage, set[Buffer]] = field(default_factory=dict)
+    holding: set[Any] = field(default_factory=set)  #: variables that hold what they are
+    #: Buffers whose contents are intact, by storage.
+    intact: dict[Storage, dict[Buffer, None]] = field(default_factory=dict)
+    lost: dict[Buffer, Place] = field(default_factory=dict)  #: overwritten where
+    passed: frozenset[str] = frozenset()  #: meetings on every path since the function began
+    written: set[Storage] = field(default_factory=set)  #: of the caller's memory
+
+    def copy(self) -> State:
+        """Return a state that changes on its own."""
+        return State(
+            self.pending,
+            dict(self.holders),
+            {storage: set(buffers) for storage, buffers in self.lying.items()},
+            set(self.holding),
+            {storage: dict(buffers) for storage, buffers in self.intact.items()},
+            dict(self.lost),
+            self.passed,
+            set(self.written),
+        )
+
+    def join(self, other: State) -> None:
+        """Become what may be so where two paths meet."""
+        self.pending = tuple(dict.fromkeys(self.pending + other.pending))
+        for thing, count in other.holders.items():
+            self.holders[thing] = max(count, self.holders.get(thing, 0))
+        for storage, held in other.lying.items():
+            self.lying.setdefault(storage, set()).update(held)
+        self.holding |= other.holding
+        for storage, buffers in other.intact.items():
+            self.intact.setdefault(storage, {}).update(buffers)
+        self.lost = {**other.lost, **self.lost}
+        self.passed &= other.passed
+        self.written |= other.written
+
+    def hold(self, value: Value) -> None:
+        """Count one more variable that holds a value."""
+        for thing in objects(value):
+            self.holders[thing] = self.holders.get(thing, 0) + 1
+            if isinstance(thing, Buffer):
+                self.lying.setdefault(thing.storage, set()).add(thing)
+
+    def release(self, value: Value) -> list[Storage]:
+        """Count one less; return the storages that nothing holds any more."""
+        freed: list[Storage] = []
+        for thing in objects(value):
+            count = self.holders.get(thing, 0) - 1
+            if count > 0:
+                self.holders[thing] = count
+                continue
+            self.holders.pop(thing, None)
+            storage = storage_of(thing)
+            if isinstance(thing, Buffer):
+                self.lost.pop(thing, None)
+                self.intact.get(storage, {}).pop(thing, None)
+                self.lying.get(storage, set()).discard(thing)
+            if storage not in self.holders and not self.lying.get(storage):
+                self.lying.pop(storage, None)
+                self.intact.pop(storage, None)
+                freed.append(storage)
+        return freed
+
+    def meet(self, in_group: bool | None) -> None:
+        """Forget the reads that have ended when a collective of a team has returned."""
+        if in_group is None:
+            # Of a team that is not known: of each group at least.
+            in_group = True
+        self.passed |= {GROUP if in_group else WORLD}
+        now = frozenset({GROUP if in_group else WORLD})
+        self.pending = tuple(p for p in self.pending if not met(p.in_group, now))
+
+
+@dataclass(frozen=True)
+class Access:
+    """A write to memory of the caller."""
+
+    memory: Storage | Buffer
+    passed: frozenset[str]  #: the meetings before it, on every path
+    place: Place
+
+
+@dataclass
+class Summary:
+    """What a function does to its caller."""
+
+    parameters: list[Value] = field(default_factory=list)
+    result: Value = NOTHING
+    reads: dict[Storage, Place] = field(default_factory=dict)
+    writes: list[Access] = field(default_factory=list)
+    pending: tuple[Pending, ...] = ()
+    passed: frozenset[str] = frozenset()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds where a rank of a lowered program writes what its peers may still read.
+
+    s = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "uint8")
+    a = R.memory.alloc_tensor(s, 0, R.shape([1024]), "float32")
+    cls.matmul(x, w0, a)
+    R.call_packed("tvm_ipc.allreduce", a, 0, 0, 1, 1, b)  # 1: no barrier at its end
+    c = R.memory.alloc_tensor(s, 0, R.shape([1024]), "float32")
+    cls.matmul(b, w1, c)                                   # a hazard: peers may still read `a`
+
+After an all-reduce without an exit barrier, peers may read its input until every rank has returned
+from the next collective in which all of them meet: an all-reduce or an all-gather of the same group
+or of all workers. Until then a rank must not write there, free the storage, or return. The check
+also looks whether a tensor is read after another one was written over it, and whether it lies in
+its storage, which a right plan of one rank takes for granted.
+
+It runs on any module in destination-passing form, after the memory plan; best before
+`VMShapeLower`, which hides symbolic shapes from it. It is independent of the passes that make the
+plans, and doubts what it cannot prove: calls that it does not know may write all they are given,
+and so may recursive ones. Values that a function of the module leaves to be read are followed into
+its callers; those of a function that others can call are a hazard when it returns.
+"""
+
+from __future__ import annotations
+
+import tvm
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.interpret import Checker
+
+__all__ = ["Hazard", "HazardKind", "VerifyCrossRankSafety", "verify_cross_rank_safety"]
+
+
+def verify_cross_rank_safety(
+    mod: tvm.IRModule, *, assume_no_exit_barrier: bool = False
+) -> list[Hazard]:
+    """Return every hazard of a module that memory was planned for.
+
+    Parameters
+    ----------
+    mod : in destination-passing form, as the memory plan or any later pass leaves it.
+    assume_no_exit_barrier : judge as if no custom all-reduce had an exit barrier, as is so with
+        upstream's kernels, but for those of strategy RING.
+    """
+    return Checker(mod, assume_no_exit_barrier).check()
+
+
+@tvm.transform.module_pass(opt_level=0, name="VerifyCrossRankSafety")
+class VerifyCrossRankSafety:
+    """Refuse a module in which `verify_cross_rank_safety` finds a hazard.
+
+    Raises
+    ------
+    TransformError
+        Its message lists all hazards.
+    """
+
+    def __init__(self, assume_no_exit_barrier: bool = False) -> None:
+        if not isinstance(assume_no_exit_barrier, bool):
+            raise TypeError(
+                f"assume_no_exit_barrier is {assume_no_exit_barrier!r}; it must be True or False"
+            )
+        self.assume_no_exit_barrier = assume_no_exit_barrier
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module as it is."""
+        hazards = verify_cross_rank_safety(mod, assume_no_exit_barrier=self.assume_no_exit_barrier)
+        if hazards:
+            lines = "\n".join(f"  {hazard}" for hazard in hazards)
+            raise TransformError(f"VerifyCrossRankSafety: {len(hazards)} hazards:\n{lines}")
+        return mod
