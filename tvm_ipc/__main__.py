@@ -20,10 +20,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command != "demo":
+    own_options = {"demo": _demo, "explain": _explain}
+    if rest and arguments.command not in own_options:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return _demo(rest) if arguments.command == "demo" else _doctor(arguments.json)
+        if arguments.command in own_options:
+            traceback = ["--traceback"] * hasattr(arguments, "traceback")
+            return own_options[arguments.command](rest, traceback)
+        return _doctor(arguments.json)
     except IPCError as error:
         if hasattr(arguments, "traceback"):
             raise
@@ -51,12 +55,18 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", parents=[common], help="what works on this machine, what does not, and why"
     )
     doctor.add_argument("--json", action="store_true", help="print the same facts as JSON")
-    # The demo reads its own options, so its --help is its own too.
+    # These read their own options, so their --help is their own too.
     commands.add_parser(
         "demo",
         parents=[common],
         add_help=False,
         help="run a tensor-parallel model on two workers and compare it with one",
+    )
+    commands.add_parser(
+        "explain",
+        parents=[common],
+        add_help=False,
+        help="show what the pipeline does to a module: its memory plan and its collectives",
     )
     return parser
 
@@ -69,10 +79,16 @@ def _doctor(as_json: bool) -> int:
     return 0 if facts["backends"]["shm"]["available"] else 1
 
 
-def _demo(arguments: list[str]) -> int:
+def _demo(arguments: list[str], _traceback: list[str]) -> int:
     from tvm_ipc.demo import main as run
 
     return run(arguments)
+
+
+def _explain(arguments: list[str], traceback: list[str]) -> int:
+    from tvm_ipc.explain import main as run
+
+    return run([*arguments, *traceback])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `tvm-ipc explain`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.errors import TransformError
+
+if TYPE_CHECKING:  # loads TVM, which `--help` need not wait for
+    import tvm
+
+_STRATEGIES: Final = [strategy.name.lower() for strategy in AllReduceStrategy]
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to explain, and where to write it."""
+
+    module: Path | None
+    name: str | None = None
+    output: Path | None = None  #: None: the terminal only
+    text: bool = False
+    target: str = "llvm"
+    world_size: int = 2
+    strategy: str = "auto"
+    barrier_budget: int | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    traceback: bool = False
+
+    @property
+    def to_stdout(self) -> bool:
+        """Whether the page goes to the standard output."""
+        return self.output == Path("-")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Explain a module and return the exit code."""
+    from tvm_ipc.explain.load import LoadError  # loads TVM
+
+    options = None
+    try:
+        options = parse(argv)
+        return _run(options)
+    except (UsageError, LoadError, TransformError) as error:
+        if options is not None and options.traceback:
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        print(f"tvm-ipc explain: {lines[0]}", *lines[1:], sep="\n", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. Python would complain again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line; `--help` prints and exits."""
+    given = _parser().parse_args(argv)
+    if given.demo == (given.module is not None):
+        raise UsageError("give one of a module's file and --demo (see tvm-ipc explain --help)")
+    if not 1 <= given.world_size <= MAX_WORKERS:
+        raise UsageError(f"--world-size is {given.world_size}; it must be 1 to {MAX_WORKERS}")
+    if given.barrier_budget is not None and given.barrier_budget < 0:
+        raise UsageError(f"--barrier-budget is {given.barrier_budget}; it is a number of bytes")
+    module = None if given.demo else Path(given.module)
+    output = Path(given.output) if given.output is not None else None
+    if output is None and not given.text:
+        output = Path(f"explain-{module.stem if module is not None else 'demo'}.html")
+    if given.text and output == Path("-"):
+        raise UsageError("--text and --output - would both write to the standard output")
+    return Options(
+        module=module,
+        name=given.module_name,
+        output=output,
+        text=given.text,
+        target=given.target,
+        world_size=given.world_size,
+        strategy=given.strategy,
+        barrier_budget=given.barrier_budget,
+        sizes=dict(_size(text) for text in given.size),
+        traceback=given.traceback,
+    )
+
+
+def _run(options: Options) -> int:
+    from tvm_ipc.explain import page, text
+    from tvm_ipc.explain.examine import Question, explain
+    from tvm_ipc.explain.load import last_line
+
+    source = options.module.name if options.module is not None else "the demo's decoder"
+    question = Question(source, options.target, options.world_size, options.strategy, options.sizes)
+    mod = _module(options)
+    try:
+        explanation = explain(mod, question, barrier_budget=options.barrier_budget)
+    except TransformError:
+        raise
+    except Exception as error:  # of many kinds: a wrong target, a module that TVM cannot lower
+        raise UsageError(f"{last_line(error)} (more with --traceback)") from error
+    if options.text:
+        print(text.render(explanation))
+    if options.to_stdout:
+        sys.stdout.write(page.render(explanation))
+    elif options.output is not None:
+        try:
+            options.output.write_text(page.render(explanation), "utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
+        print(f"written: {options.output}")
+    return 0
+
+
+def _module(options: Options) -> tvm.IRModule:
+    if options.module is not None:
+        from tvm_ipc.explain.load import load_module
+
+        return load_module(options.module, options.name)
+    from tvm_ipc.demo import model
+    from tvm_ipc.demo.config import Config
+
+    try:
+        return model.build(Config(), options.world_size)
+    except ValueError as error:
+        raise UsageError(f"--demo with --world-size {options.world_size}: {error}") from error
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not name.isidentifier() or not value.isdecimal():
+        raise UsageError(f"--size is {text!r}; it must be like n=64")
+    return name, int(value)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing all options and exiting."""
+        raise UsageError(f"{message} (see tvm-ipc explain --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = Options(module=None)
+    parser = _Parser(
+        "tvm-ipc explain",
+        description="Send a module through the pipeline, and show its memory plan over time, what "
+        "was decided about each collective and why, and what TVM's own plan would take. Nothing "
+        "of the module is run on workers.",
+        epilog="A .py file is run as a Python program: explain only what you trust. "
+        "Exit code: 0 done, 1 a failure, 2 wrong options, or a module that was refused.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "module",
+        nargs="?",
+        help="a file with what tvm.ir.save_json(mod) or, if it ends in .py, mod.script() returned",
+    )
+    parser.add_argument("--demo", action="store_true", help="explain the model of tvm-ipc demo")
+    parser.add_argument(
+        "--module",
+        dest="module_name",
+        metavar="NAME",
+        help="which module of a .py file that defines several",
+    )
+    parser.add_argument(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="the page to write, - for the standard output (default explain-MODULE.html)",
+    )
+    parser.add_argument(
+        "--text",
+        action="store_true",
+        help="show it in the terminal; a page is then written only with --output",
+    )
+    parser.add_argument(
+        "--target", default=default.target, help="llvm, c or cuda, with options (default llvm)"
+    )
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        default=default.world_size,
+        metavar="N",
+        help=f"how many workers will run the module, 1 to {MAX_WORKERS} (default 2)",
+    )
+    parser.add_argument(
+        "--strategy",
+        choices=_STRATEGIES,
+        default=default.strategy,
+        help="of the all-reduces (default auto)",
+    )
+    parser.add_argument(
+        "--barrier-budget",
+        type=int,
+        metavar="BYTES",
+        help="memory that leaving out exit barriers may cost (default as in the pipeline)",
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="what a symbolic size counts as; else its upper bound, or 128",
+    )
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    return parser

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A memory plan as SVG.
+
+Widths stretch with the page and heights do not, so text is HTML beside the drawing, and lines keep
+their width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Final
+
+from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.explain.layout import OWN, Band, Block, until
+from tvm_ipc.explain.words import bytes_text
+from tvm_ipc.transform.report import Event, FunctionPlan
+
+_WIDTH: Final = 1000
+_HEIGHT: Final = 320
+_LEAST_HEIGHT: Final = 72
+#: More collectives than this are drawn with thinner lines.
+_MANY: Final = 24
+
+
+def scope_class(scope: str) -> str:
+    """Return the name that the style sheet has for a memory scope."""
+    return {"global": "scope-global", IPC_MEMORY: "scope-ipc"}.get(scope, "scope-other")
+
+
+def figure(plan: FunctionPlan, bands: Sequence[Band], least: dict[str, int], name: str) -> str:
+    """Return one function's plan; `name` tells its patterns from those of others."""
+    largest = max(band.bytes for band in bands)
+    count = len(plan.events)
+    axis, inner = [], []
+    for index, band in enumerate(bands):
+        height = max(_LEAST_HEIGHT, round(_HEIGHT * band.bytes / largest))
+        kind = scope_class(band.scope)
+        axis.append(f'<div class="head"></div>{_marks(band, height)}')
+        inner.append(f'<div class="{kind}"><div class="head"><span>{_head(band)}</span></div>')
+        inner.append(_svg(plan, band, height, least.get(band.scope, 0), f"{name}-{index}"))
+        inner.append("</div>")
+    many = " many" if sum(e.collective is not None for e in plan.events) > _MANY else ""
+    return (
+        f'<figure class="plan{many}"><div class="grid"><div class="axis">{"".join(axis)}</div>'
+        f'<div class="scroll" tabindex="0" aria-label="memory plan of {escape(plan.function)}">'
+        f'<div class="inner">{"".join(inner)}{_events(count)}</div></div></div>'
+        f"<figcaption>{_legend(bands, plan)}</figcaption></figure>"
+    )
+
+
+def _svg(plan: FunctionPlan, band: Band, height: int, least: int, name: str) -> str:
+    count = max(1, len(plan.events))
+
+    def x(event: float) -> str:
+        return f"{event * _WIDTH / count:.2f}".rstrip("0").rstrip(".")
+
+    def y(bottom: int) -> str:
+        return f"{height - 1 - bottom * (height - 2) / band.bytes:.2f}"
+
+    def box(first: float, last: float, bottom: int, size: int, rest: str, inner: str = "") -> str:
+        top = float(y(bottom + size))
+        end = f">{inner}</rect>" if inner else "/>"
+        return (
+            f'<rect x="{x(first)}" y="{top:.2f}" width="{x(last - first)}" '
+            f'height="{max(float(y(bottom)) - top, 0.6):.2f}" {rest}{end}'
+        )
+
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {height}" height="{height}" preserveAspectRatio="none" '
+        f'role="img" aria-label="{escape(band.scope)}: {escape(bytes_text(band.bytes))}">',
+        f'<pattern id="{name}" class="hatch" width="7" height="7" patternUnits="userSpaceOnUse">'
+        '<path d="M-1 8 L8 -1 M-4.5 4.5 L4.5 -4.5 M2.5 11.5 L11.5 2.5"/></pattern>',
+    ]
+    for shelf in band.shelves:
+        if shelf.name != OWN:
+            parts.append(box(0, count, shelf.bottom, shelf.bytes, 'class="shelf"'))
+    for index, block in enumerate(band.blocks):
+        tensor = block.tensor
+        title = f"<title>{escape(describe(plan, block))}</title>"
+        kind = "own" if block.storage == OWN else f"t{index % 3}"
+        place = (tensor.first, tensor.last + 1, block.bottom, block.bytes)
+        parts.append(box(*place, f'class="t {kind}"', title))
+        if until(tensor) > tensor.last:
+            rest = (tensor.last + 1, until(tensor) + 1, block.bottom, block.bytes)
+            parts.append(box(*rest, f'class="peers" fill="url(#{name})"'))
+    for index, event in enumerate(plan.events):
+        if event.collective is not None:
+            where = x(index + 0.5)
+            parts.append(
+                f'<line class="meet {meeting_class(event)}" x1="{where}" x2="{where}" y1="0" '
+                f'y2="{height}"/>'
+            )
+    if least:
+        parts.append(f'<line class="least" x1="0" x2="{_WIDTH}" y1="{y(least)}" y2="{y(least)}"/>')
+    parts.append(f'<path class="live" d="{_steps(band, x, y)}"/></svg>')
+    return "".join(parts)
+
+
+def _steps(band: Band, x: Callable[[float], str], y: Callable[[int], str]) -> str:
+    """Return the outline of how much is live; events that change nothing add nothing."""
+    parts: list[str] = []
+    last = -1
+    for index, total in enumerate(band.live):
+        if total != last:
+            parts.append(f"{'H' if parts else 'M'}{x(index)}" + (" " if not parts else "V"))
+            parts[-1] += y(total)
+            last = total
+    return "".join(parts) + f"H{_WIDTH}"
+
+
+def describe(plan: FunctionPlan, block: Block) -> str:
+    """Return what the reader learns about a tensor."""
+    tensor = block.tensor
+    size = bytes_text(block.bytes)
+    if tensor.bytes is None:
+        size += f" ({tensor.size})"
+    place = block.storage if block.storage == OWN else f"{block.storage} at {tensor.offset}"
+    lines = [
+        f"{tensor.name}: {tensor.dtype}, {size} in {tensor.scope}, {place}",
+        f"made at event {tensor.first}{_text(plan, tensor.first)}",
+        f"used last at event {tensor.last}{_text(plan, tensor.last)}",
+    ]
+    if until(tensor) > tensor.last:
+        lines.append(f"peers may read it until event {until(tensor)}{_text(plan, until(tensor))}")
+    return "\n".join(lines)
+
+
+def meeting_class(event: Event) -> str:
+    """Return how the line of a collective looks."""
+    return {"kept": "kept", "left out": "left-out"}.get(event.barrier or "", "plain")
+
+
+def _text(plan: FunctionPlan, event: int) -> str:
+    return f": {plan.events[event].text}" if 0 <= event < len(plan.events) else ""
+
+
+def _head(band: Band) -> str:
+    count = sum(shelf.name != OWN for shelf in band.shelves)
+    text = f"<b>{escape(band.scope)}</b> "
+    if count:
+        text += f"{count} storage{'s' * (count > 1)}, {bytes_text(band.planned)}"
+    own = band.bytes - band.planned
+    if own:
+        text += f"{' and ' * bool(count)}{bytes_text(own)} outside of storages"
+    return text
+
+
+def _marks(band: Band, height: int) -> str:
+    marks = [
+        '<span class="zero" style="bottom:0">0</span>',
+        f'<span class="top" style="bottom:100%">{bytes_text(band.bytes)}</span>',
+    ]
+    if height > 2 * _LEAST_HEIGHT:
+        marks.append(f'<span style="bottom:50%">{bytes_text(band.bytes // 2)}</span>')
+    return f'<div class="marks" style="height:{height}px">{"".join(marks)}</div>'
+
+
+def _events(count: int) -> str:
+    step = next((s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if count / s <= 8), count // 6)
+    ticks = [index for index in range(0, count, step) if index + step / 2 <= count]
+    spans = [f'<span style="left:{100 * t / count:.2f}%">{t or "event 0"}</span>' for t in ticks]
+    return f'<div class="events">{"".join(spans)}<span style="left:100%">{count}</span></div>'
+
+
+def _legend(bands: Sequence[Band], plan: FunctionPlan) -> str:
+    kinds = {meeting_class(event) for event in plan.events if event.collective is not None}
+    first = scope_class(bands[0].scope)
+    peers = next((b for b in bands if any(until(k.tensor) > k.tensor.last for k in b.blocks)), None)
+    entries = [
+        (first, '<rect class="t" width="22" height="14"/>', "a tensor, while it is used"),
+    ]
+    if any(block.storage == OWN for band in bands for block in band.blocks):
+        entries.append(("", '<rect class="t own" width="22" height="14"/>', OWN))
+    if peers is not None:
+        hatch = (
+            '<pattern id="legend" class="hatch" width="7" height="7" '
+            'patternUnits="userSpaceOnUse"><path d="M-1 8 L8 -1 M-4.5 4.5 L4.5 -4.5"/></pattern>'
+            '<rect class="peers" width="22" height="14" fill="url(#legend)"/>'
+        )
+        entries.append((scope_class(peers.scope), hatch, "kept while peers may read it"))
+    for kind, text in (
+        ("kept", "all-reduce with an exit barrier"),
+        ("left-out", "all-reduce without one"),
+        ("plain", "another collective"),
+    ):
+        if kind in kinds:
+            line = f'<line class="meet {kind}" x1="11" x2="11" y1="0" y2="14"/>'
+            entries.append(("", line, text))
+    entries.append(("", '<path class="live" d="M0 11H8V4H22"/>', "bytes in use"))
+    entries.append(("", '<line class="least" x1="0" x2="22" y1="7" y2="7"/>', "the least possible"))
+    items = [
+        f'<li class="{kind}"><svg viewBox="0 0 22 14" aria-hidden="true">{shape}</svg>{text}</li>'
+        for kind, shape, text in entries
+    ]
+    return f'<ul class="legend">{"".join(items)}</ul>'

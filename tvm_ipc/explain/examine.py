@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends a module through the pipeline and gathers what it decided, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ipc.explain import live
+from tvm_ipc.pipeline import get_pipeline
+from tvm_ipc.transform.report import Report, collect_report
+
+_PLAN = "StaticPlanBlockMemory"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to compile, and how."""
+
+    source: str  #: what the reader knows the module by
+    target: str
+    world_size: int
+    strategy: str
+    sizes: Mapping[str, int]  #: of symbolic variables
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one function by memory scope."""
+
+    ours: dict[str, int]
+    upstream: dict[str, int]  #: as TVM's passes plan it, and its runtime would allocate it
+    least: dict[str, int]  #: what is live at once: no plan can take less
+
+    @property
+    def scopes(self) -> list[str]:
+        """Return every scope, the largest first."""
+        names = {*self.ours, *self.upstream, *self.least}
+        return sorted(names, key=lambda s: (-self.upstream.get(s, 0), s))
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the pipeline did to a module."""
+
+    question: Question
+    sizes: dict[str, int]
+    report: Report
+    memory: dict[str, Memory]  #: by function
+
+    def total(self) -> Memory:
+        """Return the sums over all functions."""
+        return Memory(
+            *(
+                _sum(getattr(m, kind) for m in self.memory.values())
+                for kind in ("ours", "upstream", "least")
+            )
+        )
+
+
+def explain(mod: tvm.IRModule, question: Question, **options: Any) -> Explanation:
+    """Run the pipeline; further options are those of `get_pipeline`."""
+    watch = _Watch()
+    with collect_report() as report, tvm.transform.PassContext(instruments=[watch]):
+        pipeline = get_pipeline(question.target, question.world_size, question.strategy, **options)
+        pipeline(mod)
+    memory: dict[str, Memory] = {}
+    sizes = dict(question.sizes)
+    if watch.before is not None and watch.after is not None:
+        sizes = live.sizes_of(watch.before, question.sizes)
+        memory = compare(watch.before, watch.after, sizes)
+    return Explanation(question, sizes, report, memory)
+
+
+def compare(
+    before: tvm.IRModule, after: tvm.IRModule, sizes: Mapping[str, int]
+) -> dict[str, Memory]:
+    """Compare a plan with TVM's for the same module, and with what no plan can do without."""
+    theirs = relax.transform.StaticPlanBlockMemory()(before)
+    least = live.allocations(before, sizes)
+    ours = live.allocations(after, sizes)
+    upstream = live.allocations(theirs, sizes, typed_ipc=True)
+    return {
+        name: Memory(ours[name].total(), upstream[name].total(), least[name].total())
+        for name in least
+        if name in ours and least[name].total()
+    }
+
+
+def _sum(parts: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for scope, count in part.items():
+            total[scope] = total.get(scope, 0) + count
+    return total
+
+
+@tvm.ir.instrument.pass_instrument
+class _Watch:
+    """Keeps the module as it is before the memory plan, and after."""
+
+    def __init__(self) -> None:
+        self.before: tvm.IRModule | None = None
+        self.after: tvm.IRModule | None = None
+
+    def run_before_pass(self, mod: tvm.IRModule, info: Any) -> None:
+        if str(info.name) == _PLAN and self.before is None:
+            self.before = mod
+
+    def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
+        if str(info.name) == _PLAN and self.after is None:
+            self.after = mod

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of `tvm-ipc explain`: one HTML file that needs nothing else.
+
+Every text that comes from the module is escaped; the page's script only moves text that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Final
+
+from tvm_ipc.explain.drawing import figure, scope_class
+from tvm_ipc.explain.examine import Explanation, Memory
+from tvm_ipc.explain.layout import Band, bands, until
+from tvm_ipc.explain.words import (
+    against,
+    assumptions,
+    barriers,
+    bytes_text,
+    findings,
+    headline,
+    setting,
+)
+from tvm_ipc.transform.report import FunctionPlan
+
+#: Tables of more rows than this are folded.
+_FOLD: Final = 40
+
+
+def render(explanation: Explanation) -> str:
+    """Return the page."""
+    question, plans = explanation.question, explanation.report.plans
+    sections = [_function(explanation, plan, index) for index, plan in enumerate(plans)]
+    title = f"Memory and collectives of {question.source}"
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{_asset('page.css')}</style></head><body>",
+            f"<header><h1>{escape(title)}</h1>{_facts(explanation)}</header><main>",
+            f"<p>{escape(headline(explanation))}</p>",
+            _totals(explanation.total()),
+            _contents(plans),
+            _decisions(explanation),
+            *sections,
+            f"</main><script>{_asset('page.js')}</script></body></html>",
+            "",
+        ]
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("tvm_ipc.explain") / name).read_text("utf-8")
+
+
+def _facts(explanation: Explanation) -> str:
+    facts = [*setting(explanation), *assumptions(explanation)]
+    return f'<ul class="facts">{"".join(f"<li>{escape(f)}</li>" for f in facts)}</ul>'
+
+
+def _totals(memory: Memory) -> str:
+    if not memory.scopes:
+        return ""
+    largest = max(
+        *(count for one in (memory.ours, memory.upstream, memory.least) for count in one.values()),
+        1,
+    )
+    parts = []
+    for scope in memory.scopes:
+        ours = memory.ours.get(scope, 0)
+        rows = [
+            ("this plan", ours, "", ""),
+            ("TVM's plan", memory.upstream.get(scope, 0), "faint", ours),
+            ("the least", memory.least.get(scope, 0), "hollow", ours),
+        ]
+        bars = "".join(
+            f'<div class="bar"><span>{name}</span><span class="track"><span class="fill {look}" '
+            f'style="width:{60 * count / largest:.2f}%"></span><span>{bytes_text(count)}'
+            f"{_share(ours, count) if other != '' else ''}</span></span></div>"
+            for name, count, look, other in rows
+        )
+        parts.append(
+            f'<section class="{scope_class(scope)}"><h3>{escape(scope)}</h3>{bars}</section>'
+        )
+    return (
+        f'<div class="totals">{"".join(parts)}</div><p class="muted">TVM\'s plan of the same '
+        "module counts as its runtime allocates it. The least is what is live at once in the "
+        "worst moment: no plan can take less.</p>"
+    )
+
+
+def _share(ours: int, other: int) -> str:
+    text = against(ours, other)
+    return f' <span class="muted">this plan: {text}</span>' if text else ""
+
+
+def _contents(plans: Sequence[FunctionPlan]) -> str:
+    if len(plans) < 2:
+        return ""
+    links = "".join(
+        f'<a href="#function-{i}">{escape(plan.function)}</a>' for i, plan in enumerate(plans)
+    )
+    return f"<nav>{links}</nav>"
+
+
+def _function(explanation: Explanation, plan: FunctionPlan, index: int) -> str:
+    placed = bands(plan, explanation.sizes)
+    memory = explanation.memory.get(plan.function)
+    head = f'<h2 id="function-{index}">Function <code>{escape(plan.function)}</code></h2>'
+    if not placed:
+        return f"<section>{head}<p>It allocates no tensors.</p></section>"
+    least = memory.least if memory is not None else plan.lower_bound
+    return (
+        f"<section>{head}<p>{escape(barriers(plan))}</p>"
+        f"{figure(plan, placed, least, f'hatch-{index}')}"
+        f"{_tensors(placed)}{_events(plan)}</section>"
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, stack: bool = False) -> str:
+    """Return a table of cells that are HTML; heads that end in `#` are those of numbers."""
+    number = [head.endswith("#") for head in heads]
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        classes = ['class="n"' if n else 'class="break"' for n in number]
+        parts = zip(cells, classes, strict=True)
+        return f"<tr>{''.join(f'<{tag} {kind}>{cell}</{tag}>' for cell, kind in parts)}</tr>"
+
+    return (
+        f'<div class="wide"><table{" class=stack" if stack else ""}><thead>'
+        f"{row([head.rstrip('#') for head in heads], 'th')}</thead>"
+        f"<tbody>{''.join(row(cells, 'td') for cells in rows)}</tbody></table></div>"
+    )
+
+
+def _fold(title: str, table: str, rows: int) -> str:
+    opened = " open" if rows <= _FOLD else ""
+    return f"<details{opened}><summary>{escape(title)}</summary>{table}</details>"
+
+
+def _decisions(explanation: Explanation) -> str:
+    found = findings(explanation.report.decisions)
+    if not found:
+        return "<h2>Decisions</h2><p>There was nothing to decide.</p>"
+    rows = []
+    for one in found:
+        about = escape(one.about)
+        if len(one.subjects) > 2:
+            every = "<br>".join(escape(subject) for subject in one.subjects)
+            about = f"<details><summary>{about}</summary>{every}</details>"
+        rows.append(
+            [
+                f"<code>{escape(one.function)}</code>",
+                about,
+                escape(one.verdict),
+                escape(one.reason),
+                f'<span class="muted">{escape(one.pass_name)}</span>',
+            ]
+        )
+    heads = ["function", "what", "decision", "reason", "pass"]
+    return f"<h2>Decisions</h2>{_table(heads, rows, stack=True)}"
+
+
+def _tensors(placed: Sequence[Band]) -> str:
+    rows = []
+    for band in placed:
+        for block in band.blocks:
+            tensor = block.tensor
+            size = bytes_text(block.bytes)
+            if tensor.bytes is None:
+                size += f'<br><span class="muted">{escape(tensor.size)}</span>'
+            peers = str(until(tensor)) if until(tensor) > tensor.last else ""
+            cells = [tensor.name, tensor.dtype, tensor.scope, block.storage]
+            rows.append(
+                [
+                    *(escape(cell) for cell in cells),
+                    size,
+                    escape(tensor.offset) if tensor.storage >= 0 else "",
+                    str(tensor.first),
+                    str(tensor.last),
+                    peers,
+                ]
+            )
+    heads = ["tensor", "type", "scope", "storage", "size#", "offset#", "from#", "to#", "peers to#"]
+    return _fold(f"{len(rows)} tensors", _table(heads, rows), len(rows))
+
+
+def _events(plan: FunctionPlan) -> str:
+    rows = []
+    for index, event in enumerate(plan.events):
+        extra = escape(event.collective or "")
+        if event.barrier is not None:
+            extra += f", exit barrier {escape(event.barrier)}"
+        rows.append([str(index), f"<code>{escape(event.text)}</code>", extra])
+    table = _table(["event#", "binding", "collective"], rows)
+    return _fold(f"{len(rows)} events", table, len(rows))

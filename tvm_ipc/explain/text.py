@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tvm-ipc explain --text` prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from tvm_ipc.explain.examine import Explanation, Memory
+from tvm_ipc.explain.layout import OWN, Band, bands, until
+from tvm_ipc.explain.words import (
+    against,
+    assumptions,
+    barriers,
+    bytes_text,
+    findings,
+    headline,
+    setting,
+)
+from tvm_ipc.transform.report import FunctionPlan
+
+_WIDTH: Final = 72
+_ROWS: Final = 12
+#: Neighbours in the plan are told apart by these.
+_SHADES: Final = "█▓▒"
+_PEERS: Final = "/"
+
+
+def render(explanation: Explanation) -> str:
+    """Return everything but single tensors and events."""
+    parts = [
+        f"Memory and collectives of {explanation.question.source}",
+        "  ".join([*setting(explanation), *assumptions(explanation)]),
+        "",
+        headline(explanation),
+        "",
+        _totals(explanation.total()),
+        "",
+        _decisions(explanation),
+    ]
+    for plan in explanation.report.plans:
+        parts += ["", f"Function {plan.function}: {barriers(plan)}"]
+        parts += [_picture(plan, band) for band in bands(plan, explanation.sizes)]
+    return "\n".join(part.rstrip() for part in "\n".join(parts).splitlines())
+
+
+def _totals(memory: Memory) -> str:
+    rows = [["scope", "this plan", "TVM's plan", "", "the least", ""]]
+    for scope in memory.scopes:
+        ours, theirs, least = (
+            kind.get(scope, 0) for kind in (memory.ours, memory.upstream, memory.least)
+        )
+        row = [scope, bytes_text(ours), bytes_text(theirs), against(ours, theirs)]
+        rows.append([*row, bytes_text(least), against(ours, least)])
+    return _table(rows)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if not i else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _decisions(explanation: Explanation) -> str:
+    lines = ["Decisions"]
+    for one in findings(explanation.report.decisions):
+        head = f"{one.function}: {one.about}: {one.verdict}"
+        lines.append(textwrap.fill(head, 96, initial_indent="  ", subsequent_indent="    "))
+        reason = f"{one.reason} ({one.pass_name})"
+        lines.append(textwrap.fill(reason, 96, initial_indent="      ", subsequent_indent="      "))
+    return "\n".join(lines) if len(lines) > 1 else "There was nothing to decide."
+
+
+def _picture(plan: FunctionPlan, band: Band) -> str:
+    """Return the plan as characters: time to the right, bytes upwards."""
+    count = max(1, len(plan.events))
+    columns = min(_WIDTH, count * max(1, _WIDTH // count))
+    cells = [[" "] * columns for _ in range(_ROWS)]
+
+    def fill(first: int, last: int, bottom: int, size: int, shade: str) -> None:
+        left = first * columns // count
+        right = max(left + 1, -(-(last + 1) * columns // count))
+        low = bottom * _ROWS // band.bytes
+        high = max(low + 1, -(-(bottom + size) * _ROWS // band.bytes))
+        for row in range(low, min(high, _ROWS)):
+            cells[row][left:right] = shade * (min(right, columns) - left)
+
+    for index, block in enumerate(band.blocks):
+        tensor = block.tensor
+        if until(tensor) > tensor.last:
+            fill(tensor.last + 1, until(tensor), block.bottom, block.bytes, _PEERS)
+        shade = "░" if block.storage == OWN else _SHADES[index % len(_SHADES)]
+        fill(tensor.first, tensor.last, block.bottom, block.bytes, shade)
+    marks = [" "] * columns
+    for index, event in enumerate(plan.events):
+        if event.collective is not None:
+            place = min(columns - 1, (2 * index + 1) * columns // (2 * count))
+            marks[place] = {"kept": "B", "left out": "|"}.get(event.barrier or "", ":")
+    label = f"{band.scope}, {bytes_text(band.bytes)}"
+    lines = [f"  {label}", *(f"  {''.join(row)}".rstrip() for row in reversed(cells))]
+    if plan is not None and any(mark != " " for mark in marks):
+        lines.append(f"  {''.join(marks)}")
+        lines.append(f"  {_key(marks, cells)}")
+    return "\n".join(lines)
+
+
+def _key(marks: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    words = {
+        "|": "| all-reduce without an exit barrier",
+        "B": "B all-reduce with one",
+        ":": ": other collective",
+    }
+    parts = [text for mark, text in words.items() if mark in marks]
+    if any(_PEERS in row for row in cells):
+        parts.append(f"{_PEERS} kept while peers may read it")
+    return "   ".join(parts)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page and the terminal say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tvm_ipc.explain.examine import Explanation
+from tvm_ipc.transform.report import Decision, FunctionPlan
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            value = count / size
+            digits = 0 if value == int(value) or value >= 100 else 1 if value >= 10 else 2
+            return f"{value:.{digits}f} {unit}"
+    return f"{count} B"
+
+
+def against(ours: int, theirs: int) -> str:
+    """Return how much less one plan takes than another."""
+    if not theirs:
+        return "" if not ours else "more"
+    if ours == theirs:
+        return "the same"
+    share = 100 * ours / theirs
+    return f"{share:.0f}%" if share < 99.5 or share > 100.5 else f"{share:.2f}%"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Decisions of one pass in one function that differ in their subject only."""
+
+    pass_name: str
+    function: str
+    verdict: str
+    reason: str
+    subjects: tuple[str, ...]
+
+    @property
+    def about(self) -> str:
+        """Return the subjects in a few words."""
+        if len(self.subjects) <= 2:
+            return ", ".join(self.subjects)
+        return f"{self.subjects[0]} and {len(self.subjects) - 1} more"
+
+
+def findings(decisions: Iterable[Decision]) -> list[Finding]:
+    """Join what was decided for the same reason, in the order of the first of each."""
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for d in decisions:
+        groups.setdefault((d.pass_name, d.function, d.verdict, d.reason), []).append(d.subject)
+    return [Finding(*key, tuple(subjects)) for key, subjects in groups.items()]
+
+
+def setting(explanation: Explanation) -> list[str]:
+    """Return what the module was compiled for."""
+    question = explanation.question
+    workers = f"{question.world_size} worker{'s' * (question.world_size != 1)}"
+    return [f"target {question.target}", workers, f"strategy {question.strategy}"]
+
+
+def assumptions(explanation: Explanation) -> list[str]:
+    """Return what symbolic sizes count as."""
+    return [f"{name} = {value}" for name, value in sorted(explanation.sizes.items())]
+
+
+def headline(explanation: Explanation) -> str:
+    """Return the result in a sentence or two."""
+    memory = explanation.total()
+    ours, theirs, least = (
+        sum(kind.values()) for kind in (memory.ours, memory.upstream, memory.least)
+    )
+    if not ours:
+        return "The module allocates no tensors that a plan could place."
+    return (
+        f"The plan takes {bytes_text(ours)}; TVM's takes {bytes_text(theirs)}; "
+        f"{bytes_text(least)} are live at once, and no plan can take less."
+    )
+
+
+def barriers(plan: FunctionPlan) -> str:
+    """Return what became of a function's collectives."""
+    kinds = [event.barrier for event in plan.events if event.collective is not None]
+    if not kinds:
+        return f"{len(plan.events)} events, no collectives."
+    reduces = [kind for kind in kinds if kind is not None]
+    text = f"{len(plan.events)} events, {len(kinds)} collective{'s' * (len(kinds) > 1)}"
+    if reduces:
+        text += (
+            f"; of {len(reduces)} all-reduce{'s' * (len(reduces) > 1)} in memory that peers map, "
+            f"{reduces.count('left out')} without an exit barrier"
+        )
+    return text + "."
