@@ -18,8 +18,9 @@ ALLOWED = {
     "errors": (),
     "comm": ("contract", "errors"),
     "transform": ("contract", "errors", "comm"),
-    "pipeline": ("contract", "errors", "comm", "transform"),
-    "runtime": ("contract", "errors"),
+    "blas": ("errors",),
+    "pipeline": ("contract", "errors", "comm", "transform", "blas"),
+    "runtime": ("contract", "errors", "blas"),
 }
 
 

@@ -8,6 +8,7 @@ compares the table with what the library registers. This module imports nothing 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
@@ -47,6 +48,26 @@ class AllReduceFlag(IntFlag):
     #: The input is not written again before this rank's next collective over the same ranks, so
     #: the collective may leave out the barrier that protects it from slower peers.
     NO_EXIT_BARRIER = 1
+
+
+class Epilogue(IntEnum):
+    """What may follow a matrix product. ADD and MULTIPLY take an operand that broadcasts."""
+
+    ADD = 1
+    MULTIPLY = 2
+    RELU = 3
+    GELU = 4
+    GELU_TANH = 5
+    SILU = 6
+
+
+#: The most steps of an epilogue.
+MAX_STEPS: Final = 8
+
+
+def pack_digits(digits: Iterable[int]) -> int:
+    """Put a list of small numbers into one, a hexadecimal digit each, the first one lowest."""
+    return sum(digit << (4 * place) for place, digit in enumerate(digits))
 
 
 class Function(NamedTuple):
@@ -148,6 +169,16 @@ OWN_FUNCTIONS: Final = (
         "(source: Tensor, target: Tensor)",
         "copy between memory scopes and devices; equal types and sizes",
     ),
+    Function(
+        "tvm_ipc.blas.matmul",
+        "(a_axes: int, b_axes: int, steps: int, a: Tensor, b: Tensor, *operands: Tensor, "
+        "out: Tensor)",
+        "product of a and b, their axes permuted first, and an epilogue; pack_digits of axes and "
+        "of Epilogue, 0 for none",
+    ),
+    Function("tvm_ipc.blas.info", "() -> str", "JSON: the BLAS, which is loaded for it"),
+    Function("tvm_ipc.blas.use_kernels", "(name: str)", "for tests: kernels beside the BLAS"),
+    Function("tvm_ipc.blas.find", "() -> str", "path of the BLAS; registered from Python"),
     Function("tvm_ipc.arena_stats", "() -> str", "JSON: this worker's arena, in bytes"),
     Function("tvm_ipc.arena_offset", "(tensor: Tensor) -> int", "place in the arena, -1 outside"),
     Function("tvm_ipc.native_info", "() -> str", "JSON: what the native library found here"),

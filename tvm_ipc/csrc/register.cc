@@ -13,6 +13,7 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
+#include "blas.h"
 #include "collectives.h"
 #include "hub.h"
 #include "session.h"
@@ -29,6 +30,16 @@ using OptionalTensor = ffi::Optional<ffi::Tensor>;
 /*! \brief The function, with the core's errors as TVM's. */
 template <auto function>
 struct Throwing;
+template <void (*function)(ffi::PackedArgs, ffi::Any*)>
+struct Throwing<function> {
+  static void Call(ffi::PackedArgs args, ffi::Any* result) {
+    try {
+      function(args, result);
+    } catch (const Error& error) {
+      throw ffi::Error(error.kind(), error.what(), "");
+    }
+  }
+};
 template <typename Result, typename... Args, Result (*function)(Args...)>
 struct Throwing<function> {
   static Result Call(Args... args) {
@@ -212,6 +223,9 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.allreduce", Throwing<AllReduceWithAll>::Call)
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
       .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)
+      .def_packed("tvm_ipc.blas.matmul", Throwing<BlasMatmul>::Call)
+      .def("tvm_ipc.blas.info", Throwing<BlasInfo>::Call)
+      .def("tvm_ipc.blas.use_kernels", Throwing<UseBlasKernels>::Call)
       .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
       .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)

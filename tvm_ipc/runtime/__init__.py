@@ -12,7 +12,7 @@ def ready() -> None:
 
     Disco is mended first: a native library that cannot be loaded leaves the mended Disco behind.
     """
-    from tvm_ipc.runtime import library, repair
+    from tvm_ipc.runtime import blas, library, repair  # noqa: F401
 
     repair.repair()
     library.load()

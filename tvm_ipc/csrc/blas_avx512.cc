@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file blas_avx512.cc
+ * \brief The kernels beside a BLAS for AVX-512 F, BW, VL and DQ; compiled with these enabled.
+ *        Empty elsewhere.
+ */
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tvm_ipc {
+namespace {
+
+// The masked forms with full masks: g++ 12 warns of undefined lanes in its own plain ones.
+struct Isa {
+  static constexpr size_t kBytes = 64;
+  static constexpr int64_t kLanes = 16;
+  static constexpr __mmask16 kAll = 0xffff;
+  typedef uint32_t U32 __attribute__((vector_size(64)));
+
+  static inline __m256i Load(const char* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static inline void Store(char* p, __m256i v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+  }
+  static inline __m512 WidenHalf(const char* p) { return _mm512_maskz_cvtph_ps(kAll, Load(p)); }
+  static inline void NarrowHalf(char* p, __m512 v) {
+    Store(p, _mm512_maskz_cvtps_ph(kAll, v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static inline __m512 WidenBrain(const char* p) {
+    return (__m512)((U32)_mm512_maskz_cvtepu16_epi32(kAll, Load(p)) << 16);
+  }
+  static inline void NarrowBrain(char* p, U32 words) {
+    Store(p, _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words));
+  }
+  static inline float Sum(__m512 v) {
+    typedef float F32 __attribute__((vector_size(64)));
+    F32 all = (F32)v;
+    __m256 half =
+        _mm256_add_ps((__m256)__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
+                      (__m256)__builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15));
+    __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+  }
+};
+
+}  // namespace
+}  // namespace tvm_ipc
+
+#include "blas_impl.h"
+
+namespace tvm_ipc {
+constexpr BlasKernels kAvx512Blas = MakeBlasKernels("avx512");
+}  // namespace tvm_ipc
+#endif  // __x86_64__
