@@ -8,9 +8,12 @@ does not depend on what is registered, or which devices there are, where they ru
 import tvm_ffi
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
 from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
+from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report
+from tvm_ipc.transform.scopes import ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
 from tvm_ipc.transform.verify_cross_rank_safety import (
     Hazard,
@@ -20,13 +23,18 @@ from tvm_ipc.transform.verify_cross_rank_safety import (
 
 __all__ = [
     "Hazard",
+    "IPCAllReduceRewrite",
     "LowerGPUIPCAllocStorage",
     "LowerPackedAllocTensor",
+    "PlanMemoryScopes",
     "Report",
+    "ScopeRegistry",
     "StaticPlanBlockMemory",
     "VerifyCrossRankSafety",
     "collect_report",
+    "demand_scope",
     "plan_memory",
+    "register_scope",
     "verify_cross_rank_safety",
 ]
 

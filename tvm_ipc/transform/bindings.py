@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrites what variables are bound to, and leaves everything else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+from tvm.relax.expr import _update_type
+
+#: Given a binding and whether it is in a dataflow block, a new value for it, or None.
+Change = Callable[[relax.Binding, bool], "relax.Expr | None"]
+
+
+def map_values(function: relax.Function, change: Change) -> relax.Function:
+    """Return a function in which bindings have new values; itself if none has.
+
+    Branches and local functions are visited too. A new value is taken as it is.
+    """
+    body = _sequence(function.body, change)
+    if body is None:
+        return function
+    return relax.Function(
+        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+    )
+
+
+def _sequence(sequence: relax.Expr, change: Change) -> relax.SeqExpr | None:
+    """Return what a sequence becomes, or None if it stays."""
+    if not isinstance(sequence, relax.SeqExpr):
+        return None
+    blocks, changed = [], False
+    for block in sequence.blocks:
+        dataflow = isinstance(block, relax.DataflowBlock)
+        bindings, new = list(block.bindings), False
+        for index, binding in enumerate(bindings):
+            value = _value(binding, change, dataflow)
+            if value is not None:
+                new = True
+                if isinstance(binding, relax.MatchCast):
+                    bindings[index] = relax.MatchCast(binding.var, value, binding.ty, binding.span)
+                else:
+                    bindings[index] = relax.VarBinding(binding.var, value, binding.span)
+        blocks.append(type(block)(bindings, block.span) if new else block)
+        changed |= new
+    if not changed:
+        return None
+    result = relax.SeqExpr(blocks, sequence.body, sequence.span)
+    _update_type(result, sequence.ty)
+    return result
+
+
+def _value(binding: relax.Binding, change: Change, dataflow: bool) -> relax.Expr | None:
+    value = binding.value
+    if isinstance(value, relax.If):
+        true = _sequence(value.true_branch, change)
+        false = _sequence(value.false_branch, change)
+        if true is None and false is None:
+            return None
+        result = relax.If(
+            value.cond, true or value.true_branch, false or value.false_branch, value.span
+        )
+        _update_type(result, value.ty)
+        return result
+    if isinstance(value, relax.Function):
+        function = map_values(value, change)
+        return None if function.same_as(value) else function
+    return change(binding, dataflow)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrites all-reduces to those that read their inputs where they lie, in memory that peers map.
+
+Before:
+    x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
+    cls.f(p, x)
+    R.call_packed("runtime.disco.allreduce", x, R.shape([0]), False, y)
+
+After:
+    x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
+    cls.f(p, x)
+    R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
+
+Sums over all workers of a session without groups take upstream's form. Other reductions, and those
+of sessions with groups, become "tvm_ipc.allreduce", which carries the reduction and the group.
+Inputs are put where they must be by `PlanMemoryScopes`, which is part of this pass: the tensor is
+allocated there, or copied if it is a parameter, say. The runtime never writes an input, so one that
+is needed later is safe.
+
+Runs after `CallTIRRewrite` and before `StaticPlanBlockMemory`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ipc.contract import AllReduceFlag, AllReduceStrategy, ReduceKind
+from tvm_ipc.transform.bindings import map_values
+from tvm_ipc.transform.collectives import (
+    CUSTOM_ALLREDUCE,
+    DISCO_ALLREDUCE,
+    OWN_ALLREDUCE,
+    match_collective,
+)
+from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
+from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.transform.scopes.demands import ScopeRegistry
+
+_NAME = "IPCAllReduceRewrite"
+
+_TYPES = {
+    *("float16", "bfloat16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    "bool",
+}
+
+
+@tvm.transform.module_pass(opt_level=0, name=_NAME)
+class IPCAllReduceRewrite:
+    """Rewrite all-reduces to read their inputs where they lie, in memory that peers map.
+
+    Parameters
+    ----------
+    allreduce_strategy : an `AllReduceStrategy`: 0 ring, 1 one-shot, 2 two-shot, 3 by size.
+    num_groups : the number of groups of the session that will run the program.
+    registry : demands for scopes; the default one if None.
+    """
+
+    def __init__(
+        self,
+        allreduce_strategy: int,
+        *,
+        num_groups: int = 1,
+        registry: ScopeRegistry | None = None,
+    ) -> None:
+        if isinstance(allreduce_strategy, bool) or allreduce_strategy not in list(
+            AllReduceStrategy
+        ):
+            names = ", ".join(f"{s.value} ({s.name.lower()})" for s in AllReduceStrategy)
+            raise ValueError(f"allreduce_strategy is one of {names}, not {allreduce_strategy!r}")
+        if not isinstance(num_groups, int) or isinstance(num_groups, bool) or num_groups < 1:
+            raise ValueError(f"num_groups is a number of groups, 1 or more, not {num_groups!r}")
+        self.allreduce_strategy = AllReduceStrategy(allreduce_strategy)
+        self.num_groups = num_groups
+        self.registry = registry
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the rewritten module."""
+        result, decisions = mod, []
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                rewrite = _Rewrite(str(global_var.name_hint), self)
+                new = map_values(function, rewrite.change)
+                decisions += rewrite.decisions
+                if not new.same_as(function):
+                    result = mod.clone() if result is mod else result
+                    result.update_func(global_var, new)
+        result = plan_memory_scopes(result, self.registry)
+        for decision in decisions:
+            note(decision)
+        return result
+
+
+class _Rewrite:
+    """Decides about the all-reduces of one function."""
+
+    def __init__(self, function: str, options: IPCAllReduceRewrite) -> None:
+        self.function = function
+        self.options = options
+        self.decisions: list[Decision] = []
+
+    def change(self, binding: relax.Binding, dataflow: bool) -> relax.Expr | None:
+        """Return what an all-reduce becomes, or None for what stays as it is."""
+        call = binding.value
+        if not isinstance(call, relax.Call):
+            return None
+        if isinstance(call.op, tvm.ir.Op):
+            name = str(call.op.name)
+            if name == "relax.ccl.allreduce":
+                self.leave("allreduce", "it is not lowered yet; run LegalizeOps before")
+            elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE:
+                self.leave("allreduce", "its output is not allocated; run CallTIRRewrite before")
+            return None
+        if _symbol(call.op) != DISCO_ALLREDUCE:
+            return None
+        collective = match_collective(call)
+        if collective is None or collective.allreduce is None:
+            self.leave("allreduce", f"its arguments are not those of an all-reduce: {call}")
+            return None
+        reason = _obstacle(collective.send, collective.recv)
+        if reason:
+            self.leave(str(collective), reason)
+            return None
+        in_group = collective.in_group and self.options.num_groups > 1
+        kind = collective.allreduce.kind
+        strategy = relax.prim_value(int(self.options.allreduce_strategy))
+        if kind == ReduceKind.SUM and self.options.num_groups == 1:
+            name, args = CUSTOM_ALLREDUCE, [collective.send, strategy, collective.recv]
+            reason = "a sum over all workers"
+        else:
+            numbers = [relax.prim_value(int(kind)), relax.prim_value(int(in_group))]
+            flags = relax.prim_value(int(AllReduceFlag.NONE))
+            name = OWN_ALLREDUCE
+            args = [collective.send, *numbers, strategy, flags, collective.recv]
+            over = "the workers of each group" if in_group else "all workers"
+            reason = f"{kind.name.lower()} over {over}"
+        self.note(str(collective), "rewritten", f"{reason}: {name}")
+        return relax.Call(
+            relax.ExternFunc(name), args, call.attrs, list(call.ty_args), call.span, ret_ty=call.ty
+        )
+
+    def leave(self, subject: str, reason: str) -> None:
+        self.note(subject, "left alone", reason)
+
+    def note(self, subject: str, verdict: str, reason: str) -> None:
+        self.decisions.append(Decision(_NAME, self.function, subject, verdict, reason))
+
+
+def _obstacle(send: relax.Expr, recv: relax.Expr) -> str:
+    """Return why an all-reduce of a tensor stays with the ordinary function, or nothing."""
+    for what, tensor in (("input", send), ("output", recv)):
+        ty = tensor.ty
+        if not isinstance(ty, relax.TensorType) or ty.dtype is None or int(ty.ndim) < 0:
+            return f"the type of its {what} says not enough of it to allocate a copy: {ty}"
+        if str(ty.dtype.dtype) not in _TYPES:
+            return f"the runtime does not reduce {ty.dtype.dtype}"
+    return ""
+
+
+def _symbol(expr: Any) -> str:
+    return str(expr.global_symbol) if isinstance(expr, relax.ExternFunc) else ""

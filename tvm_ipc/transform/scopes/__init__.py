@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory scopes as constraints: demands, facts of a module, a solver, and what applies it."""
+
+from tvm_ipc.transform.scopes.demands import (
+    DEFAULT_REGISTRY,
+    RESULT,
+    ScopeRegistry,
+    demand_scope,
+    register_scope,
+)
+
+__all__ = ["DEFAULT_REGISTRY", "RESULT", "ScopeRegistry", "demand_scope", "register_scope"]

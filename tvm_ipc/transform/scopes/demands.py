@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which memory scopes there are, and which operators demand one of an operand or result.
+
+    demand_scope("mylib.peer_read", "ipc_memory", operand=1, writes=(2,))
+    demand_scope("mylib.receive", "ipc_memory", operand=RESULT)
+
+A name is that of a packed function or of a Relax operator ("relax.nn.conv2d"). What is said here
+is about programs; it is the same whether or not the function exists on the machine that compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tvm_ipc.contract import IPC_MEMORY
+
+GLOBAL: Final = "global"
+
+#: Stands for the result in the place of an operand's index.
+RESULT: Final = -1
+
+_OPAQUE: Final = (
+    "global.texture",
+    "global.texture-nhwc",
+    "global.texture-weight",
+    "global.vtcm",
+)
+
+#: Operands that packed functions of Disco and of ours write. Others may write all they are given.
+_WRITES: Final[Mapping[str, tuple[int, ...]]] = {
+    "runtime.disco.allreduce": (3,),
+    "runtime.disco.cuda_ipc.custom_allreduce": (2,),
+    "tvm_ipc.allreduce": (5,),
+    "runtime.disco.allgather": (2,),
+    "runtime.disco.broadcast_from_worker0": (2,),
+    "runtime.disco.scatter_from_worker0": (2,),
+    "runtime.disco.gather_to_worker0": (2,),
+    "runtime.disco.recv_from_worker0": (0,),
+    "runtime.disco.send_to_next_group": (),
+    "runtime.disco.recv_from_prev_group": (0,),
+    "runtime.disco.send_to_worker": (),
+    "runtime.disco.recv_from_worker": (0,),
+    "tvm_ipc.copy": (1,),
+}
+
+
+@dataclass
+class ScopeRegistry:
+    """Memory scopes and demands for them.
+
+    Attributes
+    ----------
+    scopes : whether code that was compiled for "global" memory works on the scope unchanged
+        (transparent), by its name.
+    demands : the scope that an operator needs, by its name and the operand's index.
+    writes : the operands that a packed function may write, where that is known.
+    """
+
+    scopes: dict[str, bool] = field(
+        default_factory=lambda: {GLOBAL: True, IPC_MEMORY: True, **dict.fromkeys(_OPAQUE, False)}
+    )
+    demands: dict[str, dict[int, str]] = field(
+        default_factory=lambda: {
+            "runtime.disco.cuda_ipc.custom_allreduce": {0: IPC_MEMORY},
+            "tvm_ipc.allreduce": {0: IPC_MEMORY},
+        }
+    )
+    writes: dict[str, tuple[int, ...]] = field(default_factory=lambda: dict(_WRITES))
+
+    def register_scope(self, scope: str, *, transparent: bool = False) -> None:
+        """Make a scope known; transparent says that code for "global" memory works on it."""
+        if not isinstance(scope, str) or not scope:
+            raise ValueError(f"a memory scope is a name, not {scope!r}")
+        known = self.scopes.setdefault(scope, transparent)
+        if known != transparent:
+            raise ValueError(
+                f"memory scope {scope!r} is known already, and {'' if known else 'not '}transparent"
+            )
+
+    def demand_scope(
+        self, name: str, scope: str, *, operand: int = 0, writes: Iterable[int] | None = None
+    ) -> None:
+        """Say that an operator or packed function needs an operand, or its result, in a scope.
+
+        Parameters
+        ----------
+        name : of a packed function, or of a Relax operator, which starts with "relax.".
+        scope : a scope that is known; see `register_scope`.
+        operand : its index among the arguments, or RESULT.
+        writes : indices of all operands that the function may write. Without it a packed function
+            is taken to write everything that it is given.
+        """
+        if scope not in self.scopes:
+            raise ValueError(f"unknown memory scope {scope!r}; {self.known_scopes()}")
+        if not isinstance(operand, int) or operand < RESULT:
+            raise ValueError(f"operand is an index or RESULT, not {operand!r}")
+        demands = self.demands.setdefault(name, {})
+        if demands.setdefault(operand, scope) != scope:
+            raise ValueError(
+                f"{name} already demands {demands[operand]!r} where it should demand {scope!r}"
+            )
+        if writes is not None:
+            self.writes[name] = tuple(writes)
+
+    def known_scopes(self) -> str:
+        """Return a sentence that names the scopes, for messages."""
+        return f"known are {', '.join(self.scopes)}; register_scope makes others known"
+
+
+#: What passes use that are not given a registry of their own.
+DEFAULT_REGISTRY: Final = ScopeRegistry()
+
+register_scope = DEFAULT_REGISTRY.register_scope
+demand_scope = DEFAULT_REGISTRY.demand_scope

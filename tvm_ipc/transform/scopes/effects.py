@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When memory may be written: whether a copy is still what it was copied from."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from tvm_ipc.transform.scopes.facts import (
+    CallRecord,
+    FunctionFacts,
+    Program,
+    Region,
+    Tensor,
+    Use,
+    Write,
+    pairs,
+    tensors,
+)
+from tvm_ipc.transform.scopes.primfunc import PrimFuncs
+
+
+class Effects:
+    """Writes of a program, by class of memory; also through calls of its Relax functions."""
+
+    def __init__(self, program: Program, primfuncs: PrimFuncs) -> None:
+        self._program = program
+        self._primfuncs = primfuncs
+        self._of = {id(facts.value): facts for facts in program.functions}
+        self._calls: dict[int, list[tuple[FunctionFacts, CallRecord]]] = {}
+        for facts in program.functions:
+            for record in facts.calls:
+                self._calls.setdefault(id(record.callee), []).append((facts, record))
+        self._alias_through_calls()
+        self._events: dict[int, dict[int, list[Write]]] = {}
+        self._numbers: dict[tuple[int, int], list[int]] = {}
+        self._write_through_calls()
+        # A write in a nested function happens whenever that is called.
+        self._wild = {
+            program.find(write.leaf)
+            for facts in program.functions
+            for write in facts.writes
+            if program.owners[write.leaf] is not facts
+        }
+
+    def version(self, function: FunctionFacts, leaf: int, number: int) -> int:
+        """Return a number that is the same where nothing was written in between; -1: never."""
+        if self._program.find(leaf) in self._wild:
+            return -1
+        return bisect_left(self._writes(function, leaf), number)
+
+    def written_later(self, region: Region, leaf: int, number: int, own: bool) -> bool:
+        """Whether memory may be written after a point of a region, or `own`: at it, too."""
+        if self._program.find(leaf) in self._wild:
+            return True
+        numbers = self._writes(region.function, leaf)
+        low = number if own else number + 1
+        current: Region | None = region
+        while current is not None:
+            if bisect_left(numbers, low) < bisect_right(numbers, current.numbers[-1]):
+                return True
+            if current.parent is None:
+                return False
+            low, current = current.parent.numbers[current.at + 1], current.parent
+        return False
+
+    def may_cut(self, use: Use) -> bool:
+        """Whether a copy may stand between a value and what it goes on as."""
+        assert use.same is not None
+        region, leaf = use.region, use.tensor.leaf
+        if region.function is self._program.owners[leaf]:
+            number = self._program.number(use)
+            own = use.index < len(region.bindings)
+            if self.written_later(region, leaf, number, own):
+                return False
+        elif self.written_later(region, use.same, self._program.number(use), True):
+            return False  # the result of a call
+        if use.index == len(region.bindings) and region.parent is None:
+            return self._may_return_copy(region.function, leaf, set())
+        return True
+
+    def _may_return_copy(self, function: FunctionFacts, leaf: int, seen: set[int]) -> bool:
+        """Whether callers cannot tell a parameter that is returned from its copy."""
+        find = self._program.find
+        params = {find(tensor.leaf) for tensor in tensors(function.value.params)}
+        if find(leaf) not in params or id(function) in seen:
+            return True
+        seen.add(id(function))
+        for caller, record in self._calls.get(id(function.value), []):
+            for _, source, result in pairs(function.value.result, record.result):
+                if find(source.leaf) != find(leaf):
+                    continue
+                if self.written_later(record.region, result.leaf, record.number, False):
+                    return False
+                if not self._may_return_copy(caller, result.leaf, seen):
+                    return False
+        return True
+
+    # How it is found.
+
+    def _alias_through_calls(self) -> None:
+        changed = True
+        while changed:
+            changed = False
+            for facts in self._program.functions:
+                for record in facts.calls:
+                    changed |= self._alias_of_call(record)
+
+    def _alias_of_call(self, record: CallRecord) -> bool:
+        """Note which results of a call may be its arguments, or each other."""
+        find, unite = self._program.find, self._program.unite
+        here: dict[int, int] = {}
+        for _, argument, param in self._bound(record):
+            here.setdefault(find(param.leaf), argument.leaf)
+        changed = False
+        for _, source, result in pairs(record.callee.result, record.result):
+            known = here.setdefault(find(source.leaf), result.leaf)
+            changed |= unite(known, result.leaf)
+        return changed
+
+    def _bound(self, record: CallRecord) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
+        return pairs(record.arguments, record.callee.params)
+
+    def _write_through_calls(self) -> None:
+        for facts in self._program.functions:
+            by_class = self._events.setdefault(id(facts), {})
+            for write in facts.writes:
+                by_class.setdefault(self._program.find(write.leaf), []).append(write)
+        changed = True
+        while changed:
+            changed = False
+            for facts in self._program.functions:
+                for record in facts.calls:
+                    changed |= self._writes_of_call(facts, record)
+
+    def _writes_of_call(self, facts: FunctionFacts, record: CallRecord) -> bool:
+        callee = self._events[id(self._of[id(record.callee)])]
+        events = self._events[id(facts)]
+        changed = False
+        for _, argument, param in self._bound(record):
+            written = callee.get(self._program.find(param.leaf), [])
+            if any(map(self._is_write, written)):
+                event = Write(record.number, argument.leaf, None)
+                known = events.setdefault(self._program.find(argument.leaf), [])
+                if event not in known:
+                    known.append(event)
+                    changed = True
+        return changed
+
+    def _writes(self, function: FunctionFacts, leaf: int) -> list[int]:
+        key = (id(function), self._program.find(leaf))
+        known = self._numbers.get(key)
+        if known is None:
+            events = self._events[id(function)].get(key[1], [])
+            known = sorted({event.number for event in events if self._is_write(event)})
+            self._numbers[key] = known
+        return known
+
+    def _is_write(self, write: Write) -> bool:
+        return write.param is None or self._primfuncs.writes(*write.param)

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applies a solution: scopes of allocations, copies, and calls in destination-passing form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr import _update_type
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.scopes.demands import GLOBAL
+from tvm_ipc.transform.scopes.facts import OUT, FunctionFacts, Region, Root
+from tvm_ipc.transform.scopes.place import Copy, Plan
+from tvm_ipc.transform.scopes.solve import PLAIN, Solution
+
+COPY = "tvm_ipc.copy"
+
+_ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+
+
+@dataclass(eq=False)
+class _Edits:
+    """What changes in one region."""
+
+    before: dict[int, list[Copy]] = field(default_factory=dict)
+    operands: dict[int, dict[tuple[int, ...], Copy]] = field(default_factory=dict)
+    around: dict[int, list[Copy]] = field(default_factory=dict)
+    results: dict[int, list[Copy]] = field(default_factory=dict)
+    scopes: dict[int, dict[int | None, str]] = field(default_factory=dict)
+    callees: dict[int, tvm.ir.GlobalVar] = field(default_factory=dict)
+    hints: set[int] = field(default_factory=set)
+    nested: bool = False  #: something changes in a region inside
+
+    def changes_value(self, index: int) -> bool:
+        """Whether the binding itself changes."""
+        parts: tuple[Any, ...] = (self.operands, self.around, self.results, self.scopes)
+        return any(index in part for part in (*parts, self.callees, self.hints))
+
+
+class Rewriter:
+    """Applies a plan to the Relax functions of a module; nothing is half done if it refuses."""
+
+    def __init__(
+        self, solution: Solution, plan: Plan, callees: dict[tuple[Region, int], tvm.ir.GlobalVar]
+    ) -> None:
+        self._solution = solution
+        self._edits: dict[Region, _Edits] = {}
+        self._copies: dict[int, relax.Var] = {}
+        for copy in plan.copies:
+            self._at(copy.region).before.setdefault(copy.index, []).append(copy)
+            for use in copy.uses:
+                places = self._at(use.region).operands.setdefault(use.index, {})
+                places[use.path] = copy
+        for copy in plan.around:
+            self._at(copy.region).around.setdefault(copy.index, []).append(copy)
+        for copy in plan.results:
+            self._at(copy.region).results.setdefault(copy.index - 1, []).append(copy)
+        program = solution.program
+        for leaf, sites in program.allocs.items():
+            scope = solution.scopes[leaf]
+            for site in sites:
+                if scope not in (PLAIN, GLOBAL) and _scope_of(site.region, site.index) != scope:
+                    scopes = self._at(site.region).scopes.setdefault(site.index, {})
+                    scopes[site.output] = scope
+        for (region, index), callee in callees.items():
+            self._at(region).callees[index] = callee
+        for region, index in program.hints:
+            self._at(region).hints.add(index)
+        for region in list(self._edits):
+            while region.parent is not None:
+                region = region.parent
+                self._at(region, nested=True)
+        self._local: dict[int, FunctionFacts] = {
+            id(facts.region): facts for facts in program.functions if facts.value.local
+        }
+        self._check()
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to do."""
+        return bool(self._edits)
+
+    def functions(self) -> list[tuple[str, relax.Function]]:
+        """Return the global functions that change, rewritten."""
+        changed = []
+        for facts in self._solution.program.functions:
+            if not facts.value.local and facts.region is not None and self._touched(facts.region):
+                changed.append((facts.name, self._function(facts)))
+        return changed
+
+    def _at(self, region: Region, nested: bool = False) -> _Edits:
+        edits = self._edits.setdefault(region, _Edits())
+        edits.nested |= nested
+        return edits
+
+    def _touched(self, region: Region) -> bool:
+        if region in self._edits:
+            return True
+        return any(self._touched(child) for group in region.children.values() for child in group)
+
+    # What cannot be done is found before anything is.
+
+    def _check(self) -> None:
+        for region, edits in self._edits.items():
+            impure = {*edits.before, *edits.around, *edits.results}
+            impure |= {
+                index
+                for index, scopes in edits.scopes.items()
+                if any(output is not None for output in scopes)
+            }
+            for index in sorted(impure):
+                self._check_place(region, index)
+
+    def _check_place(self, region: Region, index: int) -> None:
+        function = region.function
+        where = (
+            f"at {region.bindings[index].var.name}"
+            if index < len(region.bindings)
+            else "at its end"
+        )
+        if index < len(region.bindings) and region.dataflow[index]:
+            problem, passes = "is in a dataflow block", "ToNonDataflow and RemovePurityChecking"
+        elif function.pure:
+            problem, passes = "is in a pure function", "RemovePurityChecking"
+        else:
+            return
+        raise TransformError(
+            f"PlanMemoryScopes: function {function.name!r} needs a copy or an allocation {where}, "
+            f"which {problem}; run relax.transform.{passes} before"
+        )
+
+    # Rewriting.
+
+    def _function(self, facts: FunctionFacts) -> relax.Function:
+        function = facts.function
+        assert facts.region is not None
+        body = self._region(facts.region)
+        return relax.Function(
+            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+        )
+
+    def _region(self, region: Region) -> relax.SeqExpr:
+        if not self._touched(region):
+            return region.sequence
+        edits = self._edits.get(region, _Edits())
+        blocks: list[relax.BindingBlock] = []
+        index = 0
+        for block in region.sequence.blocks:
+            out: list[relax.Binding] = []
+            for binding in block.bindings:
+                self._binding(region, edits, index, binding, out)
+                index += 1
+            same = len(out) == len(block.bindings) and all(
+                new.same_as(old) for new, old in zip(out, block.bindings, strict=True)
+            )
+            blocks.append(block if same else type(block)(out, block.span))
+        end: list[relax.Binding] = []
+        for copy in edits.before.get(index, []):
+            self._emit_copy(copy, end)
+        body = region.sequence.body
+        if index in edits.operands:
+            body = self._replace(body, edits.operands[index], (), end)
+        if end:
+            blocks.append(relax.BindingBlock(end))
+        sequence = relax.SeqExpr(blocks, body, region.sequence.span)
+        _update_type(sequence, region.sequence.ty)
+        return sequence
+
+    def _binding(
+        self,
+        region: Region,
+        edits: _Edits,
+        index: int,
+        binding: relax.Binding,
+        out: list[relax.Binding],
+    ) -> None:
+        for copy in edits.before.get(index, []):
+            self._emit_copy(copy, out)
+        children = [c for c in region.children.get(index, []) if self._touched(c)]
+        if not children and not edits.changes_value(index):
+            out.append(binding)
+            return
+        var, value = binding.var, binding.value
+        if children:
+            value = self._with_children(value, region.children[index])
+        if index in edits.hints:
+            value = value.args[0]
+        operands = edits.operands.get(index, {})
+        if isinstance(value, relax.Call):
+            value = self._operands(value, operands, out)
+            if index in edits.callees:
+                value = self._with_callee(value, edits.callees[index])
+        elif operands:
+            value = self._replace(
+                value, {path[1:]: copy for path, copy in operands.items()}, (), out
+            )
+        after: list[relax.Binding] = []
+        scopes = edits.scopes.get(index, {})
+        around = edits.around.get(index, [])
+        if None in scopes:
+            value = _with_scope(value, scopes[None])
+        elif scopes or around:
+            value = self._around(var, value, scopes, around, out, after)
+        if index in edits.results:
+            raw = relax.Var(f"{var.name}_raw", var.ty)
+            out.append(relax.VarBinding(raw, value))
+            value = self._copy_results(raw, edits.results[index], after)
+            out.extend(after)
+            after = []
+        if isinstance(binding, relax.MatchCast):
+            out.append(relax.MatchCast(var, value, binding.ty))
+        else:
+            out.append(relax.VarBinding(var, value, binding.span))
+        out.extend(after)
+
+    def _with_children(self, value: relax.Expr, children: list[Region]) -> relax.Expr:
+        if isinstance(value, relax.Function):
+            return self._function(self._local[id(children[0])])
+        true, false = map(self._region, children)
+        result = relax.If(value.cond, true, false, value.span)
+        _update_type(result, value.ty)
+        return result
+
+    def _operands(
+        self, call: relax.Call, operands: dict[tuple[int, ...], Copy], out: list[relax.Binding]
+    ) -> relax.Call:
+        if not operands:
+            return call
+        args = list(call.args)
+        by_argument: dict[int, dict[tuple[int, ...], Copy]] = {}
+        for path, copy in operands.items():
+            by_argument.setdefault(path[0], {})[path[1:]] = copy
+        for k, inner in by_argument.items():
+            args[k] = self._replace(args[k], inner, (), out)
+        return _call(call, call.op, args)
+
+    def _with_callee(self, call: relax.Call, callee: tvm.ir.GlobalVar) -> relax.Call:
+        if isinstance(call.op, tvm.ir.Op):
+            return _call(call, call.op, [callee, *list(call.args)[1:]])
+        return _call(call, callee, list(call.args))
+
+    def _replace(
+        self,
+        expr: relax.Expr,
+        places: dict[tuple[int, ...], Copy],
+        path: tuple[int, ...],
+        out: list[relax.Binding],
+    ) -> relax.Expr:
+        """Return the expression with copies at some of its tensors."""
+        if path in places:
+            return self._copies[id(places[path])]
+        if not any(place[: len(path)] == path for place in places):
+            return expr
+        if isinstance(expr, relax.Tuple):
+            fields = list(expr.fields)
+        else:
+            fields = [_get(expr, index) for index in range(len(expr.ty.fields))]
+        fields = [
+            self._named(self._replace(part, places, (*path, index), out), out)
+            for index, part in enumerate(fields)
+        ]
+        result = relax.Tuple(fields)
+        if not path and not isinstance(expr, relax.Tuple):
+            return self._named(result, out)
+        return result
+
+    def _named(self, expr: relax.Expr, out: list[relax.Binding]) -> relax.Expr:
+        """Bind what may not stand inside another expression."""
+        if not isinstance(expr, relax.TupleGetItem):
+            return expr
+        return _emit("field", expr, expr.ty, out)
+
+    def _copy_results(
+        self, raw: relax.Var, copies: list[Copy], out: list[relax.Binding]
+    ) -> relax.Expr:
+        places: dict[tuple[int, ...], Copy] = {}
+        for copy in copies:
+            path = copy.uses[0].path[1:]
+            self._emit_copy(copy, out, Root(raw, path))
+            places[path] = copy
+        return self._replace(raw, places, (), out)
+
+    def _around(
+        self,
+        var: relax.Var,
+        call: relax.Call,
+        scopes: dict[int | None, str],
+        around: list[Copy],
+        out: list[relax.Binding],
+        after: list[relax.Binding],
+    ) -> relax.Expr:
+        """Return the value of a call whose outputs or written operands are in other scopes."""
+        value: relax.Expr = call
+        places = {copy.uses[0].path: copy for copy in around}
+        if isinstance(call.op, tvm.ir.Op) and str(call.op.name) in _DESTINATION_FREE:
+            call, value = self._to_destination(call, scopes, out)
+            offset = len(call.args) - _outputs(value)
+            places = {
+                ((path[1] + offset,) if path[0] == OUT else path[1:]): copy
+                for path, copy in places.items()
+            }
+        for path, copy in places.items():
+            operand = call.args[path[0]]
+            for index in path[1:]:
+                operand = self._named(_get(operand, index), out)
+            use = copy.uses[0]
+            temporary = _emit_alloc(
+                Root(operand) if not isinstance(operand, relax.Tuple) else copy.tensor.root,
+                copy.scope,
+                out,
+            )
+            self._copies[id(copy)] = temporary
+            if not use.fresh:
+                _emit_call(COPY, [operand, temporary], out)
+            call = self._operands(call, {path: copy}, out)
+            _emit_call(COPY, [temporary, operand], after)
+        if value is call or not isinstance(value, relax.Var | relax.Tuple):
+            return call
+        out.append(relax.VarBinding(relax.Var("_", relax.AnyType()), call))
+        out.extend(after)
+        after.clear()
+        return value
+
+    def _to_destination(
+        self, call: relax.Call, scopes: dict[int | None, str], out: list[relax.Binding]
+    ) -> tuple[relax.Call, relax.Expr]:
+        """Return a call_tir in destination-passing form, and the value that it had."""
+        callee, packed = call.args[0], call.args[1]
+        inputs = list(packed.fields) if isinstance(packed, relax.Tuple) else [packed]
+        if len(inputs) == 1 and isinstance(inputs[0].ty, relax.TupleType):
+            whole = inputs[0]
+            inputs = [self._named(_get(whole, index), out) for index in range(len(whole.ty.fields))]
+        many = isinstance(call.ty, relax.TupleType)
+        types = list(call.ty.fields) if many else [call.ty]
+        places = [-1] * len(types)
+        if str(call.op.name) == "relax.call_tir_inplace":
+            places = [int(index) for index in call.attrs.inplace_indices]
+        results: list[relax.Expr] = []
+        fresh: list[relax.Expr] = []
+        for ty, place in zip(types, places, strict=True):
+            if place >= 0:
+                results.append(inputs[place])
+                continue
+            scope = scopes.get(len(fresh), GLOBAL)
+            device = _device_of(ty)
+            fresh.append(_emit("alloc", _alloc(ty.shape, ty, device, scope), ty, out))
+            results.append(fresh[-1])
+        new = relax.Call(callee, [*inputs, *fresh])
+        return new, relax.Tuple(results) if many else results[0]
+
+    # New bindings.
+
+    def _emit_copy(self, copy: Copy, out: list[relax.Binding], root: Root | None = None) -> None:
+        root = root or copy.tensor.root
+        source: relax.Expr = root.base
+        for index in root.path:
+            source = _emit(root.name, _get(source, index), source.ty.fields[index], out)
+        if not isinstance(source.ty.shape, relax.ShapeExpr):
+            source = _match_shape(source, out)
+        target = _emit_alloc(Root(source), copy.scope, out)
+        _emit_call(COPY, [source, target], out)
+        self._copies[id(copy)] = target
+
+
+_DESTINATION_FREE = {"relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed"}
+
+
+def _scope_of(region: Region, index: int) -> str | None:
+    value = region.bindings[index].value
+    if isinstance(value, relax.Call) and value.op == _ALLOC:
+        return str(value.args[3].value)
+    return None
+
+
+def _with_scope(call: relax.Call, scope: str) -> relax.Call:
+    args = list(call.args)
+    args[3] = tvm.ir.StringImm(scope)
+    return _call(call, call.op, args)
+
+
+def _call(call: relax.Call, op: relax.Expr, args: list[relax.Expr]) -> relax.Call:
+    return relax.Call(op, args, call.attrs, list(call.ty_args), call.span, ret_ty=call.ty)
+
+
+def _alloc(shape: relax.Expr, ty: Any, device: int, scope: str) -> relax.Call:
+    dtype = tvm.ir.GenericConst(tvm.DataType(str(ty.dtype.dtype)), relax.AnyType())
+    args = [shape, dtype, tirx.IntImm("int64", device), tvm.ir.StringImm(scope)]
+    ty_args = [ty] if ty.vdevice is not None else []
+    return relax.Call(_ALLOC, args, ty_args=ty_args, ret_ty=ty)
+
+
+def _emit_alloc(root: Root, scope: str, out: list[relax.Binding]) -> relax.Var:
+    ty = root.ty
+    suffix = scope.removeprefix("global.").split("_", 1)[0].split("-", 1)[0]
+    return _emit(f"{root.name}_{suffix}", _alloc(ty.shape, ty, _device_of(ty), scope), ty, out)
+
+
+def _match_shape(tensor: relax.Expr, out: list[relax.Binding]) -> relax.Var:
+    """Name the extents of a tensor whose type has none."""
+    name = str(tensor.name) if isinstance(tensor, relax.Var) else "const"
+    extents = [tirx.Var(f"{name}_d{axis}", "int64") for axis in range(int(tensor.ty.ndim))]
+    ty = relax.TensorType(extents, tensor.ty.dtype, tensor.ty.vdevice)
+    var = relax.Var(f"{name}_sized", ty)
+    out.append(relax.MatchCast(var, tensor, ty))
+    return var
+
+
+def _device_of(ty: Any) -> int:
+    return 0
+
+
+def _outputs(value: relax.Expr) -> int:
+    return len(value.fields) if isinstance(value, relax.Tuple) else 1
+
+
+def _get(expr: relax.Expr, index: int) -> relax.Expr:
+    return expr.fields[index] if isinstance(expr, relax.Tuple) else relax.TupleGetItem(expr, index)
+
+
+def _emit(name: str, value: relax.Expr, ty: Any, out: list[relax.Binding]) -> relax.Var:
+    var = relax.Var(name, ty)
+    out.append(relax.VarBinding(var, value))
+    return var
+
+
+def _emit_call(name: str, args: list[relax.Expr], out: list[relax.Binding]) -> None:
+    ty = relax.AnyType()
+    call = relax.Call(relax.ExternFunc(name), args, ty_args=[ty], ret_ty=ty)
+    out.append(relax.VarBinding(relax.Var("_", ty), call))

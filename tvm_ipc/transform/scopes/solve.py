@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses the scope of every leaf, so that the copies that remain move the fewest bytes.
+
+Leaves that no copy may stand between share their scope. Demands spread against the flow of data
+("what becomes this must be there"), scopes that kernels cannot ignore spread with it too. Where
+two meet, each class of leaves takes the scope with the cheapest copies, until nothing improves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
+from tvm_ipc.transform.scopes.effects import Effects
+from tvm_ipc.transform.scopes.facts import Program, Use
+from tvm_ipc.transform.scopes.primfunc import PrimFuncs
+from tvm_ipc.transform.scopes.sizes import size_of
+
+#: The scope of what nothing is demanded of: "global", or any that works just as well.
+PLAIN = ""
+
+_ROUNDS = 16
+
+
+@dataclass(eq=False)
+class _Class:
+    """Leaves that share a scope."""
+
+    fixed: str | None = None
+    why: str = ""
+    scope: str = PLAIN
+    exact: dict[tuple[object, ...], tuple[str, float]] = field(default_factory=dict)
+    others: dict[tuple[object, ...], tuple[bool, float]] = field(default_factory=dict)
+    sources: list[tuple[int, float]] = field(default_factory=list)
+    targets: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Solution:
+    """The scope of each leaf."""
+
+    program: Program
+    registry: ScopeRegistry
+    primfuncs: PrimFuncs
+    effects: Effects
+    scopes: list[str]
+
+    def needed(self, use: Use) -> str | None:
+        """Return the scope that a use needs a copy in, or None if it takes the leaf as it is."""
+        scope = self.scopes[use.tensor.leaf]
+        if use.exact is not None:
+            return None if scope == use.exact else use.exact
+        if use.same is not None:
+            target = self.scopes[use.same]
+            if accepts(self.registry, target, scope):
+                return None
+            return target or GLOBAL
+        if self.registry.scopes.get(scope or GLOBAL, False):
+            return None
+        if use.flexible is not None and self.primfuncs.refusal(*use.flexible) is None:
+            return None
+        return GLOBAL
+
+
+def accepts(registry: ScopeRegistry, wanted: str, scope: str) -> bool:
+    """Whether a place for `wanted` can take memory in `scope`."""
+    return wanted == scope or (wanted == PLAIN and registry.scopes.get(scope or GLOBAL, False))
+
+
+def solve(
+    program: Program, registry: ScopeRegistry, primfuncs: PrimFuncs, effects: Effects
+) -> Solution:
+    """Choose scopes, or raise a TransformError where demands contradict each other."""
+    return _Solver(program, registry, primfuncs, effects).run()
+
+
+class _Solver:
+    def __init__(
+        self, program: Program, registry: ScopeRegistry, primfuncs: PrimFuncs, effects: Effects
+    ) -> None:
+        self.program = program
+        self.registry = registry
+        self.primfuncs = primfuncs
+        self.effects = effects
+        self.parents = list(range(len(program.memory)))
+        self.classes: dict[int, _Class] = {}
+
+    def run(self) -> Solution:
+        for use in self.program.uses:
+            if use.same is not None and not self.effects.may_cut(use):
+                one, other = self.find(use.tensor.leaf), self.find(use.same)
+                self.parents[max(one, other)] = min(one, other)
+        self.fill()
+        self.spread()
+        self.improve()
+        scopes = [self.classes[self.find(leaf)].scope for leaf in range(len(self.parents))]
+        return Solution(self.program, self.registry, self.primfuncs, self.effects, scopes)
+
+    def find(self, leaf: int) -> int:
+        parents = self.parents
+        while parents[leaf] != leaf:
+            parents[leaf] = parents[parents[leaf]]
+            leaf = parents[leaf]
+        return leaf
+
+    def fill(self) -> None:
+        for leaf in range(len(self.parents)):
+            self.classes.setdefault(self.find(leaf), _Class())
+        for leaf, (scope, why) in self.program.fixed.items():
+            known = self.classes[self.find(leaf)]
+            if known.fixed is not None and known.fixed != scope:
+                raise TransformError(
+                    f"PlanMemoryScopes: one tensor should be in {known.fixed!r}, as it "
+                    f"{known.why}, and in {scope!r}, as it {why}. No copy can stand "
+                    "between the two, because the tensor is written after they meet; copy it "
+                    "before, or change one of them"
+                )
+            known.fixed = known.scope = scope
+            known.why = why
+        for use in self.program.uses:
+            self.add(use)
+
+    def add(self, use: Use) -> None:
+        source = self.find(use.tensor.leaf)
+        weight = size_of(self.program, use) * use.region.frequency * use.region.function.frequency
+        if use.same is not None:
+            target = self.find(use.same)
+            if source != target:
+                self.classes[source].targets.append((target, weight))
+                self.classes[target].sources.append((source, weight))
+            return
+        number = self.program.number(use)
+        function = use.region.function
+        key: tuple[object, ...]
+        if use.written:
+            key = (id(use),)
+            weight *= 1 if use.fresh else 2
+        else:
+            version = self.effects.version(function, use.tensor.leaf, number)
+            key = (id(function), use.tensor.root.key, use.exact, version)
+            if version < 0:
+                key = (id(use),)
+        if use.exact is not None:
+            known = self.classes[source].exact.get(key, ("", 0.0))[1]
+            self.classes[source].exact[key] = (use.exact, max(known, weight))
+        else:
+            free = use.flexible is not None and self.primfuncs.refusal(*use.flexible) is None
+            _, known = self.classes[source].others.get(key, (True, 0.0))
+            self.classes[source].others[key] = (free, max(known, weight))
+
+    def spread(self) -> None:
+        """Give every class that nothing was decided for the scope that its neighbours want."""
+        ready: deque[int] = deque()
+        for index, known in self.classes.items():
+            if known.fixed is None and known.exact:
+                demands = {scope for scope, _ in known.exact.values()}
+                known.scope = (
+                    demands.pop() if len(demands) == 1 else self.cheapest(known, sorted(demands))
+                )
+            if known.scope != PLAIN:
+                ready.append(index)
+        while ready:
+            known = self.classes[ready.popleft()]
+            neighbours = [index for index, _ in known.sources]
+            if not self.registry.scopes[known.scope]:
+                neighbours += [index for index, _ in known.targets]
+            for index in neighbours:
+                if self.classes[index].scope == PLAIN:
+                    self.classes[index].scope = known.scope
+                    ready.append(index)
+
+    def improve(self) -> None:
+        """Let classes that a copy is needed for take the scope that is cheapest."""
+        for _ in range(_ROUNDS):
+            changed = False
+            for known in self.classes.values():
+                if known.fixed is not None or not (known.exact or known.sources or known.targets):
+                    continue
+                options = {scope for scope, _ in known.exact.values()}
+                options.update(self.classes[index].scope for index, _ in known.sources)
+                options.update(self.classes[index].scope for index, _ in known.targets)
+                options.discard(known.scope)
+                if options and self.cost(known, known.scope):
+                    best = self.cheapest(known, [known.scope, *sorted(options)])
+                    changed |= best != known.scope
+                    known.scope = best
+            if not changed:
+                return
+
+    def cheapest(self, known: _Class, options: list[str]) -> str:
+        return min(options, key=lambda scope: self.cost(known, scope))
+
+    def cost(self, known: _Class, scope: str) -> float:
+        transparent = self.registry.scopes.get(scope or GLOBAL, False)
+        cost = sum(weight for wanted, weight in known.exact.values() if wanted != scope)
+        if not transparent:
+            cost += sum(weight for free, weight in known.others.values() if not free)
+        for index, weight in known.targets:
+            if not accepts(self.registry, self.classes[index].scope, scope):
+                cost += weight
+        for index, weight in known.sources:
+            if not accepts(self.registry, scope, self.classes[index].scope):
+                cost += weight
+        return cost
