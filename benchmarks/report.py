@@ -99,7 +99,7 @@ def _us(seconds: float) -> str:
     return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
 
 
-def _layout(rows: list[list[str]]) -> str:
+def layout(rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(t.rjust(w) for t, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
@@ -141,12 +141,12 @@ def table(results: Results, ranks: int, dtype: str, fresh: bool) -> str:
         tail.append(
             "no type: the MPI standard has no bfloat16; MPICH has one as an extension of its own"
         )
-    return "\n".join([head, _layout(rows), *tail])
+    return "\n".join([head, layout(rows), *tail])
 
 
 def fixed_table(fixed: dict[str, float]) -> str:
     rows = [["fixed cost", "us"], *([name, _us(value)] for name, value in fixed.items())]
-    return "\n" + _layout(rows)
+    return "\n" + layout(rows)
 
 
 def machine() -> dict[str, Any]:

@@ -16,6 +16,9 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tvm_ipc.demo import model as decoder_model
+from tvm_ipc.demo.config import Config
+
 WORLD = 2
 
 
@@ -191,7 +194,7 @@ def experts(dtype: str, layers: int = 4, experts: int = 8, hidden: int = 1024) -
         for _ in range(layers):
             normed = graph.emit(op.nn.rms_norm(x, graph.weight(hidden), axes=-1))
             weights = graph.emit(op.nn.softmax(graph.linear(normed, hidden, experts)))
-            mine = graph.emit(op.take(weights, first, axis=1))
+            mine = graph.emit(op.take(weights, first, axis=1, mode="clip"))
             columns = graph.emit(op.split(mine, own, axis=1))
             total: Any = None
             for i in range(own):
@@ -228,9 +231,28 @@ def mixed(layers: int = 6, rows: int = 128, hidden: int = 1024) -> tvm.IRModule:
     return graph.module()
 
 
+#: The decoder of `tvm-ipc demo`, small, as wide as a model of 1B, and as a model of 8B.
+DECODERS = {
+    "small": Config(),
+    "1B": Config(16, 2048, 32, 8, 8192, 128256, context=2048, dtype="float16"),
+    "8B": Config(32, 4096, 32, 8, 14336, 128256, context=2048, dtype="float16"),
+}
+
+
+def decoder(config: Config) -> tvm.IRModule:
+    """Prefill for any number of tokens up to the context, and decode."""
+    return decoder_model.build(config, WORLD)
+
+
+def _decoder(name: str) -> Model:
+    config = DECODERS[name]
+    return Model(f"decoder {name}", config.dtype, lambda: decoder(config))
+
+
 def models() -> list[Model]:
     """The whole zoo."""
     return [
+        *map(_decoder, DECODERS),
         Model("MLP", "float32", lambda: mlp("float32")),
         Model("MLP", "float16", lambda: mlp("float16")),
         Model("MLP, symbolic rows <= 2048", "float16", lambda: mlp("float16", rows=_size("n"))),
