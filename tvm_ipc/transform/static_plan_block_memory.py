@@ -30,7 +30,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ipc.contract import AllReduceFlag
+from tvm_ipc.transform.collectives import match_collective, own_allreduce
 from tvm_ipc.transform.memory.aliases import Allocation, ModuleFacts
+from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
 from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
 
@@ -45,8 +48,9 @@ def plan_memory(
 ) -> list[Plan]:
     """Return the plan of every Relax function; changes nothing."""
     module = ModuleFacts(mod)
+    meetings = Meetings(module)
     return [
-        plan_function(module, name, alignment=alignment)
+        plan_function(module, meetings, name, alignment=alignment, budget=barrier_budget)
         for name, function in module.functions.items()
         if isinstance(function, relax.Function)
     ]
@@ -59,6 +63,10 @@ class StaticPlanBlockMemory:
     Parameters
     ----------
     alignment : what offsets are multiples of, in bytes: 64 suits CPUs, 256 GPUs.
+    barrier_budget : by how many bytes a storage of `ipc_memory` may grow so that all-reduces can
+        leave out their exit barriers; 0 leaves out those that cost nothing. The default is the
+        largest input of an all-reduce that could do without, in that storage: one more buffer. A
+        storage whose size is symbolic grows by the default or not at all.
     """
 
     def __init__(self, *, alignment: int = 64, barrier_budget: int | None = None) -> None:
@@ -93,6 +101,7 @@ def _apply(plan: Plan) -> relax.Function:
     before: dict[Any, list[Storage]] = {}
     after: dict[Any, list[Storage]] = {}
     planned: dict[Any, Allocation] = {}
+    flagged = _flags(plan)
     for number, storage in enumerate(plan.storages):
         variables[storage] = relax.Var(f"storage{number or ''}", relax.AnyType())
         before.setdefault(storage.before.binding.var, []).append(storage)
@@ -105,17 +114,47 @@ def _apply(plan: Plan) -> relax.Function:
         var = binding.var
         allocation = planned.get(var)
         first, last = before.get(var, ()), after.get(var, ())
-        if allocation is None and not first and not last:
+        if allocation is None and not first and not last and var not in flagged:
             return None
         bindings = [_alloc_storage(plan, variables[storage], storage) for storage in first]
-        bindings.append(
-            binding if allocation is None else _alloc_tensor(plan, variables, allocation)
-        )
+        if allocation is not None:
+            bindings.append(_alloc_tensor(plan, variables, allocation))
+        elif var in flagged:
+            bindings.append(_allreduce(binding, flagged[var]))
+        else:
+            bindings.append(binding)
         bindings += [_kill_storage(variables[storage]) for storage in last]
         return bindings
 
     function = rewrite(program.function, change)
     return function.without_attr(_DYNAMIC_OUTPUT) if plan.drops_attribute else function
+
+
+def _flags(plan: Plan) -> dict[Any, AllReduceFlag]:
+    """Return the flags of all-reduces that have other ones now, by the variable of the binding."""
+    barrier = AllReduceFlag.NO_EXIT_BARRIER
+    flags = {}
+    for step in [*plan.without_barrier, *plan.with_barrier]:
+        collective = match_collective(step.binding.value)
+        assert collective is not None and collective.allreduce is not None
+        given = collective.allreduce.flags
+        if step in plan.without_barrier:
+            wanted = given | barrier
+        elif plan.facts.roots(collective.send) & plan.place.keys():
+            wanted = given & ~barrier  # others may use the memory of its input now
+        else:
+            continue
+        if wanted != given:
+            flags[step.binding.var] = wanted
+    return flags
+
+
+def _allreduce(binding: relax.Binding, flags: AllReduceFlag) -> relax.Binding:
+    collective = match_collective(binding.value)
+    assert collective is not None
+    call = own_allreduce(collective, flags)
+    call = relax.Call(call.op, call.args, call.attrs, binding.value.ty_args)
+    return relax.VarBinding(binding.var, typed(call, binding.value.ty), binding.span)
 
 
 def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:

@@ -119,10 +119,10 @@ class ModuleFacts:
             self._active.discard(name)
         return self._facts[name]
 
-    def callee(self, call: relax.Call) -> Any:
-        """Return the function of the module that is called, or None."""
-        if isinstance(call.op, tvm.ir.GlobalVar):
-            return self.functions.get(str(call.op.name_hint))
+    def function(self, callee: relax.Expr) -> Any:
+        """Return the function of the module that a call calls, or None."""
+        if isinstance(callee, tvm.ir.GlobalVar):
+            return self.functions.get(str(callee.name_hint))
         return None
 
 
@@ -217,7 +217,7 @@ class _Walk:
             if match_collective(call) is not None or not _holds_tensor(step.binding.var.ty):
                 return _NOTHING
             return frozenset(self._leaves(call.args))
-        function = self._module.callee(call)
+        function = self._module.function(op)
         if isinstance(function, tirx.PrimFunc):
             self._use_all(step, call.args)
             return _NOTHING

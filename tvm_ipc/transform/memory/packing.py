@@ -46,7 +46,7 @@ def pack(items: Sequence[Item], alignment: int) -> Packing:
     neighbours = _neighbours(items)
     if neighbours is None:
         return _sweep(items, alignment)
-    bound = most_live([Item(_align(item.size, alignment), item.lifetime) for item in items])
+    bound = most_live([Item(align(item.size, alignment), item.lifetime) for item in items])
     best: Packing | None = None
     best_order: list[int] = []
     for order in _orders(items, neighbours):
@@ -89,7 +89,8 @@ def most_live(items: Sequence[Item]) -> int:
     return most
 
 
-def _align(offset: int, alignment: int) -> int:
+def align(offset: int, alignment: int) -> int:
+    """Return the next multiple of the alignment."""
     return -(-offset // alignment) * alignment
 
 
@@ -157,7 +158,7 @@ def _place(
                 at, gap = end, free
                 if not tightest:
                     break
-            end = max(end, _align(stop, alignment))
+            end = max(end, align(stop, alignment))
         offsets[index] = at if at >= 0 else end
         total = max(total, offsets[index] + size)
     return Packing(tuple(offsets), total)
@@ -208,7 +209,7 @@ def _sweep(items: Sequence[Item], alignment: int) -> Packing:
         for begin, end, _ in active:
             if begin - at >= item.size:
                 break
-            at = max(at, _align(end, alignment))
+            at = max(at, align(end, alignment))
         offsets[index] = at
         insort(active, (at, at + item.size, item.lifetime.last))
         total = max(total, at + item.size)

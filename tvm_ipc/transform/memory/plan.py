@@ -16,8 +16,10 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.transform.memory.aliases import Allocation, Facts, ModuleFacts
+from tvm_ipc.transform.memory.barriers import GroupKey, Memory, Until, choose, until
 from tvm_ipc.transform.memory.lifetimes import Lifetime, lifetime
-from tvm_ipc.transform.memory.packing import Item, most_live, pack
+from tvm_ipc.transform.memory.packing import Item, align, most_live, pack
+from tvm_ipc.transform.memory.peers import Chance, Meetings, chances
 from tvm_ipc.transform.memory.pooling import Request, pool
 from tvm_ipc.transform.memory.program import Region, Step
 from tvm_ipc.transform.memory.sizes import Size, Sizes
@@ -26,9 +28,6 @@ from tvm_ipc.transform.memory.sizes import Size, Sizes
 #: its storage does.
 PACKED_SCOPES = ("global", IPC_MEMORY)
 _DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
-
-#: Scope, device index and unit of size.
-GroupKey = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,18 @@ class Plan:
     lifetimes: dict[Allocation, Lifetime] = field(default_factory=dict)
     storages: list[Storage] = field(default_factory=list)
     place: dict[Allocation, tuple[Storage, int]] = field(default_factory=dict)
-    #: The event of the meeting until which peers may read a tensor
+    #: The event of the last meeting until which peers may read a tensor
     peers_until: dict[Allocation, tuple[int, Region]] = field(default_factory=dict)
+    #: All-reduces that do without their exit barrier, with the meeting that stands for it
+    without_barrier: dict[Step, Chance] = field(default_factory=dict)
+    with_barrier: dict[Step, str] = field(default_factory=dict)  #: the others, with the reason
     lower_bound: dict[GroupKey, int] = field(default_factory=dict)
     drops_attribute: bool = False
 
 
-def plan_function(module: ModuleFacts, name: str, *, alignment: int) -> Plan:
+def plan_function(
+    module: ModuleFacts, meetings: Meetings, name: str, *, alignment: int, budget: int | None
+) -> Plan:
     """Return the plan of one Relax function of the module; changes nothing."""
     facts = module.of(name)
     assert facts is not None
@@ -93,10 +97,13 @@ def plan_function(module: ModuleFacts, name: str, *, alignment: int) -> Plan:
     groups: dict[GroupKey, list[Tensor]] = {}
     for tensor in plan.tensors.values():
         groups.setdefault(tensor.group, []).append(tensor)
-        plan.lifetimes[tensor.allocation] = lifetime(tensor.allocation)
+    ends = _barriers(plan, meetings, groups, alignment, budget)
     for key, tensors in groups.items():
+        for tensor in tensors:
+            allocation = tensor.allocation
+            plan.lifetimes[allocation] = lifetime(allocation, ends.get(allocation, ()))
         plan.lower_bound[key] = most_live(
-            [Item(tensor.size.factor, plan.lifetimes[tensor.allocation]) for tensor in tensors]
+            [Item(tensor.size.factor, lifetime(tensor.allocation)) for tensor in tensors]
         )
         for block in arrange(tensors, plan.lifetimes, alignment):
             _settle(plan, key, block)
@@ -106,6 +113,46 @@ def plan_function(module: ModuleFacts, name: str, *, alignment: int) -> Plan:
         plan.storages.append(storage)
         plan.place[tensor.allocation] = (storage, 0)
     return plan
+
+
+def _barriers(
+    plan: Plan,
+    meetings: Meetings,
+    groups: Mapping[GroupKey, list[Tensor]],
+    alignment: int,
+    budget: int | None,
+) -> Until:
+    """Decide which exit barriers are left out; return how long that keeps the inputs live."""
+    possible, plan.with_barrier = chances(plan.facts, meetings)
+    for chance in list(possible):
+        if any(allocation not in plan.tensors for allocation in chance.inputs):
+            possible.remove(chance)
+            plan.with_barrier[chance.step] = "the size of its input is not known"
+    if not possible:
+        return {}
+    inputs = {allocation for chance in possible for allocation in chance.inputs}
+    memory = Memory(
+        {
+            key: [(tensor.allocation, align(tensor.size.factor, alignment)) for tensor in tensors]
+            for key, tensors in groups.items()
+            if any(tensor.allocation in inputs for tensor in tensors)
+        },
+        lambda key, lifetimes: total(arrange(groups[key], lifetimes, alignment)),
+    )
+    chosen, limits = choose(possible, memory, budget)
+    plan.without_barrier = {chance.step: chance for chance in chosen}
+    for chance in possible:
+        if chance.step not in plan.without_barrier:
+            key, _ = memory.size[chance.inputs[0]]
+            plan.with_barrier[chance.step] = (
+                f"without it {key[0]} would need more than "
+                f"{plan.sizes.text(limits[key], key[2])} bytes"
+            )
+    ends = until(chosen)
+    plan.peers_until = {
+        allocation: max(meetings, key=lambda end: end[0]) for allocation, meetings in ends.items()
+    }
+    return ends
 
 
 def arrange(

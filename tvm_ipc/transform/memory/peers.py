@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long peers may read the input of an all-reduce, and what proves it.
+
+    allreduce(s -> o0)          without its exit barrier it returns while slower peers read s
+    ...                         so s must stay as it is
+    allreduce(t -> o1)          nobody returns from here before all have entered, and so left the
+                                first one: s is free again
+
+The second call is the *meeting* of the first. It must be passed on every path, and by all ranks of
+the first: a meeting of everybody will do for a group, not the other way round. A call of a function
+of the module is one if each of its paths has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.transform.collectives import Collective, match_collective
+from tvm_ipc.transform.memory.aliases import Allocation, Facts, ModuleFacts, Root
+from tvm_ipc.transform.memory.program import Region, Step
+from tvm_ipc.transform.memory.writes import read_only
+
+#: Whom a meeting joins, told by what `in_group` of a collective it suffices for.
+_EVERYBODY: frozenset[bool] = frozenset((False, True))
+_GROUP: frozenset[bool] = frozenset((True,))
+_NOBODY: frozenset[bool] = frozenset()
+
+
+@dataclass(frozen=True)
+class Chance:
+    """An all-reduce that can do without its exit barrier, if its input stays live."""
+
+    step: Step
+    collective: Collective
+    inputs: tuple[Allocation, ...]  #: what its input may lie in
+    meeting: Step
+
+    @property
+    def until(self) -> tuple[int, Region]:
+        """The event until which the inputs have to stay, and its region."""
+        return self.meeting.index, self.meeting.region
+
+
+class Meetings:
+    """What the functions of a module pass on all of their paths."""
+
+    def __init__(self, module: ModuleFacts) -> None:
+        self._module = module
+        self._passed: dict[str, frozenset[bool]] = {}
+        self._steps: dict[Step, frozenset[bool]] = {}
+        self._read_only: dict[str, frozenset[int]] = {}
+
+    def after(self, step: Step, in_group: bool) -> Step | None:
+        """Return the next binding after `step` that all paths pass and that suffices."""
+        region = step.region
+        at = _place(step)
+        while True:
+            for later in region.steps[at + 1 :]:
+                if in_group in self.of(later):
+                    return later
+            if region.parent is None:
+                return None
+            at, region = _place(region.parent), region.parent.region
+
+    def of(self, step: Step) -> frozenset[bool]:
+        """Return what passing a binding suffices for."""
+        if step not in self._steps:
+            self._steps[step] = self._of(step)
+        return self._steps[step]
+
+    def _of(self, step: Step) -> frozenset[bool]:
+        value = step.binding.value
+        if step.branches:
+            then, other = (self._region(region) for region in step.branches)
+            return then & other
+        if not isinstance(value, relax.Call):
+            return _NOBODY
+        collective = match_collective(value)
+        if collective is not None:
+            if not collective.is_meeting:
+                return _NOBODY
+            return _GROUP if collective.in_group else _EVERYBODY
+        if isinstance(self._module.function(value.op), relax.Function):
+            return self._function(str(value.op.name_hint))
+        return _NOBODY
+
+    def _function(self, name: str) -> frozenset[bool]:
+        if name not in self._passed:
+            self._passed[name] = _NOBODY  # what calls itself may never come to its meeting
+            facts = self._module.of(name)
+            if facts is not None:
+                self._passed[name] = self._region(facts.program.body)
+        return self._passed[name]
+
+    def _region(self, region: Region) -> frozenset[bool]:
+        passed = _NOBODY
+        for step in region.steps:
+            passed |= self.of(step)
+            if passed == _EVERYBODY:
+                break
+        return passed
+
+    def writes(self, facts: Facts, step: Step, roots: frozenset[Root]) -> bool:
+        """Whether a binding may write into the roots."""
+        call = step.binding.value
+        if not isinstance(call, relax.Call):
+            return False
+        collective = match_collective(call)
+        if collective is not None:
+            return bool(facts.roots(collective.recv) & roots)
+        arguments = call.args
+        callee = call.op
+        if isinstance(callee, tvm.ir.Op):
+            if callee.name != "relax.vm.call_tir_dyn":
+                return False  # operators return what they make
+            callee, arguments = call.args[0], call.args[1].fields
+        safe = self._only_read(callee)
+        return any(
+            place not in safe and facts.roots(argument) & roots
+            for place, argument in enumerate(arguments)
+        )
+
+    def _only_read(self, callee: relax.Expr) -> frozenset[int]:
+        """Return the places of the arguments that a function certainly does not write."""
+        function = self._module.function(callee)
+        if not isinstance(function, tirx.PrimFunc):
+            return frozenset()
+        name = str(callee.name_hint)
+        if name not in self._read_only:
+            self._read_only[name] = read_only(function)
+        return self._read_only[name]
+
+
+def _place(step: Step) -> int:
+    """Return the place of a step among those of its region, which are in order."""
+    steps = step.region.steps
+    low, high = 0, len(steps)
+    while low < high:
+        middle = (low + high) // 2
+        if steps[middle].index < step.index:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def chances(facts: Facts, meetings: Meetings) -> tuple[list[Chance], dict[Step, str]]:
+    """Return the barriers that can be left out, and for the other ones why they cannot."""
+    found: list[Chance] = []
+    kept: dict[Step, str] = {}
+    for step in facts.program.events:
+        if step.branches or not isinstance(step.binding.value, relax.Call):
+            continue
+        collective = match_collective(step.binding.value)
+        if collective is None or not collective.reads_peers:
+            continue
+        chance = _chance(facts, meetings, step, collective)
+        if isinstance(chance, str):
+            kept[step] = chance
+        else:
+            found.append(chance)
+    return found, kept
+
+
+def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective) -> Chance | str:
+    roots = facts.roots(collective.send)
+    inputs = tuple(root for root in roots if isinstance(root, Allocation))
+    if not roots or len(inputs) < len(roots):
+        return "its input is memory of the caller or a constant"
+    for allocation in inputs:
+        if allocation.kept is not None:
+            return f"its input escapes: {allocation.kept}"
+        if allocation.returned:
+            return "its input is returned"
+        if not _in_ipc_memory(allocation):
+            return f"its input is not in {IPC_MEMORY}"
+    if roots & facts.roots(collective.recv):
+        return "it works in place"
+    meeting = meetings.after(step, collective.in_group)
+    if meeting is None:
+        whom = "its group" if collective.in_group else "all ranks"
+        return f"no later meeting of {whom} is passed on every path to the end of the function"
+    for allocation in inputs:
+        for use in allocation.uses:
+            if step.index < use.event <= meeting.index and meetings.writes(facts, use.step, roots):
+                name = use.step.binding.var.name
+                return f"binding {name} may write into its input before the next meeting"
+    return Chance(step, collective, inputs, meeting)
+
+
+def _in_ipc_memory(allocation: Allocation) -> bool:
+    args = allocation.call.args
+    return len(args) > 3 and str(args[3].value) == IPC_MEMORY
