@@ -34,6 +34,7 @@ from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import LowerGPUIPCAllocStorage
+from tvm_ipc.transform.bindings import calls
 
 #: Targets with memory that peers map, and TVM's pipeline for them.
 _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
@@ -162,17 +163,9 @@ def _check_module(mod: tvm.IRModule, world_size: int, group_size: int) -> None:
 
 def _sized_collectives(mod: tvm.IRModule) -> Iterator[tuple[str, str, int, bool]]:
     """Yield the operators whose result depends on the number of workers."""
-    found: list[tuple[str, str, int, bool]] = []
     for global_var, function in mod.functions_items():
-        if not isinstance(function, relax.Function):
-            continue
-
-        def visit(node: relax.Expr, name: str = global_var.name_hint) -> None:
-            if not isinstance(node, relax.Call) or not isinstance(node.op, tvm.ir.Op):
-                return
-            if node.op.name in ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0"):
-                in_group = bool(getattr(node.attrs, "in_group", False))
-                found.append((name, str(node.op.name), int(node.attrs.num_workers), in_group))
-
-        relax.analysis.post_order_visit(function, visit)
-    yield from found
+        for call in calls(function) if isinstance(function, relax.Function) else ():
+            name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+            if name in ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0"):
+                in_group = bool(getattr(call.attrs, "in_group", False))
+                yield global_var.name_hint, str(name), int(call.attrs.num_workers), in_group

@@ -1,15 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrites what variables are bound to, and leaves everything else as it is."""
+"""Finds and rewrites what variables are bound to, and leaves everything else as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tvm import relax
 from tvm.relax.expr import _update_type
 
 #: Given a binding and whether it is in a dataflow block, a new value for it, or None.
 Change = Callable[[relax.Binding, bool], "relax.Expr | None"]
+
+
+def calls(function: relax.Function) -> Iterator[relax.Call]:
+    """Yield every call that a variable is bound to, in branches and local functions too.
+
+    TVM's `post_order_visit` looks into every type as well. Where weights are one tuple, of which
+    each binding takes a field, that is quadratic in the number of weights.
+    """
+    yield from _calls(function.body)
+
+
+def _calls(sequence: relax.Expr) -> Iterator[relax.Call]:
+    if isinstance(sequence, relax.Call):
+        yield sequence
+    if not isinstance(sequence, relax.SeqExpr):
+        return
+    for block in sequence.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Call):
+                yield value
+            elif isinstance(value, relax.If):
+                yield from _calls(value.true_branch)
+                yield from _calls(value.false_branch)
+            elif isinstance(value, relax.Function):
+                yield from _calls(value.body)
 
 
 def map_values(function: relax.Function, change: Change) -> relax.Function:

@@ -27,6 +27,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.bindings import calls
 
 _ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
 
@@ -67,14 +68,7 @@ _TENSOR_OF_STORAGE = tvm.ir.Op.get("relax.memory.alloc_tensor")
 
 def _allocations(function: relax.Function) -> list[relax.Call]:
     """Return the calls that name the scope."""
-    calls: list[relax.Call] = []
-
-    def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.Call) and any(map(_is_ipc_memory, node.args)):
-            calls.append(node)
-
-    relax.analysis.post_order_visit(function, visit)
-    return calls
+    return [call for call in calls(function) if any(map(_is_ipc_memory, call.args))]
 
 
 def _check(name: str, function: relax.Function) -> None:
