@@ -12,9 +12,21 @@ from typing import Any, Final
 from tvm import tirx
 from tvm.script import tirx as T  # noqa: N812
 
-#: Positions, or numbers of a head, that are computed at once.
-LANES: Final = 16
+#: Positions whose scores are computed at once: some vectors, so that none waits for another.
+LANES: Final = 64
 
+#: Of e**r, the highest power first.
+_EXP: Final = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+    1.0,
+    1.0,
+)
+_LOWEST: Final = -1e30
 _FULL: Final = "the KV cache is full: the sequence is longer than the context of the model"
 
 
@@ -85,7 +97,6 @@ def rotate_and_append(
 def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tirx.PrimFunc:
     """Attention of the last n of `total` tokens to all tokens up to themselves."""
     group = heads // kv_heads
-    lanes = min(LANES, context)
     scale = dim**-0.5
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
@@ -103,27 +114,37 @@ def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tir
         values = T.match_buffer(values_handle, (kv_heads, context, dim), dtype)
         result = T.match_buffer(result_handle, (n, heads * dim), dtype)
         scores = T.sblock_alloc_buffer((context,), "float32")
-        sums = T.sblock_alloc_buffer((lanes,), "float32", scope="local")
-        mean = T.sblock_alloc_buffer((dim,), "float32", scope="local")
-        best = T.sblock_alloc_buffer((1,), "float32", scope="local")
+        sums = T.sblock_alloc_buffer((LANES,), "float32")
+        best = T.sblock_alloc_buffer((LANES,), "float32")
+        mean = T.sblock_alloc_buffer((dim,), "float32")
         for h, i in T.grid(heads, n):
-            for block in range((total - n + i + lanes) // lanes):
-                for j in T.vectorized(lanes):
+            for j in T.vectorized(LANES):
+                best[j] = T.float32(_LOWEST)
+            for block in range((total - n + i) // LANES + 1):
+                for j in T.vectorized(LANES):
                     sums[j] = T.float32(0)
                 for d in range(dim):
-                    for j in T.vectorized(lanes):
+                    for j in T.vectorized(LANES):
                         sums[j] = sums[j] + T.Cast("float32", queries[i, h, d]) * T.Cast(
-                            "float32", keys[h // group, d, block * lanes + j]
+                            "float32", keys[h // group, d, block * LANES + j]
                         )
-                for j in T.vectorized(lanes):
-                    scores[block * lanes + j] = sums[j] * T.float32(scale)
-            best[0] = scores[0]
-            for j in range(1, total - n + i + 1):
-                best[0] = T.max(best[0], scores[j])
-            sums[0] = T.float32(0)
-            for j in range(total - n + i + 1):
-                scores[j] = T.exp(scores[j] - best[0])
-                sums[0] = sums[0] + scores[j]
+                for j in T.vectorized(LANES):
+                    scores[block * LANES + j] = T.Select(
+                        block * LANES + j <= total - n + i,
+                        sums[j] * T.float32(scale),
+                        T.float32(_LOWEST),
+                    )
+                    best[j] = T.max(best[j], scores[block * LANES + j])
+            for j in range(1, LANES):
+                best[0] = T.max(best[0], best[j])
+            for j in T.vectorized(LANES):
+                sums[j] = T.float32(0)
+            for block in range((total - n + i) // LANES + 1):
+                for j in T.vectorized(LANES):
+                    scores[block * LANES + j] = exp(scores[block * LANES + j] - best[0])
+                    sums[j] = sums[j] + scores[block * LANES + j]
+            for j in range(1, LANES):
+                sums[0] = sums[0] + sums[j]
             for d in T.vectorized(dim):
                 mean[d] = T.float32(0)
             for j in range(total - n + i + 1):
@@ -143,7 +164,7 @@ def argmax(length: int) -> tirx.PrimFunc:
         T.func_attr({"tirx.noalias": True})
         x = T.match_buffer(x_handle, (length,), "float32")
         place = T.match_buffer(place_handle, (1,), "int32")
-        best = T.sblock_alloc_buffer((1,), "float32", scope="local")
+        best = T.sblock_alloc_buffer((1,), "float32")
         best[0] = x[0]
         place[0] = 0
         for j in range(1, length):
@@ -152,6 +173,25 @@ def argmax(length: int) -> tirx.PrimFunc:
                 place[0] = T.Cast("int32", j)
 
     return argmax
+
+
+def exp(x: Any) -> Any:
+    """Return e**x of a float32, to one unit in the last place, in operations that vectors have.
+
+    TVM's own is a call of the C library for each number.
+    """
+    x = tirx.max(tirx.min(x, _float(88)), _float(-87))
+    # e**x = 2**n * e**r, and e**r for |r| < ln(2)/2 is a polynomial.
+    n = tirx.floor(x * _float(1.4426950408889634) + _float(0.5))
+    r = x - n * _float(0.693359375) + n * _float(2.12194440e-4)
+    power = _float(_EXP[0])
+    for coefficient in _EXP[1:]:
+        power = power * r + _float(coefficient)
+    return power * tirx.reinterpret("float32", (n.astype("int32") + 127) << 23)
+
+
+def _float(value: float) -> Any:
+    return tirx.const(value, "float32")
 
 
 def silu_times(gate_and_up: Any) -> Any:
@@ -164,6 +204,6 @@ def silu_times(gate_and_up: Any) -> Any:
     def value(i: Any, j: Any) -> Any:
         gate = gate_and_up[i, j].astype("float32")
         up = gate_and_up[i, half + j].astype("float32")
-        return (gate / (1 + tirx.exp(-gate)) * up).astype(gate_and_up.dtype)
+        return (gate / (1 + exp(-gate)) * up).astype(gate_and_up.dtype)
 
     return te.compute((rows, half), value, name="silu_times")
