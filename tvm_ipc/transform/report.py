@@ -39,7 +39,7 @@ class PlannedTensor:
     size: str  #: the size in bytes as text, symbolic where it must be
     storage: int  #: index in `FunctionPlan.storages`; -1 for a tensor with its own allocation
     offset: str  #: in bytes
-    first: int  #: the event that makes it
+    first: int  #: the event that uses it first
     last: int  #: the event that uses it last on this rank
     peers_until: int | None = None  #: the meeting until which peers may read it
 
@@ -71,7 +71,8 @@ class FunctionPlan:
     storages: tuple[PlannedStorage, ...]
     tensors: tuple[PlannedTensor, ...]
     events: tuple[Event, ...]
-    lower_bound: dict[str, int] = field(default_factory=dict)  #: by scope: most bytes live at once
+    #: By scope, of those without symbolic sizes: the most bytes that are live at once.
+    lower_bound: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -94,6 +95,11 @@ def collect_report() -> Iterator[Report]:
         yield report
     finally:
         _current.reset(token)
+
+
+def collecting() -> bool:
+    """Whether somebody wants a report: what is costly to tell may be left out if not."""
+    return _current.get() is not None
 
 
 def note(decision: Decision) -> None:

@@ -33,9 +33,11 @@ from tvm import relax
 from tvm_ipc.contract import AllReduceFlag
 from tvm_ipc.transform.collectives import match_collective, own_allreduce
 from tvm_ipc.transform.memory.aliases import Allocation, ModuleFacts
+from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
 from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
+from tvm_ipc.transform.report import collecting, note, note_plan
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
@@ -91,6 +93,11 @@ class StaticPlanBlockMemory:
         for plan in plans:
             name = plan.facts.program.name
             result.update_func(result.get_global_var(name), _apply(plan))
+        if collecting():
+            for plan in plans:
+                for decision in decisions(plan):
+                    note(decision)
+                note_plan(function_plan(plan))
         return result
 
 

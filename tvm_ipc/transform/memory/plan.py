@@ -199,7 +199,7 @@ def _sort(plan: Plan) -> list[Tensor]:
     plan.drops_attribute = dynamic_output
     outputs = []
     for allocation in plan.facts.allocations:
-        tensor = _describe(plan.sizes, allocation)
+        tensor = describe(plan.sizes, allocation)
         if tensor is None:
             plan.unplanned[allocation] = "its shape or its device is not known"
         elif allocation.kept is not None:
@@ -215,7 +215,8 @@ def _sort(plan: Plan) -> list[Tensor]:
     return outputs
 
 
-def _describe(sizes: Sizes, allocation: Allocation) -> Tensor | None:
+def describe(sizes: Sizes, allocation: Allocation) -> Tensor | None:
+    """Return what an allocation asks for, if that is known."""
     shape, dtype, device, *scope = allocation.call.args
     if not isinstance(shape, relax.ShapeExpr) or not isinstance(device, tirx.IntImm):
         return None

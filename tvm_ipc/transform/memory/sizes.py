@@ -88,12 +88,8 @@ class Sizes:
         """Return factor * unit for people to read."""
         if unit == 0 or factor == 0:
             return str(factor)
-        text = _text(self._exprs[unit])
+        text = plain(self._exprs[unit])
         return f"{factor} * {text if text.isidentifier() else f'({text})'}"
-
-    def unit_text(self, unit: int) -> str:
-        """Return the unit for people to read."""
-        return _text(self._exprs[unit])
 
     def _size(self, polynomial: _Polynomial) -> Size:
         terms = {product: factor for product, factor in polynomial.items() if factor}
@@ -209,5 +205,6 @@ def _has_upper_bound(interval: Any) -> bool:
     return not interval.max_value.same_as(tvm.sym.int_set.pos_inf())
 
 
-def _text(expr: Any) -> str:
+def plain(expr: Any) -> str:
+    """Return an expression of integers without their types."""
     return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(expr))
