@@ -33,11 +33,19 @@ from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform import LowerGPUIPCAllocStorage
+from tvm_ipc.transform import (
+    IPCAllReduceRewrite,
+    LowerGPUIPCAllocStorage,
+    LowerPackedAllocTensor,
+    StaticPlanBlockMemory,
+    VerifyCrossRankSafety,
+)
 from tvm_ipc.transform.bindings import calls
 
 #: Targets with memory that peers map, and TVM's pipeline for them.
 _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
+#: Where tensors in a storage start, in multiples of so many bytes.
+_ALIGNMENT: Final = {"llvm": 64, "c": 64, "cuda": 256}
 _PLAN: Final = "StaticPlanBlockMemory"
 _LOWER: Final = "LowerAllocTensor"
 
@@ -76,14 +84,18 @@ def get_pipeline(
     strategy = _strategy(allreduce_strategy)
     _check_world(world_size, num_groups)
     before_plan, after_plan, finalize = _around_the_plan(target)
+    plan = StaticPlanBlockMemory(
+        alignment=_ALIGNMENT[target.kind.name], barrier_budget=barrier_budget
+    )
     phases: list[Phase] = [
         ("dispatch", _for_target(target, "library_dispatch_passes")),
         ("legalize", _for_target(target, "legalize_passes")),
         ("schedule", [schedule] if schedule is not None else []),
         ("dataflow", _for_target(target, "dataflow_lower_passes")),
-        ("rewrite", [relax.transform.IPCAllReduceRewrite(int(strategy))]),
-        ("plan", [*before_plan, relax.transform.StaticPlanBlockMemory(), *after_plan]),
-        ("lower", [LowerGPUIPCAllocStorage()]),
+        ("rewrite", [IPCAllReduceRewrite(int(strategy), num_groups=num_groups)]),
+        ("plan", [*before_plan, plan, *after_plan]),
+        ("verify", [VerifyCrossRankSafety()]),
+        ("lower", [LowerPackedAllocTensor(), LowerGPUIPCAllocStorage()]),
         ("finalize", finalize),
     ]
 

@@ -27,7 +27,7 @@ def written_parameters(function: tirx.PrimFunc) -> frozenset[int]:
         return tvm_ffi.WalkResult.SKIP
 
     def match(node: Any) -> None:
-        sources.setdefault(node.buffer, set()).add(node.source.buffer)
+        sources.setdefault(node.buffer, set()).add(node.source.source)
 
     def call(node: tvm.ir.Call) -> None:
         # A value is read with a TensorLoad; anything else is a buffer or an address.
@@ -38,7 +38,7 @@ def written_parameters(function: tirx.PrimFunc) -> frozenset[int]:
             if isinstance(argument, tvm.ir.Var) and isinstance(argument.ty, tirx.BufferType):
                 touched.add(argument)
             elif isinstance(argument, _REGION):
-                touched.add(argument.buffer)
+                touched.add(argument.source)
 
     tvm_ffi.structural_walk(
         function.body,
@@ -64,5 +64,5 @@ def _variables(expr: Any) -> set[Any]:
     return found
 
 
-_REGION = tirx.BufferRegion
+_REGION = tvm.ir.TensorRegion
 _MATCH = s_tir.MatchBufferRegion
