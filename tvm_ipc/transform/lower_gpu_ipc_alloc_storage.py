@@ -23,11 +23,11 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import calls
+from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
 
 _ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
 
@@ -47,18 +47,19 @@ class LowerGPUIPCAllocStorage:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the lowered module."""
-        functions = [
-            (global_var, function)
+        functions = {
+            global_var: function
             for global_var, function in mod.functions_items()
             if isinstance(function, relax.Function)
-        ]
-        for global_var, function in functions:
+        }
+        for global_var, function in functions.items():
             _check(global_var.name_hint, function)
-        lowering = _Lowering(mod)
-        for global_var, function in functions:
-            if _allocations(function):
-                lowering.builder_.update_func(global_var, lowering.visit_expr(function))
-        return lowering.builder_.get()
+        result = mod.clone()
+        for global_var, function in functions.items():
+            lowered = rewrite(function, _lower)
+            if lowered is not function:
+                result.update_func(global_var, lowered)
+        return result
 
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
@@ -82,19 +83,21 @@ def _check(name: str, function: relax.Function) -> None:
             )
 
 
-@mutator
-class _Lowering(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        if not any(map(_is_ipc_memory, call.args)):
-            return super().visit_call_(call)
-        if call.op == _STORAGE:
-            size, _device, _scope, _dtype = call.args
-            as_bytes = tvm.ir.GenericConst(tvm.DataType("uint8"), relax.AnyType())
-            return _alloc(size, as_bytes, call.ty)
-        shape, dtype, device, _scope = call.args
-        storage = self.builder_.emit(_alloc(shape, dtype, relax.AnyType()))
-        arguments = [storage, device, shape, dtype, relax.prim_value(0)]
-        return relax.Call(_TENSOR_OF_STORAGE, arguments, ty_args=call.ty_args)
+def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
+    call = binding.value
+    if not isinstance(call, relax.Call) or not any(map(_is_ipc_memory, call.args)):
+        return None
+    if call.op == _STORAGE:
+        size, _device, _scope, _dtype = call.args
+        return [relax.VarBinding(binding.var, _alloc(size, dtype_of("uint8"), call.ty))]
+    shape, dtype, device, _scope = call.args
+    storage = relax.Var("storage", relax.AnyType())
+    arguments = [storage, device, shape, dtype, relax.prim_value(0)]
+    tensor = relax.Call(_TENSOR_OF_STORAGE, arguments, ty_args=call.ty_args)
+    return [
+        relax.VarBinding(storage, _alloc(shape, dtype, relax.AnyType())),
+        relax.VarBinding(binding.var, typed(tensor, binding.var.ty), binding.span),
+    ]
 
 
 def _is_ipc_memory(argument: relax.Expr) -> bool:
@@ -102,4 +105,5 @@ def _is_ipc_memory(argument: relax.Expr) -> bool:
 
 
 def _alloc(shape: relax.Expr, dtype: relax.Expr, ty: Any) -> relax.Call:
-    return relax.Call(relax.ExternFunc(_ALLOC_STORAGE), [shape, dtype], ty_args=[ty])
+    call = relax.Call(relax.ExternFunc(_ALLOC_STORAGE), [shape, dtype], ty_args=[ty])
+    return typed(call, ty)

@@ -15,7 +15,7 @@ Change = Callable[[relax.Binding], Sequence[relax.Binding] | None]
 
 
 def rewrite(function: relax.Function, change: Change) -> relax.Function:
-    """Return the function with its bindings changed, also those in branches."""
+    """Return the function with its bindings changed, also those in branches and local functions."""
     body = _body(function.body, change)
     if body.same_as(function.body):
         return function
@@ -50,6 +50,11 @@ def _body(body: Any, change: Change) -> Any:
 
 def _branches(binding: relax.Binding, change: Change) -> relax.Binding:
     value = binding.value
+    if isinstance(value, relax.Function):
+        inner = rewrite(value, change)
+        if inner is value:
+            return binding
+        return relax.VarBinding(binding.var, inner, binding.span)
     if not isinstance(value, relax.If):
         return binding
     then, other = _body(value.true_branch, change), _body(value.false_branch, change)
