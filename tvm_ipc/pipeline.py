@@ -7,7 +7,7 @@
 
 TVM's own pipeline for the target, with our passes at the places where they belong:
 
-    1 dispatch   TVM's choice of libraries
+    1 dispatch   matrix products for the BLAS, and TVM's choice of libraries
     2 legalize   operators become kernels, and kernels are fused
     3 schedule   what the caller gives, if anything
     4 dataflow   outputs are allocated explicitly
@@ -31,16 +31,19 @@ from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 
+from tvm_ipc import blas as blas_library
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     IPCAllReduceRewrite,
     LowerGPUIPCAllocStorage,
     LowerPackedAllocTensor,
+    OffloadBLAS,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
 )
 from tvm_ipc.transform.bindings import calls
+from tvm_ipc.transform.report import Decision, note
 
 #: Targets with memory that peers map, and TVM's pipeline for them.
 _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
@@ -59,6 +62,7 @@ def get_pipeline(
     *,
     num_groups: int = 1,
     barrier_budget: int | None = None,
+    blas: bool | None = None,
     schedule: tvm.transform.Pass | None = None,
     dump: str | Path | None = None,
 ) -> tvm.transform.Pass:
@@ -72,6 +76,8 @@ def get_pipeline(
     num_groups : the number of groups that the session will have.
     barrier_budget : bytes of IPC memory that may be spent on leaving out exit barriers; see
         `StaticPlanBlockMemory`.
+    blas : whether matrix products on a CPU are OpenBLAS's (see `OffloadBLAS`). None means where it
+        is installed, which it must also be where the program runs.
     schedule : a pass that runs on the fused kernels.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
@@ -83,12 +89,19 @@ def get_pipeline(
         )
     strategy = _strategy(allreduce_strategy)
     _check_world(world_size, num_groups)
+    use_blas, why = _blas(target, blas)
     before_plan, after_plan, finalize = _around_the_plan(target)
     plan = StaticPlanBlockMemory(
         alignment=_ALIGNMENT[target.kind.name], barrier_budget=barrier_budget
     )
     phases: list[Phase] = [
-        ("dispatch", _for_target(target, "library_dispatch_passes")),
+        (
+            "dispatch",
+            [
+                *([OffloadBLAS()] if use_blas else []),
+                *_for_target(target, "library_dispatch_passes"),
+            ],
+        ),
         ("legalize", _for_target(target, "legalize_passes")),
         ("schedule", [schedule] if schedule is not None else []),
         ("dataflow", _for_target(target, "dataflow_lower_passes")),
@@ -102,6 +115,7 @@ def get_pipeline(
     @tvm.transform.module_pass(opt_level=0, name="tvm_ipc.pipeline")  # type: ignore[untyped-decorator]
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         _check_module(mod, world_size, world_size // num_groups)
+        note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
         with target:
             for number, (name, passes) in enumerate(phases, start=1):
                 mod = tvm.transform.Sequential(passes, name=f"tvm_ipc.{name}")(mod)
@@ -124,6 +138,20 @@ def _strategy(given: AllReduceStrategy | int | str) -> AllReduceStrategy:
         f"get_pipeline: there is no all-reduce strategy {given!r}; there are "
         + ", ".join(f"{name!r} ({int(strategy)})" for name, strategy in names.items())
     )
+
+
+def _blas(target: tvm.target.Target, wanted: bool | None) -> tuple[bool, str]:
+    """Return whether products are for the BLAS, and why."""
+    if _TARGETS[target.kind.name] is not cpu_pipeline:
+        if wanted:
+            raise ValueError(f"get_pipeline: blas is for CPUs, not for {target.kind.name!r}")
+        return False, f"the target is {target.kind.name}"
+    if wanted is not None:
+        return wanted, f"get_pipeline was given blas={wanted}"
+    version = blas_library.version()
+    if blas_library.installed():
+        return True, f"{blas_library.DISTRIBUTION} {version} is installed"
+    return False, f"{blas_library.DISTRIBUTION} is not installed"
 
 
 def _check_world(world_size: int, num_groups: int) -> None:

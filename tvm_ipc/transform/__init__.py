@@ -11,6 +11,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
 from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
+from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report
 from tvm_ipc.transform.scopes import ScopeRegistry, demand_scope, register_scope
@@ -26,6 +27,7 @@ __all__ = [
     "IPCAllReduceRewrite",
     "LowerGPUIPCAllocStorage",
     "LowerPackedAllocTensor",
+    "OffloadBLAS",
     "PlanMemoryScopes",
     "Report",
     "ScopeRegistry",

@@ -273,6 +273,12 @@ class Evaluation(Effects):
         self._write(objects(self._value(args[1], place)), place)
         return NOTHING
 
+    def _into_last(self, args: Any, place: Place) -> Value:
+        *read, written = self._arguments(args, place)
+        self._read(objects(tuple(read)), place)
+        self._write(objects(written), place)
+        return NOTHING
+
     def _call_tir_dyn(self, call: relax.Call, place: Place) -> Value:
         return self._global(call.args[0].name_hint, call.args[1].fields, place)
 
@@ -362,6 +368,7 @@ _OPERATORS: dict[str, Callable[[Evaluation, relax.Call, Place], Value]] = {
 _PACKED: dict[str, Callable[[Evaluation, Any, Place], Value]] = {
     "tvm_ipc.alloc_tensor": Evaluation._alloc_tensor,
     "tvm_ipc.copy": lambda run, args, place: run._copy(args, place),
+    "tvm_ipc.blas.matmul": lambda run, args, place: run._into_last(args, place),
     "runtime.disco.cuda_ipc.alloc_storage": lambda run, args, place: run._alloc_storage(
         args[0], tvm.ir.StringImm(IPC_MEMORY), _item_bytes(args[1]), place
     ),

@@ -410,7 +410,7 @@ class _Collector:
             for path, tensor in _with_paths(self.value_of(argument)):
                 what = f"operand {k} of {name}" if name else f"operand {k} of a closure"
                 use = self.use(tensor, (place, *path), what, exact=demands.get(k))
-                if writes is None or k in writes:
+                if writes is None or k in writes or k - count in writes:
                     use.written = True
                     self.function.writes.append(Write(self.number, tensor.leaf, None))
 

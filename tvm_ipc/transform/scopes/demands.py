@@ -28,7 +28,8 @@ _OPAQUE: Final = (
     "global.vtcm",
 )
 
-#: Operands that packed functions of Disco and of ours write. Others may write all they are given.
+#: Operands that packed functions of Disco and of ours write, from the end where negative. Others
+#: may write all they are given.
 _WRITES: Final[Mapping[str, tuple[int, ...]]] = {
     "runtime.disco.allreduce": (3,),
     "runtime.disco.cuda_ipc.custom_allreduce": (2,),
@@ -43,6 +44,7 @@ _WRITES: Final[Mapping[str, tuple[int, ...]]] = {
     "runtime.disco.send_to_worker": (),
     "runtime.disco.recv_from_worker": (0,),
     "tvm_ipc.copy": (1,),
+    "tvm_ipc.blas.matmul": (-1,),
 }
 
 

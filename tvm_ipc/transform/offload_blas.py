@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives matrix products to the BLAS, each with its permuted operands and its epilogue.
+
+Before:
+    wt = R.permute_dims(w)
+    y0 = R.matmul(x, wt)
+    y1 = R.add(y0, bias)
+    y2 = R.nn.gelu(y1)
+
+After:
+    y2 = R.call_dps_packed("tvm_ipc.blas.matmul", (0, 0x01, 0x41, x, w, bias),
+                           out_ty=R.Tensor((n, 64), "float32"))
+
+The numbers are the axes of both operands and the steps (`contract.Epilogue`), a digit each. Sums
+and steps are float32 (float64 of float64), so between the steps of 16-bit floats nothing is
+rounded.
+
+Runs while products are still operators: before `LegalizeOps`, and after passes that rewrite
+operators. What it leaves alone is TVM's as before; a report says why. Whether the BLAS is there
+when the program runs is not asked (`tvm_ipc.blas.installed` tells).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import tvm
+from tvm import relax
+
+from tvm_ipc.transform.blas.product import Product, find_products, unused_permutations
+from tvm_ipc.transform.memory.rewrite import rewrite
+from tvm_ipc.transform.report import Decision, note
+
+#: Below so many multiplications TVM's kernel is as fast: `benchmarks/blas.py --threshold`.
+MIN_WORK: Final = 512
+
+_NAME: Final = "OffloadBLAS"
+
+
+@tvm.transform.module_pass(opt_level=0, name=_NAME)
+class OffloadBLAS:
+    """Let the BLAS do the matrix products of every Relax function.
+
+    Parameters
+    ----------
+    min_work : the least number of multiplications of a product to be worth a call. Dimensions
+        that are not known count as 1.
+    """
+
+    def __init__(self, min_work: int = MIN_WORK) -> None:
+        if isinstance(min_work, bool) or not isinstance(min_work, int):
+            raise TypeError(f"{_NAME}: min_work is a number of multiplications, not {min_work!r}")
+        if min_work < 0:
+            raise ValueError(f"{_NAME}: min_work is {min_work}; it must be 0 or more")
+        self.min_work = min_work
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module with calls of the BLAS."""
+        changed = {}
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function) and not _belongs_to_others(function):
+                offloaded = self._offload(global_var.name_hint, function)
+                if offloaded is not function:
+                    changed[global_var] = offloaded
+        if not changed:
+            return mod
+        result = mod.clone()
+        for global_var, function in changed.items():
+            result.update_func(global_var, function)
+        return result
+
+    def _offload(self, name: str, function: relax.Function) -> relax.Function:
+        chosen = []
+        for product in find_products(function):
+            reason = product.refusal or self._too_small(product)
+            note(
+                Decision(
+                    _NAME,
+                    name,
+                    product.subject,
+                    "left to TVM" if reason else "given to the BLAS",
+                    reason or "the BLAS is faster",
+                )
+            )
+            if not reason:
+                chosen.append(product)
+        return replace(function, chosen)
+
+    def _too_small(self, product: Product) -> str:
+        work = product.least_work
+        if work >= self.min_work:
+            return ""
+        return f"{work} multiplications, and a call is worth it from {self.min_work} on"
+
+
+def replace(function: relax.Function, products: list[Product]) -> relax.Function:
+    """Return the function with calls in place of the products."""
+    if not products:
+        return function
+    builder = relax.BlockBuilder()
+    calls: dict[Any, list[relax.Binding]] = {
+        variable: [] for variable in unused_permutations(products, function)
+    }
+    for product in products:
+        *inner, last = product.bindings
+        calls.update({binding.var: [] for binding in inner})
+        calls[last.var] = [relax.VarBinding(last.var, product.call(builder), last.span)]
+    return rewrite(function, lambda binding: calls.get(binding.var))
+
+
+def _belongs_to_others(function: relax.Function) -> bool:
+    attributes = function.attrs or {}
+    return any(key in attributes for key in ("Codegen", "Composite", "Primitive"))
