@@ -8,10 +8,20 @@ does not depend on what is registered, or which devices there are, where they ru
 import tvm_ffi
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.byoc.global_symbol_cache import (
+    ExistingGlobalSymbols,
+    FreshGlobalSymbols,
+    GlobalSymbolCache,
+    MappedGlobalSymbols,
+)
+from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
+from tvm_ipc.transform.lower_extern_calls import LowerExternCalls
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
 from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
+from tvm_ipc.transform.mark_compiler_functions_as_extern import MarkCompilerFunctionsAsExtern
 from tvm_ipc.transform.offload_blas import OffloadBLAS
+from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report
 from tvm_ipc.transform.scopes import ScopeRegistry, demand_scope, register_scope
@@ -23,11 +33,19 @@ from tvm_ipc.transform.verify_cross_rank_safety import (
 )
 
 __all__ = [
+    "ExistingGlobalSymbols",
+    "FreshGlobalSymbols",
+    "GlobalSymbolCache",
     "Hazard",
     "IPCAllReduceRewrite",
+    "InlineCompilerFunctions",
+    "LowerExternCalls",
     "LowerGPUIPCAllocStorage",
     "LowerPackedAllocTensor",
+    "MappedGlobalSymbols",
+    "MarkCompilerFunctionsAsExtern",
     "OffloadBLAS",
+    "OutlineCompilerFunctions",
     "PlanMemoryScopes",
     "Report",
     "ScopeRegistry",

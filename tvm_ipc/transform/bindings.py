@@ -21,6 +21,27 @@ def calls(function: relax.Function) -> Iterator[relax.Call]:
     yield from _calls(function.body)
 
 
+def values(function: relax.Function) -> Iterator[relax.Expr]:
+    """Yield what variables are bound to, and results, in branches and local functions too."""
+    yield from _values(function.body)
+
+
+def _values(sequence: relax.Expr) -> Iterator[relax.Expr]:
+    if not isinstance(sequence, relax.SeqExpr):
+        yield sequence
+        return
+    for block in sequence.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            yield value
+            if isinstance(value, relax.If):
+                yield from _values(value.true_branch)
+                yield from _values(value.false_branch)
+            elif isinstance(value, relax.Function):
+                yield from _values(value.body)
+    yield sequence.body
+
+
 def _calls(sequence: relax.Expr) -> Iterator[relax.Call]:
     if isinstance(sequence, relax.Call):
         yield sequence

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the symbolic shapes of a function's signature are at one of its calls.
+
+For `f(a: R.Tensor(("m", 4)), s: R.Shape(["k"]))` and the call `f(x, R.shape([n + 1]))`, where the
+type of `x` is `R.Tensor((2 * n, 4))`, `m` is `2 * n` and `k` is `n + 1`. Where the type of an
+argument does not tell, or does not prove what the signature says, the call needs a `match_cast`
+before it: that defines the symbol, or checks the shape, when the program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+
+@dataclass
+class CallShapes:
+    """The symbols of a signature in terms of the caller."""
+
+    values: dict[tvm.ir.Var, Any] = field(default_factory=dict)
+    casts: dict[int, Any] = field(default_factory=dict)  #: argument -> the type to cast it to
+
+    def substitute(self, node: Any) -> Any:
+        """Put the caller's expressions into a type or an expression of the signature."""
+        values = self.values
+        return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda var: values.get(var, var)))
+
+    def extent(self, dimension: Any) -> Any:
+        """Return a dimension of the signature, simplified."""
+        return tvm.sym.Analyzer().simplify(self.substitute(dimension))
+
+
+def match_call(params: Sequence[Any], arguments: Sequence[Any]) -> CallShapes:
+    """Match types of parameters with types of arguments."""
+    shapes = CallShapes()
+    for param, argument in zip(params, arguments, strict=True):
+        _define(shapes, param, argument)
+    analyzer = tvm.sym.Analyzer()
+    for index, (param, argument) in enumerate(zip(params, arguments, strict=True)):
+        if not _implied(shapes, analyzer, param, argument):
+            shapes.casts[index] = _cast(shapes, param, argument)
+    return shapes
+
+
+def dimensions(ty: Any) -> list[Any] | None:
+    """Return the dimensions that a type of a tensor or a shape states, None if it does not."""
+    if isinstance(ty, relax.TensorType):
+        return list(ty.shape.values) if isinstance(ty.shape, relax.ShapeExpr) else None
+    if isinstance(ty, relax.ShapeType):
+        return None if ty.values is None else list(ty.values)
+    return None
+
+
+def _define(shapes: CallShapes, param: Any, argument: Any) -> None:
+    if isinstance(param, relax.TupleType) and isinstance(argument, relax.TupleType):
+        for one, other in zip(param.fields, argument.fields, strict=False):
+            _define(shapes, one, other)
+        return
+    wanted, given = dimensions(param), dimensions(argument)
+    for dimension, extent in zip(wanted or (), given or (), strict=False):
+        if isinstance(dimension, tvm.ir.Var):
+            shapes.values.setdefault(dimension, extent)
+
+
+def _implied(shapes: CallShapes, analyzer: Any, param: Any, argument: Any) -> bool:
+    """Return whether the argument is certain to be what the signature says."""
+    if isinstance(param, relax.TupleType):
+        return isinstance(argument, relax.TupleType) and all(
+            _implied(shapes, analyzer, one, other)
+            for one, other in zip(param.fields, argument.fields, strict=True)
+        )
+    if not isinstance(param, relax.TensorType | relax.ShapeType):
+        return True
+    if type(argument) is not type(param):
+        return False
+    if param.ndim != -1 and argument.ndim != param.ndim:
+        return False
+    if isinstance(param, relax.TensorType) and param.dtype and param.dtype != argument.dtype:
+        return False
+    wanted, given = dimensions(param), dimensions(argument)
+    if wanted is None:
+        return True
+    return given is not None and all(
+        analyzer.can_prove_equal(shapes.substitute(dimension), extent)
+        for dimension, extent in zip(wanted, given, strict=True)
+    )
+
+
+def _cast(shapes: CallShapes, param: Any, argument: Any) -> Any:
+    """Return the type of the signature, with the caller's symbols, new ones where it has none."""
+    if isinstance(param, relax.TupleType):
+        of_fields = (
+            argument.fields
+            if isinstance(argument, relax.TupleType)
+            else [relax.AnyType()] * len(param.fields)
+        )
+        return relax.TupleType(
+            [_cast(shapes, one, other) for one, other in zip(param.fields, of_fields, strict=True)]
+        )
+    wanted = dimensions(param)
+    if wanted is None:
+        return param
+    for dimension in wanted:
+        if isinstance(dimension, tvm.ir.Var) and dimension not in shapes.values:
+            shapes.values[dimension] = tirx.Var(dimension.name, dimension.ty)
+    extents = [shapes.extent(dimension) for dimension in wanted]
+    if isinstance(param, relax.ShapeType):
+        return relax.ShapeType(extents)
+    return relax.TensorType(relax.ShapeExpr(extents), param.dtype, param.vdevice)

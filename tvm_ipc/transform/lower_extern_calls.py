@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lowers calls of extern declarations to calls that get their outputs as arguments.
+
+Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4)):
+    y = cls.scaled(x, R.shape([2]))                 # x: R.Tensor((n, 4), "float32")
+
+After:
+    alloc = R.builtin.alloc_tensor(R.shape([n * 2, 4]), "float32", 0, "global")
+    _ = R.call_packed("scaled", x, R.shape([2]), alloc)
+    y = alloc
+
+Where purity is still tracked, which no such call could keep, it is spelled
+    y = R.call_dps_packed("scaled", (x, R.shape([2])), out_ty=R.Tensor((n * 2, 4), "float32"))
+of which `CallTIRRewrite` makes the same: so the pass may run anywhere before the virtual machine's
+own lowering, and what it leaves behind any pipeline of TVM can build.
+
+The shapes of outputs follow from the arguments. Where an argument's type does not tell, or does not
+prove what the signature says, a `match_cast` before the call finds the extents or checks them when
+the program runs. An output whose shape does not follow from the arguments is refused: only the
+callee knows it, and the caller allocates. Outputs of tuples are passed one by one, in order.
+
+What a declaration says beyond its type (`byoc/extern.py`) holds at every call. Outputs are
+allocated in their memory scopes, and an argument that is not known to be in its scope is copied
+there. An output in place overwrites its argument where that is a tensor of this function which
+nobody looks at again, and a copy of it everywhere else. Functions with such calls lose their
+dataflow blocks here, so this pass best runs where they are gone anyhow, right after
+`CallTIRRewrite`. The scopes of all arguments of a lowered call are its callee's attribute
+`tvm_ipc.scopes`, for passes that place memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.bindings import calls
+from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
+from tvm_ipc.transform.byoc.extern import SCOPES, Extern, read
+from tvm_ipc.transform.byoc.lifetimes import Lifetimes, lifetimes
+from tvm_ipc.transform.byoc.literals import used_global_vars
+
+_COPY = "tvm_ipc.copy"
+_FORCE_PURE = "relax.force_pure"
+_ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+
+Externs = dict[tvm.ir.GlobalVar, Extern]
+
+
+@tvm.transform.module_pass(opt_level=0, name="LowerExternCalls")
+class LowerExternCalls:
+    """Lower all calls of extern declarations, and drop the declarations.
+
+    Raises
+    ------
+    TransformError
+        The shape of an output does not follow from the arguments, an output is no tensor, or a
+        declaration is used as a value; the module that was given is as it was.
+    """
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the lowered module."""
+        externs: Externs = {}
+        for global_var, function in mod.functions_items():
+            extern = read(function)
+            if extern is not None:
+                externs[global_var] = extern
+        if not externs:
+            return mod
+        callers = {
+            global_var: function
+            for global_var, function in mod.functions_items()
+            if isinstance(function, relax.Function)
+            and any(used in externs for used, _ in used_global_vars(function))
+        }
+        for global_var, function in callers.items():
+            _check(global_var.name_hint, function, externs)
+        lowering = _Lowering(mod, externs)
+        for global_var, function in callers.items():
+            if any(not externs[call.op].is_plain for call in _calls(function, externs)):
+                function = _without_dataflow(global_var, function)
+            lowering.begin(function)
+            lowering.builder_.update_func(global_var, lowering.visit_expr(function))
+        result = lowering.builder_.get()
+        for global_var in externs:
+            del result[global_var]
+        return result
+
+
+def _calls(function: relax.Function, externs: Externs) -> Iterator[relax.Call]:
+    return (call for call in calls(function) if call.op in externs)
+
+
+def _check(name: str, function: relax.Function, externs: Externs) -> None:
+    for used, called in used_global_vars(function):
+        if used in externs and not called:
+            raise TransformError(
+                f"LowerExternCalls: function {name!r} uses the extern {used.name_hint!r} as a "
+                "value; it can only be called. Wrap it in a function of the module"
+            )
+    for call in _calls(function, externs):
+        extern = externs[call.op]
+        if len(call.args) != len(extern.params):
+            raise TransformError(
+                f"LowerExternCalls: function {name!r} calls the extern {extern.symbol!r} with "
+                f"{len(call.args)} arguments; it has {len(extern.params)} parameters"
+            )
+        shapes = match_call(extern.params, [argument.ty for argument in call.args])
+        for number, output in enumerate(extern.outputs):
+            problem = _output_problem(output, shapes)
+            if problem is not None:
+                raise TransformError(
+                    f"LowerExternCalls: function {name!r} calls the extern {extern.symbol!r}, "
+                    f"whose output {number} is {output}: {problem}, so the caller cannot allocate "
+                    "it. State the output in terms of the parameters (the largest it can be, and "
+                    "slice it after the call), or leave this function to TVM"
+                )
+
+
+def _output_problem(output: Any, shapes: CallShapes) -> str | None:
+    if not isinstance(output, relax.TensorType):
+        return "it is no tensor"
+    if not output.dtype:
+        return "its element type is unknown"
+    extents = dimensions(output)
+    if extents is None:
+        return "its shape depends on data, not on the arguments"
+    for extent in extents:
+        unknown = [v for v in _symbols(extent) if v not in shapes.values]
+        if unknown:
+            names = ", ".join(v.name for v in unknown)
+            return f"its shape depends on {names}, which no parameter defines"
+    return None
+
+
+def _symbols(extent: Any) -> list[tvm.ir.Var]:
+    """Return the symbolic variables of an expression."""
+    return list(relax.analysis.tir_vars_in_type(relax.ShapeType([extent])))
+
+
+def _without_dataflow(global_var: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
+    mod = tvm.IRModule({global_var: function})
+    passes = [relax.transform.ToNonDataflow(), relax.transform.RemovePurityChecking()]
+    return tvm.transform.Sequential(passes)(mod)[global_var]
+
+
+def _tracks_purity(function: relax.Function) -> bool:
+    forced = bool(function.attrs) and bool(function.attrs.get(_FORCE_PURE))
+    return (bool(function.is_pure) and not forced) or _has_dataflow(function.body)
+
+
+def _has_dataflow(sequence: relax.SeqExpr) -> bool:
+    for block in sequence.blocks:
+        if isinstance(block, relax.DataflowBlock):
+            return True
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.If):
+                inside = [value.true_branch, value.false_branch]
+            else:
+                inside = [value.body] if isinstance(value, relax.Function) else []
+            if any(map(_has_dataflow, inside)):
+                return True
+    return False
+
+
+@mutator
+class _Lowering(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: tvm.IRModule, externs: Externs) -> None:
+        super().__init__(mod)
+        self._externs = externs
+        self._vdevices = list(mod.global_infos.get("vdevice") or [])
+        self._tracked = False
+        self._lifetimes = Lifetimes()
+        self._binding: relax.Var | None = None
+
+    def begin(self, function: relax.Function) -> None:
+        """Prepare for a function."""
+        self._tracked = _tracks_purity(function)
+        self._lifetimes = lifetimes(function, set(self._externs))
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self._binding = binding.var
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        extern = self._externs.get(call.op) if isinstance(call.op, tvm.ir.GlobalVar) else None
+        if extern is None:
+            return super().visit_call_(call)
+        arguments = [self.visit_expr(argument) for argument in call.args]
+        shapes = match_call(extern.params, [argument.ty for argument in arguments])
+        for index, ty in shapes.casts.items():
+            arguments[index] = self.builder_.match_cast(arguments[index], ty)
+        outputs = [_at_call(output, shapes) for output in extern.outputs]
+        if self._tracked:
+            callee = relax.ExternFunc(extern.symbol)
+            return relax.op.call_dps_packed(callee, relax.Tuple(arguments), outputs)
+        results = self._allocate(extern, call, arguments, outputs, shapes)
+        return _rebuilt(extern.result, iter(results))
+
+    def _allocate(
+        self,
+        extern: Extern,
+        call: relax.Call,
+        arguments: list[relax.Expr],
+        outputs: list[Any],
+        shapes: CallShapes,
+    ) -> list[relax.Expr]:
+        """Emit the allocations and the call; return the outputs."""
+        for index, scope in enumerate(extern.argument_scopes):
+            known = self._lifetimes.scope(call.args[index])
+            if scope and scope != known and index not in extern.inplace:
+                arguments[index] = self._copied(
+                    arguments[index], _at_call(extern.params[index], shapes), scope
+                )
+        results: list[relax.Expr] = []
+        passed: list[relax.Expr] = []
+        scopes = list(extern.argument_scopes)
+        for output, scope, index in zip(outputs, extern.output_scopes, extern.inplace, strict=True):
+            if index == -1:
+                results.append(self._tensor(output, scope))
+                passed.append(results[-1])
+                scopes.append(scope)
+                continue
+            needed = scope or extern.argument_scopes[index]
+            known = self._lifetimes.scope(call.args[index])
+            assert self._binding is not None
+            if (needed and needed != known) or not self._lifetimes.may_overwrite(
+                call.args[index], self._binding
+            ):
+                arguments[index] = self._copied(arguments[index], output, needed)
+            scopes[index] = needed
+            results.append(arguments[index])
+        callee = relax.ExternFunc(extern.symbol)
+        if any(scopes):
+            callee = callee.with_attr(SCOPES, scopes)
+        self.builder_.emit(relax.Call(callee, [*arguments, *passed]), "_")
+        return results
+
+    def _tensor(self, ty: Any, scope: str) -> relax.Expr:
+        device, own_scope = 0, "global"
+        if ty.vdevice is not None:
+            own_scope = str(ty.vdevice.memory_scope)
+            same = [i for i, one in enumerate(self._vdevices) if one == ty.vdevice]
+            device = same[0] if same else 0
+        dtype = tvm.ir.GenericConst(tvm.DataType(str(ty.dtype)), relax.AnyType())
+        place = [relax.prim_value(device), tvm.ir.StringImm(scope or own_scope)]
+        return self.builder_.emit(
+            relax.Call(_ALLOC_TENSOR, [ty.shape, dtype, *place], ty_args=[ty]), "alloc"
+        )
+
+    def _copied(self, value: relax.Expr, ty: Any, scope: str) -> relax.Expr:
+        copy = self._tensor(ty, scope)
+        self.builder_.emit(relax.Call(relax.ExternFunc(_COPY), [value, copy]), "_")
+        return copy
+
+
+def _at_call(output: Any, shapes: CallShapes) -> Any:
+    extents = [shapes.extent(extent) for extent in dimensions(output) or ()]
+    return relax.TensorType(relax.ShapeExpr(extents), output.dtype, output.vdevice)
+
+
+def _rebuilt(ty: Any, outputs: Iterator[relax.Expr]) -> relax.Expr:
+    if isinstance(ty, relax.TupleType):
+        return relax.Tuple([_rebuilt(field, outputs) for field in ty.fields])
+    return next(outputs)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes module-level functions of what is to be compiled elsewhere.
+
+Before:
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float32")):
+        @R.function
+        def inner(a: R.Tensor((n, 4), "float32")):
+            R.func_attr({"Codegen": "cc", "Inline": True})
+            return R.add(a, x)
+        y = inner(x)
+        z = inner(y)
+
+After:
+    @R.function
+    def main_cc_0(a: R.Tensor(("n", 4), "float32"), x: R.Tensor(("n", 4), "float32")):
+        R.func_attr({"Codegen": "cc", "Inline": True})
+        return R.add(a, x)
+
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float32")):
+        y = cls.main_cc_0(x, x)
+        z = cls.main_cc_0(y, x)
+
+Every Relax function with a `Codegen` attribute that is written inside another one is outlined,
+wherever it stands: called in place, bound to a variable, nested, in a branch, in a dataflow block.
+Functions inside of it without that attribute, such as composites, stay where they are. Its free
+variables become parameters; symbolic ones that no parameter's type defines come in one shape. All
+attributes are kept, `Inline` too: that a function may be inlined into its caller says nothing about
+who compiles it, and only what has a symbol can be compiled elsewhere. `global_symbol` is the new
+name. Structurally equal functions become one, equal functions of the module included.
+
+A literal that is used as a value, not only called, is replaced by a function without attributes
+that calls the outlined one.
+
+Runs first, before anything that lowers operators. The names, and what may be shared, are the
+policy of a `GlobalSymbolCache`. A second run finds nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.byoc.global_symbol_cache import (
+    GLOBAL_SYMBOL,
+    ExistingGlobalSymbols,
+    FreshGlobalSymbols,
+    GlobalSymbolCache,
+    Names,
+    Site,
+)
+from tvm_ipc.transform.byoc.literals import (
+    COMPOSITE,
+    Equals,
+    close,
+    compiler_of,
+    contains_literal,
+)
+
+
+@tvm.transform.module_pass(opt_level=0, name="OutlineCompilerFunctions")
+class OutlineCompilerFunctions:
+    """Outline function literals that have a `Codegen` attribute.
+
+    Parameters
+    ----------
+    compiler : only those of this compiler; None for all.
+    cache : names the functions. By default those with a `global_symbol` keep it, and the others
+        are called after the function around them and the compiler.
+
+    Raises
+    ------
+    TransformError
+        Two different functions would get the same symbol, or one calls itself; the module that
+        was given is as it was.
+    """
+
+    def __init__(self, compiler: str | None = None, cache: GlobalSymbolCache | None = None) -> None:
+        if compiler is not None and not isinstance(compiler, str):
+            raise TypeError(
+                f"OutlineCompilerFunctions: compiler is a name or None, not {compiler!r}"
+            )
+        if cache is not None and not isinstance(cache, GlobalSymbolCache):
+            raise TypeError(
+                f"OutlineCompilerFunctions: cache is a GlobalSymbolCache or None, not {cache!r}"
+            )
+        self.compiler = compiler
+        self.cache = cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module with the functions outlined."""
+
+        def wanted(function: relax.Function) -> bool:
+            compiler = compiler_of(function)
+            return compiler is not None and self.compiler in (None, compiler)
+
+        return outline(mod, wanted, self.cache)
+
+
+def outline(
+    mod: tvm.IRModule, wanted: Callable[[relax.Function], bool], cache: GlobalSymbolCache
+) -> tvm.IRModule:
+    """Outline the literals that are wanted."""
+    functions = [
+        (global_var, function)
+        for global_var, function in mod.functions_items()
+        if isinstance(function, relax.Function) and contains_literal(function, wanted)
+    ]
+    if not functions:
+        return mod
+    table = _Table(mod, cache)
+    outliner = _Outliner(mod, wanted, table)
+    for global_var, function in functions:
+        outliner.around = global_var.name_hint
+        outliner.builder_.update_func(global_var, outliner.visit_expr(function))
+    if table.problem is not None:
+        raise table.problem
+    result = outliner.builder_.get()
+    for global_var, function in table.outlined:
+        result[global_var] = function
+    return result
+
+
+class _Table:
+    """The functions that were outlined.
+
+    What cannot be outlined is kept as `problem` and raised in the end: an exception in the middle
+    of a function would leave TVM's builder with an open block.
+    """
+
+    def __init__(self, mod: tvm.IRModule, cache: GlobalSymbolCache) -> None:
+        self.outlined: list[tuple[tvm.ir.GlobalVar, relax.Function]] = []
+        self.problem: Exception | None = None
+        self._cache = cache
+        self._equals = Equals()
+        self._names = Names([])
+        for global_var, function in mod.functions_items():
+            self._names.take(global_var.name_hint)
+            if function.attrs and GLOBAL_SYMBOL in function.attrs:
+                self._names.take(str(function.attrs[GLOBAL_SYMBOL]))
+            if compiler_of(function) is not None:
+                self._equals.add(function, global_var)
+
+    def global_var(self, function: relax.Function, site: Site) -> tvm.ir.GlobalVar:
+        """Return the variable of an equal function, or a new one."""
+        try:
+            shared = self._equals.find(
+                function,
+                lambda other: self._cache.shares(str(other.name_hint), function, site),
+            )
+            if shared is not None:
+                return shared
+            symbol = self._symbol(function, site)
+        except Exception as problem:
+            self.problem = self.problem or problem
+            symbol = ""
+        global_var = tvm.ir.GlobalVar(symbol)
+        relax.expr._update_type(global_var, function.ty)
+        self._names.take(symbol)
+        self._equals.add(function, global_var)
+        self.outlined.append((global_var, function.with_attr(GLOBAL_SYMBOL, symbol)))
+        return global_var
+
+    def _symbol(self, function: relax.Function, site: Site) -> str:
+        symbol = self._cache.symbol(function, site, self._names)
+        policy = type(self._cache).__name__
+        if not isinstance(symbol, str) or not symbol:
+            raise TransformError(
+                f"OutlineCompilerFunctions: {policy} gave {site} the symbol {symbol!r}, which is "
+                "not a name"
+            )
+        if self._names.taken(symbol):
+            raise TransformError(
+                f"OutlineCompilerFunctions: {policy} gave {site} the symbol {symbol!r}, which a "
+                "different function of the module has. Rename one of them, or take another "
+                "policy, such as FreshGlobalSymbols()"
+            )
+        return symbol
+
+
+@mutator
+class _Outliner(PyExprMutator):  # type: ignore[misc]
+    def __init__(
+        self, mod: tvm.IRModule, wanted: Callable[[relax.Function], bool], table: _Table
+    ) -> None:
+        super().__init__(mod)
+        self.around = ""
+        self._wanted = wanted
+        self._table = table
+        self._callees: dict[relax.Var, tuple[tvm.ir.GlobalVar, list[relax.Expr]]] = {}
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        value, var = binding.value, binding.var
+        if isinstance(value, relax.Function) and self._wanted(value):
+            self._callees[var] = self._outline(value, var)
+        elif isinstance(value, relax.Var) and value in self._callees:
+            self._callees[var] = self._callees[value]
+        else:
+            super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if isinstance(call.op, relax.Function) and self._wanted(call.op):
+            callee = self._outline(call.op, None)
+        elif isinstance(call.op, relax.Var) and call.op in self._callees:
+            callee = self._callees[call.op]
+        else:
+            return super().visit_call_(call)
+        global_var, extra = callee
+        return relax.Call(global_var, [*map(self.visit_expr, call.args), *extra])
+
+    def visit_var_(self, var: relax.Var) -> relax.Expr:
+        return self._value(var) if var in self._callees else super().visit_var_(var)
+
+    def visit_dataflow_var_(self, var: relax.DataflowVar) -> relax.Expr:
+        return self._value(var) if var in self._callees else super().visit_dataflow_var_(var)
+
+    def _outline(
+        self, literal: relax.Function, var: relax.Var | None
+    ) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
+        name = "a literal" if var is None else var.name
+        site = Site(self.around, name, compiler_of(literal) or str(literal.attrs.get(COMPOSITE)))
+        closed = close(self.visit_expr(literal))
+        if var in closed.variables:
+            self._table.problem = TransformError(
+                f"OutlineCompilerFunctions: {site} calls itself; make it a module-level function"
+            )
+        global_var = self._table.global_var(closed.function, site)
+        extra = closed.arguments()
+        if not isinstance(var, relax.DataflowVar):
+            # Where the variable is an output of its dataflow block, so is what it captured.
+            extra = [
+                self.builder_.emit_output(one) if isinstance(one, relax.DataflowVar) else one
+                for one in extra
+            ]
+        return global_var, extra
+
+    def _value(self, var: relax.Var) -> relax.Expr:
+        global_var, extra = self._callees[var]
+        if not extra:
+            return global_var
+        ty = var.ty
+        params = [relax.Var(f"arg{i}", param) for i, param in enumerate(ty.params)]
+        result = relax.Var("result", ty.ret)
+        call = relax.VarBinding(result, relax.Call(global_var, [*params, *extra]))
+        body = relax.SeqExpr([relax.BindingBlock([call])], result)
+        return self.builder_.emit(relax.Function(params, body, ty.ret, bool(ty.purity)))
