@@ -69,7 +69,7 @@ _TENSOR_OF_STORAGE = tvm.ir.Op.get("relax.memory.alloc_tensor")
 
 def _allocations(function: relax.Function) -> list[relax.Call]:
     """Return the calls that name the scope."""
-    return [call for call in calls(function) if any(map(_is_ipc_memory, call.args))]
+    return [call for call in calls(function) if _names_the_scope(call)]
 
 
 def _check(name: str, function: relax.Function) -> None:
@@ -85,7 +85,7 @@ def _check(name: str, function: relax.Function) -> None:
 
 def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
     call = binding.value
-    if not isinstance(call, relax.Call) or not any(map(_is_ipc_memory, call.args)):
+    if not isinstance(call, relax.Call) or not _names_the_scope(call):
         return None
     if call.op == _STORAGE:
         size, _device, _scope, _dtype = call.args
@@ -98,6 +98,11 @@ def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
         relax.VarBinding(storage, _alloc(shape, dtype, relax.AnyType())),
         relax.VarBinding(binding.var, typed(tensor, binding.var.ty), binding.span),
     ]
+
+
+def _names_the_scope(call: relax.Call) -> bool:
+    # Most calls are of kernels, and to look at arguments takes time.
+    return not isinstance(call.op, tvm.ir.GlobalVar) and any(map(_is_ipc_memory, call.args))
 
 
 def _is_ipc_memory(argument: relax.Expr) -> bool:
