@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 import tvm_ffi
 from reference import Reference
-from tvm import relax
 
 import tvm_ipc
 from tvm_ipc.demo import model, weights
-from tvm_ipc.demo.config import Config
+from tvm_ipc.demo.compiling import compile_model, decisions
+from tvm_ipc.demo.config import DTYPES, Config
+from tvm_ipc.demo.generating import Generator
+from tvm_ipc.demo.model import Shard
+from tvm_ipc.demo.tour import allowed_difference
+from tvm_ipc.errors import WorkerError
 
-CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=40)
+CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
+PROMPTS = ([3, 5, 17, 99, 4, 4, 28], [1], list(range(30, 100)))
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -26,35 +31,131 @@ def session(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
         yield session
 
 
-def test_tokens_and_logits_are_those_of_numpy(session: Any) -> None:
-    n = session.num_workers
-    target = tvm.target.Target("llvm")
-    pipeline = relax.get_default_pipeline(target)
-    program = relax.build(model.build(CONFIG, n), target, relax_pipeline=pipeline)
-    functions = session.load_vm_module(program)
-    pack = session.get_global_func("vm.builtin.make_tuple")
-    field = session.get_global_func("vm.builtin.tuple_getitem")
-    parts = pack(
-        *[
-            session.put(w) if how is None else session.scatter(weights.shard(w, how, n))
-            for _, w, how in weights.make(CONFIG)
-        ]
+def generator(session: Any, config: Config) -> Generator:
+    executable = compile_model(config, session.num_workers)
+    return Generator(session, executable, config, list(weights.make(config)))
+
+
+@pytest.fixture(scope="module")
+def small(session: Any) -> Generator:
+    return generator(session, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(CONFIG)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_tokens_and_logits_are_those_of_numpy(
+    small: Generator, reference: Reference, prompt: list[int]
+) -> None:
+    expected, logits = reference.generate(prompt, 8)
+    heard: list[int] = []
+    said = small.generate(prompt, 8, heard.append)
+    assert said.tokens == [expected] * small.session.num_workers
+    np.testing.assert_allclose(said.logits, logits, atol=1e-5)
+    assert heard[-1] == 8
+    assert heard == sorted(heard)
+
+
+def test_caches_are_not_remembered(small: Generator) -> None:
+    first, second = (small.generate([7, 8, 9], 5) for _ in range(2))
+    assert first.tokens == second.tokens
+    assert first.logits.tobytes() == second.logits.tobytes()
+
+
+def test_full_cache_is_refused_and_the_last_place_is_used(small: Generator) -> None:
+    prompt = [5] * 70
+    assert len(small.generate(prompt, 11).tokens[0]) == 11
+    with pytest.raises(ValueError, match=r"full before the end: .* 70 tokens and 12 new .* has 80"):
+        small.generate(prompt, 12)
+    with pytest.raises(ValueError, match="full before the end"):
+        small.generate([5] * 81, 1)
+
+
+def test_program_itself_refuses_a_position_beyond_its_caches(small: Generator) -> None:
+    beyond = model.padded_context(CONFIG) + 1
+    token = small.session.put(np.array([1], "int32"))
+    small._decode(token, tvm_ffi.Shape([beyond]), small._caches, small._weights)
+    with pytest.raises(WorkerError, match="the KV cache is full"):
+        small.session.sync()
+    assert small.generate([1], 2).tokens[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "words"),
+    [
+        ([], 1, "the prompt is empty"),
+        ([1], 0, "0 tokens are wanted"),
+        ([1, 128], 1, "the token 128; they are 0 to 127"),
+        ([-1], 1, "the token -1"),
+    ],
+)
+def test_wrong_prompts_are_refused(
+    small: Generator, prompt: list[int], count: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        small.generate(prompt, count)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_types_and_sizes_that_fill_no_vector(dtype: str) -> None:
+    config = Config(3, 60, 6, 2, 42, 100, 40, dtype)
+    expected, logits = Reference(config).generate(PROMPTS[0], 1)
+    with tvm_ipc.Session(2, threads=True) as session:
+        said = generator(session, config).generate(PROMPTS[0], 1)
+    np.testing.assert_allclose(
+        said.logits, logits, atol=2 * allowed_difference(config, logits), rtol=0
     )
-    caches = pack(*[session.empty(s, CONFIG.dtype) for s in model.cache_shapes(CONFIG, n)])
-    for prompt in ([3, 5, 17, 99, 4, 4, 28], [1], list(range(30, 50))):
-        expected, expected_logits = Reference(CONFIG).generate(prompt, 6)
-        tokens, logits = [], []
-        total = len(prompt)
-        out = functions["prefill"](
-            session.put(np.array(prompt, "int32")), tvm_ffi.Shape([total]), caches, parts
-        )
-        while True:
-            token = field(out, 0)
-            tokens.append(int(session.get(token, rank=n - 1)[0]))
-            logits.append(session.get(field(out, 1), rank=n - 1))
-            if len(tokens) == 6:
-                break
-            total += 1
-            out = functions["decode"](token, tvm_ffi.Shape([total]), caches, parts)
-        assert tokens == expected
-        np.testing.assert_allclose(np.stack(logits), expected_logits, atol=1e-5)
+    assert len(said.tokens) == 2 and said.tokens[0] == said.tokens[1]
+    assert dtype != "float32" or said.tokens[0] == expected
+
+
+def test_every_allreduce_is_rewritten_and_memory_is_saved() -> None:
+    found = decisions(replace(CONFIG, context=256), 2)
+    assert found.allreduces == found.rewritten == 8
+    assert found.without_barrier >= 4
+    assert sum(found.memory.ours.values()) < sum(found.memory.upstream.values())
+    alone = decisions(CONFIG, 1)
+    assert (alone.allreduces, alone.rewritten, alone.without_barrier) == (0, 0, 0)
+
+
+def test_weights_are_the_same_for_any_number_of_workers() -> None:
+    rows = np.arange(24).reshape(12, 2)
+    assert weights.shard(rows, Shard(0, (12,)), 3)[1].tolist() == rows[4:8].tolist()
+    columns = np.arange(16).reshape(2, 8)
+    first, second = weights.shard(columns, Shard(1, (4, 2, 2)), 2)
+    assert first[0].tolist() == [0, 1, 4, 6]
+    assert second[0].tolist() == [2, 3, 5, 7]
+    made = [list(weights.make(CONFIG)) for _ in range(2)]
+    for (name, one, _), (_, other, _) in zip(*made, strict=True):
+        assert one.tobytes() == other.tobytes(), name
+    other_seed = {name: value for name, value, _ in weights.make(CONFIG, 1)}
+    assert not np.array_equal(other_seed["embedding"], made[0][0][1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"layers": 0}, "layers is 0; it must be at least 1"),
+        ({"heads": 7}, "hidden 64 cannot be divided evenly among 7 heads; hidden 70 can"),
+        ({"kv_heads": 3}, "heads 8 cannot be divided evenly among 3 kv_heads; heads 9 can"),
+        ({"hidden": 72}, "gives each of 8 heads 9 numbers; rotary positions need an even one"),
+        ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32, float16, bfloat16"),
+    ],
+)
+def test_wrong_sizes_are_refused(sizes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(CONFIG, **sizes)
+
+
+def test_model_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="heads 8 cannot be divided evenly among 3 workers; heads 9"
+    ):
+        model.build(CONFIG, 3)
+    with pytest.raises(ValueError, match="kv_heads 4 cannot be divided evenly among 8 workers"):
+        model.build(CONFIG, 8)
+    with pytest.raises(ValueError, match="number of workers is 65; it must be 1 to 64"):
+        model.build(CONFIG, 65)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: a tensor-parallel MLP, compiled with TVM's passes, on workers that share memory.
+"""The demo: a tensor-parallel decoder, compiled for several numbers of workers that must agree.
 
-`options` reads the command line, `model` is the program, `lowering` compiles it with the help of
-`schedule`, `run` runs it in a session, and `tour` leads through all that and judges the result.
+options     the command line             config      the size of a model
+model       the program of one worker    kernels     its loops that TVM has no operator for
+schedule    how its loops run            compiling   the program through our pipeline
+weights     random weights, in parts     generating  a prompt in, tokens out, in a session
+report      lines and a bar              tour        all of it in turn, and the verdict
 """
 
 from __future__ import annotations

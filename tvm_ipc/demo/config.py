@@ -46,8 +46,8 @@ class Config:
         _check_divides("heads", self.heads, self.kv_heads, "kv_heads")
         if self.head_dim % 2:
             raise ValueError(
-                f"hidden {self.hidden} over {self.heads} heads is {self.head_dim} a head; rotary "
-                "positions need an even number"
+                f"hidden {self.hidden} gives each of {self.heads} heads {self.head_dim} numbers; "
+                "rotary positions need an even one"
             )
 
     @property

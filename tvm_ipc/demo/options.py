@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.demo.config import DTYPES, Config
 
-DTYPES: Final = ("float32", "float16", "bfloat16")
-#: The inner width of a layer, in units of `hidden`.
-EXPANSION: Final = 4
+_WORKERS: Final = (1, 2, 4)
 _HIDDEN: Final = 512
+_HEAD: Final = 64
+_VOCABULARY: Final = 4096
+#: A size of the model with its value in a message.
+_SIZE: Final = re.compile(
+    r"\b(layers|hidden|heads|kv_heads|inner|vocabulary|context)\b(?= (is )?-?\d)"
+)
 
 
 class OptionError(Exception):
@@ -24,55 +31,72 @@ class OptionError(Exception):
 class Options:
     """What to compile and where to run it."""
 
-    workers: int = 2
-    layers: int = 4
-    hidden: int = _HIDDEN
-    batch: int = 16
-    dtype: str = "float32"
+    config: Config = field(default_factory=Config)
+    workers: tuple[int, ...] = _WORKERS  #: in rising order, 1 among them
+    prompt_length: int = 128
+    tokens: int = 32
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO
     threads: bool = False
-    steps: int = 30
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.workers <= MAX_WORKERS:
-            raise OptionError(f"--workers is {self.workers}; it must be 1 to {MAX_WORKERS}")
-        for name in ("layers", "hidden", "batch", "steps"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"--{name} is {getattr(self, name)}; it must be at least 1")
-        if self.hidden % self.workers:
-            near = _next_multiple(self.hidden, self.workers)
-            raise OptionError(
-                f"--hidden {self.hidden} cannot be divided among {self.workers} workers; "
-                f"--hidden {near} can"
-            )
-
-    @property
-    def inner(self) -> int:
-        """The width between the two linears of a layer, all workers together."""
-        return EXPANSION * self.hidden
-
-    @property
-    def weights(self) -> int:
-        """The number of weights of the whole model."""
-        return 2 * self.layers * self.hidden * self.inner
+    seed: int = 0
 
 
 def parse(argv: Sequence[str]) -> Options:
     """Read the command line; `--help` prints and exits."""
     given = _parser().parse_args(argv)
-    hidden = given.hidden
-    if hidden is None:
-        # Some room for vectors: each worker's part of a layer has a multiple of 64 columns.
-        hidden = _next_multiple(_HIDDEN, max(1, given.workers) * 64 // EXPANSION)
+    # Everything is compared with one worker.
+    workers = tuple(sorted({1, *given.workers}))
+    for name in ("prompt_length", "tokens"):
+        if getattr(given, name) < 1:
+            raise OptionError(f"{_option(name)} is {getattr(given, name)}; it must be at least 1")
+    if given.seed < 0:
+        raise OptionError(f"--seed is {given.seed}; it must be at least 0")
+    for number in given.workers:
+        if not 1 <= number <= MAX_WORKERS:
+            raise OptionError(f"--workers has {number}; it must be 1 to {MAX_WORKERS}")
+    need = given.prompt_length + given.tokens - 1
+    if given.context is not None and given.context < need:
+        raise OptionError(
+            f"--context {given.context} is too short for a prompt of {given.prompt_length} tokens "
+            f"and {given.tokens} new ones: --context {need} is enough"
+        )
+    try:
+        config = _config(given, math.lcm(*workers), need)
+        for number in workers:
+            config.check_workers(number)
+    except ValueError as error:
+        raise OptionError(_SIZE.sub(lambda size: _option(size[0]), str(error))) from error
     return Options(
-        workers=given.workers,
-        layers=given.layers,
-        hidden=hidden,
-        batch=given.batch,
-        dtype=given.dtype,
+        config=config,
+        workers=workers,
+        prompt_length=given.prompt_length,
+        tokens=given.tokens,
         strategy=AllReduceStrategy[given.strategy.upper()],
         threads=given.threads,
-        steps=given.steps,
+        seed=given.seed,
+    )
+
+
+def _config(given: argparse.Namespace, parts: int, need: int) -> Config:
+    """Fill in what was not given with sizes that can be divided into so many parts."""
+    heads = given.heads
+    if heads is None:
+        heads = _next_multiple((given.hidden or _HIDDEN) // _HEAD or 1, parts)
+    hidden = given.hidden
+    if hidden is None:
+        hidden = _next_multiple(_HIDDEN, heads * 2)
+    kv_heads = given.kv_heads
+    if kv_heads is None:
+        kv_heads = heads // 2 if heads % 2 == 0 and heads // 2 % parts == 0 else heads
+    return Config(
+        layers=given.layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        # Some room for vectors: the part of each worker is a multiple of 16.
+        inner=given.inner or _next_multiple(hidden * 11 // 4, 16 * parts),
+        vocabulary=given.vocabulary or _next_multiple(_VOCABULARY, 16 * parts),
+        context=given.context or max(need, Config.context),
+        dtype=given.dtype,
     )
 
 
@@ -86,21 +110,34 @@ def _parser() -> argparse.ArgumentParser:
     default = Options()
     parser = _Parser(
         "tvm-ipc demo",
-        description="Compile a tensor-parallel MLP with TVM's passes, run it on workers that share "
-        "memory, and compare it with one worker and with NumPy.",
-        epilog="Exit code: 0 right results, 1 wrong ones or a failure, 2 wrong options.",
+        description="Compile a tensor-parallel decoder for several numbers of workers, let them "
+        "continue a prompt, and compare what they say.",
+        epilog="Exit code: 0 the same tokens, 1 other ones or a failure, 2 wrong options.",
         allow_abbrev=False,
     )
 
     def number(name: str, value: int | None, text: str) -> None:
-        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=text)
+        parser.add_argument(_option(name), type=int, default=value, metavar="N", help=text)
 
-    number("workers", default.workers, f"1 to {MAX_WORKERS} (default {default.workers})")
-    number("layers", default.layers, f"layers of two linears (default {default.layers})")
-    number("hidden", None, f"width, a multiple of the workers (default {_HIDDEN} or a bit more)")
-    number("batch", default.batch, f"rows of the input (default {default.batch})")
-    number("steps", default.steps, f"runs to time, if they are short (default {default.steps})")
-    parser.add_argument("--dtype", choices=DTYPES, default=default.dtype, help="(default float32)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        default=list(_WORKERS),
+        metavar="N",
+        help="how many, each 1 to 64; 1 is always among them (default 1 2 4)",
+    )
+    number("layers", default.config.layers, f"(default {default.config.layers})")
+    number("hidden", None, f"width (default {_HIDDEN} or a bit more)")
+    number("heads", None, f"of the queries (default one for each {_HEAD} of the width)")
+    number("kv_heads", None, "of keys and values (default half of the heads)")
+    number("inner", None, "width of the MLP (default about 11/4 of the width)")
+    number("vocabulary", None, f"number of tokens (default {_VOCABULARY} or a bit more)")
+    number("context", None, "room of the KV cache (default what is needed)")
+    number("prompt_length", default.prompt_length, f"(default {default.prompt_length})")
+    number("tokens", default.tokens, f"how many to generate (default {default.tokens})")
+    number("seed", default.seed, "of the random weights and prompt (default 0)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default float32)")
     parser.add_argument(
         "--strategy",
         choices=[strategy.name.lower() for strategy in AllReduceStrategy],
@@ -111,6 +148,10 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", action="store_true", help="workers are threads of this process"
     )
     return parser
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _next_multiple(number: int, of: int) -> int:

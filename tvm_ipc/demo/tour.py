@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -13,180 +13,246 @@ import ml_dtypes
 import numpy as np
 import tvm_ffi
 
-from tvm_ipc.demo.lowering import Compiled, compile_module
-from tvm_ipc.demo.mlp import Array, build_module, make_data, numpy_dtype, numpy_result
+import tvm_ipc
+from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.demo import weights
+from tvm_ipc.demo.compiling import Decisions, compile_model, decisions, processor
+from tvm_ipc.demo.config import Config
+from tvm_ipc.demo.generating import Generation, Generator, Weight
 from tvm_ipc.demo.options import Options
-from tvm_ipc.demo.report import Report, count, duration, size
-from tvm_ipc.demo.run import Run, run
+from tvm_ipc.demo.report import Report, count, listing, size
 from tvm_ipc.errors import IPCError
 
-#: What rounding explains of a float32 sum of thousands of terms, relative to the largest one.
-_SUM_ERROR: Final = 1e-5
+#: How many tokens are shown.
+_SHOWN: Final = 12
+#: Logits are about one; what a rounding of every layer may change them by, in units of the type.
+_ROUNDINGS: Final = 64
 
 
 def lead(options: Options, report: Report) -> int:
-    """Run the demo and return its exit code: 0 if every result is right."""
-    n = options.workers
-    load = os.getloadavg()[0]
+    """Run the demo and return its exit code: 0 if all workers say the same."""
+    config, load = options.config, os.getloadavg()[0]
     _check_memory(options)
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
-    report.line(
-        "model",
-        f"{count(options.layers, 'layer')} of {options.hidden} -> {options.inner} -> "
-        f"{options.hidden}, batch {options.batch}, {options.dtype}, tensor-parallel",
-    )
-    single = compile_module(build_module(options, 1), options.strategy)
-    compiled = compile_module(build_module(options, n), options.strategy) if n > 1 else single
-    programs = f"for one worker and for one of {n}" if n > 1 else "for one worker"
-    report.step("compile", f"{programs}: llvm, {compiled.processor}")
-    _explain_passes(report, options, compiled)
-    x, weights = make_data(options)
-    expected = numpy_result(x, weights)
-    total = size(sum(weight.nbytes for weight in weights))
-    report.step("NumPy", f"{total} of weights, the result in float64")
-
-    def run_on(workers: int, executable: Any) -> Run:
-        return run(
-            executable,
-            x,
-            weights,
-            workers=workers,
-            threads=options.threads,
-            steps=options.steps,
-        )
-
-    one = many = run_on(1, single.executable)
-    report.step("1 worker", f"started, all weights, {count(one.steps, 'step')}, ended")
-    if n > 1:
-        many = run_on(n, compiled.executable)
-        where = "threads" if options.threads else "processes"
-        report.step(
-            count(n, "worker"),
-            f"{where} started, 1/{n} of the weights each, {count(many.steps, 'step')}, ended",
-        )
+    _describe(report, config)
+    executables = {}
+    for done, n in enumerate(options.workers):
+        report.progress(done / len(options.workers), f"compiling for {count(n, 'worker')}")
+        executables[n] = compile_model(config, n, options.strategy)
+    report.step("compile", f"for {listing(list(options.workers))}: llvm, {processor()}")
+    several = options.workers[-1] if options.workers[-1] > 1 else None
+    if several is None:
+        report.line("", "no all-reduces: there is nobody to share the work with")
+    else:
+        _explain_passes(report, options, several, decisions(config, several, options.strategy))
+    report.progress(0, "making weights")
+    model_weights = list(weights.make(config, options.seed))
+    total = sum(value.nbytes for _, value, _ in model_weights)
+    report.step("weights", f"{size(total)} from seed {options.seed}")
+    random = np.random.default_rng(options.seed)
+    prompt = random.integers(config.vocabulary, size=options.prompt_length).tolist()
+    said: dict[int, Generation] = {}
+    arena: dict[str, int] = {}
+    for n in options.workers:
+        said[n], arena = _run(report, options, n, executables[n], model_weights, prompt)
     report.gap()
-    right = _compare(report, options, one, many, expected)
-    _explain_time(report, options, compiled, one, many)
+    right = _compare(report, config, said)
+    _explain_time(report, options, said)
     if load > len(os.sched_getaffinity(0)):
         report.line(
             "", f"other programs kept the cores busy (load {load:.1f}): quiet, it is faster"
         )
-    _explain_memory(report, options, compiled, many)
+    if several is not None:
+        report.line(
+            "memory", f"each of {several} workers used {size(arena['peak_in_use'])} of ipc_memory"
+        )
     report.line("total", f"{report.seconds:.1f} s")
     report.gap()
     _suggest(report, options)
     return 0 if right else 1
 
 
-def allowed_difference(options: Options, largest: float) -> float:
-    """Return how far two right results may be apart, whose largest value is given."""
-    # A layer rounds a few times to the model's type; errors of layers add like random steps.
-    limits: Any = ml_dtypes.finfo
-    epsilon = float(limits(numpy_dtype(options.dtype)).eps)
-    return largest * (2 * epsilon * math.sqrt(options.layers) + _SUM_ERROR)
+def _describe(report: Report, config: Config) -> None:
+    report.line(
+        "model",
+        f"a decoder with {config.weights / 1e6:.1f}M {config.dtype} weights: "
+        f"{count(config.layers, 'layer')} of {config.hidden},",
+    )
+    report.line(
+        "",
+        f"{count(config.heads, 'head')} of {config.head_dim} ({config.kv_heads} of keys), "
+        f"MLP {config.inner}, {config.vocabulary} tokens, context {config.context}",
+    )
 
 
 def _check_memory(options: Options) -> None:
     """Refuse what cannot fit, before it is tried."""
-    # The weights as they are, in parts, in the workers and on the way; one layer in float64.
-    width = numpy_dtype(options.dtype).itemsize
-    rows = 4 * options.batch * (options.hidden + options.inner)
-    need = options.weights * 4 * width + (options.weights // options.layers + rows) * 8
+    config = options.config
+    width = weights.numpy_dtype(config.dtype).itemsize
+    # The weights here, in parts on the way, and in the workers, which all have the embedding.
+    most = options.workers[-1]
+    need = 3 * config.weights * width + most * config.vocabulary * config.hidden * width
+    need += config.context * (config.layers * 2 * config.hidden + 4 * config.inner) * width
     have = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())["physical_memory"]
     if need > have:
         raise IPCError(
             f"the model would need about {size(need)} of memory and the machine has {size(have)}; "
-            "take less --layers, --hidden or --batch"
+            "take less --layers, --hidden or --context"
         )
 
 
-def _explain_passes(report: Report, options: Options, compiled: Compiled) -> None:
-    if options.workers == 1:
-        report.line("", "no all-reduces: there is nobody to share the work with")
-        return
+def _explain_passes(report: Report, options: Options, workers: int, found: Decisions) -> None:
+    """Say what the pipeline did, for the largest number of workers."""
     report.line(
         "",
-        f"IPCAllReduceRewrite: {count(compiled.allreduces, 'all-reduce')} in the module, "
-        f"{compiled.rewritten} rewritten ({options.strategy.name.lower()})",
+        f"{workers} workers: {count(found.allreduces, 'all-reduce')} in two functions, "
+        f"{found.rewritten} rewritten ({options.strategy.name.lower()}), "
+        f"{found.without_barrier} without exit barrier",
     )
-    ipc, other = compiled.ipc_storages, compiled.other_storages
+    ours, theirs = found.memory.ours, found.memory.upstream
     report.line(
         "",
-        f"StaticPlanBlockMemory: {count(len(ipc), 'storage')} in ipc_memory ({size(sum(ipc))}), "
-        f"{len(other)} elsewhere ({size(sum(other))})",
+        f"planned: {size(sum(ours.values()))}, of it {size(ours.get(IPC_MEMORY, 0))} in "
+        f"ipc_memory; TVM's plan: {size(sum(theirs.values()))} and "
+        f"{size(theirs.get(IPC_MEMORY, 0))}",
     )
 
 
-def _compare(report: Report, options: Options, one: Run, many: Run, expected: Array) -> bool:
-    """Print how far the results are from each other, and return whether that is right."""
-    first = many.results[0]
-    same = all(result.tobytes() == first.tobytes() for result in many.results)
-    to_one, to_numpy = _distance(first, one.results[0]), _distance(first, expected)
-    largest = float(np.abs(expected).max())
-    allowed = allowed_difference(options, largest)
-    # A difference that is not a number is not close.
-    close = to_one <= allowed and to_numpy <= allowed
-    differences = f"{to_numpy:.1e} to NumPy"
-    if options.workers > 1:
-        differences = f"{to_one:.1e} to one worker, {differences}"
-    report.line("result", f"max difference {differences}: {'right' if close else 'WRONG'}")
-    report.line("", f"values up to {largest:.2f}; rounding explains up to {allowed:.1e}")
-    if options.workers > 1:
-        bits = "the same bits" if same else "DIFFERENT BITS"
-        report.line("", f"{bits} on all {options.workers} workers")
-    return close and same
+def _run(
+    report: Report,
+    options: Options,
+    workers: int,
+    executable: Any,
+    model_weights: Sequence[Weight],
+    prompt: list[int],
+) -> tuple[Generation, dict[str, int]]:
+    """Let so many workers continue the prompt; return also what their shared memory saw."""
+    label = count(workers, "worker")
+    steps = len(model_weights) + options.tokens
+    put = 0
 
+    def another() -> None:
+        nonlocal put
+        put += 1
+        report.progress(put / steps, f"{label}: loading weights")
 
-def _distance(a: Array, b: Array) -> float:
-    return float(np.abs(a.astype("float64") - b.astype("float64")).max())
+    def generated(tokens: int) -> None:
+        report.progress((put + tokens) / steps, f"{label}: {tokens} of {options.tokens} tokens")
 
-
-def _explain_time(
-    report: Report, options: Options, compiled: Compiled, one: Run, many: Run
-) -> None:
-    n, cores = options.workers, len(os.sched_getaffinity(0))
-    if many.allreduce is None:
-        report.line("time", f"{duration(one.step)} a step (median of {many.steps})")
-        return
-    report.line(
-        "time",
-        f"{duration(many.step)} a step (median of {many.steps}), {duration(one.step)} with one "
-        f"worker: {one.step / many.step:.1f}x",
+    report.progress(0, f"{label}: starting")
+    with tvm_ipc.Session(workers, threads=options.threads) as session:
+        generator = Generator(session, executable, options.config, model_weights, another)
+        generator.generate(prompt, min(2, options.tokens))  # touches all memory once
+        said = generator.generate(prompt, options.tokens, generated)
+        arena = session.get_global_func("tvm_ipc.arena_stats")().debug_get_from_remote(0)
+    what = "started" if workers == 1 or not options.threads else "threads started"
+    report.step(
+        label,
+        f"{what}, {'all' if workers == 1 else f'1/{workers}'} of the weights each, "
+        f"{count(options.prompt_length, 'token')} read, {options.tokens} written, ended",
     )
-    report.line("", f"a worker uses one core; {n} workers share {count(cores, 'core')}")
-    row = options.batch * options.hidden * numpy_dtype(options.dtype).itemsize
-    calls = compiled.allreduces
-    report.line(
-        "",
-        f"an all-reduce of {size(row)} takes {duration(many.allreduce)} in a row of them; "
-        f"{calls} would be {calls * many.allreduce / many.step:.1%} of a step",
-    )
+    return said, json.loads(arena)
 
 
-def _explain_memory(report: Report, options: Options, compiled: Compiled, many: Run) -> None:
-    if not compiled.ipc_storages:
-        return
-    arena = many.arena
-    planned = sum(compiled.ipc_storages)
-    report.line(
-        "memory",
-        f"a worker used {size(arena['peak_in_use'])} of ipc_memory, {size(planned)} planned, in a "
-        "memfd that all map",
-    )
-    report.line("", f"({size(arena['committed'])} of it so far, at most {size(arena['limit'])})")
+def _compare(report: Report, config: Config, said: dict[int, Generation]) -> bool:
+    """Print what was said, and return whether everybody said the same."""
+    one = said[1]
+    tokens = one.tokens[0]
+    shown = " ".join(map(str, tokens[:_SHOWN])) + (" ..." if len(tokens) > _SHOWN else "")
+    report.line("tokens", shown)
+    right = True
+    for n, other in said.items():
+        if any(mine != other.tokens[0] for mine in other.tokens):
+            report.line("result", f"WRONG: {n} workers said different tokens among themselves")
+            right = False
+        elif other.tokens[0] != tokens:
+            excuse = _excuse(config, one, other)
+            place = next(i for i, t in enumerate(tokens) if t != other.tokens[0][i])
+            report.line(
+                "result",
+                f"{'other' if excuse else 'WRONG:'} tokens of {n} workers from the "
+                f"{place + 1}th on{excuse}",
+            )
+            right = right and bool(excuse)
+        elif not np.abs(other.logits - one.logits).max() <= allowed_difference(config, one.logits):
+            report.line("result", f"WRONG: the tokens of {n} workers are right, but not the logits")
+            right = False
+    if right:
+        worst = max(_distance(one, other) for other in said.values())
+        if len(said) == 1:
+            report.line("result", f"{count(len(tokens), 'token')}")
+        elif all(other.tokens[0] == tokens for other in said.values()):
+            report.line(
+                "result",
+                f"the same {count(len(tokens), 'token')} on {listing(list(said))} workers; "
+                f"logits differ by up to {worst:.1e}",
+            )
+    return right
+
+
+def _distance(one: Generation, other: Generation) -> float:
+    """Return how far logits are apart, as long as both looked at the same tokens."""
+    same = [a == b for a, b in zip(one.tokens[0], other.tokens[0], strict=True)]
+    alike = next((i for i, equal in enumerate(same) if not equal), len(same) - 1) + 1
+    return float(np.abs(one.logits[:alike] - other.logits[:alike]).max())
+
+
+def _excuse(config: Config, one: Generation, other: Generation) -> str:
+    """Return why other tokens are no mistake, or nothing.
+
+    Sums over other numbers of workers are rounded elsewhere. In 16 bits that may decide between
+    two tokens that are almost equally good; float32 is fine enough for that not to happen.
+    """
+    if config.dtype == "float32" or _distance(one, other) > allowed_difference(config, one.logits):
+        return ""
+    place = next(i for i, t in enumerate(one.tokens[0]) if t != other.tokens[0][i])
+    row = one.logits[place]
+    gap = float(row[one.tokens[0][place]] - row[other.tokens[0][place]])
+    if gap > 2 * allowed_difference(config, one.logits):
+        return ""
+    return f": {config.dtype} cannot tell two that are {gap:.1e} apart"
+
+
+def allowed_difference(config: Config, logits: Any) -> float:
+    """Return how far two right results may be apart."""
+    limits: Any = ml_dtypes.finfo
+    epsilon = float(limits(weights.numpy_dtype(config.dtype)).eps)
+    rounding: float = epsilon * (2 * config.layers) ** 0.5
+    largest = float(np.abs(logits).max())
+    return largest * max(4 * rounding, _ROUNDINGS * 2.0**-23)
+
+
+def _explain_time(report: Report, options: Options, said: dict[int, Generation]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    one = said[1]
+    label = "speed"
+    for n, other in said.items():
+        text = f"{count(n, 'worker'):<11}prefill {options.prompt_length / other.prefill:8.0f} tok/s"
+        if n > 1:
+            text += f" {one.prefill / other.prefill:4.2f}x"
+        if options.tokens > 1:
+            rate = (options.tokens - 1) / other.decode
+            text += f"{'' if n > 1 else '      '}   decode {rate:7.0f} tok/s"
+            if n > 1:
+                text += f" {one.decode / other.decode:4.2f}x"
+        report.line(label, text)
+        label = ""
+    if options.workers[-1] > 1:
+        more = "; more workers than that share them" if options.workers[-1] > cores else ""
+        report.line("", f"a worker uses one core, and there are {cores}{more}")
 
 
 def _suggest(report: Report, options: Options) -> None:
     """Name what the user has not tried yet."""
     ideas = [
-        ("--workers 4", options.workers == 2),
-        ("--workers 2", options.workers == 1),
-        ("--dtype bfloat16", options.dtype == "float32"),
-        ("--batch 256", options.batch == 16),
-        ("--threads", not options.threads),
+        ("demo --layers 12 --hidden 768", options.config.layers < 12),
+        ("demo --dtype bfloat16", options.config.dtype == "float32"),
+        ("demo --workers 3", 3 not in options.workers),
+        ("demo --threads", not options.threads),
+        ("explain --demo --text", True),
     ]
     label = "try next"
-    for text in [text for text, fits in ideas if fits][:3]:
-        report.line(label, f"tvm-ipc demo {text}")
+    for text in [text for text, fits in ideas if fits][:4]:
+        report.line(label, f"tvm-ipc {text}")
         label = ""
     report.line(label, "tvm-ipc doctor")

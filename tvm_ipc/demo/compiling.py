@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the model to an executable, and what the passes did on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.support import cc
+
+from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.demo import model
+from tvm_ipc.demo.config import Config
+from tvm_ipc.demo.schedule import schedule_kernels
+from tvm_ipc.errors import IPCError
+from tvm_ipc.explain.examine import Memory, Question, explain
+from tvm_ipc.pipeline import get_pipeline
+from tvm_ipc.transform.report import Report
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the pipeline decided about both functions of the model.
+
+    Attributes
+    ----------
+    allreduces : in the model.
+    rewritten : those of them that read their input in IPC memory.
+    without_barrier : those of them that leave out the barrier at their end.
+    memory : bytes planned, and what TVM's own plan would take.
+    """
+
+    allreduces: int
+    rewritten: int
+    without_barrier: int
+    memory: Memory
+
+
+def compile_model(
+    config: Config, workers: int, strategy: AllReduceStrategy = AllReduceStrategy.AUTO
+) -> Any:
+    """Return an executable of one of `workers` workers, for this machine's processor."""
+    if cc.get_cc() is None:
+        raise IPCError(
+            "TVM links what it compiled with a C++ compiler, and there is none: "
+            "install g++ or clang, or name one in the environment variable CXX"
+        )
+    target = tvm.target.Target.from_device("cpu")
+    pipeline = get_pipeline(target, workers, strategy, schedule=schedule_kernels)
+    return relax.build(model.build(config, workers), target, relax_pipeline=pipeline)
+
+
+def processor() -> str:
+    """Return the name of what `compile_model` compiles for."""
+    return str(tvm.target.Target.from_device("cpu").attrs.get("mcpu", "this processor"))
+
+
+def decisions(
+    config: Config, workers: int, strategy: AllReduceStrategy = AllReduceStrategy.AUTO
+) -> Decisions:
+    """Return what the pipeline does with the model."""
+    question = Question("the demo's decoder", "llvm", workers, strategy.name.lower(), {})
+    explanation = explain(model.build(config, workers), question)
+    events = [event for plan in explanation.report.plans for event in plan.events]
+    return Decisions(
+        allreduces=2 * config.layers * 2 if workers > 1 else 0,
+        rewritten=_rewritten(explanation.report),
+        without_barrier=sum(event.barrier == "left out" for event in events),
+        memory=explanation.total(),
+    )
+
+
+def _rewritten(report: Report) -> int:
+    return sum(
+        decision.pass_name == "IPCAllReduceRewrite" and decision.verdict == "rewritten"
+        for decision in report.decisions
+    )
