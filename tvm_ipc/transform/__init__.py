@@ -14,6 +14,7 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
     GlobalSymbolCache,
     MappedGlobalSymbols,
 )
+from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.lower_extern_calls import LowerExternCalls
@@ -24,7 +25,7 @@ from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report
-from tvm_ipc.transform.scopes import ScopeRegistry, demand_scope, register_scope
+from tvm_ipc.transform.scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
 from tvm_ipc.transform.verify_cross_rank_safety import (
     Hazard,
@@ -33,6 +34,9 @@ from tvm_ipc.transform.verify_cross_rank_safety import (
 )
 
 __all__ = [
+    "ANY",
+    "RESULT",
+    "EraseMemoryScopes",
     "ExistingGlobalSymbols",
     "FreshGlobalSymbols",
     "GlobalSymbolCache",

@@ -14,6 +14,24 @@ After:
     p_ipc = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
     R.call_packed("tvm_ipc.copy", p, p_ipc)
     R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p_ipc, 1, z)
+
+A scope is demanded by
+
+- an operator or packed function, as `demand_scope` says: of an operand, or of its result;
+- a buffer parameter of a PrimFunc that has a scope. One in "global" takes any scope, unless the
+  attribute "tvm_ipc.param_scopes" of the PrimFunc says so too: a list of a scope a parameter,
+  "" where nothing is said;
+- an allocation in a scope other than "global";
+- the memory scope of a VDevice in a type, and `R.to_vdevice` where only the scope changes;
+- an annotation: `y = R.hint_on_device(x, device, scope)`, which this pass takes out, and
+  "tvm_ipc.param_scopes" of a Relax function, for what callers hand over.
+
+What is called from outside takes and returns "global" memory otherwise. What nothing is demanded
+of stays in "global". A PrimFunc whose operand is in a scope that code must be compiled for is
+specialised; one that cannot be gets a copy. What lies in planned storage stays there.
+
+Works on modules after `CallTIRRewrite`, and on `call_tir` outside dataflow blocks. Runs before
+`StaticPlanBlockMemory`. `EraseMemoryScopes` then takes scopes of ours out of PrimFuncs.
 """
 
 from __future__ import annotations
@@ -22,61 +40,101 @@ import tvm
 
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.collect import collect
-from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, ScopeRegistry
+from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.effects import Effects
+from tvm_ipc.transform.scopes.flow_in import FlowIn, specialise_callees
 from tvm_ipc.transform.scopes.place import Plan, place_copies
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 from tvm_ipc.transform.scopes.rewrite import Rewriter
 from tvm_ipc.transform.scopes.sizes import describe, find_frequencies
-from tvm_ipc.transform.scopes.solve import solve
+from tvm_ipc.transform.scopes.solve import PLAIN, Solution, solve
 
 _NAME = "PlanMemoryScopes"
 
 
 @tvm.transform.module_pass(opt_level=0, name=_NAME)
 class PlanMemoryScopes:
-    """Give every tensor the scope that is demanded of it, with a copy where demands clash."""
+    """Give every tensor the scope that is demanded of it, with a copy where demands clash.
 
-    def __init__(self, registry: ScopeRegistry | None = None) -> None:
+    Parameters
+    ----------
+    registry : scopes and demands; those of `register_scope` and `demand_scope` if None.
+    specialise_transparent : specialise PrimFuncs also for scopes that "global" code works on.
+
+    Raises
+    ------
+    TransformError
+        Demands contradict each other, a scope is unknown, or the module is malformed; the module
+        that was given is as it was.
+    """
+
+    def __init__(
+        self, *, registry: ScopeRegistry | None = None, specialise_transparent: bool = False
+    ) -> None:
         if registry is not None and not isinstance(registry, ScopeRegistry):
             raise TypeError(f"registry is a ScopeRegistry, not {type(registry).__name__}")
         self.registry = registry
+        self.specialise_transparent = bool(specialise_transparent)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
-        """Return the module with scopes planned; the one that was given is as it was."""
-        return plan_memory_scopes(mod, self.registry)
+        """Return the module with scopes planned."""
+        return plan_memory_scopes(
+            mod, self.registry, specialise_transparent=self.specialise_transparent
+        )
 
 
-def plan_memory_scopes(module: tvm.IRModule, registry: ScopeRegistry | None = None) -> tvm.IRModule:
-    """Return a module in which every demand for a scope is met."""
+def plan_memory_scopes(
+    module: tvm.IRModule,
+    registry: ScopeRegistry | None = None,
+    *,
+    specialise_transparent: bool = False,
+) -> tvm.IRModule:
+    """Return a module in which every demand for a scope is met, for passes to build on."""
     registry = registry or DEFAULT_REGISTRY
-    program = collect(module, registry)
     primfuncs = PrimFuncs(module)
+    program = collect(module, registry, primfuncs)
     find_frequencies(program)
     solution = solve(program, registry, primfuncs, Effects(program, primfuncs))
     plan = place_copies(solution)
-    rewriter = Rewriter(solution, plan, {})
+    flow_in = specialise_callees(solution, plan, specialise_transparent)
+    rewriter = Rewriter(solution, plan, flow_in.callees)
     if not rewriter.changes:
         return module
     result = module.clone()
+    for global_var, primfunc in flow_in.added.values():
+        result[global_var] = primfunc
     for name, function in rewriter.functions():
         result.update_func(result.get_global_var(name), function)
-    _report(plan)
+    for name in flow_in.removed:
+        del result[name]
+    _report(solution, plan, flow_in)
     return result
 
 
-def _report(plan: Plan) -> None:
+def _report(solution: Solution, plan: Plan, flow_in: FlowIn) -> None:
+    for leaf, sites in solution.program.allocs.items():
+        scope = solution.scopes[leaf]
+        if scope in (PLAIN, GLOBAL) or leaf in solution.program.fixed:
+            continue
+        for site in sites:
+            name = str(site.region.bindings[site.index].var.name)
+            _note(site.region.function.name, name, f"in {scope}", "what uses it needs it there")
     for copy in [*plan.copies, *plan.results, *plan.around]:
-        fixed = ", ".join(dict.fromkeys(use.what for use in copy.uses))
-        note(
-            Decision(
-                _NAME,
-                copy.region.function.name,
-                copy.tensor.root.name,
-                "copied",
-                f"{describe(copy.tensor.root.ty)} from {copy.source_scope} to {copy.scope} for "
-                f"{fixed}",
-            )
-        )
+        uses = ", ".join(dict.fromkeys(use.what for use in copy.uses))
+        fixed = solution.program.fixed.get(copy.tensor.leaf)
+        because = f"; it {fixed[1]}" if fixed else ""
+        size = describe(copy.tensor.root.ty)
+        reason = f"{size} from {copy.source_scope} to {copy.scope} for {uses}{because}"
+        for use in copy.uses:
+            if use.param is not None and use.exact is None:
+                reason += f"; not specialised: {solution.primfuncs.refusal(*use.param)}"
+        _note(copy.region.function.name, copy.tensor.root.name, "copied", reason)
+    for unique, (name, scopes) in flow_in.demands.items():
+        taken = ", ".join(f"{scope} in parameter {k}" for k, scope in scopes)
+        _note(name, unique, "specialised", f"takes {taken}")
+
+
+def _note(function: str, subject: str, verdict: str, reason: str) -> None:
+    note(Decision(_NAME, function, subject, verdict, reason))

@@ -2,6 +2,7 @@
 """Memory scopes as constraints: demands, facts of a module, a solver, and what applies it."""
 
 from tvm_ipc.transform.scopes.demands import (
+    ANY,
     DEFAULT_REGISTRY,
     RESULT,
     ScopeRegistry,
@@ -9,4 +10,4 @@ from tvm_ipc.transform.scopes.demands import (
     register_scope,
 )
 
-__all__ = ["DEFAULT_REGISTRY", "RESULT", "ScopeRegistry", "demand_scope", "register_scope"]
+__all__ = ["ANY", "DEFAULT_REGISTRY", "RESULT", "ScopeRegistry", "demand_scope", "register_scope"]

@@ -11,7 +11,8 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.scopes.demands import GLOBAL, RESULT, ScopeRegistry
+from tvm_ipc.transform.scopes.build import same_device
+from tvm_ipc.transform.scopes.demands import ANY, GLOBAL, RESULT, ScopeRegistry
 from tvm_ipc.transform.scopes.facts import (
     OUT,
     VALUE,
@@ -30,11 +31,7 @@ from tvm_ipc.transform.scopes.facts import (
     pairs,
     tensors,
 )
-from tvm_ipc.transform.scopes.primfunc import PrimFuncs
-
-#: Attribute of a function: the scope of each parameter, "" where nothing is said. Of a Relax
-#: function, what callers hand over; of a PrimFunc, what it was compiled for, "global" included.
-PARAM_SCOPES = "tvm_ipc.param_scopes"
+from tvm_ipc.transform.scopes.primfunc import PARAM_SCOPES, PrimFuncs
 
 _ALIASES = {"relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"}
 _STORAGES = {"relax.memory.alloc_storage": 2, "relax.vm.alloc_storage": 3}
@@ -42,16 +39,16 @@ _PLANNED = {"relax.memory.alloc_tensor", "relax.vm.alloc_tensor"}
 _KILLS = {"relax.memory.kill_tensor", "relax.memory.kill_storage", "relax.vm.kill_object"}
 
 
-def collect(module: tvm.IRModule, registry: ScopeRegistry) -> Program:
+def collect(module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs) -> Program:
     """Return the facts of a module, or raise a TransformError that names what is malformed."""
-    return _Collector(module, registry).run()
+    return _Collector(module, registry, primfuncs).run()
 
 
 class _Collector:
-    def __init__(self, module: tvm.IRModule, registry: ScopeRegistry) -> None:
+    def __init__(self, module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs) -> None:
         self.program = Program(module)
         self.registry = registry
-        self.primfuncs = PrimFuncs(module)
+        self.primfuncs = primfuncs
         self.globals: dict[str, Any] = {}
         self.values: dict[int, Value] = {}
         self.number = 0
@@ -270,6 +267,7 @@ class _Collector:
             value = self.value_of(expr.tuple_value)
             return value[int(expr.index)] if isinstance(value, tuple) else None
         if isinstance(expr, tvm.ir.GlobalVar):
+            self.program.referenced.add(str(expr.name_hint))
             facts = self.globals.get(str(expr.name_hint))
             if isinstance(facts, FunctionFacts):
                 facts.value.escapes = True
@@ -315,7 +313,8 @@ class _Collector:
 
     def use(self, tensor: Tensor, path: tuple[int, ...], what: str, **needs: Any) -> Use:
         use = Use(tensor, self.region, self.index, path, what, **needs)
-        self.program.uses.append(use)
+        if use.exact != ANY:
+            self.program.uses.append(use)
         return use
 
     # Calls.
@@ -380,22 +379,21 @@ class _Collector:
         fresh: int | None = None,
     ) -> None:
         """Note what a PrimFunc needs of its operands; those from `fresh` on hold nothing yet."""
-        function = self.primfuncs.facts(name)
+        scopes = self.primfuncs.scopes(name)
+        self.program.calls.setdefault(name, []).append((self.region, self.index))
         for k, (value, path) in enumerate(arguments):
             if not isinstance(value, Tensor):
                 continue
-            if k >= len(function.scopes):
+            if k >= len(scopes):
                 raise TransformError(
                     f"PlanMemoryScopes: function {self.function.name!r} calls {name!r} with more "
-                    f"arguments than its {len(function.scopes)} parameters"
+                    f"arguments than its {len(scopes)} parameters"
                 )
             what = f"parameter {k} of {name!r}"
-            scope = function.scopes[k]
-            if scope is None:
-                use = self.use(value, path, what, flexible=(name, k))
-            else:
-                use = self.use(value, path, what, exact=self.check_scope(scope, what))
-            use.written = True
+            scope = scopes[k]
+            if scope is not None:
+                self.check_scope(scope, what)
+            use = self.use(value, path, what, exact=scope, param=(name, k), written=True)
             use.fresh = fresh is not None and k >= fresh
             self.function.writes.append(Write(self.number, value.leaf, (name, k)))
 
@@ -407,11 +405,12 @@ class _Collector:
         writes = self.registry.writes.get(name)
         for place, argument in arguments:
             k = place - first
+            written = writes is None or k in writes or k - count in writes
             for path, tensor in _with_paths(self.value_of(argument)):
                 what = f"operand {k} of {name}" if name else f"operand {k} of a closure"
-                use = self.use(tensor, (place, *path), what, exact=demands.get(k))
-                if writes is None or k in writes or k - count in writes:
-                    use.written = True
+                scope = demands.get(k)
+                self.use(tensor, (place, *path), what, exact=scope, written=written)
+                if written:
                     self.function.writes.append(Write(self.number, tensor.leaf, None))
 
     def packed_result(self, var: relax.Var, name: str) -> Value:
@@ -560,8 +559,6 @@ def _with_paths(
             yield from _with_paths(part, (*path, index))
 
 
-def _same_device(ty: Any, target: Any) -> bool:
+def _same_device(ty: Any, target: relax.VDevice) -> bool:
     source = getattr(ty, "vdevice", None)
-    if source is None:
-        return False
-    return bool(source.target == target.target and source.vdevice_id == target.vdevice_id)
+    return source is not None and same_device(source, target)

@@ -21,6 +21,9 @@ GLOBAL: Final = "global"
 #: Stands for the result in the place of an operand's index.
 RESULT: Final = -1
 
+#: Stands for a scope where an operand may be in every one, opaque ones too.
+ANY: Final = "*"
+
 _OPAQUE: Final = (
     "global.texture",
     "global.texture-nhwc",
@@ -67,6 +70,7 @@ class ScopeRegistry:
         default_factory=lambda: {
             "runtime.disco.cuda_ipc.custom_allreduce": {0: IPC_MEMORY},
             "tvm_ipc.allreduce": {0: IPC_MEMORY},
+            "tvm_ipc.copy": {0: ANY, 1: ANY},
         }
     )
     writes: dict[str, tuple[int, ...]] = field(default_factory=lambda: dict(_WRITES))
@@ -89,15 +93,18 @@ class ScopeRegistry:
         Parameters
         ----------
         name : of a packed function, or of a Relax operator, which starts with "relax.".
-        scope : a scope that is known; see `register_scope`.
+        scope : a scope that is known, see `register_scope`; or ANY. An operand that nothing is said
+            of must be in "global" memory, or in a scope that code for it works on.
         operand : its index among the arguments, or RESULT.
-        writes : indices of all operands that the function may write. Without it a packed function
-            is taken to write everything that it is given.
+        writes : indices of all operands that the function may write, from the end where negative.
+            Without it a packed function is taken to write everything that it is given.
         """
-        if scope not in self.scopes:
+        if scope not in self.scopes and scope != ANY:
             raise ValueError(f"unknown memory scope {scope!r}; {self.known_scopes()}")
         if not isinstance(operand, int) or operand < RESULT:
             raise ValueError(f"operand is an index or RESULT, not {operand!r}")
+        if operand == RESULT and scope == ANY:
+            raise ValueError("a result is in some scope, not in ANY")
         demands = self.demands.setdefault(name, {})
         if demands.setdefault(operand, scope) != scope:
             raise ValueError(

@@ -138,8 +138,8 @@ class Use:
     what: str
     exact: str | None = None  #: the scope that it needs
     same: int | None = None  #: the leaf whose scope it needs
-    flexible: tuple[str, int] | None = None  #: the PrimFunc's parameter that takes any scope
-    written: bool = False  #: through a parameter of a PrimFunc: what was copied is copied back
+    param: tuple[str, int] | None = None  #: the parameter of a PrimFunc that it is
+    written: bool = False  #: it may be written: what was copied is copied back
     fresh: bool = False  #: nothing was in it before: it need not be copied there
 
 
@@ -169,6 +169,8 @@ class Program:
     uses: list[Use] = field(default_factory=list)
     functions: list[FunctionFacts] = field(default_factory=list)
     hints: list[tuple[Region, int]] = field(default_factory=list)  #: annotations to take out
+    calls: dict[str, list[tuple[Region, int]]] = field(default_factory=dict)  #: of PrimFuncs
+    referenced: set[str] = field(default_factory=set)  #: functions that are not only called
 
     def number(self, use: Use) -> int:
         """Return when a use is reached."""

@@ -38,9 +38,12 @@ def place_copies(solution: Solution) -> Plan:
         scope = solution.needed(use)
         if scope is None:
             continue
-        if use.written or (use.path and use.path[0] == OUT and use.same is not None):
-            kind = plan.around if use.written else plan.results
-            kind.append(_copy(solution, use, scope, [use]))
+        if solution.written(use):
+            use.fresh |= _holds_nothing(solution, use)
+            plan.around.append(_copy(solution, use, scope, [use]))
+            continue
+        if use.path and use.path[0] == OUT:
+            plan.results.append(_copy(solution, use, scope, [use]))
             continue
         function = use.region.function
         number = solution.program.number(use)
@@ -62,6 +65,15 @@ def place_copies(solution: Solution) -> Plan:
 def _copy(solution: Solution, use: Use, scope: str, uses: list[Use]) -> Copy:
     source = solution.scopes[use.tensor.leaf] or "global"
     return Copy(use.tensor, scope, source, use.region, use.index, uses)
+
+
+def _holds_nothing(solution: Solution, use: Use) -> bool:
+    """Whether memory was allocated in this function and not written before a use."""
+    program, leaf = solution.program, use.tensor.leaf
+    sites = program.allocs.get(leaf, [])
+    if not any(site.region.function is use.region.function for site in sites):
+        return False
+    return solution.effects.version(use.region.function, leaf, program.number(use)) == 0
 
 
 class _Places:

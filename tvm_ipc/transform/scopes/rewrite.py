@@ -7,18 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.expr import _update_type
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.scopes.build import (
+    ALLOC,
+    COPY,
+    alloc,
+    device_of,
+    emit,
+    emit_alloc,
+    emit_call,
+    get,
+    match_shape,
+    replace_call,
+    with_scope,
+)
 from tvm_ipc.transform.scopes.demands import GLOBAL
 from tvm_ipc.transform.scopes.facts import OUT, FunctionFacts, Region, Root
 from tvm_ipc.transform.scopes.place import Copy, Plan
 from tvm_ipc.transform.scopes.solve import PLAIN, Solution
-
-COPY = "tvm_ipc.copy"
-
-_ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 
 
 @dataclass(eq=False)
@@ -49,6 +58,7 @@ class Rewriter:
         self._solution = solution
         self._edits: dict[Region, _Edits] = {}
         self._copies: dict[int, relax.Var] = {}
+        self._devices = list(solution.program.module.global_infos.get("vdevice", []))
         for copy in plan.copies:
             self._at(copy.region).before.setdefault(copy.index, []).append(copy)
             for use in copy.uses:
@@ -163,6 +173,8 @@ class Rewriter:
         body = region.sequence.body
         if index in edits.operands:
             body = self._replace(body, edits.operands[index], (), end)
+            if isinstance(body, relax.Tuple):
+                body = emit("result", body, region.sequence.ty, end)
         if end:
             blocks.append(relax.BindingBlock(end))
         sequence = relax.SeqExpr(blocks, body, region.sequence.span)
@@ -197,21 +209,27 @@ class Rewriter:
             value = self._replace(
                 value, {path[1:]: copy for path, copy in operands.items()}, (), out
             )
-        after: list[relax.Binding] = []
         scopes = edits.scopes.get(index, {})
         around = edits.around.get(index, [])
+        after: list[relax.Binding] = []
         if None in scopes:
-            value = _with_scope(value, scopes[None])
+            value = with_scope(value, scopes[None], device_of(var.ty, self._devices))
         elif scopes or around:
-            value = self._around(var, value, scopes, around, out, after)
-        if index in edits.results:
+            result: relax.Expr | None = None
+            if isinstance(value.op, tvm.ir.Op) and str(value.op.name) in _ALLOCATING:
+                value, result = self._to_destination(value, scopes, around, out)
+            value, after = self._around(value, around, out)
+            if result is not None:
+                out.append(relax.VarBinding(relax.Var("_", value.ty), value))
+                out.extend(after)
+                value, after = result, []
+        results = edits.results.get(index, [])
+        if results:
             raw = relax.Var(f"{var.name}_raw", var.ty)
             out.append(relax.VarBinding(raw, value))
-            value = self._copy_results(raw, edits.results[index], after)
-            out.extend(after)
-            after = []
+            value = self._copy_results(raw, results, out)
         if isinstance(binding, relax.MatchCast):
-            out.append(relax.MatchCast(var, value, binding.ty))
+            out.append(relax.MatchCast(var, value, binding.ty, binding.span))
         else:
             out.append(relax.VarBinding(var, value, binding.span))
         out.extend(after)
@@ -235,12 +253,12 @@ class Rewriter:
             by_argument.setdefault(path[0], {})[path[1:]] = copy
         for k, inner in by_argument.items():
             args[k] = self._replace(args[k], inner, (), out)
-        return _call(call, call.op, args)
+        return replace_call(call, call.op, args)
 
     def _with_callee(self, call: relax.Call, callee: tvm.ir.GlobalVar) -> relax.Call:
         if isinstance(call.op, tvm.ir.Op):
-            return _call(call, call.op, [callee, *list(call.args)[1:]])
-        return _call(call, callee, list(call.args))
+            return replace_call(call, call.op, [callee, *list(call.args)[1:]])
+        return replace_call(call, callee, list(call.args))
 
     def _replace(
         self,
@@ -257,7 +275,7 @@ class Rewriter:
         if isinstance(expr, relax.Tuple):
             fields = list(expr.fields)
         else:
-            fields = [_get(expr, index) for index in range(len(expr.ty.fields))]
+            fields = [get(expr, index) for index in range(len(expr.ty.fields))]
         fields = [
             self._named(self._replace(part, places, (*path, index), out), out)
             for index, part in enumerate(fields)
@@ -271,7 +289,7 @@ class Rewriter:
         """Bind what may not stand inside another expression."""
         if not isinstance(expr, relax.TupleGetItem):
             return expr
-        return _emit("field", expr, expr.ty, out)
+        return emit("field", expr, expr.ty, out)
 
     def _copy_results(
         self, raw: relax.Var, copies: list[Copy], out: list[relax.Binding]
@@ -284,55 +302,44 @@ class Rewriter:
         return self._replace(raw, places, (), out)
 
     def _around(
+        self, call: relax.Call, around: list[Copy], out: list[relax.Binding]
+    ) -> tuple[relax.Call, list[relax.Binding]]:
+        """Return a call that writes copies of operands, and what copies them back after it."""
+        after: list[relax.Binding] = []
+        for copy in around:
+            use = copy.uses[0]
+            operand = call.args[use.path[0]]
+            for index in use.path[1:]:
+                operand = self._named(get(operand, index), out)
+            temporary = emit_alloc(
+                copy.tensor.root.name, operand.ty, copy.scope, self._devices, out
+            )
+            self._copies[id(copy)] = temporary
+            if not use.fresh:
+                emit_call(COPY, [operand, temporary], out)
+            call = self._operands(call, {use.path: copy}, out)
+            emit_call(COPY, [temporary, operand], after)
+        return call, after
+
+    def _to_destination(
         self,
-        var: relax.Var,
         call: relax.Call,
         scopes: dict[int | None, str],
         around: list[Copy],
         out: list[relax.Binding],
-        after: list[relax.Binding],
-    ) -> relax.Expr:
-        """Return the value of a call whose outputs or written operands are in other scopes."""
-        value: relax.Expr = call
-        places = {copy.uses[0].path: copy for copy in around}
-        if isinstance(call.op, tvm.ir.Op) and str(call.op.name) in _DESTINATION_FREE:
-            call, value = self._to_destination(call, scopes, out)
-            offset = len(call.args) - _outputs(value)
-            places = {
-                ((path[1] + offset,) if path[0] == OUT else path[1:]): copy
-                for path, copy in places.items()
-            }
-        for path, copy in places.items():
-            operand = call.args[path[0]]
-            for index in path[1:]:
-                operand = self._named(_get(operand, index), out)
-            use = copy.uses[0]
-            temporary = _emit_alloc(
-                Root(operand) if not isinstance(operand, relax.Tuple) else copy.tensor.root,
-                copy.scope,
-                out,
-            )
-            self._copies[id(copy)] = temporary
-            if not use.fresh:
-                _emit_call(COPY, [operand, temporary], out)
-            call = self._operands(call, {path: copy}, out)
-            _emit_call(COPY, [temporary, operand], after)
-        if value is call or not isinstance(value, relax.Var | relax.Tuple):
-            return call
-        out.append(relax.VarBinding(relax.Var("_", relax.AnyType()), call))
-        out.extend(after)
-        after.clear()
-        return value
-
-    def _to_destination(
-        self, call: relax.Call, scopes: dict[int | None, str], out: list[relax.Binding]
     ) -> tuple[relax.Call, relax.Expr]:
-        """Return a call_tir in destination-passing form, and the value that it had."""
+        """Return a call_tir in destination-passing form, and the value that it had.
+
+        The places of the copies around it change with it.
+        """
         callee, packed = call.args[0], call.args[1]
-        inputs = list(packed.fields) if isinstance(packed, relax.Tuple) else [packed]
-        if len(inputs) == 1 and isinstance(inputs[0].ty, relax.TupleType):
-            whole = inputs[0]
-            inputs = [self._named(_get(whole, index), out) for index in range(len(whole.ty.fields))]
+        if isinstance(packed, relax.Tuple):
+            inputs = list(packed.fields)
+        elif isinstance(packed.ty, relax.TupleType):
+            count = len(packed.ty.fields)
+            inputs = [self._named(get(packed, index), out) for index in range(count)]
+        else:
+            inputs = [packed]
         many = isinstance(call.ty, relax.TupleType)
         types = list(call.ty.fields) if many else [call.ty]
         places = [-1] * len(types)
@@ -345,10 +352,17 @@ class Rewriter:
                 results.append(inputs[place])
                 continue
             scope = scopes.get(len(fresh), GLOBAL)
-            device = _device_of(ty)
-            fresh.append(_emit("alloc", _alloc(ty.shape, ty, device, scope), ty, out))
+            device = device_of(ty, self._devices)
+            fresh.append(emit("alloc", alloc(ty.shape, ty, device, scope), ty, out))
             results.append(fresh[-1])
-        new = relax.Call(callee, [*inputs, *fresh])
+        for copy in around:
+            use = copy.uses[0]
+            if use.path[0] == OUT:
+                use.path = (len(inputs) + use.path[1],)
+            else:
+                use.path = use.path[1:] or (0,)
+        ty = relax.AnyType() if isinstance(callee, relax.ExternFunc) else relax.TupleType([])
+        new = relax.Call(callee, [*inputs, *fresh], ret_ty=ty)
         return new, relax.Tuple(results) if many else results[0]
 
     # New bindings.
@@ -357,76 +371,20 @@ class Rewriter:
         root = root or copy.tensor.root
         source: relax.Expr = root.base
         for index in root.path:
-            source = _emit(root.name, _get(source, index), source.ty.fields[index], out)
+            source = emit(root.name, get(source, index), source.ty.fields[index], out)
         if not isinstance(source.ty.shape, relax.ShapeExpr):
-            source = _match_shape(source, out)
-        target = _emit_alloc(Root(source), copy.scope, out)
-        _emit_call(COPY, [source, target], out)
+            source = match_shape(source, out)
+        target = emit_alloc(copy.tensor.root.name, source.ty, copy.scope, self._devices, out)
+        emit_call(COPY, [source, target], out)
         self._copies[id(copy)] = target
 
 
-_DESTINATION_FREE = {"relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed"}
+#: Calls that allocate their outputs.
+_ALLOCATING = {"relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed"}
 
 
 def _scope_of(region: Region, index: int) -> str | None:
     value = region.bindings[index].value
-    if isinstance(value, relax.Call) and value.op == _ALLOC:
+    if isinstance(value, relax.Call) and value.op == ALLOC:
         return str(value.args[3].value)
     return None
-
-
-def _with_scope(call: relax.Call, scope: str) -> relax.Call:
-    args = list(call.args)
-    args[3] = tvm.ir.StringImm(scope)
-    return _call(call, call.op, args)
-
-
-def _call(call: relax.Call, op: relax.Expr, args: list[relax.Expr]) -> relax.Call:
-    return relax.Call(op, args, call.attrs, list(call.ty_args), call.span, ret_ty=call.ty)
-
-
-def _alloc(shape: relax.Expr, ty: Any, device: int, scope: str) -> relax.Call:
-    dtype = tvm.ir.GenericConst(tvm.DataType(str(ty.dtype.dtype)), relax.AnyType())
-    args = [shape, dtype, tirx.IntImm("int64", device), tvm.ir.StringImm(scope)]
-    ty_args = [ty] if ty.vdevice is not None else []
-    return relax.Call(_ALLOC, args, ty_args=ty_args, ret_ty=ty)
-
-
-def _emit_alloc(root: Root, scope: str, out: list[relax.Binding]) -> relax.Var:
-    ty = root.ty
-    suffix = scope.removeprefix("global.").split("_", 1)[0].split("-", 1)[0]
-    return _emit(f"{root.name}_{suffix}", _alloc(ty.shape, ty, _device_of(ty), scope), ty, out)
-
-
-def _match_shape(tensor: relax.Expr, out: list[relax.Binding]) -> relax.Var:
-    """Name the extents of a tensor whose type has none."""
-    name = str(tensor.name) if isinstance(tensor, relax.Var) else "const"
-    extents = [tirx.Var(f"{name}_d{axis}", "int64") for axis in range(int(tensor.ty.ndim))]
-    ty = relax.TensorType(extents, tensor.ty.dtype, tensor.ty.vdevice)
-    var = relax.Var(f"{name}_sized", ty)
-    out.append(relax.MatchCast(var, tensor, ty))
-    return var
-
-
-def _device_of(ty: Any) -> int:
-    return 0
-
-
-def _outputs(value: relax.Expr) -> int:
-    return len(value.fields) if isinstance(value, relax.Tuple) else 1
-
-
-def _get(expr: relax.Expr, index: int) -> relax.Expr:
-    return expr.fields[index] if isinstance(expr, relax.Tuple) else relax.TupleGetItem(expr, index)
-
-
-def _emit(name: str, value: relax.Expr, ty: Any, out: list[relax.Binding]) -> relax.Var:
-    var = relax.Var(name, ty)
-    out.append(relax.VarBinding(var, value))
-    return var
-
-
-def _emit_call(name: str, args: list[relax.Expr], out: list[relax.Binding]) -> None:
-    ty = relax.AnyType()
-    call = relax.Call(relax.ExternFunc(name), args, ty_args=[ty], ret_ty=ty)
-    out.append(relax.VarBinding(relax.Var("_", ty), call))

@@ -57,16 +57,22 @@ class Solution:
             if accepts(self.registry, target, scope):
                 return None
             return target or GLOBAL
-        if self.registry.scopes.get(scope or GLOBAL, False):
-            return None
-        if use.flexible is not None and self.primfuncs.refusal(*use.flexible) is None:
+        if self.registry.scopes[scope or GLOBAL] or self.flexible(use):
             return None
         return GLOBAL
+
+    def flexible(self, use: Use) -> bool:
+        """Whether a use is a parameter of a PrimFunc that can be specialised."""
+        return use.param is not None and self.primfuncs.refusal(*use.param) is None
+
+    def written(self, use: Use) -> bool:
+        """Whether a use may write the tensor."""
+        return use.written and (use.param is None or self.primfuncs.writes(*use.param))
 
 
 def accepts(registry: ScopeRegistry, wanted: str, scope: str) -> bool:
     """Whether a place for `wanted` can take memory in `scope`."""
-    return wanted == scope or (wanted == PLAIN and registry.scopes.get(scope or GLOBAL, False))
+    return wanted == scope or (wanted == PLAIN and registry.scopes[scope or GLOBAL])
 
 
 def solve(
@@ -119,8 +125,13 @@ class _Solver:
                 )
             known.fixed = known.scope = scope
             known.why = why
+        scopes = {scope for scope, _ in self.program.fixed.values()}
+        scopes.update(use.exact for use in self.program.uses if use.exact is not None)
+        opaque = not all(self.registry.scopes[scope] for scope in scopes)
         for use in self.program.uses:
-            self.add(use)
+            # Without an opaque scope in the module, most uses take what they get.
+            if opaque or use.exact is not None or use.same is not None:
+                self.add(use)
 
     def add(self, use: Use) -> None:
         source = self.find(use.tensor.leaf)
@@ -133,20 +144,18 @@ class _Solver:
             return
         number = self.program.number(use)
         function = use.region.function
-        key: tuple[object, ...]
-        if use.written:
-            key = (id(use),)
+        key: tuple[object, ...] = (id(use),)
+        if use.written and (use.param is None or self.primfuncs.writes(*use.param)):
             weight *= 1 if use.fresh else 2
         else:
             version = self.effects.version(function, use.tensor.leaf, number)
-            key = (id(function), use.tensor.root.key, use.exact, version)
-            if version < 0:
-                key = (id(use),)
+            if version >= 0:
+                key = (id(function), use.tensor.root.key, use.exact, version)
         if use.exact is not None:
             known = self.classes[source].exact.get(key, ("", 0.0))[1]
             self.classes[source].exact[key] = (use.exact, max(known, weight))
         else:
-            free = use.flexible is not None and self.primfuncs.refusal(*use.flexible) is None
+            free = use.param is not None and self.primfuncs.refusal(*use.param) is None
             _, known = self.classes[source].others.get(key, (True, 0.0))
             self.classes[source].others[key] = (free, max(known, weight))
 
@@ -193,7 +202,7 @@ class _Solver:
         return min(options, key=lambda scope: self.cost(known, scope))
 
     def cost(self, known: _Class, scope: str) -> float:
-        transparent = self.registry.scopes.get(scope or GLOBAL, False)
+        transparent = self.registry.scopes[scope or GLOBAL]
         cost = sum(weight for wanted, weight in known.exact.values() if wanted != scope)
         if not transparent:
             cost += sum(weight for free, weight in known.others.values() if not free)

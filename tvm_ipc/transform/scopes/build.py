@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bindings that apply a plan: allocations in a scope, copies, and calls with other operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+COPY = "tvm_ipc.copy"
+
+ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+
+
+def with_scope(call: relax.Call, scope: str, device: int) -> relax.Call:
+    """Return an allocation in another scope."""
+    args = list(call.args)
+    args[3] = tvm.ir.StringImm(scope)
+    if call.ty.vdevice is not None:
+        args[2] = tirx.IntImm("int64", device)
+    return replace_call(call, call.op, args)
+
+
+def replace_call(call: relax.Call, op: relax.Expr, args: list[relax.Expr]) -> relax.Call:
+    """Return a call with another callee and other operands."""
+    return relax.Call(op, args, call.attrs, list(call.ty_args), call.span, ret_ty=call.ty)
+
+
+def alloc(shape: relax.Expr, ty: Any, device: int, scope: str) -> relax.Call:
+    """Return an allocation."""
+    dtype = tvm.ir.GenericConst(tvm.DataType(str(ty.dtype.dtype)), relax.AnyType())
+    args = [shape, dtype, tirx.IntImm("int64", device), tvm.ir.StringImm(scope)]
+    ty_args = [ty] if ty.vdevice is not None else []
+    return relax.Call(ALLOC, args, ty_args=ty_args, ret_ty=ty)
+
+
+def emit_alloc(
+    name: str, ty: Any, scope: str, devices: list[relax.VDevice], out: list[relax.Binding]
+) -> relax.Var:
+    """Allocate a tensor of a type in a scope."""
+    device, ty = device_of(ty, devices), type_in(ty, scope, devices)
+    suffix = scope.removeprefix("global.").split("_", 1)[0].split("-", 1)[0]
+    return emit(f"{name}_{suffix}", alloc(ty.shape, ty, device, scope), ty, out)
+
+
+def match_shape(tensor: relax.Expr, out: list[relax.Binding]) -> relax.Var:
+    """Name the extents of a tensor whose type has none."""
+    name = str(tensor.name) if isinstance(tensor, relax.Var) else "const"
+    extents = [tirx.Var(f"{name}_d{axis}", "int64") for axis in range(int(tensor.ty.ndim))]
+    ty = relax.TensorType(extents, tensor.ty.dtype, tensor.ty.vdevice)
+    var = relax.Var(f"{name}_sized", ty)
+    out.append(relax.MatchCast(var, tensor, ty))
+    return var
+
+
+def device_of(ty: Any, devices: list[relax.VDevice]) -> int:
+    """Return the number of a tensor's device in the VM; its scopes share the first number."""
+    if ty.vdevice is not None:
+        for index, device in enumerate(devices):
+            if same_device(device, ty.vdevice):
+                return index
+    return 0
+
+
+def same_device(one: relax.VDevice, other: relax.VDevice) -> bool:
+    """Whether two virtual devices are one device, whatever their memory scopes."""
+    return bool(one.target == other.target and one.vdevice_id == other.vdevice_id)
+
+
+def type_in(ty: Any, scope: str, devices: list[relax.VDevice]) -> Any:
+    """Return the type of a copy in another scope: one that does not name the old scope."""
+    if ty.vdevice is None or str(ty.vdevice.memory_scope) in ("", "global", scope):
+        return ty
+    for device in devices:
+        if same_device(device, ty.vdevice) and str(device.memory_scope) == scope:
+            return relax.TensorType(ty.shape, ty.dtype, device)
+    return relax.TensorType(ty.shape, ty.dtype)
+
+
+def get(expr: relax.Expr, index: int) -> relax.Expr:
+    """Return a field of a tuple."""
+    return expr.fields[index] if isinstance(expr, relax.Tuple) else relax.TupleGetItem(expr, index)
+
+
+def emit(name: str, value: relax.Expr, ty: Any, out: list[relax.Binding]) -> relax.Var:
+    """Bind a value to a new variable."""
+    var = relax.Var(name, ty)
+    out.append(relax.VarBinding(var, value))
+    return var
+
+
+def emit_call(name: str, args: list[relax.Expr], out: list[relax.Binding]) -> None:
+    """Call a packed function."""
+    ty = relax.AnyType()
+    call = relax.Call(relax.ExternFunc(name), args, ty_args=[ty], ret_ty=ty)
+    out.append(relax.VarBinding(relax.Var("_", ty), call))

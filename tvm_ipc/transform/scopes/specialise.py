@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes the memory scopes of PrimFuncs: of parameters with all their names, or everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_ipc.transform.scopes.primfunc import Parameter
+
+#: The new scope of a variable that names memory, or None if it keeps its own.
+Rename = Callable[[tirx.Var], "str | None"]
+
+
+def specialise(
+    function: tirx.PrimFunc, parameters: list[Parameter], scopes: Mapping[int, str]
+) -> tirx.PrimFunc:
+    """Return the function with other scopes for some parameters, and for all their names."""
+    names = {name: scope for k, scope in scopes.items() for name in parameters[k].aliases}
+    result = retype(function, lambda var: names.get(hash(var)))
+    return result.without_attr("global_symbol") if "global_symbol" in result.attrs else result
+
+
+def retype(function: tirx.PrimFunc, rename: Rename) -> tirx.PrimFunc:
+    """Return the function with other scopes for the variables that `rename` knows."""
+    variables: dict[int, tirx.Var] = {}
+
+    def of_variable(var: tirx.Var) -> tirx.Var:
+        known = variables.get(hash(var))
+        if known is None:
+            known = variables[hash(var)] = _variable(var, rename(var))
+        return known
+
+    def of_call(call: tvm.ir.Call) -> tvm.ir.Call:
+        """Give a pointer the scope of the memory that it was made from."""
+        if not isinstance(call.ty, tvm.ir.PointerType) or not call.args:
+            return call
+        source = call.args[0]
+        if isinstance(source, tvm.ir.TensorLoad):
+            source = source.source
+        scope = _scope(source)
+        if scope is None or scope == str(call.ty.storage_scope):
+            return call
+        ty = tvm.ir.PointerType(call.ty.element_type, scope)
+        return tvm.ir.Call(call.op, list(call.args), call.attrs, list(call.ty_args), ret_ty=ty)
+
+    callbacks = [(tirx.Var, of_variable), (tvm.ir.Call, of_call)]
+    params = [of_variable(param) for param in function.params]
+    body = tvm_ffi.structural_map(function.body, callbacks)
+    return tirx.PrimFunc(params, body, function.ret_type, function.attrs, function.span)
+
+
+def _variable(var: tirx.Var, scope: str | None) -> tirx.Var:
+    if scope is None:
+        return var
+    ty = var.ty
+    if isinstance(ty, tvm.ir.PointerType):
+        return tirx.Var(var.name, tvm.ir.PointerType(ty.element_type, scope), var.span)
+    return tirx.Var(var.name, with_scope(ty, scope), var.span)
+
+
+def with_scope(ty: tirx.BufferType, scope: str) -> tirx.BufferType:
+    """Return the type of the same buffer in another scope."""
+    return tirx.BufferType(
+        ty.dtype,
+        scope,
+        ty.shape,
+        ty.strides,
+        ty.elem_offset,
+        ty.data_alignment,
+        ty.offset_factor,
+        ty.layout,
+        ty.allocated_addr,
+        ty.span,
+    )
+
+
+def _scope(value: Any) -> str | None:
+    if isinstance(value, tirx.Var) and isinstance(value.ty, tirx.BufferType | tvm.ir.PointerType):
+        return str(value.ty.storage_scope)
+    if isinstance(value, tvm.ir.Call) and isinstance(value.ty, tvm.ir.PointerType):
+        return str(value.ty.storage_scope)
+    return None
