@@ -12,7 +12,7 @@ from html import escape
 from typing import Final
 
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.explain.layout import OWN, Band, Block, until
+from tvm_ipc.explain.layout import Band, Block, until
 from tvm_ipc.explain.words import bytes_text
 from tvm_ipc.transform.report import Event, FunctionPlan
 
@@ -30,15 +30,18 @@ def scope_class(scope: str) -> str:
 
 def figure(plan: FunctionPlan, bands: Sequence[Band], least: dict[str, int], name: str) -> str:
     """Return one function's plan; `name` tells its patterns from those of others."""
-    largest = max(band.bytes for band in bands)
+    # What is outside of the plan says less, and has no more than the least height.
+    largest = max((band.bytes for band in bands if not band.own), default=1)
     count = len(plan.events)
     axis, inner = [], []
     for index, band in enumerate(bands):
-        height = max(_LEAST_HEIGHT, round(_HEIGHT * band.bytes / largest))
+        share = 0 if band.own else band.bytes / largest
+        height = max(_LEAST_HEIGHT, round(_HEIGHT * share))
         kind = scope_class(band.scope)
         axis.append(f'<div class="head"></div>{_marks(band, height)}')
         inner.append(f'<div class="{kind}"><div class="head"><span>{_head(band)}</span></div>')
-        inner.append(_svg(plan, band, height, least.get(band.scope, 0), f"{name}-{index}"))
+        line = 0 if band.own else least.get(band.scope, 0)
+        inner.append(_svg(plan, band, height, line, f"{name}-{index}"))
         inner.append("</div>")
     many = " many" if sum(e.collective is not None for e in plan.events) > _MANY else ""
     return (
@@ -73,12 +76,11 @@ def _svg(plan: FunctionPlan, band: Band, height: int, least: int, name: str) -> 
         '<path d="M-1 8 L8 -1 M-4.5 4.5 L4.5 -4.5 M2.5 11.5 L11.5 2.5"/></pattern>',
     ]
     for shelf in band.shelves:
-        if shelf.name != OWN:
-            parts.append(box(0, count, shelf.bottom, shelf.bytes, 'class="shelf"'))
+        parts.append(box(0, count, shelf.bottom, shelf.bytes, 'class="shelf"'))
     for index, block in enumerate(band.blocks):
         tensor = block.tensor
         title = f"<title>{escape(describe(plan, block))}</title>"
-        kind = "own" if block.storage == OWN else f"t{index % 3}"
+        kind = "own" if band.own else f"t{index % 3}"
         place = (tensor.first, tensor.last + 1, block.bottom, block.bytes)
         parts.append(box(*place, f'class="t {kind}"', title))
         if until(tensor) > tensor.last:
@@ -115,7 +117,7 @@ def describe(plan: FunctionPlan, block: Block) -> str:
     size = bytes_text(block.bytes)
     if tensor.bytes is None:
         size += f" ({tensor.size})"
-    place = block.storage if block.storage == OWN else f"{block.storage} at {tensor.offset}"
+    place = block.storage if tensor.storage < 0 else f"{block.storage} at {tensor.offset}"
     lines = [
         f"{tensor.name}: {tensor.dtype}, {size} in {tensor.scope}, {place}",
         f"made at event {tensor.first}{_text(plan, tensor.first)}",
@@ -136,14 +138,13 @@ def _text(plan: FunctionPlan, event: int) -> str:
 
 
 def _head(band: Band) -> str:
-    count = sum(shelf.name != OWN for shelf in band.shelves)
-    text = f"<b>{escape(band.scope)}</b> "
-    if count:
-        text += f"{count} storage{'s' * (count > 1)}, {bytes_text(band.planned)}"
-    own = band.bytes - band.planned
-    if own:
-        text += f"{' and ' * bool(count)}{bytes_text(own)} outside of storages"
-    return text
+    if band.own:
+        count = len(band.blocks)
+        text = f"outside of storages, {count} tensor{'s' * (count > 1)}"
+    else:
+        count = len(band.shelves)
+        text = f"{count} storage{'s' * (count > 1)}, {bytes_text(band.bytes)}"
+    return f"<b>{escape(band.scope)}</b> {text}"
 
 
 def _marks(band: Band, height: int) -> str:
@@ -170,8 +171,10 @@ def _legend(bands: Sequence[Band], plan: FunctionPlan) -> str:
     entries = [
         (first, '<rect class="t" width="22" height="14"/>', "a tensor, while it is used"),
     ]
-    if any(block.storage == OWN for band in bands for block in band.blocks):
-        entries.append(("", '<rect class="t own" width="22" height="14"/>', OWN))
+    if any(band.own for band in bands):
+        entries.append(
+            ("", '<rect class="t own" width="22" height="14"/>', "one without a storage")
+        )
     if peers is not None:
         hatch = (
             '<pattern id="legend" class="hatch" width="7" height="7" '

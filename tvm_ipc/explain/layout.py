@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A memory plan in the plane: events from left to right, bytes from the bottom up.
 
-A band holds what one memory scope has: its storages one above the other, in them the tensors at
-their offsets. Tensors with an allocation of their own, results for example, lie above them.
+A band holds the storages of one memory scope, one above the other, in them the tensors at their
+offsets. Tensors with allocations of their own, results for example, have a second band.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_ipc.explain.sizes import evaluate
 from tvm_ipc.transform.report import FunctionPlan, PlannedTensor
 
-OWN = "own allocations"
+OWN = "an allocation of its own"
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,52 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Band:
-    """What one memory scope has."""
+    """What one memory scope has in storages, or outside of them."""
 
     scope: str
-    bytes: int  #: the storages, and the tensors above them
-    planned: int  #: the storages
+    own: bool  #: tensors with allocations of their own
+    bytes: int
     shelves: tuple[Shelf, ...]
     blocks: tuple[Block, ...]
     live: tuple[int, ...]  #: bytes at each event
 
 
+def condense(plan: FunctionPlan) -> FunctionPlan:
+    """Return the plan without the events that concern no tensor and are no collectives."""
+    kept = {i for i, event in enumerate(plan.events) if event.collective is not None}
+    for tensor in plan.tensors:
+        kept |= {tensor.first, tensor.last, until(tensor)}
+    order = sorted(i for i in kept if 0 <= i < len(plan.events))
+    places = {old: new for new, old in enumerate(order)}
+    if not order:
+        return replace(plan, events=())
+
+    def place(event: int) -> int:
+        return places[min(max(event, order[0]), order[-1])]
+
+    tensors = [
+        replace(
+            tensor,
+            first=place(tensor.first),
+            last=place(tensor.last),
+            peers_until=None if tensor.peers_until is None else place(tensor.peers_until),
+        )
+        for tensor in plan.tensors
+    ]
+    events = tuple(plan.events[old] for old in order)
+    return replace(plan, tensors=tuple(tensors), events=events)
+
+
 def bands(plan: FunctionPlan, sizes: Mapping[str, int]) -> list[Band]:
-    """Place everything that has a size; scopes with the most bytes come first."""
+    """Place everything that has a size; storages before what has none, large bands first."""
     scopes = dict.fromkeys(
         [*(storage.scope for storage in plan.storages), *(tensor.scope for tensor in plan.tensors)]
     )
-    found = [_band(plan, scope, sizes) for scope in scopes]
-    return sorted((band for band in found if band.bytes), key=lambda band: -band.bytes)
+    found = [part(plan, scope, sizes) for scope in scopes for part in (_planned, _own)]
+    return sorted((band for band in found if band.bytes), key=lambda b: (b.own, -b.bytes))
 
 
-def _band(plan: FunctionPlan, scope: str, sizes: Mapping[str, int]) -> Band:
+def _planned(plan: FunctionPlan, scope: str, sizes: Mapping[str, int]) -> Band:
     shelves: dict[int, Shelf] = {}
     top = 0
     for index, storage in enumerate(plan.storages):
@@ -64,24 +90,34 @@ def _band(plan: FunctionPlan, scope: str, sizes: Mapping[str, int]) -> Band:
             size = number(storage.bytes, storage.size, sizes)
             shelves[index] = Shelf(storage.name, top, size)
             top += size
-    planned = top
     blocks = []
-    own = []
     for tensor in plan.tensors:
         shelf = shelves.get(tensor.storage)
-        size = number(tensor.bytes, tensor.size, sizes)
         if shelf is not None:
             offset = evaluate(tensor.offset, sizes) or 0
+            size = number(tensor.bytes, tensor.size, sizes)
             blocks.append(Block(tensor, shelf.name, shelf.bottom + offset, size))
-        elif tensor.scope == scope and tensor.storage < 0:
-            own.append((tensor, size))
-    for tensor, bottom, size in _stack(own):
-        blocks.append(Block(tensor, OWN, planned + bottom, size))
-        top = max(top, planned + bottom + size)
-    if own:
-        shelves[-1] = Shelf(OWN, planned, top - planned)
     live = _live(blocks, len(plan.events))
-    return Band(scope, top, planned, tuple(shelves.values()), tuple(blocks), live)
+    return Band(scope, False, top, tuple(shelves.values()), tuple(blocks), live)
+
+
+def _own(plan: FunctionPlan, scope: str, sizes: Mapping[str, int]) -> Band:
+    """Give tensors without a storage a place to be drawn at: the lowest that is free."""
+    own = [tensor for tensor in plan.tensors if tensor.storage < 0 and tensor.scope == scope]
+    blocks: list[Block] = []
+    busy: list[Block] = []
+    for tensor in sorted(own, key=lambda tensor: tensor.first):
+        size = number(tensor.bytes, tensor.size, sizes)
+        busy = [block for block in busy if until(block.tensor) >= tensor.first]
+        bottom = 0
+        for block in sorted(busy, key=lambda block: block.bottom):
+            if block.bottom - bottom >= size:
+                break
+            bottom = max(bottom, block.bottom + block.bytes)
+        blocks.append(Block(tensor, OWN, bottom, size))
+        busy.append(blocks[-1])
+    top = max((block.bottom + block.bytes for block in blocks), default=0)
+    return Band(scope, True, top, (), tuple(blocks), _live(blocks, len(plan.events)))
 
 
 def until(tensor: PlannedTensor) -> int:
@@ -92,22 +128,6 @@ def until(tensor: PlannedTensor) -> int:
 def number(known: int | None, size: str, sizes: Mapping[str, int]) -> int:
     """Return a size in bytes, for the values of its variables where it is symbolic."""
     return known if known is not None else evaluate(size, sizes) or 0
-
-
-def _stack(tensors: list[tuple[PlannedTensor, int]]) -> list[tuple[PlannedTensor, int, int]]:
-    """Give tensors without a storage a place to be drawn at: the lowest that is free."""
-    placed: list[tuple[PlannedTensor, int, int]] = []
-    live: list[tuple[PlannedTensor, int, int]] = []
-    for tensor, size in sorted(tensors, key=lambda entry: entry[0].first):
-        live = [entry for entry in live if until(entry[0]) >= tensor.first]
-        bottom = 0
-        for _, start, length in sorted(live, key=lambda entry: entry[1]):
-            if start - bottom >= size:
-                break
-            bottom = max(bottom, start + length)
-        live.append((tensor, bottom, size))
-        placed.append(live[-1])
-    return placed
 
 
 def _live(blocks: list[Block], events: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from tvm_ipc.explain.drawing import figure, scope_class
 from tvm_ipc.explain.examine import Explanation, Memory
-from tvm_ipc.explain.layout import Band, bands, until
+from tvm_ipc.explain.layout import Band, bands, condense, until
 from tvm_ipc.explain.words import (
     against,
     assumptions,
@@ -31,7 +31,8 @@ _FOLD: Final = 40
 
 def render(explanation: Explanation) -> str:
     """Return the page."""
-    question, plans = explanation.question, explanation.report.plans
+    question = explanation.question
+    plans = [condense(plan) for plan in explanation.report.plans]
     sections = [_function(explanation, plan, index) for index, plan in enumerate(plans)]
     title = f"Memory and collectives of {question.source}"
     return "\n".join(
@@ -58,6 +59,11 @@ def _asset(name: str) -> str:
     return (files("tvm_ipc.explain") / name).read_text("utf-8")
 
 
+def _breakable(text: str) -> str:
+    """Escape a text, and let the lines of long names in it break."""
+    return escape(text).replace(".", ".<wbr>").replace("_", "_<wbr>")
+
+
 def _facts(explanation: Explanation) -> str:
     facts = [*setting(explanation), *assumptions(explanation)]
     return f'<ul class="facts">{"".join(f"<li>{escape(f)}</li>" for f in facts)}</ul>'
@@ -74,15 +80,15 @@ def _totals(memory: Memory) -> str:
     for scope in memory.scopes:
         ours = memory.ours.get(scope, 0)
         rows = [
-            ("this plan", ours, "", ""),
-            ("TVM's plan", memory.upstream.get(scope, 0), "faint", ours),
-            ("the least", memory.least.get(scope, 0), "hollow", ours),
+            ("this plan", ours, ""),
+            ("TVM's plan", memory.upstream.get(scope, 0), "faint"),
+            ("the least", memory.least.get(scope, 0), "hollow"),
         ]
         bars = "".join(
             f'<div class="bar"><span>{name}</span><span class="track"><span class="fill {look}" '
             f'style="width:{60 * count / largest:.2f}%"></span><span>{bytes_text(count)}'
-            f"{_share(ours, count) if other != '' else ''}</span></span></div>"
-            for name, count, look, other in rows
+            f"{_share(ours, count) if look else ''}</span></span></div>"
+            for name, count, look in rows
         )
         parts.append(
             f'<section class="{scope_class(scope)}"><h3>{escape(scope)}</h3>{bars}</section>'
@@ -96,7 +102,7 @@ def _totals(memory: Memory) -> str:
 
 def _share(ours: int, other: int) -> str:
     text = against(ours, other)
-    return f' <span class="muted">this plan: {text}</span>' if text else ""
+    return f'<span class="muted">{text.replace("%", "% of it")}</span>' if text else ""
 
 
 def _contents(plans: Sequence[FunctionPlan]) -> str:
@@ -149,17 +155,21 @@ def _decisions(explanation: Explanation) -> str:
         return "<h2>Decisions</h2><p>There was nothing to decide.</p>"
     rows = []
     for one in found:
-        about = escape(one.about)
-        if len(one.subjects) > 2:
-            every = "<br>".join(escape(subject) for subject in one.subjects)
-            about = f"<details><summary>{about}</summary>{every}</details>"
+        about = _breakable(one.about)
+        if len(one.decisions) > 2:
+            every = "".join(
+                f"<li>{_breakable(d.subject)}"
+                + (f": {_breakable(d.reason)}</li>" if d.reason != one.reason else "</li>")
+                for d in one.decisions
+            )
+            about = f"<details><summary>{about}</summary><ul>{every}</ul></details>"
         rows.append(
             [
-                f"<code>{escape(one.function)}</code>",
+                f"<code>{escape(one.function)}</code>" if one.function else "the module",
                 about,
                 escape(one.verdict),
-                escape(one.reason),
-                f'<span class="muted">{escape(one.pass_name)}</span>',
+                _breakable(one.reason),
+                f'<span class="muted nowrap">{escape(one.pass_name)}</span>',
             ]
         )
     heads = ["function", "what", "decision", "reason", "pass"]

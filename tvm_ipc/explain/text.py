@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tvm_ipc.explain.examine import Explanation, Memory
-from tvm_ipc.explain.layout import OWN, Band, bands, until
+from tvm_ipc.explain.layout import Band, bands, condense, until
 from tvm_ipc.explain.words import (
     against,
     assumptions,
@@ -22,6 +22,9 @@ from tvm_ipc.transform.report import FunctionPlan
 
 _WIDTH: Final = 72
 _ROWS: Final = 12
+_OWN_ROWS: Final = 3
+#: With more events than this only the first are shown: there would be nothing to see.
+_MOST: Final = 3 * _WIDTH
 #: Neighbours in the plan are told apart by these.
 _SHADES: Final = "█▓▒"
 _PEERS: Final = "/"
@@ -39,7 +42,7 @@ def render(explanation: Explanation) -> str:
         "",
         _decisions(explanation),
     ]
-    for plan in explanation.report.plans:
+    for plan in map(condense, explanation.report.plans):
         parts += ["", f"Function {plan.function}: {barriers(plan)}"]
         parts += [_picture(plan, band) for band in bands(plan, explanation.sizes)]
     return "\n".join(part.rstrip() for part in "\n".join(parts).splitlines())
@@ -70,7 +73,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 def _decisions(explanation: Explanation) -> str:
     lines = ["Decisions"]
     for one in findings(explanation.report.decisions):
-        head = f"{one.function}: {one.about}: {one.verdict}"
+        head = f"{one.function or 'module'}: {one.about}: {one.verdict}"
         lines.append(textwrap.fill(head, 96, initial_indent="  ", subsequent_indent="    "))
         reason = f"{one.reason} ({one.pass_name})"
         lines.append(textwrap.fill(reason, 96, initial_indent="      ", subsequent_indent="      "))
@@ -79,32 +82,39 @@ def _decisions(explanation: Explanation) -> str:
 
 def _picture(plan: FunctionPlan, band: Band) -> str:
     """Return the plan as characters: time to the right, bytes upwards."""
-    count = max(1, len(plan.events))
+    count = max(1, min(len(plan.events), _MOST))
     columns = min(_WIDTH, count * max(1, _WIDTH // count))
-    cells = [[" "] * columns for _ in range(_ROWS)]
+    rows = _OWN_ROWS if band.own else _ROWS
+    cells = [[" "] * columns for _ in range(rows)]
 
     def fill(first: int, last: int, bottom: int, size: int, shade: str) -> None:
+        if first >= count:
+            return
         left = first * columns // count
         right = max(left + 1, -(-(last + 1) * columns // count))
-        low = bottom * _ROWS // band.bytes
-        high = max(low + 1, -(-(bottom + size) * _ROWS // band.bytes))
-        for row in range(low, min(high, _ROWS)):
+        low = bottom * rows // band.bytes
+        high = max(low + 1, -(-(bottom + size) * rows // band.bytes))
+        for row in range(low, min(high, rows)):
             cells[row][left:right] = shade * (min(right, columns) - left)
 
     for index, block in enumerate(band.blocks):
         tensor = block.tensor
         if until(tensor) > tensor.last:
             fill(tensor.last + 1, until(tensor), block.bottom, block.bytes, _PEERS)
-        shade = "░" if block.storage == OWN else _SHADES[index % len(_SHADES)]
+        shade = "░" if band.own else _SHADES[index % len(_SHADES)]
         fill(tensor.first, tensor.last, block.bottom, block.bytes, shade)
     marks = [" "] * columns
-    for index, event in enumerate(plan.events):
+    for index, event in enumerate(plan.events[:count]):
         if event.collective is not None:
             place = min(columns - 1, (2 * index + 1) * columns // (2 * count))
             marks[place] = {"kept": "B", "left out": "|"}.get(event.barrier or "", ":")
     label = f"{band.scope}, {bytes_text(band.bytes)}"
+    if band.own:
+        label += " outside of storages"
+    if count < len(plan.events):
+        label += f", the first {count} of {len(plan.events)} events"
     lines = [f"  {label}", *(f"  {''.join(row)}".rstrip() for row in reversed(cells))]
-    if plan is not None and any(mark != " " for mark in marks):
+    if any(mark != " " for mark in marks):
         lines.append(f"  {''.join(marks)}")
         lines.append(f"  {_key(marks, cells)}")
     return "\n".join(lines)

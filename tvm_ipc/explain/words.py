@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,33 +28,42 @@ def against(ours: int, theirs: int) -> str:
     if ours == theirs:
         return "the same"
     share = 100 * ours / theirs
-    return f"{share:.0f}%" if share < 99.5 or share > 100.5 else f"{share:.2f}%"
+    return f"{share:.0f}%" if abs(share - 100) >= 0.5 else f"{share:.2f}%"
+
+
+#: Names that TVM numbers; types of elements are none.
+_NUMBERED = re.compile(r"\b(?!(?:b?float|u?int|bool)\d)[A-Za-z_]\w*?\d+\b")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Decisions of one pass in one function that differ in their subject only."""
+    """Decisions of one pass in one function that differ in numbered names only."""
 
     pass_name: str
     function: str
     verdict: str
     reason: str
-    subjects: tuple[str, ...]
+    decisions: tuple[Decision, ...]
 
     @property
     def about(self) -> str:
         """Return the subjects in a few words."""
-        if len(self.subjects) <= 2:
-            return ", ".join(self.subjects)
-        return f"{self.subjects[0]} and {len(self.subjects) - 1} more"
+        subjects = [decision.subject for decision in self.decisions]
+        if len(subjects) <= 2:
+            return ", ".join(subjects)
+        return f"{subjects[0]} and {len(subjects) - 1} more"
 
 
 def findings(decisions: Iterable[Decision]) -> list[Finding]:
     """Join what was decided for the same reason, in the order of the first of each."""
-    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str, str], list[Decision]] = {}
     for d in decisions:
-        groups.setdefault((d.pass_name, d.function, d.verdict, d.reason), []).append(d.subject)
-    return [Finding(*key, tuple(subjects)) for key, subjects in groups.items()]
+        reason = _NUMBERED.sub("\u2026", d.reason)
+        groups.setdefault((d.pass_name, d.function, d.verdict, reason), []).append(d)
+    return [
+        Finding(*key[:3], key[3] if len(group) > 1 else group[0].reason, tuple(group))
+        for key, group in groups.items()
+    ]
 
 
 def setting(explanation: Explanation) -> list[str]:
