@@ -28,6 +28,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fault-rounds", type=int, default=6, help="how often the fault tests do their worst"
     )
+    parser.addoption(
+        "--race-rounds", type=int, default=20, help="how often a safe plan is run with delays"
+    )
+    parser.addoption(
+        "--programs", type=int, default=24, help="how many random programs for each kind of session"
+    )
+    parser.addoption("--program-seed", type=int, help="run this random program alone")
+    parser.addoption("--program-size", type=int, help="statements of that program")
+    parser.addoption("--program-ranks", help="of that program: 2, 3, or 4/2 for groups")
 
 
 def pytest_report_header() -> str:

@@ -38,6 +38,15 @@ class Module:
                 vi = T.axis.spatial(256, i)
                 flat[vi] = flat[vi] + T.float32(1)
                 y[vi] = T.float32(0)
+    @T.prim_func(private=True, s_tir=True)
+    def window(x: T.Buffer((256,), "float32"), y: T.Buffer((256,), "float32")):
+        for i in range(2):
+            with T.sblock("y"):
+                vi = T.axis.spatial(2, i)
+                T.reads(y[0:256])
+                T.writes(x[vi * 128 : vi * 128 + 128])
+                half = T.match_buffer(x[vi * 128 : vi * 128 + 128], (128,), "float32")
+                half[0] = y[0]
 """
 
 
@@ -260,6 +269,8 @@ def test_unknown_functions_may_write_what_they_are_given():
     assert hazards(calling(packed("some.function", "b"))) == []
     # That one is written through a buffer declared on its memory.
     assert hazards(calling("Module.bump(a, b)")) == [HazardKind.WRITE]
+    assert hazards(calling("Module.window(a, b)")) == [HazardKind.WRITE]
+    assert hazards(calling("Module.window(b, a)")) == []
     assert hazards(calling("Module.double(a, b)")) == []
     assert hazards(calling(packed("tvm_ipc.copy", "b", "a"))) == [HazardKind.WRITE]
     assert hazards(calling(packed("tvm_ipc.copy", "a", "b"))) == []
