@@ -12,6 +12,9 @@ from tvm import relax
 from tvm.relax import transform
 
 from tvm_ipc.transform import LowerGPUIPCAllocStorage, LowerPackedAllocTensor
+from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
+
+_ALLOC_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 
 #: Up to where the memory is planned.
 BEFORE = [
@@ -89,3 +92,22 @@ def _value(expr: Any) -> int:
         expr, (tvm.ir.Var, lambda var: analyzer.bind(var, one, allow_override=True))
     )
     return int(analyzer.simplify(expr))
+
+
+def bytes_storages(module: tvm.IRModule) -> tvm.IRModule:
+    """Return the module with every storage of type uint8, which says nothing of its size."""
+
+    def change(binding: relax.Binding) -> list[relax.Binding] | None:
+        call = binding.value
+        if not isinstance(call, relax.Call) or not call.op.same_as(_ALLOC_STORAGE):
+            return None
+        size, device, scope, _ = call.args
+        size = relax.ShapeExpr([tvm.sym.Analyzer().canonical_simplify(size.values[0])])
+        same = relax.Call(_ALLOC_STORAGE, [size, device, scope, dtype_of("uint8")])
+        return [relax.VarBinding(binding.var, typed(same, call.ty))]
+
+    result = module.clone()
+    for global_var, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            result.update_func(global_var, rewrite(function, change))
+    return result

@@ -143,6 +143,8 @@ def _value(values: dict[Any, Value], expr: relax.Expr) -> Value:
     if isinstance(expr, relax.TupleGetItem):
         value = _value(values, expr.tuple_value)
         return value[int(expr.index)] if isinstance(value, tuple) else value
+    if isinstance(expr, relax.Call):  # not in normal form
+        return frozenset(root for part in expr.args for root in leaves(_value(values, part)))
     return _NOTHING
 
 
@@ -175,10 +177,7 @@ class _Walk:
     def _result(self, body: relax.Expr) -> Value:
         if not isinstance(body, relax.SeqExpr):
             return _value(self._values, body)
-        result = _value(self._values, body.body)
-        if not isinstance(body.body, (tvm.ir.Var, relax.Tuple, relax.TupleGetItem)):
-            self._keep_free(body.body, "it is part of what an unknown expression returns")
-        return result
+        return _value(self._values, body.body)
 
     def _region(self, region: Region) -> None:
         for step in region.steps:
@@ -204,6 +203,8 @@ class _Walk:
             return _value(self._values, value)
         if isinstance(value, relax.Function):
             self._keep_free(value, "a local function captures it")
+        elif isinstance(value, relax.SeqExpr):
+            self._keep_free(value, "an expression that is not in normal form uses it")
         return _NOTHING
 
     def _call(self, step: Step, call: relax.Call) -> Value:

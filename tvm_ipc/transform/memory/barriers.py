@@ -29,22 +29,23 @@ class Memory:
     def __init__(
         self,
         groups: Mapping[GroupKey, Sequence[tuple[Allocation, int]]],
-        total: Callable[[GroupKey, Mapping[Allocation, Lifetime]], int],
+        total: Callable[[GroupKey, Mapping[Allocation, Lifetime], Until], int],
     ) -> None:
         self.groups = groups
-        self.total = total
+        self._total = total
         self.size = {
             allocation: (key, size)
             for key, members in groups.items()
             for allocation, size in members
         }
 
-    def lifetimes(self, key: GroupKey, until: Until) -> dict[Allocation, Lifetime]:
-        """Return the lifetimes of a group, extended."""
-        return {
-            allocation: lifetime(allocation, until.get(allocation, ()))
+    def total(self, key: GroupKey, ends: Until) -> int:
+        """Return what a group needs, some lifetimes extended."""
+        lifetimes = {
+            allocation: lifetime(allocation, ends.get(allocation, ()))
             for allocation, _ in self.groups[key]
         }
+        return self._total(key, lifetimes, ends)
 
 
 def until(chances: Iterable[Chance]) -> Until:
@@ -80,15 +81,13 @@ def _limits(chances: Sequence[Chance], memory: Memory, budget: int | None) -> di
     for key, size in largest.items():
         if budget is not None:
             size = budget if key[2] == 0 else 0  # bytes say nothing of symbolic sizes
-        limits[key] = memory.total(key, memory.lifetimes(key, {})) + size
+        limits[key] = memory.total(key, {}) + size
     return limits
 
 
 def _fits(chances: Sequence[Chance], memory: Memory, limits: Mapping[GroupKey, int]) -> bool:
     ends = until(chances)
-    return all(
-        memory.total(key, memory.lifetimes(key, ends)) <= limit for key, limit in limits.items()
-    )
+    return all(memory.total(key, ends) <= limit for key, limit in limits.items())
 
 
 def _affordable(

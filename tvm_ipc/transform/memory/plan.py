@@ -8,7 +8,7 @@ the memory of the scope has no movable addresses, a group has several.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,14 @@ class Block:
 
     size: int
     offsets: dict[Allocation, int]
+
+
+@dataclass
+class Arrangement:
+    """The storages of a group; tensors in none of them have allocations of their own."""
+
+    size: int  #: the storages, and what is live at once of the other tensors
+    blocks: list[Block]
 
 
 @dataclass(eq=False)
@@ -105,7 +113,7 @@ def plan_function(
         plan.lower_bound[key] = most_live(
             [Item(tensor.size.factor, lifetime(tensor.allocation)) for tensor in tensors]
         )
-        for block in arrange(tensors, plan.lifetimes, alignment):
+        for block in arrange(tensors, plan.lifetimes, alignment, ends).blocks:
             _settle(plan, key, block)
     for tensor in outputs:
         plan.tensors[tensor.allocation] = tensor
@@ -137,7 +145,7 @@ def _barriers(
             for key, tensors in groups.items()
             if any(tensor.allocation in inputs for tensor in tensors)
         },
-        lambda key, lifetimes: total(arrange(groups[key], lifetimes, alignment)),
+        lambda key, lifetimes, ends: arrange(groups[key], lifetimes, alignment, ends).size,
     )
     chosen, limits = choose(possible, memory, budget)
     plan.without_barrier = {chance.step: chance for chance in chosen}
@@ -156,39 +164,50 @@ def _barriers(
 
 
 def arrange(
-    tensors: list[Tensor], lifetimes: Mapping[Allocation, Lifetime], alignment: int
-) -> list[Block]:
+    tensors: list[Tensor],
+    lifetimes: Mapping[Allocation, Lifetime],
+    alignment: int,
+    ends: Until,
+) -> Arrangement:
     """Return the storages for the tensors of a group."""
     spans = [lifetimes[tensor.allocation] for tensor in tensors]
     items = [Item(tensor.size.factor, span) for tensor, span in zip(tensors, spans, strict=True)]
-    requests = [
-        Request(
-            tensor.size.factor,
-            tensor.dtype,
-            tensor.allocation.step.index,
-            span.last if tensor.allocation.uses else -1,
-            tensor.allocation.plain,
-        )
-        for tensor, span in zip(tensors, spans, strict=True)
-    ]
-    scope, _, unit = tensors[0].group
-    pooled = pool(requests, exact=unit != 0)
-    if scope in PACKED_SCOPES:
+    pooled = _pooled(tensors, items, ends)
+    if tensors[0].scope in PACKED_SCOPES:
         packing = pack(items, alignment)
-        if packing.total <= total(pooled):
+        if packing.total <= pooled.size:
             offsets = {
                 tensor.allocation: offset
                 for tensor, offset in zip(tensors, packing.offsets, strict=True)
             }
-            return [Block(packing.total, offsets)]
-    return [
-        Block(one.size, {tensors[member].allocation: 0 for member in one.members}) for one in pooled
+            return Arrangement(packing.total, [Block(packing.total, offsets)])
+    return pooled
+
+
+def _pooled(tensors: list[Tensor], items: list[Item], ends: Until) -> Arrangement:
+    """Return what TVM's plan would be: many tensors are left to allocations of their own."""
+    planned = [
+        index
+        for index, tensor in enumerate(tensors)
+        if tensor.allocation.plain or tensor.allocation in ends
     ]
-
-
-def total(blocks: Iterable[Any]) -> int:
-    """Return the bytes of all, in units of their group."""
-    return sum(block.size for block in blocks)
+    requests = [
+        Request(
+            tensors[index].size.factor,
+            tensors[index].dtype,
+            tensors[index].allocation.step.index,
+            items[index].lifetime.last if tensors[index].allocation.uses else -1,
+            tensors[index].allocation.plain,
+        )
+        for index in planned
+    ]
+    found = pool(requests, exact=not tensors[0].size.static)
+    blocks = [
+        Block(one.size, {tensors[planned[member]].allocation: 0 for member in one.members})
+        for one in found
+    ]
+    alone = [item for index, item in enumerate(items) if index not in set(planned)]
+    return Arrangement(sum(block.size for block in blocks) + most_live(alone), blocks)
 
 
 def _sort(plan: Plan) -> list[Tensor]:

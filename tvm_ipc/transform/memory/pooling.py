@@ -9,13 +9,18 @@ no addresses that can be moved are planned this way only.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 #: The largest ratio between what a tensor needs and a storage that it takes.
 _RANGE = 16
+
+
+#: A storage that is free: its size, since when, its index.
+_Free: TypeAlias = "tuple[int, int, int]"
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Pooled:
 def pool(requests: Sequence[Request], *, exact: bool) -> list[Pooled]:
     """Return the storages; with `exact` only equal sizes share one."""
     storages: list[Pooled] = []
-    free: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)  # size, index of the storage
+    free: dict[Hashable, list[_Free]] = defaultdict(list)
     used_by: dict[int, int] = {}
     moments = [(request.start, 1, index) for index, request in enumerate(requests)]
     moments += [
@@ -48,31 +53,31 @@ def pool(requests: Sequence[Request], *, exact: bool) -> list[Pooled]:
         for index, request in enumerate(requests)
         if request.shared and request.last >= request.start
     ]
-    for _, begins, index in sorted(moments):
+    for moment, (_, begins, index) in enumerate(sorted(moments)):
         request = requests[index]
         available = free[request.kind]
         if not begins:
-            insort(available, (storages[used_by[index]].size, used_by[index]))
+            insort(available, (storages[used_by[index]].size, moment, used_by[index]))
             continue
         place = _find(available, request.size, exact=exact) if request.shared else None
         if place is None or request.last < request.start:
             used_by[index] = len(storages)
             storages.append(Pooled(request.size))
         else:
-            _, used_by[index] = available.pop(place)
+            _, _, used_by[index] = available.pop(place)
         storage = storages[used_by[index]]
         storage.size = max(storage.size, request.size)
         storage.members.append(index)
     return storages
 
 
-def _find(available: list[tuple[int, int]], size: int, *, exact: bool) -> int | None:
+def _find(available: list[_Free], size: int, *, exact: bool) -> int | None:
     """Return the place of the storage to take, if there is one."""
-    place = bisect_left(available, (size, -1))
+    place = bisect_left(available, (size, -1, -1))
     if exact:
         found = place < len(available) and available[place][0] == size
         return place if found else None
-    if place < bisect_right(available, (size * _RANGE, len(available) + (1 << 60))):
+    if place < len(available) and available[place][0] <= size * _RANGE:
         return place
     if place > 0 and available[place - 1][0] >= size // _RANGE:
         return place - 1

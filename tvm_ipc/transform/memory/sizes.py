@@ -18,6 +18,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.sym import ConstIntBound
 
 from tvm_ipc.errors import TransformError
 
@@ -69,7 +70,7 @@ class Sizes:
             if tvm_ffi.structural_equal(other, extent):
                 return bound
         most = int(self._analyzer.const_int_bound(extent).max_value)
-        if most < tvm.sym.analyzer.ConstIntBound.POS_INF:
+        if most < ConstIntBound.POS_INF:
             bound = tirx.IntImm("int64", most)
         else:
             interval = self._analyzer.int_set(extent, self._domains)
@@ -163,8 +164,12 @@ def _bind(name: str, function: relax.Function, analyzer: Any, domains: dict[Any,
     lower = _numbers(name, function, "tir_var_lower_bound")
     if not upper:
         return  # without an upper bound no size can be bounded
+    non_negative = {str(var) for var in function.attrs.get("tir_non_negative_var", ())}
+    non_negative.update(var for var, least in lower.items() if least >= 0)
     for var in relax.analysis.tir_vars_in_type(function.ty):
         if str(var.name) not in upper:
+            if str(var.name) in non_negative:
+                analyzer.update(var, ConstIntBound(0, ConstIntBound.POS_INF), True)
             continue
         least, most = lower.get(str(var.name), 0), upper[str(var.name)]
         if most < least:
