@@ -176,6 +176,8 @@ class Rewriter:
             if isinstance(body, relax.Tuple):
                 body = emit("result", body, region.sequence.ty, end)
         if end:
+            if blocks and not isinstance(blocks[-1], relax.DataflowBlock):
+                end = [*blocks.pop().bindings, *end]
             blocks.append(relax.BindingBlock(end))
         sequence = relax.SeqExpr(blocks, body, region.sequence.span)
         _update_type(sequence, region.sequence.ty)

@@ -136,6 +136,7 @@ class _Solver:
     def add(self, use: Use) -> None:
         source = self.find(use.tensor.leaf)
         weight = size_of(self.program, use) * use.region.frequency * use.region.function.frequency
+        weight += 1  # of two ways that move the same bytes, the one with fewer copies
         if use.same is not None:
             target = self.find(use.same)
             if source != target:

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where PlanMemoryScopes copies: once, of what was last written, and where it runs least often."""
+
+from __future__ import annotations
+
+import tvm
+from scope_programs import copies, plan, scopes
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+
+def test_a_copy_is_shared():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            q = p
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", q, R.prim_value(1), y)
+            return R.tuple()
+
+    assert copies(plan(Before)["main"]) == [("p", "p_ipc")]
+
+
+def test_a_value_that_is_written_in_between_is_copied_again():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def f(a: T.Buffer((8,), "float32")):
+            for i in range(8):
+                a[i] = a[i] + T.float32(1)
+
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+            cls = Before
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            cls.f(p)
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            return R.tuple()
+
+    assert copies(plan(Before)["main"]) == [("p", "p_ipc"), ("p", "p_ipc")]
+
+
+def test_a_kernel_that_only_reads_does_not_end_a_copy():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def f(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
+            for i in range(8):
+                b[i] = a[i]
+
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+            cls = Before
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            cls.f(p, y)
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            return R.tuple()
+
+    assert copies(plan(Before)["main"]) == [("p", "p_ipc")]
+
+
+def test_a_view_copies_no_more_than_it_shows():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((2,), "float32")):
+            v = R.memory.view(p, R.shape([2]), R.dtype("float32"), R.prim_value(8))
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", v, R.prim_value(1), y)
+            return R.tuple()
+
+    assert copies(plan(Before)["main"]) == [("v", "v_ipc")]
+
+
+def test_one_branch_copies_inside_it():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(
+            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
+        ):
+            if c:
+                _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+                r = R.tuple()
+            else:
+                r = R.tuple()
+            return r
+
+    @I.ir_module
+    class Expected:
+        @R.function(pure=False)
+        def main(
+            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
+        ):
+            if c:
+                p_ipc = R.builtin.alloc_tensor(
+                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
+                )
+                _c: R.Any = R.call_packed("tvm_ipc.copy", p, p_ipc, ty_args=(R.Any,))
+                _ = R.call_packed(
+                    "runtime.disco.cuda_ipc.custom_allreduce", p_ipc, R.prim_value(1), y
+                )
+                r = R.tuple()
+            else:
+                r = R.tuple()
+            return r
+
+    tvm.ir.assert_structural_equal(plan(Before), Expected)
+
+
+def test_a_branch_and_what_follows_it_share_a_copy_before_it():
+    """Inside and behind it would run one and a half times as often."""
+
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(
+            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
+        ):
+            if c:
+                _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+                _r = R.tuple()
+            else:
+                _r = R.tuple()
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            return R.tuple()
+
+    function = plan(Before)["main"]
+    assert copies(function) == [("p", "p_ipc")]
+    bindings = [b for block in function.body.blocks for b in block.bindings]
+    assert [str(b.var.name) for b in bindings][:3] == ["p_ipc", "_", "_r"]
+
+
+def test_a_write_in_a_branch_keeps_the_copies_apart():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def f(a: T.Buffer((8,), "float32")):
+            for i in range(8):
+                a[i] = a[i] + T.float32(1)
+
+        @R.function(pure=False)
+        def main(
+            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
+        ):
+            cls = Before
+            if c:
+                cls.f(p)
+                _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+                _r = R.tuple()
+            else:
+                _r = R.tuple()
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            return R.tuple()
+
+    function = plan(Before)["main"]
+    assert copies(function) == [("p", "p_ipc"), ("p", "p_ipc")]
+
+
+def test_the_larger_demand_decides_where_the_tensor_lies():
+    """Three kernels need one scope, one the other: one copy, not three."""
+
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def write(a: T.Buffer((8,), "float32")):
+            for i in range(8):
+                a[i] = T.float32(i)
+
+        @T.prim_func(private=True)
+        def read(
+            a: T.Buffer((8,), "float32", scope="global.texture"), y: T.Buffer((8,), "float32")
+        ):
+            for i in range(8):
+                y[i] = a[i]
+
+        @T.prim_func(private=True)
+        def change(a: T.Buffer((8,), "float32", scope="global.vtcm"), y: T.Buffer((8,), "float32")):
+            for i in range(8):
+                y[i] = a[i]
+                a[i] = y[i]
+
+        @R.function(pure=False)
+        def main(y: R.Tensor((8,), "float32")):
+            cls = Before
+            x = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            cls.write(x)
+            cls.read(x, y)
+            cls.change(x, y)
+            cls.change(x, y)
+            return R.tuple()
+
+    function = plan(Before)["main"]
+    assert scopes(function) == {"x": "global.vtcm", "x_texture": "global.texture"}
+    assert copies(function) == [("x", "x_texture")]
+
+
+def test_what_is_written_in_another_scope_is_copied_back():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def change(a: T.Buffer((8,), "float32", scope="global.vtcm")):
+            for i in range(8):
+                a[i] = a[i] + T.float32(1)
+
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32")):
+            cls = Before
+            cls.change(p)
+            return R.tuple()
+
+    assert copies(plan(Before)["main"]) == [("p", "p_vtcm"), ("p_vtcm", "p")]
+
+
+def test_an_output_that_holds_nothing_yet_is_not_copied_in():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def write(a: T.Buffer((8,), "float32", scope="global.vtcm")):
+            for i in range(8):
+                a[i] = T.float32(i)
+
+        @R.function(pure=False)
+        def main() -> R.Tensor((8,), "float32"):
+            cls = Before
+            x = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
+            )
+            cls.write(x)
+            return x
+
+    assert copies(plan(Before)["main"]) == [("x_vtcm", "x"), ("x", "x_global")]
+
+
+def test_fields_of_a_returned_tuple_are_copied_alone():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+            x = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
+            )
+            t = (p, x)
+            return t
+
+    @I.ir_module
+    class Expected:
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+            x = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
+            )
+            t = (p, x)
+            x_global = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            _c: R.Any = R.call_packed("tvm_ipc.copy", x, x_global, ty_args=(R.Any,))
+            field = t[0]
+            result = (field, x_global)
+            return result
+
+    tvm.ir.assert_structural_equal(plan(Before), Expected)
+
+
+def test_the_result_of_a_function_that_must_be_global_is_copied_for_each_caller():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False, private=True)
+        def pick(
+            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), q: R.Tensor((8,), "float32")
+        ) -> R.Tensor((8,), "float32"):
+            if c:
+                r = p
+            else:
+                r = q
+            return r
+
+        @R.function(pure=False)
+        def main(
+            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
+        ):
+            cls = Before
+            x = cls.pick(c, p, p)
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            return R.tuple()
+
+    after = plan(Before)
+    assert sum(len(copies(after[name])) for name in ("pick", "main")) == 1
+    tvm.ir.assert_structural_equal(plan(after), after)
+
+
+def test_a_tensor_of_unknown_extents_is_measured_first():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(p: R.Tensor(ndim=2, dtype="float32"), y: R.Tensor((8,), "float32")):
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            return R.tuple()
+
+    @I.ir_module
+    class Expected:
+        @R.function(pure=False)
+        def main(p: R.Tensor(ndim=2, dtype="float32"), y: R.Tensor((8,), "float32")):
+            m = T.int64()
+            n = T.int64()
+            sized = R.match_cast(p, R.Tensor((m, n), "float32"))
+            p_ipc = R.builtin.alloc_tensor(
+                R.shape([m, n]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
+            )
+            _c: R.Any = R.call_packed("tvm_ipc.copy", sized, p_ipc, ty_args=(R.Any,))
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p_ipc, R.prim_value(1), y)
+            return R.tuple()
+
+    tvm.ir.assert_structural_equal(plan(Before), Expected, map_free_vars=True)
