@@ -10,7 +10,7 @@ TVM's own pipeline for the target, with our passes at the places where they belo
     1 dispatch   matrix products for the BLAS, and TVM's choice of libraries
     2 legalize   operators become kernels, and kernels are fused
     3 schedule   what the caller gives, if anything
-    4 dataflow   outputs are allocated explicitly
+    4 dataflow   outputs are allocated explicitly, those of external compilers' functions too
     5 rewrite    all-reduces read their input in memory that peers map; scopes are placed
     6 plan       storages, lifetimes that end when all ranks have read, barriers left out
     7 verify     nothing is written that a peer may still read
@@ -36,11 +36,13 @@ from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     IPCAllReduceRewrite,
+    LowerExternCalls,
     LowerGPUIPCAllocStorage,
     LowerPackedAllocTensor,
     OffloadBLAS,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
+    script,
 )
 from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.report import Decision, note
@@ -104,7 +106,7 @@ def get_pipeline(
         ),
         ("legalize", _for_target(target, "legalize_passes")),
         ("schedule", [schedule] if schedule is not None else []),
-        ("dataflow", _for_target(target, "dataflow_lower_passes")),
+        ("dataflow", [*_for_target(target, "dataflow_lower_passes"), LowerExternCalls()]),
         ("rewrite", [IPCAllReduceRewrite(int(strategy), num_groups=num_groups)]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
@@ -122,7 +124,7 @@ def get_pipeline(
                 if dump is not None:
                     folder = Path(dump)
                     folder.mkdir(parents=True, exist_ok=True)
-                    (folder / f"{number}-{name}.py").write_text(mod.script())
+                    (folder / f"{number}-{name}.py").write_text(script(mod))
         return mod
 
     return pipeline

@@ -8,6 +8,8 @@ does not depend on what is registered, or which devices there are, where they ru
 import tvm_ffi
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.byoc.compiled import Compiled
+from tvm_ipc.transform.byoc.extern import script
 from tvm_ipc.transform.byoc.global_symbol_cache import (
     ExistingGlobalSymbols,
     FreshGlobalSymbols,
@@ -25,6 +27,7 @@ from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report
+from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
 from tvm_ipc.transform.scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
 from tvm_ipc.transform.verify_cross_rank_safety import (
@@ -36,6 +39,7 @@ from tvm_ipc.transform.verify_cross_rank_safety import (
 __all__ = [
     "ANY",
     "RESULT",
+    "Compiled",
     "EraseMemoryScopes",
     "ExistingGlobalSymbols",
     "FreshGlobalSymbols",
@@ -52,6 +56,7 @@ __all__ = [
     "OutlineCompilerFunctions",
     "PlanMemoryScopes",
     "Report",
+    "RunModuleCodegen",
     "ScopeRegistry",
     "StaticPlanBlockMemory",
     "VerifyCrossRankSafety",
@@ -59,6 +64,7 @@ __all__ = [
     "demand_scope",
     "plan_memory",
     "register_scope",
+    "script",
     "verify_cross_rank_safety",
 ]
 

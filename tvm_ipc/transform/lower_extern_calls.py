@@ -46,6 +46,7 @@ from tvm_ipc.transform.byoc.literals import used_global_vars
 
 _COPY = "tvm_ipc.copy"
 _FORCE_PURE = "relax.force_pure"
+_CALL_DPS_PACKED = tvm.ir.Op.get("relax.call_dps_packed")
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 
 Externs = dict[tvm.ir.GlobalVar, Extern]
@@ -66,31 +67,36 @@ class LowerExternCalls:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the lowered module."""
-        externs: Externs = {}
-        for global_var, function in mod.functions_items():
-            extern = read(function)
-            if extern is not None:
-                externs[global_var] = extern
-        if not externs:
-            return mod
-        callers = {
-            global_var: function
-            for global_var, function in mod.functions_items()
-            if isinstance(function, relax.Function)
-            and any(used in externs for used, _ in used_global_vars(function))
-        }
-        for global_var, function in callers.items():
-            _check(global_var.name_hint, function, externs)
-        lowering = _Lowering(mod, externs)
-        for global_var, function in callers.items():
-            if any(not externs[call.op].is_plain for call in _calls(function, externs)):
-                function = _without_dataflow(global_var, function)
-            lowering.begin(function)
-            lowering.builder_.update_func(global_var, lowering.visit_expr(function))
-        result = lowering.builder_.get()
-        for global_var in externs:
-            del result[global_var]
-        return result
+        return lower(mod)
+
+
+def lower(mod: tvm.IRModule) -> tvm.IRModule:
+    """Lower all calls of extern declarations."""
+    externs: Externs = {}
+    for global_var, function in mod.functions_items():
+        extern = read(function)
+        if extern is not None:
+            externs[global_var] = extern
+    if not externs:
+        return mod
+    callers = {
+        global_var: function
+        for global_var, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and any(used in externs for used, _ in used_global_vars(function))
+    }
+    for global_var, function in callers.items():
+        _check(global_var.name_hint, function, externs)
+    lowering = _Lowering(mod, externs)
+    for global_var, function in callers.items():
+        if any(not externs[call.op].is_plain for call in _calls(function, externs)):
+            function = _without_dataflow(global_var, function)
+        lowering.begin(function)
+        lowering.builder_.update_func(global_var, lowering.visit_expr(function))
+    result = lowering.builder_.get()
+    for global_var in externs:
+        del result[global_var]
+    return result
 
 
 def _calls(function: relax.Function, externs: Externs) -> Iterator[relax.Call]:
@@ -197,11 +203,11 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         shapes = match_call(extern.params, [argument.ty for argument in arguments])
         for index, ty in shapes.casts.items():
             arguments[index] = self.builder_.match_cast(arguments[index], ty)
-        outputs = [_at_call(output, shapes) for output in extern.outputs]
         if self._tracked:
             callee = relax.ExternFunc(extern.symbol)
-            return relax.op.call_dps_packed(callee, relax.Tuple(arguments), outputs)
-        results = self._allocate(extern, call, arguments, outputs, shapes)
+            ty = _at_call(extern.result, shapes)
+            return relax.Call(_CALL_DPS_PACKED, [callee, relax.Tuple(arguments)], ty_args=[ty])
+        results = self._allocate(extern, call, arguments, shapes)
         return _rebuilt(extern.result, iter(results))
 
     def _allocate(
@@ -209,7 +215,6 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         extern: Extern,
         call: relax.Call,
         arguments: list[relax.Expr],
-        outputs: list[Any],
         shapes: CallShapes,
     ) -> list[relax.Expr]:
         """Emit the allocations and the call; return the outputs."""
@@ -222,6 +227,7 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         results: list[relax.Expr] = []
         passed: list[relax.Expr] = []
         scopes = list(extern.argument_scopes)
+        outputs = [_at_call(output, shapes) for output in extern.outputs]
         for output, scope, index in zip(outputs, extern.output_scopes, extern.inplace, strict=True):
             if index == -1:
                 results.append(self._tensor(output, scope))
@@ -261,9 +267,12 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         return copy
 
 
-def _at_call(output: Any, shapes: CallShapes) -> Any:
-    extents = [shapes.extent(extent) for extent in dimensions(output) or ()]
-    return relax.TensorType(relax.ShapeExpr(extents), output.dtype, output.vdevice)
+def _at_call(ty: Any, shapes: CallShapes) -> Any:
+    """Return a type of the signature in terms of the caller."""
+    if isinstance(ty, relax.TupleType):
+        return relax.TupleType([_at_call(field, shapes) for field in ty.fields])
+    extents = [shapes.extent(extent) for extent in dimensions(ty) or ()]
+    return relax.TensorType(relax.ShapeExpr(extents), ty.dtype, ty.vdevice)
 
 
 def _rebuilt(ty: Any, outputs: Iterator[relax.Expr]) -> relax.Expr:

@@ -5,7 +5,7 @@ A function that something else has compiled is a `relax.ExternFunc` of the modul
 the signature with its symbolic shapes as its type. Calls of its global variable stay as they were
 and are as well-formed as before, every pass of TVM leaves both alone, and JSON keeps them. (TVM's
 printer knows symbolic shapes in functions only: `print(mod)` shows an address where a declaration
-has some; print `mod["main"]`, or lower first.)
+has some; `script(mod)` prints the module.)
 
 The declaration is not how the symbol is called. TVM's own `ExternFunc` returns what it computed;
 ours gets its outputs as further arguments, which is what `LowerExternCalls` makes of the calls. The
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import relax
 
@@ -60,9 +61,14 @@ class Extern:
         return not any([*self.argument_scopes, *self.output_scopes]) and set(self.inplace) <= {-1}
 
 
-def declare(pass_name: str, name: str, function: relax.Function) -> relax.ExternFunc:
-    """Return the declaration that takes the place of a function."""
-    symbol = own_symbol(function) or name
+def declare(
+    pass_name: str, name: str, function: relax.Function, symbol: str | None = None
+) -> relax.ExternFunc:
+    """Return the declaration that takes the place of a function.
+
+    Its symbol is the function's own where none is given.
+    """
+    symbol = symbol or own_symbol(function) or name
     attrs = {
         key: function.attrs[key]
         for key in (ARGUMENT_SCOPES, OUTPUT_SCOPES, INPLACE_OUTPUTS)
@@ -94,6 +100,16 @@ def read(function: object) -> Extern | None:
         output_scopes=_strings(function, OUTPUT_SCOPES, outputs),
         inplace=tuple(map(int, function.attrs.get(INPLACE_OUTPUTS) or [-1] * outputs)),
     )
+
+
+def script(mod: tvm.IRModule) -> str:
+    """Return a module as TVMScript, the signatures of extern declarations as comments."""
+    printable, signatures = mod.clone(), []
+    for global_var, function in mod.functions_items():
+        if read(function) is not None:
+            printable[global_var] = relax.ExternFunc(function.global_symbol)
+            signatures.append(f"# {global_var.name_hint}: {function.ty}\n")
+    return "".join([*signatures, printable.script()])
 
 
 def leaves(ty: Any) -> Iterator[Any]:

@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RunModuleCodegen: one compiler, all of its functions, and everything that can go wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from byoc_modules import Elementwise, apply, functions, literal, partitioned, tensor
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_ipc
+from tvm_ipc.errors import TransformError, WorkerError
+from tvm_ipc.transform import (
+    Compiled,
+    ExistingGlobalSymbols,
+    FreshGlobalSymbols,
+    LowerExternCalls,
+    RunModuleCodegen,
+)
+
+SCALED = """
+void {name}(TensorView a, TensorView b, TensorView out) {{
+  const float *x = static_cast<float*>(a.data_ptr()), *y = static_cast<float*>(b.data_ptr());
+  float* z = static_cast<float*>(out.data_ptr());
+  for (int64_t i = 0; i < out.numel(); ++i) z[i] = std::max(x[i] * y[i % 4], 0.0f);
+}}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {name})
+"""
+HEAD = """
+#define TVM_FFI_DLL_EXPORT_INCLUDE_METADATA 1
+#include <algorithm>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+using tvm::ffi::TensorView;
+"""
+
+Compile = Callable[[str, list[str]], tvm.runtime.Module]
+
+
+@pytest.fixture(scope="session")
+def compile_cpp(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    """Compile C++ to an object file that the program is linked with, or to a loaded library."""
+
+    def run(source: str, names: list[str], *, library: bool = False) -> tvm.runtime.Module:
+        folder = tmp_path_factory.mktemp("cpp")
+        (folder / "kernels.cc").write_text(HEAD + source)
+        target = str(folder / ("kernels.so" if library else "kernels.o"))
+        command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared" if library else "-c"]
+        command += [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
+        command += [str(folder / "kernels.cc"), "-o", target]
+        subprocess.run(command, check=True)
+        if library:
+            return tvm.runtime.load_module(target)
+        return tvm.runtime.load_static_library(target, names)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def scaled(compile_cpp: Compile) -> tvm.runtime.Module:
+    return compile_cpp(SCALED.format(name="scaled"), ["scaled"])
+
+
+@pytest.fixture(scope="session")
+def values() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((5, 4)), rng.standard_normal(4)
+    return x.astype("float32"), w.astype("float32")
+
+
+def expected(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    return np.maximum(np.exp(x) * w, 0) + x
+
+
+def run(executable, *arguments: np.ndarray) -> np.ndarray:
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    return vm["main"](*map(tvm.runtime.tensor, arguments)).numpy()
+
+
+def codegen(module: tvm.IRModule, compile_fn, **options) -> tvm.IRModule:
+    return apply(RunModuleCodegen("cc", compile_fn, **options), module)
+
+
+# The way of a module.
+
+
+@pytest.mark.parametrize("build", [tvm.compile, relax.build])
+def test_what_was_compiled_runs_in_the_executable(scaled, values, build):
+    after = codegen(Elementwise, lambda functions, options: scaled)
+    assert set(functions(after)) == {"main"}
+    np.testing.assert_allclose(run(build(after, "llvm"), *values), expected(*values), rtol=1e-5)
+    # The input module still builds without the compiler.
+    np.testing.assert_allclose(
+        run(tvm.compile(Elementwise, "llvm"), *values), expected(*values), rtol=1e-5
+    )
+
+
+def test_declarations_can_wait_for_our_pipeline(scaled, values, tmp_path):
+    after = codegen(Elementwise, lambda functions, options: [scaled], lower=False)
+    assert isinstance(after["scaled"], relax.ExternFunc)
+    assert after["main"].same_as(Elementwise["main"])
+    pipeline = tvm_ipc.get_pipeline("llvm", world_size=2, dump=tmp_path / "dump")
+    executable = relax.build(after, "llvm", relax_pipeline=pipeline)
+    np.testing.assert_allclose(run(executable, *values), expected(*values), rtol=1e-5)
+    assert "# scaled: R.Callable" in (tmp_path / "dump" / "1-dispatch.py").read_text()
+
+
+def test_an_exported_library_holds_it_and_workers_load_it(scaled, values, tmp_path):
+    after = codegen(Elementwise, lambda functions, options: scaled)
+    path = tmp_path / "model.so"
+    tvm.compile(after, "llvm").export_library(str(path))
+    np.testing.assert_allclose(
+        run(tvm.runtime.load_module(str(path)), *values), expected(*values), rtol=1e-5
+    )
+    with tvm_ipc.Session(2) as session:
+        main = session.load_vm_module(str(path))["main"]
+        result = main(*map(session.put, values))
+        for rank in range(2):
+            np.testing.assert_allclose(session.get(result, rank), expected(*values), rtol=1e-5)
+
+
+def test_the_compiler_gets_its_functions_and_only_these_and_the_options():
+    seen: list[object] = []
+
+    def compile_fn(given, options):
+        relax.analysis.well_formed(given)
+        seen.extend([sorted(functions(given)), options])
+        return Compiled(declined=list(functions(given)))
+
+    module = partitioned()
+    apply(RunModuleCodegen("cutlass", compile_fn, {"level": 3}, ExistingGlobalSymbols()), module)
+    assert seen == [["tvmgen_cutlass_main_0"], {"level": 3}]
+
+
+def test_a_compiler_without_functions_is_not_called():
+    def compile_fn(given, options):
+        raise AssertionError
+
+    for module in (Elementwise, apply(LowerExternCalls(), Elementwise)):
+        after = apply(RunModuleCodegen("other", compile_fn), module)
+        tvm.ir.assert_structural_equal(after, module)
+
+
+def test_two_compilers_in_one_module(compile_cpp, values):
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32"), w: R.Tensor((4,), "float32")):
+            n = T.int64()
+
+            @R.function
+            def one(a: R.Tensor((n, 4), "float32"), b: R.Tensor((4,), "float32")) -> R.Tensor(
+                (n, 4), "float32"
+            ):
+                R.func_attr({"Codegen": "cc"})
+                c = R.nn.relu(R.multiply(a, b))
+                return c
+
+            @R.function
+            def two(a: R.Tensor((n, 4), "float32"), b: R.Tensor((4,), "float32")) -> R.Tensor(
+                (n, 4), "float32"
+            ):
+                R.func_attr({"Codegen": "dd"})
+                c = R.nn.relu(R.multiply(a, b))
+                return c
+
+            y = one(x, w)
+            z = two(y, w)
+            return z
+
+    def compile_fn(given, options):
+        names = list(functions(given))
+        assert names == [f"main_{options['letters']}_0"]
+        return compile_cpp(SCALED.format(name=names[0]), names)
+
+    after = Module
+    for letters in ("cc", "dd"):
+        after = apply(RunModuleCodegen(letters, compile_fn, {"letters": letters}), after)
+    assert len(after.attrs["external_mods"]) == 2
+    x, w = values
+    result = np.maximum(np.maximum(x * w, 0) * w, 0)
+    np.testing.assert_allclose(run(tvm.compile(after, "llvm"), x, w), result, rtol=1e-5)
+
+
+def test_an_entry_of_the_module_can_be_compiled_whole(compile_cpp, values):
+    module = tvm.IRModule({"main": Elementwise["scaled"].with_attr("global_symbol", "main")})
+
+    def compile_fn(given, options):
+        assert list(functions(given)) == ["main_cc_0"]
+        return compile_cpp(SCALED.format(name="main_cc_0"), ["main_cc_0"])
+
+    after = codegen(module, compile_fn)
+    assert set(functions(after)) == {"main"}
+    x, w = values
+    np.testing.assert_allclose(
+        run(tvm.compile(after, "llvm"), x, w), np.maximum(x * w, 0), rtol=1e-5
+    )
+
+
+def test_some_functions_are_compiled_and_the_rest_is_left_to_tvm(scaled, values):
+    module = Elementwise.clone()
+    other = literal(lambda a: relax.op.add(a, a), tensor("a", T.Var("k", "int64"), 4))
+    module["doubled"] = other.with_attr("global_symbol", "doubled")
+    module["main"] = caller_of(module, "scaled", "doubled")
+    after = codegen(module, lambda given, options: Compiled(modules=[scaled], declined=["doubled"]))
+    assert set(functions(after)) == {"main", "doubled"}
+    assert "Codegen" not in after["doubled"].attrs
+    x, w = values
+    np.testing.assert_allclose(
+        run(tvm.compile(after, "llvm"), x, w), 2 * np.maximum(x * w, 0), rtol=1e-5
+    )
+
+
+def caller_of(module: tvm.IRModule, first: str, second: str) -> relax.Function:
+    x, w = tensor("x", T.Var("n", "int64"), 4), tensor("w", 4)
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        y = builder.emit(relax.Call(module.get_global_var(first), [x, w]))
+        builder.emit_func_output(builder.emit(relax.Call(global_var(module, second), [y])))
+    return builder.get()["main"]
+
+
+def global_var(module: tvm.IRModule, name: str) -> tvm.ir.GlobalVar:
+    found = module.get_global_var(name)
+    if found.ty is None or not isinstance(found.ty, relax.FuncType):
+        relax.expr._update_type(found, module[name].ty)
+    return found
+
+
+def test_changed_functions_take_the_place_of_those_that_were_given(values):
+    @I.ir_module
+    class Changed:
+        @R.function
+        def scaled(a: R.Tensor(("k", 4), "float32"), b: R.Tensor((4,), "float32")) -> R.Tensor(
+            ("k", 4), "float32"
+        ):
+            k = T.int64()
+            c: R.Tensor((k, 4), "float32") = R.multiply(b, a)
+            d: R.Tensor((k, 4), "float32") = R.maximum(c, R.const(0, "float32"))
+            return d
+
+    after = codegen(Elementwise, lambda given, options: Compiled(functions=functions(Changed)))
+    assert set(functions(after)) == {"scaled", "main"}
+    np.testing.assert_allclose(
+        run(tvm.compile(after, "llvm"), *values), expected(*values), rtol=1e-5
+    )
+
+
+def test_a_changed_function_says_what_its_declaration_says():
+    def compile_fn(given, options):
+        changed = given["scaled"].with_attr("tvm_ipc.inplace_outputs", [0])
+        return Compiled(functions={"scaled": changed}, registered={"scaled": "mylib.scaled"})
+
+    after = codegen(Elementwise, compile_fn, lower=False)
+    assert after["scaled"].global_symbol == "mylib.scaled"
+    assert list(after["scaled"].attrs["tvm_ipc.inplace_outputs"]) == [0]
+
+
+def test_packed_functions_that_exist_at_run_time_need_no_module(values):
+    def compile_fn(given, options):
+        return Compiled(registered={"scaled": "test.byoc.scaled"})
+
+    tvm_ffi.register_global_func(
+        "test.byoc.scaled",
+        lambda a, b, out: out.copyfrom(np.maximum(a.numpy() * b.numpy(), 0)),
+        override=True,
+    )
+    after = codegen(Elementwise, compile_fn)
+    np.testing.assert_allclose(
+        run(tvm.compile(after, "llvm"), *values), expected(*values), rtol=1e-5
+    )
+
+
+def test_constants_are_handed_over_without_copies():
+    weight = relax.const(np.random.rand(1000, 4).astype("float32"))
+    builder = relax.BlockBuilder()
+    x = tensor("x", 1000, 4)
+    with builder.function("main", [x]):
+        inside = builder.emit(
+            literal(lambda a: relax.op.add(a, weight), tensor("a", 1000, 4)), "inner"
+        )
+        builder.emit_func_output(builder.emit(relax.Call(inside, [x])))
+    addresses: list[int] = []
+
+    def compile_fn(given, options):
+        (function,) = functions(given).values()
+        (value,) = [b.value for block in function.body.blocks for b in block.bindings][:1]
+        constant = value.args[1].value
+        addresses.append(constant.data_ptr())
+        return Compiled(
+            registered={"main_cc_0": "test.byoc.add"}, constants={"main_cc_0_weight": constant}
+        )
+
+    after = codegen(builder.get(), compile_fn)
+    kept = after.attrs["const_name_to_constant"]["main_cc_0_weight"]
+    assert addresses == [weight.value.data_ptr()] == [kept.data_ptr()]
+
+
+# What can go wrong.
+
+
+def problem(module: tvm.IRModule, compile_fn, **options) -> str:
+    before = tvm.ir.load_json(tvm.ir.save_json(module))
+    with pytest.raises(TransformError) as caught:
+        RunModuleCodegen("cc", compile_fn, **options)(module)
+    tvm.ir.assert_structural_equal(module, before)
+    tvm.compile(module, "llvm")  # builds without the compiler
+    return str(caught.value)
+
+
+def test_refused_a_compiler_that_raises():
+    def compile_fn(given, options):
+        raise ArithmeticError("scaled: no instruction for relu")
+
+    message = problem(Elementwise, compile_fn)
+    assert "the compiler 'cc', given 'scaled', failed on the function 'scaled'" in message
+    assert "ArithmeticError: scaled: no instruction for relu" in message
+
+
+def test_refused_a_system_compiler_that_fails(compile_cpp):
+    message = problem(Elementwise, lambda given, options: compile_cpp("int main() {", ["scaled"]))
+    assert "given 'scaled', failed: CalledProcessError" in message
+
+
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [(None, "nothing"), ("scaled", "a str"), (3, "a int"), ({}, "a dict")],
+    ids=str,
+)
+def test_refused_a_compiler_that_returns_nothing_or_something_else(result, named):
+    message = problem(Elementwise, lambda given, options: result)
+    assert f"the compiler 'cc', given 'scaled', returned {named}; a compiler returns" in message
+
+
+def test_refused_modules_that_are_none(scaled):
+    message = problem(Elementwise, lambda given, options: [scaled, "scaled.o"])
+    assert "returned a str among its modules, which is no runtime module" in message
+
+
+def test_refused_modules_with_the_wrong_symbols(compile_cpp, scaled):
+    wrong = compile_cpp(SCALED.format(name="scale"), ["scale"])
+    message = problem(Elementwise, lambda given, options: [wrong])
+    assert "did not compile the function 'scaled': no module that it returned defines" in message
+    assert "(1 returned, of the kinds static_library)" in message
+    assert "(0 returned)" in problem(Elementwise, lambda given, options: [])
+    message = problem(Elementwise, lambda given, options: [scaled, scaled])
+    assert "returned 2 modules that define the symbol 'scaled'" in message
+
+
+def test_refused_a_symbol_that_another_module_has_already(scaled):
+    before = Elementwise.with_attr("external_mods", [scaled])
+    with pytest.raises(TransformError, match="so does a module that was attached before"):
+        RunModuleCodegen("cc", lambda given, options: scaled)(before)
+
+
+def test_refused_a_function_of_the_wrong_arity_where_its_module_tells(compile_cpp):
+    source = """
+    void scaled(TensorView a, TensorView out) {}
+    TVM_FFI_DLL_EXPORT_TYPED_FUNC(scaled, scaled)
+    """
+    wrong = compile_cpp(source, ["scaled"], library=True)
+    message = problem(Elementwise, lambda given, options: wrong)
+    assert "compiled the function 'scaled' with 2 parameters, and its calls have 3" in message
+    assert "scaled(R.Tensor((m, 4), " in message
+
+
+def test_a_function_of_the_wrong_arity_says_so_at_its_first_call(compile_cpp, values):
+    source = """
+    void scaled(TensorView a, TensorView out) {}
+    TVM_FFI_DLL_EXPORT_TYPED_FUNC(scaled, scaled)
+    """
+    after = codegen(Elementwise, lambda given, options: compile_cpp(source, ["scaled"]))
+    executable = tvm.compile(after, "llvm")
+    with pytest.raises(TypeError, match=r"`scaled\(.*Expected 2 but got 3 arguments"):
+        run(executable, *values)
+    with tvm_ipc.Session(2) as session:
+        session.load_vm_module(executable)["main"](*map(session.put, values))
+        with pytest.raises(WorkerError, match="Expected 2 but got 3 arguments"):
+            session.sync()
+
+
+def test_refused_functions_that_were_not_given_or_have_another_signature():
+    message = problem(Elementwise, lambda given, options: Compiled(declined=["other"]))
+    assert "declined 'other', which it was not given; it was given 'scaled'" in message
+    other = literal(relax.op.exp, tensor("a", 4))
+    message = problem(Elementwise, lambda given, options: Compiled(functions={"scaled": other}))
+    assert "changed the signature of 'scaled': it was R.Callable((R.Tensor((m, 4)" in message
+    message = problem(
+        Elementwise, lambda given, options: Compiled(declined=["scaled"], functions={"main": other})
+    )
+    assert "returned a new function 'main', and the module has one already" in message
+
+
+def test_refused_functions_that_use_others_of_the_module():
+    @I.ir_module
+    class Module:
+        @R.function(private=True)
+        def helper(a: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            b: R.Tensor((4,), "float32") = R.exp(a)
+            return b
+
+        @R.function
+        def inner(a: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            R.func_attr({"Codegen": "cc"})
+            cls = Module
+            b: R.Tensor((4,), "float32") = cls.helper(a)
+            return b
+
+        @R.function
+        def main(x: R.Tensor((4,), "float32")):
+            cls = Module
+            y = cls.inner(x)
+            return y
+
+    message = problem(Module, lambda given, options: None)
+    assert "'inner' is for 'cc' and uses 'helper', which is not" in message
+
+
+def test_functions_are_named_by_the_policy(compile_cpp, values):
+    def compile_fn(given, options):
+        (name,) = functions(given)
+        assert name == "kernel_0"
+        return Compiled(declined=[name])
+
+    builder = relax.BlockBuilder()
+    x = tensor("x", 4)
+    with builder.function("main", [x]):
+        inside = builder.emit(literal(relax.op.exp, tensor("a", 4)))
+        builder.emit_func_output(builder.emit(relax.Call(inside, [x])))
+    codegen(builder.get(), compile_fn, cache=FreshGlobalSymbols("kernel"))
+
+
+def test_options_are_checked():
+    def compile_fn(given, options):
+        return []
+
+    with pytest.raises(TypeError, match="compiler is a name, not ''"):
+        RunModuleCodegen("", compile_fn)
+    with pytest.raises(TypeError, match="compile_fn is a function, not 3"):
+        RunModuleCodegen("cc", 3)
+    with pytest.raises(TypeError, match=r"options is a mapping or None, not \[\]"):
+        RunModuleCodegen("cc", compile_fn, [])
+    with pytest.raises(TypeError, match="cache is a GlobalSymbolCache, not 'x'"):
+        RunModuleCodegen("cc", compile_fn, cache="x")
+
+
+def test_paths_are_no_modules(tmp_path: Path):
+    message = problem(Elementwise, lambda given, options: tmp_path / "kernels.o")
+    assert "returned a PosixPath; a compiler returns a runtime module" in message

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an external compiler gives back, checked against what it was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.byoc.extern import Extern, declare, read
+from tvm_ipc.transform.byoc.literals import compiler_of
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The result of an external compiler.
+
+    Every function that it was given is defined by one of the modules, or left to TVM, or is a
+    packed function that exists at run time.
+    """
+
+    #: Runtime modules that define functions by their symbols.
+    modules: Sequence[Any] = ()
+    #: Names of functions that TVM compiles after all.
+    declined: Collection[str] = ()
+    #: Changed functions by name, of the same signature. One that still has the `Codegen` attribute
+    #: has been compiled, and says what its declaration shall say; one without is TVM's. Further
+    #: names are new functions that these call.
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    #: Names of functions, and of the packed functions that they are.
+    registered: Mapping[str, str] = field(default_factory=dict)
+    #: Tensors that the modules find by name when they are loaded, as TVM's own external modules do
+    #: (`get_const_vars`); they are stored in the executable, not copied.
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+def as_compiled(where: str, result: object) -> Compiled:
+    """Accept a runtime module, several of them, or a `Compiled`."""
+    if isinstance(result, Compiled):
+        return result
+    if isinstance(result, tvm.runtime.Module):
+        return Compiled([result])
+    if isinstance(result, Sequence | tvm_ffi.Array) and not isinstance(result, str | bytes):
+        return Compiled(list(result))
+    nothing = result is None
+    raise TransformError(
+        f"{where} returned {'nothing' if nothing else f'a {type(result).__name__}'}; a compiler "
+        "returns a runtime module, a list of them, or a tvm_ipc.transform.Compiled"
+    )
+
+
+def check_compiled(where: str, given: tvm.IRModule, compiled: Compiled, taken: set[str]) -> None:
+    """Refuse a result that does not fit what was given.
+
+    `taken` are names in the rest of the module.
+    """
+    names = {str(global_var.name_hint) for global_var in given.get_global_vars()}
+    for module in compiled.modules:
+        if not isinstance(module, tvm.runtime.Module):
+            raise TransformError(
+                f"{where} returned a {type(module).__name__} among its modules, which is no "
+                "runtime module (of tvm.compile give the attribute `mod`)"
+            )
+    for what, known in (("declined", compiled.declined), ("registered", compiled.registered)):
+        unknown = sorted(set(known) - names)
+        if unknown:
+            raise TransformError(
+                f"{where} {what} {_quoted(unknown)}, which it was not given; it was given "
+                f"{_quoted(sorted(names))}"
+            )
+    for name, function in compiled.functions.items():
+        if name in names:
+            _check_changed(where, name, given[name], function)
+        elif name in taken:
+            raise TransformError(
+                f"{where} returned a new function {name!r}, and the module has one already"
+            )
+    for name in sorted(to_declare(given, compiled)):
+        if name not in compiled.registered:
+            _check_symbol(where, given, name, compiled)
+
+
+def to_declare(given: tvm.IRModule, compiled: Compiled) -> set[str]:
+    """Return the names of the functions that have been compiled."""
+    names = {str(global_var.name_hint) for global_var in given.get_global_vars()}
+    left = {name for name, function in compiled.functions.items() if compiler_of(function) is None}
+    return names - left - set(compiled.declined)
+
+
+def declaration(name: str, given: tvm.IRModule, compiled: Compiled) -> relax.ExternFunc:
+    """Return the declaration of a function that has been compiled."""
+    function = compiled.functions.get(name, given[name])
+    return declare("RunModuleCodegen", name, function, compiled.registered.get(name))
+
+
+def _check_changed(where: str, name: str, given: relax.Function, changed: object) -> None:
+    if not isinstance(changed, relax.Function):
+        raise TransformError(
+            f"{where} returned a {type(changed).__name__} for the function {name!r}; its callers "
+            "need a relax.Function"
+        )
+    if not tvm_ffi.structural_equal(changed.ty, given.ty, map_free_vars=True):
+        raise TransformError(
+            f"{where} changed the signature of {name!r}: it was {given.ty}, and is {changed.ty}; "
+            "its callers need it as it was"
+        )
+
+
+def _check_symbol(where: str, given: tvm.IRModule, name: str, compiled: Compiled) -> None:
+    extern = read(declaration(name, given, compiled))
+    assert extern is not None
+    owners = [one for one in compiled.modules if one.implements_function(extern.symbol, True)]
+    if not owners:
+        kinds = [str(module.kind) for module in compiled.modules]
+        raise TransformError(
+            f"{where} did not compile the function {name!r}: no module that it returned defines "
+            f"the symbol {extern.symbol!r} ({len(kinds)} returned{_of_kinds(kinds)}). Functions "
+            "that it leaves to TVM belong into Compiled(declined=[...])"
+        )
+    if len(owners) > 1:
+        raise TransformError(
+            f"{where} returned {len(owners)} modules that define the symbol {extern.symbol!r}"
+        )
+    found, needed = _arity(owners[0], extern.symbol), _needed(extern)
+    if found is not None and found != needed:
+        raise TransformError(
+            f"{where} compiled the function {name!r} with {found} parameters, and its calls have "
+            f"{needed}: {_signature(extern)}"
+        )
+
+
+def _arity(module: tvm.runtime.Module, symbol: str) -> int | None:
+    """Return how many parameters a function has, where its module tells."""
+    try:
+        metadata = module.get_function_metadata(symbol, query_imports=True)
+        schema = json.loads(metadata["type_schema"]) if metadata else {}
+        return len(schema["args"]) - 1 if schema.get("args") else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None  # modules of other makers may say whatever they like
+
+
+def _needed(extern: Extern) -> int:
+    return len(extern.params) + sum(index == -1 for index in extern.inplace)
+
+
+def _signature(extern: Extern) -> str:
+    arguments = [*map(str, extern.params)]
+    outputs = [
+        f"output {output}"
+        for output, index in zip(extern.outputs, extern.inplace, strict=True)
+        if index == -1
+    ]
+    return f"{extern.symbol}({', '.join([*arguments, *outputs])})"
+
+
+def _of_kinds(kinds: Iterable[str]) -> str:
+    text = ", ".join(kinds)
+    return f", of the kinds {text}" if text else ""
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

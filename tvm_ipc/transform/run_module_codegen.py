@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hands all functions of a compiler to it at once, and builds what it returns into the executable.
+
+    def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]):
+        return tvm.runtime.load_static_library(path, [names of the functions])
+
+    mod = RunModuleCodegen("cc", compile_fn, {"level": 3})(mod)
+    executable = tvm.compile(mod, "llvm")
+
+Before:
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float32")):
+        with R.dataflow():
+            y = cls.scaled(x)                         # {"Codegen": "cc"}, or a function literal
+
+After:
+    I.module_attrs({"external_mods": [...]})
+
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float32")):
+        with R.dataflow():
+            y = R.call_dps_packed("scaled", (x,), out_ty=R.Tensor((n, 4), "float32"))
+
+The functions are outlined (`OutlineCompilerFunctions`); `compile_fn` gets a module of these and
+only these, with the constants that they hold, not copies; what it returns is checked (`Compiled`),
+and attached where `relax.build` and `tvm.compile` find it; the functions become extern
+declarations (`MarkCompilerFunctionsAsExtern`) and their calls are lowered (`LowerExternCalls`), so
+that any pipeline can build the module. With `lower=False` the declarations stay, for a pipeline
+that lowers them later and places their memory scopes until then.
+
+An entry of the module, which nobody calls, keeps its name and becomes a function that calls the
+compiled one. Whatever goes wrong is a `TransformError` that names the functions and carries what
+the compiler said; the module that was given is as it was, and can be built without the compiler.
+
+Runs before anything that lowers operators; once for each compiler.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.utils import copy_with_new_vars
+
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.byoc.compiled import (
+    Compiled,
+    as_compiled,
+    check_compiled,
+    declaration,
+    to_declare,
+)
+from tvm_ipc.transform.byoc.global_symbol_cache import (
+    GLOBAL_SYMBOL,
+    ExistingGlobalSymbols,
+    FreshGlobalSymbols,
+    GlobalSymbolCache,
+    Names,
+    own_symbol,
+)
+from tvm_ipc.transform.byoc.literals import CODEGEN, compiler_of, used_global_vars
+from tvm_ipc.transform.lower_extern_calls import lower
+from tvm_ipc.transform.outline_compiler_functions import outline
+
+CompileFunction = Callable[[tvm.IRModule, Mapping[str, Any]], Any]
+
+_MODULES = "external_mods"
+_CONSTANTS = "const_name_to_constant"
+
+
+@tvm.transform.module_pass(opt_level=0, name="RunModuleCodegen")
+class RunModuleCodegen:
+    """Compile the functions of a compiler with it.
+
+    Parameters
+    ----------
+    compiler : the `Codegen` attribute of the functions.
+    compile_fn : called with an `IRModule` and the options, unless there are no functions. Returns
+        a runtime module, a list of them, or a `Compiled`.
+    options : handed to compile_fn.
+    cache : names the functions; see `OutlineCompilerFunctions`.
+    lower : whether calls are lowered here.
+
+    Raises
+    ------
+    TransformError
+        compile_fn raised, or did not return what is needed, or the functions call others of the
+        module; the module that was given is as it was.
+    """
+
+    def __init__(
+        self,
+        compiler: str,
+        compile_fn: CompileFunction,
+        options: Mapping[str, Any] | None = None,
+        cache: GlobalSymbolCache | None = None,
+        *,
+        lower: bool = True,
+    ) -> None:
+        if not isinstance(compiler, str) or not compiler:
+            raise TypeError(f"RunModuleCodegen: compiler is a name, not {compiler!r}")
+        if not callable(compile_fn):
+            raise TypeError(f"RunModuleCodegen: compile_fn is a function, not {compile_fn!r}")
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(f"RunModuleCodegen: options is a mapping or None, not {options!r}")
+        if cache is not None and not isinstance(cache, GlobalSymbolCache):
+            raise TypeError(f"RunModuleCodegen: cache is a GlobalSymbolCache, not {cache!r}")
+        self.compiler = compiler
+        self.compile_fn = compile_fn
+        self.options = dict(options or {})
+        self.cache = cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())
+        self.lower = lower
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module with the compiled functions."""
+        mod = outline(mod, self._is_meant, self.cache)
+        mod = _without_entries(mod, self.compiler, self._is_meant)
+        given = self._functions(mod)
+        if not given.get_global_vars():
+            return mod
+        result = _with_result(mod, given, self._compile(mod, given), self._where(given))
+        return lower(result) if self.lower else result
+
+    def _is_meant(self, function: object) -> bool:
+        return compiler_of(function) == self.compiler
+
+    def _where(self, given: tvm.IRModule) -> str:
+        names = ", ".join(sorted(repr(str(one.name_hint)) for one in given.get_global_vars()))
+        return f"RunModuleCodegen: the compiler {self.compiler!r}, given {names},"
+
+    def _functions(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """Return the module of the functions, each with a symbol."""
+        functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
+        for global_var, function in mod.functions_items():
+            if self._is_meant(function):
+                symbol = own_symbol(function) or str(global_var.name_hint)
+                functions[global_var] = function.with_attr(GLOBAL_SYMBOL, symbol)
+        for global_var, function in functions.items():
+            for used, _ in used_global_vars(function):
+                if used not in functions:
+                    raise TransformError(
+                        f"RunModuleCodegen: the function {global_var.name_hint!r} is for "
+                        f"{self.compiler!r} and uses {used.name_hint!r}, which is not; a compiler "
+                        "gets its functions and only these. Inline it, or partition otherwise"
+                    )
+        return tvm.IRModule(functions, global_infos=mod.global_infos)
+
+    def _compile(self, mod: tvm.IRModule, given: tvm.IRModule) -> Compiled:
+        where = self._where(given)
+        try:
+            returned = self.compile_fn(given.clone(), dict(self.options))
+        except Exception as problem:
+            raise TransformError(
+                f"{where} failed{_function_in(problem, given)}: {type(problem).__name__}: {problem}"
+            ) from problem
+        compiled = as_compiled(where, returned)
+        names = {str(one.name_hint) for one in mod.get_global_vars()}
+        check_compiled(where, given, compiled, names)
+        return compiled
+
+
+def _function_in(problem: Exception, given: tvm.IRModule) -> str:
+    """Say which function a message of the compiler is about, if it names one."""
+    names = [str(one.name_hint) for one in given.get_global_vars()]
+    named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", str(problem))]
+    return f" on the function {named[0]!r}" if len(named) == 1 else ""
+
+
+def _without_entries(
+    mod: tvm.IRModule, compiler: str, is_meant: Callable[[object], bool]
+) -> tvm.IRModule:
+    """Give functions that nobody calls a caller, which keeps their names."""
+    used = {
+        one
+        for function in mod.functions.values()
+        if isinstance(function, relax.Function)
+        for one, _ in used_global_vars(function)
+    }
+    entries = [
+        (global_var, function)
+        for global_var, function in mod.functions_items()
+        if is_meant(function) and global_var not in used
+    ]
+    if not entries:
+        return mod
+    result = mod.clone()
+    names = Names(str(one.name_hint) for one in mod.get_global_vars())
+    for global_var, function in entries:
+        name = names.fresh(f"{global_var.name_hint}_{compiler}")
+        names.take(name)
+        compiled = tvm.ir.GlobalVar(name)
+        relax.expr._update_type(compiled, function.ty)
+        result[compiled] = copy_with_new_vars(function).with_attr(GLOBAL_SYMBOL, name)
+        result[global_var] = _calling(compiled, function)
+    return result
+
+
+def _calling(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
+    call = relax.Call(compiled, list(function.params))
+    value = relax.Var("result", function.ret_ty)
+    blocks = [relax.BindingBlock([relax.VarBinding(value, call)])]
+    caller = relax.Function(
+        function.params, relax.SeqExpr(blocks, value), function.ret_ty, function.is_pure
+    )
+    symbol = own_symbol(function)
+    return caller if symbol is None else caller.with_attr(GLOBAL_SYMBOL, symbol)
+
+
+def _with_result(
+    mod: tvm.IRModule, given: tvm.IRModule, compiled: Compiled, where: str
+) -> tvm.IRModule:
+    result = mod.clone()
+    done = to_declare(given, compiled)
+    for global_var in given.get_global_vars():
+        name = str(global_var.name_hint)
+        if name in done:
+            result[global_var] = declaration(name, given, compiled)
+        else:
+            function = compiled.functions.get(name, given[global_var])
+            result[global_var] = (
+                function.without_attr(CODEGEN) if compiler_of(function) else function
+            )
+    names = {str(one.name_hint) for one in given.get_global_vars()}
+    for name, function in compiled.functions.items():
+        if name not in names:
+            result[tvm.ir.GlobalVar(name)] = function
+    attrs = dict(mod.attrs.items()) if mod.attrs else {}
+    before = list(attrs.get(_MODULES, []))
+    for name in sorted(done - set(compiled.registered)):
+        symbol = str(result[name].global_symbol)
+        if any(module.implements_function(symbol, True) for module in before):
+            raise TransformError(
+                f"{where} defines the symbol {symbol!r}, and so does a module that was attached "
+                "before; name the functions otherwise, with FreshGlobalSymbols for example"
+            )
+    if compiled.modules:
+        result = result.with_attr(_MODULES, [*before, *compiled.modules])
+    if compiled.constants:
+        constants = dict(attrs.get(_CONSTANTS, {}))
+        clash = sorted(set(constants) & set(compiled.constants))
+        if clash:
+            raise TransformError(f"{where} returned the constant {clash[0]!r}, which is there")
+        result = result.with_attr(_CONSTANTS, {**constants, **compiled.constants})
+    return result
