@@ -65,7 +65,7 @@ def device_of(ty: Any, devices: list[relax.VDevice]) -> int:
 
 def same_device(one: relax.VDevice, other: relax.VDevice) -> bool:
     """Whether two virtual devices are one device, whatever their memory scopes."""
-    return bool(one.target == other.target and one.vdevice_id == other.vdevice_id)
+    return one.vdevice_id == other.vdevice_id and str(one.target) == str(other.target)
 
 
 def type_in(ty: Any, scope: str, devices: list[relax.VDevice]) -> Any:

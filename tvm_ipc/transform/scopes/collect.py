@@ -221,7 +221,7 @@ class _Collector:
             self.program.owners.append(owner or self.function)
             scope = self.vdevice_scope(ty)
             if scope:
-                self.program.fixed[leaf] = (scope, f"{root.name} is annotated with a VDevice")
+                self.program.fixed[leaf] = (scope, f"is on a VDevice as {root.name}")
             return Tensor(leaf, root)
         if isinstance(ty, relax.TupleType):
             return tuple(
@@ -295,9 +295,7 @@ class _Collector:
         if isinstance(value, Tensor):
             scope = self.vdevice_scope(var.ty)
             if scope and scope != self.vdevice_scope(self.program.types[value.leaf]):
-                return self.moved(
-                    var, value, scope, path, f"{var.name} is annotated with a VDevice"
-                )
+                return self.moved(var, value, scope, path, f"is on a VDevice as {var.name}")
         return value
 
     def moved(
@@ -308,7 +306,7 @@ class _Collector:
         assert isinstance(result, Tensor)
         self.program.fixed[result.leaf] = (scope, why)
         self.program.unite(value.leaf, result.leaf)
-        self.use(value, path, f"annotation of {var.name}", same=result.leaf)
+        self.use(value, path, f"annotation of {var.name}", same=result.leaf, moves=True)
         return result
 
     def use(self, tensor: Tensor, path: tuple[int, ...], what: str, **needs: Any) -> Use:
@@ -473,7 +471,7 @@ class _Collector:
             )
             name = self.check_scope(str(scope.value), f"the allocation of {var.name}")
             if name not in ("", GLOBAL):
-                self.program.fixed[result.leaf] = (name, f"{var.name} was allocated there")
+                self.program.fixed[result.leaf] = (name, f"was allocated there as {var.name}")
         return result
 
     def visit_move(self, var: relax.Var, call: relax.Call, name: str) -> Value:
@@ -492,10 +490,10 @@ class _Collector:
                 self.use(value, (0,), where)
                 result = self.fresh(var.ty, Root(var))
                 for tensor in tensors(result):
-                    self.program.fixed[tensor.leaf] = (scope, f"{var.name} was moved there")
+                    self.program.fixed[tensor.leaf] = (scope, f"was moved there as {var.name}")
                 return result
         self.program.hints.append((self.region, self.index))
-        return self.moved(var, value, scope, (VALUE,), f"{var.name} is annotated")
+        return self.moved(var, value, scope, (VALUE,), f"is annotated as {var.name}")
 
     def visit_call_tir(self, var: relax.Var, call: relax.Call, name: str) -> Value:
         callee, packed = call.args[0], call.args[1]

@@ -66,6 +66,8 @@ class Effects:
     def may_cut(self, use: Use) -> bool:
         """Whether a copy may stand between a value and what it goes on as."""
         assert use.same is not None
+        if use.moves:
+            return True
         region, leaf = use.region, use.tensor.leaf
         if region.function is self._program.owners[leaf]:
             number = self._program.number(use)

@@ -138,6 +138,7 @@ class Use:
     what: str
     exact: str | None = None  #: the scope that it needs
     same: int | None = None  #: the leaf whose scope it needs
+    moves: bool = False  #: a copy is what was asked for, if the memory is not the same anyway
     param: tuple[str, int] | None = None  #: the parameter of a PrimFunc that it is
     written: bool = False  #: it may be written: what was copied is copied back
     fresh: bool = False  #: nothing was in it before: it need not be copied there

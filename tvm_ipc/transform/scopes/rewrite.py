@@ -355,7 +355,8 @@ class Rewriter:
                 continue
             scope = scopes.get(len(fresh), GLOBAL)
             device = device_of(ty, self._devices)
-            fresh.append(emit("alloc", alloc(ty.shape, ty, device, scope), ty, out))
+            name = f"alloc{len(fresh)}" if many else "alloc"
+            fresh.append(emit(name, alloc(ty.shape, ty, device, scope), ty, out))
             results.append(fresh[-1])
         for copy in around:
             use = copy.uses[0]
