@@ -118,6 +118,7 @@ def _run(options: Options) -> int:
         except OSError as error:
             raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
         print(f"written: {options.output}")
+    sys.stdout.flush()
     return 0
 
 

@@ -19,6 +19,8 @@ from tvm_ipc.transform.report import Event, FunctionPlan
 _WIDTH: Final = 1000
 _HEIGHT: Final = 320
 _LEAST_HEIGHT: Final = 72
+#: Pixels of an event, at least, as the page opens.
+_EVENT: Final = 5
 #: More collectives than this are drawn with thinner lines.
 _MANY: Final = 24
 
@@ -45,7 +47,8 @@ def figure(plan: FunctionPlan, bands: Sequence[Band], least: dict[str, int], nam
         inner.append("</div>")
     many = " many" if sum(e.collective is not None for e in plan.events) > _MANY else ""
     return (
-        f'<figure class="plan{many}"><div class="grid"><div class="axis">{"".join(axis)}</div>'
+        f'<figure class="plan{many}" style="--wide:{count * _EVENT}px" data-events="{count}">'
+        f'<div class="grid"><div class="axis">{"".join(axis)}</div>'
         f'<div class="scroll" tabindex="0" aria-label="memory plan of {escape(plan.function)}">'
         f'<div class="inner">{"".join(inner)}{_events(count)}</div></div></div>'
         f"<figcaption>{_legend(bands, plan)}</figcaption></figure>"
@@ -158,7 +161,8 @@ def _marks(band: Band, height: int) -> str:
 
 
 def _events(count: int) -> str:
-    step = next((s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if count / s <= 8), count // 6)
+    most = max(8, count * _EVENT // 140)
+    step = next((s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if count / s <= most), 1000)
     ticks = [index for index in range(0, count, step) if index + step / 2 <= count]
     spans = [f'<span style="left:{100 * t / count:.2f}%">{t or "event 0"}</span>' for t in ticks]
     return f'<div class="events">{"".join(spans)}<span style="left:100%">{count}</span></div>'

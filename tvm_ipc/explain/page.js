@@ -28,20 +28,26 @@ for (const plan of document.querySelectorAll(".plan")) {
   const scroll = plan.querySelector(".scroll");
   const buttons = document.createElement("div");
   buttons.className = "zoom";
-  let zoom = 1;
-  const stretch = (to) => {
-    const middle = (scroll.scrollLeft + scroll.clientWidth / 2) / scroll.scrollWidth;
-    zoom = Math.min(64, Math.max(1, to));
-    plan.style.setProperty("--zoom", zoom);
-    scroll.scrollLeft = middle * scroll.scrollWidth - scroll.clientWidth / 2;
-    for (const hatch of plan.querySelectorAll("pattern")) {
-      hatch.setAttribute("patternTransform", `scale(${1 / zoom} 1)`);
+  const inner = plan.querySelector(".inner");
+  // Where events are closer than lines are wide, lines would hide the rest.
+  const settle = () => {
+    const zoom = inner.clientWidth / scroll.clientWidth;
+    plan.classList.toggle("dense", inner.clientWidth / plan.dataset.events < 2.5);
+    for (const hatch of plan.querySelectorAll(".inner pattern")) {
+      hatch.setAttribute("patternTransform", `scale(${1000 / inner.clientWidth} 1)`);
     }
+    return zoom;
+  };
+  const stretch = (to) => {
+    const middle = (scroll.scrollLeft + scroll.clientWidth / 2) / inner.clientWidth;
+    inner.style.width = `${100 * Math.min(64, Math.max(1, to))}%`;
+    settle();
+    scroll.scrollLeft = middle * inner.clientWidth - scroll.clientWidth / 2;
   };
   const actions = [
-    ["\u2212", "narrower", () => stretch(zoom / 2)],
+    ["\u2212", "narrower", () => stretch(settle() / 2)],
     ["fit", "as wide as the page", () => stretch(1)],
-    ["+", "wider", () => stretch(zoom * 2)],
+    ["+", "wider", () => stretch(settle() * 2)],
   ];
   for (const [text, label, action] of actions) {
     const button = document.createElement("button");
@@ -52,4 +58,6 @@ for (const plan of document.querySelectorAll(".plan")) {
     buttons.append(button);
   }
   plan.prepend(buttons);
+  settle();
+  addEventListener("resize", settle);
 }

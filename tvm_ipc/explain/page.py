@@ -158,16 +158,16 @@ def _decisions(explanation: Explanation) -> str:
         about = _breakable(one.about)
         if len(one.decisions) > 2:
             every = "".join(
-                f"<li>{_breakable(d.subject)}"
+                f"<li>{_breakable(d.function)}: {_breakable(d.subject)}"
                 + (f": {_breakable(d.reason)}</li>" if d.reason != one.reason else "</li>")
                 for d in one.decisions
             )
             about = f"<details><summary>{about}</summary><ul>{every}</ul></details>"
         rows.append(
             [
-                f"<code>{escape(one.function)}</code>" if one.function else "the module",
+                _breakable(one.functions),
                 about,
-                escape(one.verdict),
+                f"<b>{escape(one.verdict)}</b>",
                 _breakable(one.reason),
                 f'<span class="muted nowrap">{escape(one.pass_name)}</span>',
             ]

@@ -73,7 +73,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 def _decisions(explanation: Explanation) -> str:
     lines = ["Decisions"]
     for one in findings(explanation.report.decisions):
-        head = f"{one.function or 'module'}: {one.about}: {one.verdict}"
+        head = f"{one.functions}: {one.about}: {one.verdict}"
         lines.append(textwrap.fill(head, 96, initial_indent="  ", subsequent_indent="    "))
         reason = f"{one.reason} ({one.pass_name})"
         lines.append(textwrap.fill(reason, 96, initial_indent="      ", subsequent_indent="      "))

@@ -37,13 +37,18 @@ _NUMBERED = re.compile(r"\b(?!(?:b?float|u?int|bool)\d)[A-Za-z_]\w*?\d+\b")
 
 @dataclass(frozen=True)
 class Finding:
-    """Decisions of one pass in one function that differ in numbered names only."""
+    """Decisions of one pass that differ in numbered names only."""
 
     pass_name: str
-    function: str
     verdict: str
     reason: str
     decisions: tuple[Decision, ...]
+
+    @property
+    def functions(self) -> str:
+        """Return where it was decided."""
+        names = dict.fromkeys(decision.function for decision in self.decisions)
+        return ", ".join(name or "the module" for name in names)
 
     @property
     def about(self) -> str:
@@ -56,12 +61,12 @@ class Finding:
 
 def findings(decisions: Iterable[Decision]) -> list[Finding]:
     """Join what was decided for the same reason, in the order of the first of each."""
-    groups: dict[tuple[str, str, str, str], list[Decision]] = {}
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
     for d in decisions:
         reason = _NUMBERED.sub("\u2026", d.reason)
-        groups.setdefault((d.pass_name, d.function, d.verdict, reason), []).append(d)
+        groups.setdefault((d.pass_name, d.verdict, reason), []).append(d)
     return [
-        Finding(*key[:3], key[3] if len(group) > 1 else group[0].reason, tuple(group))
+        Finding(*key[:2], key[2] if len(group) > 1 else group[0].reason, tuple(group))
         for key, group in groups.items()
     ]
 

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tvm-ipc explain` on the demo, on files, and on what is neither."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from tvm_ipc import __main__ as command
+
+
+@I.ir_module
+class Layers:
+    @T.prim_func
+    def spare(a: T.Buffer((4,), "float32")):
+        a[0] = T.float32(0)
+
+    @R.function
+    def main(x: R.Tensor((64, 64), "float32")):
+        with R.dataflow():
+            a = R.ccl.allreduce(R.nn.gelu(x), "sum", in_group=False)
+            b = R.ccl.allreduce(R.nn.silu(a), "sum", in_group=False)
+            R.output(b)
+        return b
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the module in it, and to be in."""
+    monkeypatch.chdir(tmp_path)
+    Path("layers.json").write_text(tvm.ir.save_json(Layers))
+    Path("layers.py").write_text(Layers.script())
+    return tmp_path
+
+
+def explain(*arguments: str) -> int:
+    return command.main(["explain", *arguments])
+
+
+@pytest.mark.parametrize("name", ["layers.json", "layers.py"])
+def test_saved_module_becomes_a_page(
+    saved: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert explain(name) == 0
+    assert capsys.readouterr().out == "written: explain-layers.html\n"
+    html = Path("explain-layers.html").read_text()
+    assert f"Memory and collectives of {name}" in html
+    assert "rewritten" in html
+
+
+def test_text_writes_no_page(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(saved.iterdir())
+    assert explain("layers.json", "--text", "--barrier-budget", "0") == 0
+    out = capsys.readouterr().out
+    assert sorted(saved.iterdir()) == before
+    assert "of 2 all-reduces in memory that peers map" in out
+    # One buffer of 16 KiB, read by peers; TVM's plan has its bytes allocated as float32.
+    assert "ipc_memory     16 KiB      64 KiB" in out.replace("  25%", "")
+
+
+def test_demo_as_page_and_text(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("--demo", "--text", "-o", "demo.html", "--size", "n=64") == 0
+    out = capsys.readouterr().out
+    assert "n = 64" in out
+    assert "Function prefill" in out
+    assert "without an exit barrier" in out
+    assert "Function <code>decode</code>" in Path("demo.html").read_text()
+
+
+def test_page_on_the_standard_output(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("layers.json", "-o", "-") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("<!DOCTYPE html>")
+    assert "written: " not in out
+
+
+def test_one_of_several_modules(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = Layers.script() + Layers.script().replace("class Module", "class Other")
+    Path("two.py").write_text(both)
+    assert explain("two.py") == 2
+    assert "name one module of two.py with --module; there is Module, Other" in (
+        capsys.readouterr().err
+    )
+    assert explain("two.py", "--module", "Other", "--text") == 0
+    assert explain("two.py", "--module", "Third") == 2
+    assert "defines no module 'Third'" in capsys.readouterr().err
+
+
+def test_module_is_only_read(saved: Path) -> None:
+    before = Path("layers.json").read_bytes()
+    assert explain("layers.json", "--text") == 0
+    assert Path("layers.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "give one of a module's file and --demo"),
+        ("layers.json --demo", "give one of a module's file and --demo"),
+        ("missing.json", "cannot read missing.json: No such file or directory"),
+        (".", "cannot read .: Is a directory"),
+        ("empty.json", "empty.json is no JSON of tvm.ir.save_json; TVMScript is read from"),
+        ("bytes.json", "bytes.json is no text"),
+        ("broken.json", "broken.json is no JSON of tvm.ir.save_json: "),
+        ("other.json", "other.json is no JSON of tvm.ir.save_json: "),
+        ("number.json", "number.json holds a int, not an IRModule"),
+        ("kernels.json", "the module in kernels.json has no Relax function"),
+        ("broken.py", "broken.py cannot be run: SyntaxError: "),
+        ("unknown.py", "has no attribute 'nosuch' (at "),
+        ("raises.py", "raises.py cannot be run: ZeroDivisionError: division by zero"),
+        ("exits.py", "exits.py cannot be run: SystemExit: 0"),
+        ("nothing.py", "nothing.py defines no module"),
+        ("layers.json --world-size 0", "--world-size is 0; it must be 1 to 64"),
+        ("layers.json --world-size two", "argument --world-size: invalid int value: 'two'"),
+        ("layers.json --strategy best", "argument --strategy: invalid choice: 'best'"),
+        ("layers.json --target nosuch", '"nosuch" is not defined'),
+        ("layers.json --target opencl", "workers share no memory on the target 'opencl'"),
+        ("layers.json --barrier-budget -1", "--barrier-budget is -1"),
+        ("layers.json --size n", "--size is 'n'; it must be like n=64"),
+        ("layers.json --text -o -", "would both write to the standard output"),
+        ("layers.json -o missing/page.html", "cannot write missing/page.html"),
+        ("layers.json --page", "unrecognized arguments: --page"),
+        ("gather.json --world-size 2", "over 3 workers"),
+        ("malformed.json", "not well-formed"),
+        ("--demo --world-size 3", "--demo with --world-size 3: heads 8 cannot be divided"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    saved: Path, capfd: pytest.CaptureFixture[str], arguments: str, words: str
+) -> None:
+    make_files()
+    before = sorted(saved.iterdir())
+    assert explain(*arguments.split()) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    ours = [line for line in err.splitlines() if line.startswith("tvm-ipc explain: ")]
+    assert len(ours) == 1
+    assert words in ours[0]
+    assert "Traceback" not in err
+    assert [path for path in sorted(saved.iterdir()) if path.suffix == ".html"] == []
+    assert set(before) <= set(saved.iterdir())
+
+
+def make_files() -> None:
+    files: dict[str, str] = {
+        "empty.json": "",
+        "broken.json": "{",
+        "other.json": json.dumps({"a": 1}),
+        "number.json": tvm.ir.save_json(3),
+        "kernels.json": tvm.ir.save_json(tvm.IRModule({"spare": Layers["spare"]})),
+        "broken.py": "def f(:",
+        "unknown.py": Layers.script().replace("gelu", "nosuch"),
+        "raises.py": "1 / 0",
+        "exits.py": "raise SystemExit(0)",
+        "nothing.py": "x = 1",
+        "gather.json": tvm.ir.save_json(gathering()),
+        "malformed.json": tvm.ir.save_json(malformed()),
+    }
+    for name, content in files.items():
+        Path(name).write_text(content)
+    Path("bytes.json").write_bytes(b"\xff\xfe\x00")
+
+
+def gathering() -> tvm.IRModule:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((4,), "float32")):
+            with R.dataflow():
+                y = R.ccl.allgather(x, 3, in_group=False)
+                R.output(y)
+            return y
+
+    return Module
+
+
+def malformed() -> tvm.IRModule:
+    """A function that returns a variable of another one."""
+    x, y = (relax.Var(name, relax.TensorType((4,), "float32")) for name in "xy")
+    body = relax.SeqExpr([], y)
+    return tvm.IRModule({"main": relax.Function([x], body, relax.TensorType((4,), "float32"))})
+
+
+def test_traceback_on_request(saved: Path) -> None:
+    with pytest.raises(Exception, match="cannot read missing"):
+        explain("missing.json", "--traceback")
+
+
+def test_reader_that_leaves_is_no_error(
+    saved: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        assert explain("layers.json", "--text") == 1
+
+
+def test_help_warns_of_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        explain("--help")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "A .py file is run as a Python program: explain only what you trust." in out

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things are drawn, and what the page and the terminal say about them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from plans import small_explanation, small_plan, tensor
+
+from tvm_ipc.explain import page, text
+from tvm_ipc.explain.layout import bands, condense
+from tvm_ipc.explain.words import bytes_text, findings
+from tvm_ipc.transform.report import Decision, Event
+
+
+def test_every_scope_has_a_band_and_so_has_what_is_outside_of_storages() -> None:
+    planned, shared, own = bands(small_plan(), {"n": 100})
+    assert (planned.scope, planned.bytes, planned.own) == ("global", 2048 + 400, False)
+    assert (shared.scope, shared.bytes, shared.own) == ("ipc_memory", 512, False)
+    assert (own.scope, own.bytes, own.own) == ("global", 1024, True)
+    assert [(b.tensor.name, b.bottom, b.bytes) for b in planned.blocks] == [
+        ("a", 0, 1024),
+        ("b", 1024, 1024),
+        ("d", 2048, 400),
+    ]
+
+
+def test_what_is_live_includes_what_peers_may_still_read() -> None:
+    planned, shared, _ = bands(small_plan(), {"n": 100})
+    assert planned.live == (1024, 2048, 1024, 0, 400, 400, 0)
+    assert shared.live == (0, 0, 512, 512, 512, 512, 0)
+
+
+def test_tensors_outside_of_storages_do_not_overlap() -> None:
+    spans = [(0, 3), (1, 2), (2, 6), (4, 5)]
+    own = [tensor(f"t{i}", *span, storage=-1) for i, span in enumerate(spans)]
+    plan = replace(small_plan(), storages=(), tensors=tuple(own))
+    (band,) = bands(plan, {})
+    for one in band.blocks:
+        for other in band.blocks:
+            apart = (
+                one.bottom + one.bytes <= other.bottom or other.bottom + other.bytes <= one.bottom
+            )
+            never = one.tensor.last < other.tensor.first or other.tensor.last < one.tensor.first
+            assert one is other or apart or never
+
+
+def test_events_that_concern_nothing_are_left_out() -> None:
+    plan = small_plan()
+    events = [part for event in plan.events for part in (Event("x = params[0]"), event)]
+    wide = replace(
+        plan,
+        events=tuple(events),
+        tensors=tuple(
+            replace(
+                t,
+                first=2 * t.first + 1,
+                last=2 * t.last + 1,
+                peers_until=None if t.peers_until is None else 2 * t.peers_until + 1,
+            )
+            for t in plan.tensors
+        ),
+    )
+    assert condense(wide) == plan
+    assert condense(plan) == plan
+    assert condense(replace(plan, tensors=(), events=(Event("x = y"),))).events == ()
+
+
+def test_decisions_for_the_same_reason_are_one_line() -> None:
+    def decision(number: int, reason: str) -> Decision:
+        return Decision("P", "main", f"allreduce of lv{number} (sum)", "left alone", reason)
+
+    same = [decision(i, f"{kind} of lv{i + 1}") for i in range(3) for kind in ["the float32"]]
+    (one,) = findings(same)
+    assert one.reason == "the float32 of \N{HORIZONTAL ELLIPSIS}"
+    assert one.about == "allreduce of lv0 (sum) and 2 more"
+    (alone,) = findings(same[:1])
+    assert alone.reason == "the float32 of lv1"
+    assert len(findings([decision(0, "of float16"), decision(1, "of float32")])) == 2
+
+
+def test_numbers_of_bytes_for_people() -> None:
+    texts = {0: "0 B", 1023: "1023 B", 1536: "1.50 KiB", 12 << 20: "12 MiB", 1 << 40: "1024 GiB"}
+    texts |= {int(123.4 * 1024): "123 KiB", int(12.34 * 1024): "12.3 KiB"}
+    for count, expected in texts.items():
+        assert bytes_text(count) == expected
+
+
+def test_page_needs_nothing_from_elsewhere() -> None:
+    html = page.render(small_explanation())
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(?!#)|@import|https?:|url\((?!#)", html)
+
+
+def test_page_is_complete_without_its_script() -> None:
+    html = page.render(small_explanation())
+    html = re.sub(r"<script>.*</script>", "", html, flags=re.DOTALL)
+    for words in (
+        "peers may read it until event 5: allreduce(d)",
+        "400 B (n * T.int64(4)) in global, symbolic at 0",
+        "n = 100",
+        "2 KiB",
+        "25% of it",
+        "barrier left out",
+        "its input stays live until the allreduce of lv3",
+        "exit barrier kept",
+    ):
+        assert words in html, words
+    assert html.count('class="peers"') == 2  # one in the legend
+    assert html.count('<line class="meet left-out"') == 4
+
+
+def test_page_escapes_what_comes_from_the_module() -> None:
+    evil = "<script>alert(\"1\")</script>&<b a=''>"
+    explanation = small_explanation(evil, evil)
+    plan = replace(
+        small_plan(evil),
+        events=(*small_plan().events[:6], Event(evil, evil, evil)),
+        storages=tuple(replace(s, name=evil) for s in small_plan().storages),
+        tensors=tuple(replace(t, name=evil, dtype=evil) for t in small_plan().tensors),
+    )
+    explanation.report.plans[:] = [plan]
+    explanation.report.decisions[:] = [Decision(evil, evil, evil, evil, evil)]
+    explanation.sizes[evil] = 3
+    html = page.render(explanation)
+    assert "alert(" in html
+    assert "<script>alert" not in html
+    assert "<b a" not in html
+    assert "&<b" not in html
+
+
+def test_page_of_a_module_without_anything_to_plan() -> None:
+    explanation = small_explanation()
+    explanation.report.plans.clear()
+    explanation.report.decisions.clear()
+    explanation.memory.clear()
+    assert "allocates no tensors" in page.render(explanation)
+    assert "allocates no tensors" in text.render(explanation)
+
+
+def test_terminal_shows_the_plan() -> None:
+    lines = text.render(small_explanation()).splitlines()
+    assert (
+        "Function main: 7 events, 2 collectives; of 2 all-reduces in memory that peers map, "
+        in ("\n".join(lines))
+    )
+    picture = lines[lines.index("  ipc_memory, 512 B") + 1]
+    assert re.fullmatch(r" {22}█{20}/{20}", picture), picture
+    assert any(re.fullmatch(r" +\| +B", line) for line in lines)
