@@ -30,25 +30,33 @@ class Decisions:
     rewritten : those of them that read their input in IPC memory.
     without_barrier : those of them that leave out the barrier at their end.
     memory : bytes planned, and what TVM's own plan would take.
+    blas : whether matrix products are OpenBLAS's.
     """
 
     allreduces: int
     rewritten: int
     without_barrier: int
     memory: Memory
+    blas: bool
 
 
 def compile_model(
-    config: Config, workers: int, strategy: AllReduceStrategy = AllReduceStrategy.AUTO
+    config: Config,
+    workers: int,
+    strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
+    blas: bool | None = None,
 ) -> Any:
-    """Return an executable of one of `workers` workers, for this machine's processor."""
+    """Return an executable of one of `workers` workers, for this machine's processor.
+
+    Its matrix products are OpenBLAS's where `blas`, or where that is installed if it is None.
+    """
     if cc.get_cc() is None:
         raise IPCError(
             "TVM links what it compiled with a C++ compiler, and there is none: "
             "install g++ or clang, or name one in the environment variable CXX"
         )
     target = tvm.target.Target.from_device("cpu")
-    pipeline = get_pipeline(target, workers, strategy, schedule=schedule_kernels)
+    pipeline = get_pipeline(target, workers, strategy, blas=blas, schedule=schedule_kernels)
     return relax.build(model.build(config, workers), target, relax_pipeline=pipeline)
 
 
@@ -58,17 +66,24 @@ def processor() -> str:
 
 
 def decisions(
-    config: Config, workers: int, strategy: AllReduceStrategy = AllReduceStrategy.AUTO
+    config: Config,
+    workers: int,
+    strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
+    blas: bool | None = None,
 ) -> Decisions:
     """Return what the pipeline does with the model."""
     question = Question("the demo's decoder", "llvm", workers, strategy.name.lower(), {})
-    explanation = explain(model.build(config, workers), question)
+    explanation = explain(model.build(config, workers), question, blas=blas)
     events = [event for plan in explanation.report.plans for event in plan.events]
     return Decisions(
         allreduces=2 * config.layers * 2 if workers > 1 else 0,
         rewritten=_rewritten(explanation.report),
         without_barrier=sum(event.barrier == "left out" for event in events),
         memory=explanation.total(),
+        blas=any(
+            decision.subject == "BLAS" and decision.verdict == "used"
+            for decision in explanation.report.decisions
+        ),
     )
 
 

@@ -85,7 +85,8 @@ class Generator:
         self.session.sync()
         first = time.perf_counter()
         steps = [(self._field(out, 0), self._field(out, 1))]
-        ahead = 1
+        # A step takes no longer than the prompt.
+        ahead = max(1, int(_AHEAD / (first - start)))
         while len(steps) < count:
             progress(len(steps))
             begin = time.perf_counter()

@@ -213,7 +213,9 @@ class Decoder(nn.Module):  # type: ignore[misc]
             x = layer(x, keys, values, self.angles, total)
         logits = self.head(self.norm(_last(x)))
         if self.world_size > 1:
-            logits = nn.op.ccl_allgather(logits, self.world_size)
+            # Of all workers, as the sums are; the frontend's own function gathers within a group.
+            gathered = relax.op.ccl.allgather(logits._expr, self.world_size, in_group=False)
+            logits = nn.op.wrap_nested(gathered, "logits")
         logits = nn.op.reshape(logits, (self.config.vocabulary,))
         token = nn.op.tensor_ir_op(
             kernels.argmax(self.config.vocabulary),

@@ -36,6 +36,7 @@ class Options:
     prompt_length: int = 128
     tokens: int = 32
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO
+    blas: bool | None = None
     threads: bool = False
     seed: int = 0
 
@@ -71,6 +72,7 @@ def parse(argv: Sequence[str]) -> Options:
         prompt_length=given.prompt_length,
         tokens=given.tokens,
         strategy=AllReduceStrategy[given.strategy.upper()],
+        blas=given.blas,
         threads=given.threads,
         seed=given.seed,
     )
@@ -143,6 +145,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=[strategy.name.lower() for strategy in AllReduceStrategy],
         default=default.strategy.name.lower(),
         help="of the all-reduces (default auto); the result has the same bits",
+    )
+    parser.add_argument(
+        "--blas",
+        action=argparse.BooleanOptionalAction,
+        help="multiply with OpenBLAS or with TVM's kernels; by default OpenBLAS if it is installed",
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"

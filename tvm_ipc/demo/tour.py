@@ -38,13 +38,15 @@ def lead(options: Options, report: Report) -> int:
     executables = {}
     for done, n in enumerate(options.workers):
         report.progress(done / len(options.workers), f"compiling for {count(n, 'worker')}")
-        executables[n] = compile_model(config, n, options.strategy)
+        executables[n] = compile_model(config, n, options.strategy, options.blas)
     report.step("compile", f"for {listing(list(options.workers))}: llvm, {processor()}")
     several = options.workers[-1] if options.workers[-1] > 1 else None
+    found = decisions(config, several or 1, options.strategy, options.blas)
+    report.line("", f"matrix products: {'OpenBLAS' if found.blas else 'kernels of TVM'}")
     if several is None:
         report.line("", "no all-reduces: there is nobody to share the work with")
     else:
-        _explain_passes(report, options, several, decisions(config, several, options.strategy))
+        _explain_passes(report, options, several, found)
     report.progress(0, "making weights")
     model_weights = list(weights.make(config, options.seed))
     total = sum(value.nbytes for _, value, _ in model_weights)
@@ -148,7 +150,7 @@ def _run(
     what = "started" if workers == 1 or not options.threads else "threads started"
     report.step(
         label,
-        f"{what}, {'all' if workers == 1 else f'1/{workers}'} of the weights each, "
+        f"{what}, {'all weights' if workers == 1 else f'1/{workers} of the weights each'}, "
         f"{count(options.prompt_length, 'token')} read, {options.tokens} written, ended",
     )
     return said, json.loads(arena)
@@ -247,7 +249,7 @@ def _suggest(report: Report, options: Options) -> None:
     ideas = [
         ("demo --layers 12 --hidden 768", options.config.layers < 12),
         ("demo --dtype bfloat16", options.config.dtype == "float32"),
-        ("demo --workers 3", 3 not in options.workers),
+        ("demo --no-blas", options.blas is None),
         ("demo --threads", not options.threads),
         ("explain --demo --text", True),
     ]
