@@ -110,12 +110,13 @@ def chain(rows: int, width: int) -> tvm.IRModule:
     """A kernel and an all-reduce in turn, as layers do it with less between them."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((rows, width), "float32"))
-    with builder.function("main", [x]), builder.dataflow():
-        y: Any = x
-        for _ in range(CHAIN):
-            y = builder.emit(relax.op.multiply(y, relax.const(0.5, "float32")))
-            y = builder.emit(relax.op.ccl.allreduce(y, "sum", in_group=False))
-        result = builder.emit_output(y)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y: Any = x
+            for _ in range(CHAIN):
+                y = builder.emit(relax.op.multiply(y, relax.const(0.5, "float32")))
+                y = builder.emit(relax.op.ccl.allreduce(y, "sum", in_group=False))
+            result = builder.emit_output(y)
         builder.emit_func_output(result)
     return builder.get()
 
