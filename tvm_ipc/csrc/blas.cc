@@ -222,6 +222,7 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
     MatrixBatch& operand = p.operands[p.num_steps];
     ++p.num_steps;
     step = Step{kind, p.type, nullptr, 0, 0};
+    operand = MatrixBatch{};
     if (!HasOperand(kind)) continue;
     if (next >= args.size() - 1) Refuse("step ", p.num_steps, " lacks its operand");
     const View x("an operand", args[next++], 0);
@@ -254,7 +255,7 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
     }
   }
   if (next != args.size() - 1) Refuse(args.size() - 1 - next, " operands are left over");
-  Multiply(library, p, kThreads);
+  Multiply(library, &p, kThreads);
   *result = nullptr;
 }
 

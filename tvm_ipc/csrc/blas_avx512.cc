@@ -20,21 +20,36 @@ struct Isa {
   static constexpr __mmask16 kAll = 0xffff;
   typedef uint32_t U32 __attribute__((vector_size(64)));
 
-  static inline __m256i Load(const char* p) {
+  using Raw16 = __m256i;
+
+  static inline __mmask16 First(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+  static inline __m256i Load16(const char* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
-  static inline void Store(char* p, __m256i v) {
+  static inline __m256i Load16Part(const char* p, int64_t count) {
+    return _mm256_maskz_loadu_epi16(First(count), p);
+  }
+  static inline void Store16(char* p, __m256i v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
   }
-  static inline __m512 WidenHalf(const char* p) { return _mm512_maskz_cvtph_ps(kAll, Load(p)); }
-  static inline void NarrowHalf(char* p, __m512 v) {
-    Store(p, _mm512_maskz_cvtps_ph(kAll, v, _MM_FROUND_TO_NEAREST_INT));
+  static inline void Store16Part(char* p, __m256i v, int64_t count) {
+    _mm256_mask_storeu_epi16(p, First(count), v);
   }
-  static inline __m512 WidenBrain(const char* p) {
-    return (__m512)((U32)_mm512_maskz_cvtepu16_epi32(kAll, Load(p)) << 16);
+  static inline __m512 Load32Part(const char* p, int64_t count) {
+    return _mm512_maskz_loadu_ps(First(count), p);
   }
-  static inline void NarrowBrain(char* p, U32 words) {
-    Store(p, _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words));
+  static inline void Store32Part(char* p, __m512 v, int64_t count) {
+    _mm512_mask_storeu_ps(p, First(count), v);
+  }
+  static inline __m512 WidenHalf(__m256i raw) { return _mm512_maskz_cvtph_ps(kAll, raw); }
+  static inline __m256i NarrowHalf(__m512 v) {
+    return _mm512_maskz_cvtps_ph(kAll, v, _MM_FROUND_TO_NEAREST_INT);
+  }
+  static inline __m512 WidenBrain(__m256i raw) {
+    return (__m512)((U32)_mm512_maskz_cvtepu16_epi32(kAll, raw) << 16);
+  }
+  static inline __m256i Lower(U32 words) {
+    return _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words);
   }
   static inline float Sum(__m512 v) {
     typedef float F32 __attribute__((vector_size(64)));

@@ -4,14 +4,14 @@
  * \brief The kernels of blas_kernels.h for one instruction set.
  *
  * Included by a translation unit that defines `Isa` first:
- *   kBytes                 of a vector
- *   kLanes                 float32 of a vector, `kBytes / 4`
- *   WidenHalf(p)           float32 of kLanes float16 at p
- *   NarrowHalf(p, floats)  the reverse, to nearest even
- *   WidenBrain(p)          float32 of kLanes bfloat16 at p
- *   NarrowBrain(p, words)  the lower halves of kLanes words to p
- *   Sum(floats)            of the lanes
- * Tails of a row go through a vector on the stack: they are at most kLanes - 1 elements.
+ *   kBytes, kLanes                   of a vector of float32
+ *   Raw16                            kLanes elements of 16 bits
+ *   Load16, Load16Part               of memory; the second one so many, and zeros
+ *   Store16, Store16Part             to memory; the second one only so many
+ *   Load32Part, Store32Part          the same of float32
+ *   WidenHalf, NarrowHalf            float16 to float32 and, to nearest even, back
+ *   WidenBrain, Lower                bfloat16 to float32; the lower halves of words
+ *   Sum                              of the lanes
  */
 #ifndef TVM_IPC_BLAS_IMPL_H_
 #define TVM_IPC_BLAS_IMPL_H_
@@ -43,41 +43,58 @@ struct Format<kFloat32> {
     return v;
   }
   static TVM_IPC_INLINE void Store(char* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
+  static TVM_IPC_INLINE Floats LoadPart(const char* p, int64_t count) {
+    return Isa::Load32Part(p, count);
+  }
+  static TVM_IPC_INLINE void StorePart(char* p, Floats v, int64_t count) {
+    Isa::Store32Part(p, v, count);
+  }
 };
 
-template <>
-struct Format<kFloat16> {
+/*! \brief Of 16 bits: the loads and stores are the same for both. */
+template <typename Conversion>
+struct Format16 {
   static constexpr int64_t kSize = 2;
-  static TVM_IPC_INLINE Floats Load(const char* p) { return Isa::WidenHalf(p); }
-  static TVM_IPC_INLINE void Store(char* p, Floats v) { Isa::NarrowHalf(p, v); }
+  static TVM_IPC_INLINE Floats Load(const char* p) { return Conversion::Widen(Isa::Load16(p)); }
+  static TVM_IPC_INLINE void Store(char* p, Floats v) { Isa::Store16(p, Conversion::Narrow(v)); }
+  static TVM_IPC_INLINE Floats LoadPart(const char* p, int64_t count) {
+    return Conversion::Widen(Isa::Load16Part(p, count));
+  }
+  static TVM_IPC_INLINE void StorePart(char* p, Floats v, int64_t count) {
+    Isa::Store16Part(p, Conversion::Narrow(v), count);
+  }
 };
 
-template <>
-struct Format<kBFloat16> {
-  static constexpr int64_t kSize = 2;
-  static TVM_IPC_INLINE Floats Load(const char* p) { return Isa::WidenBrain(p); }
-  static TVM_IPC_INLINE void Store(char* p, Floats v) {
+struct HalfConversion {
+  static TVM_IPC_INLINE Floats Widen(Isa::Raw16 raw) { return Isa::WidenHalf(raw); }
+  static TVM_IPC_INLINE Isa::Raw16 Narrow(Floats v) { return Isa::NarrowHalf(v); }
+};
+
+struct BrainConversion {
+  static TVM_IPC_INLINE Floats Widen(Isa::Raw16 raw) { return Isa::WidenBrain(raw); }
+  static TVM_IPC_INLINE Isa::Raw16 Narrow(Floats v) {
     Words bits = (Words)v;
     // To nearest even; a NaN is made quiet instead, or the carry could make it infinite.
     Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     Words quiet = (bits >> 16) | 0x40u;
     Words number = (Words)(v == v);
-    Isa::NarrowBrain(p, (rounded & number) | (quiet & ~number));
+    return Isa::Lower((rounded & number) | (quiet & ~number));
   }
 };
 
+template <>
+struct Format<kFloat16> : Format16<HalfConversion> {};
+template <>
+struct Format<kBFloat16> : Format16<BrainConversion> {};
+
 template <FloatType type>
 TVM_IPC_INLINE Floats LoadPart(const char* p, int64_t count) {
-  alignas(Isa::kBytes) char part[Isa::kBytes] = {};
-  __builtin_memcpy(part, p, count * Format<type>::kSize);
-  return Format<type>::Load(part);
+  return Format<type>::LoadPart(p, count);
 }
 
 template <FloatType type>
 TVM_IPC_INLINE void StorePart(char* p, Floats v, int64_t count) {
-  alignas(Isa::kBytes) char part[Isa::kBytes];
-  Format<type>::Store(part, v);
-  __builtin_memcpy(p, part, count * Format<type>::kSize);
+  Format<type>::StorePart(p, v, count);
 }
 
 template <FloatType type>

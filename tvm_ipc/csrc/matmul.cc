@@ -69,11 +69,13 @@ const BlasKernels& Kernels() {
 
 // From these on a further thread is worth its waking: multiplications, and bytes of weights
 // where every weight is used once per row.
-constexpr double kWorkPerThread = 2e6;
-constexpr double kBytesPerThread = 256e3;
+constexpr double kWorkPerThread = 4e6;
+constexpr double kBytesPerThread = 1e6;
 // The most rows for the kernels of few rows; more of them take them in turns, a cache at a time.
 constexpr int64_t kFewRows = 8;
+// Of float32 the BLAS has kernels for small products, which read weights more than once.
 constexpr int64_t kFewRowsFloat32 = 4;
+constexpr int64_t kManyWeights = 1 << 17;
 // Blocks of 16-bit products: rows, columns and depth of what is widened at once.
 constexpr int64_t kBlockRows = 512, kBlockCols = 512, kBlockDepth = 512;
 // After so many bytes of a result its steps are taken, before it has left the second cache; but
@@ -144,7 +146,7 @@ struct Piece {
   char* target;
   int64_t ld_target;
   int num_steps;
-  Step steps[kMaxSteps];
+  Step* steps;
 
   FloatType type() const { return product.type; }
   char* At(int64_t i, int64_t j) const {
@@ -171,7 +173,8 @@ struct Piece {
       Float64();
     } else if (a.cols == 0) {
       Nothing();
-    } else if (a.rows <= (type() == kFloat32 ? kFewRowsFloat32 : kFewRows)) {
+    } else if (type() == kFloat32 ? a.rows <= kFewRowsFloat32 && a.cols * b.cols >= kManyWeights
+                                  : a.rows <= kFewRows) {
       FewRows();
     } else if (type() == kFloat32) {
       Float32();
@@ -413,21 +416,23 @@ struct Job {
   /*! \brief Where piece `index` of `pieces` begins: at multiples that suit the kernels. */
   int64_t Cut(int64_t size, int64_t index) const {
     constexpr int64_t kGrain = 32;
+    if (index == 0) return 0;
     if (index == pieces) return size;
     return (size * index / pieces) / kGrain * kGrain;
   }
 
   void Run(int task) const {
     const int64_t units = places * pieces;
-    const int64_t end = units * (task + 1) / tasks;
-    for (int64_t unit = units * task / tasks; unit < end; ++unit) RunUnit(unit);
+    const int64_t end = tasks == 1 ? units : units * (task + 1) / tasks;
+    for (int64_t unit = tasks == 1 ? 0 : units * task / tasks; unit < end; ++unit) RunUnit(unit);
   }
 
   void RunUnit(int64_t unit) const {
     const Product& p = product;
-    int64_t place = unit / pieces;
-    const int64_t piece = unit % pieces;
-    int64_t at_a = 0, at_b = 0, at_step[kMaxSteps] = {};
+    const int64_t place = pieces == 1 ? unit : unit / pieces;
+    const int64_t piece = unit - place * pieces;
+    int64_t at_a = 0, at_b = 0, at_step[kMaxSteps];
+    for (int s = 0; s < p.num_steps; ++s) at_step[s] = 0;
     int64_t rest = place;
     for (int d = p.batch_dims - 1; d >= 0; --d) {
       const int64_t index = rest % p.batch[d];
@@ -444,6 +449,7 @@ struct Job {
     Matrix b{p.b.data + at_b * size, p.k, p.n, p.b.row_stride, p.b.col_stride};
     a.Settle();
     b.Settle();
+    Step steps[kMaxSteps];
     Piece work{blas,
                Kernels(),
                p,
@@ -452,7 +458,7 @@ struct Job {
                p.target + ((place * p.m + i0) * p.n + j0) * SizeOf(p.target_type),
                p.n,
                p.num_steps,
-               {}};
+               steps};
     for (int s = 0; s < p.num_steps; ++s) {
       const MatrixBatch& operand = p.operands[s];
       work.steps[s] = p.steps[s];
@@ -470,10 +476,10 @@ struct Job {
 
 }  // namespace
 
-void Multiply(const BlasLibrary& blas, Product product, const Threads& threads) {
-  FoldBatch(&product);
-  TurnColumn(&product);
-  const Product& p = product;
+void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads) {
+  FoldBatch(product);
+  TurnColumn(product);
+  const Product& p = *product;
   int64_t places = 1;
   for (int d = 0; d < p.batch_dims; ++d) places *= p.batch[d];
   if (places == 0 || p.m == 0 || p.n == 0) return;

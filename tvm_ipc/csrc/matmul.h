@@ -25,10 +25,10 @@ constexpr int kMaxSteps = 8;
 
 /*! \brief A matrix in each place of a batch; all strides in elements. */
 struct MatrixBatch {
-  const char* data = nullptr;
-  int64_t row_stride = 0;
-  int64_t col_stride = 0;
-  int64_t batch[kMaxBatchDims] = {};
+  const char* data;
+  int64_t row_stride;
+  int64_t col_stride;
+  int64_t batch[kMaxBatchDims];  // as many as the product has
 };
 
 struct Product {
@@ -50,8 +50,11 @@ struct Threads {
   void (*run)(int tasks, void (*body)(int task, void* data), void* data);
 };
 
-/*! \brief Calculate the product. The strides of a and of b have a 1 among the last two. */
-void Multiply(const BlasLibrary& blas, Product product, const Threads& threads);
+/*!
+ * \brief Calculate the product, and use up its description. The strides of a and of b have a 1
+ *        among the last two.
+ */
+void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads);
 
 /*! \brief Name of the instruction set of the kernels beside the BLAS. */
 const char* BlasInstructionSet();
