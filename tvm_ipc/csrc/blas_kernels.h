@@ -67,10 +67,39 @@ struct BlasKernels {
                  int num_steps, char* target, FloatType type, int64_t ld_target);
 };
 
+// ---- products of bfloat16 in tile registers (blas_tiles.cc) ---------------------------------
+
+constexpr int64_t kTileStep = 32;  // elements of k
+constexpr int64_t kTileEdge = 32;  // rows of a block, columns of a panel
+
+/*! \brief A matrix of bfloat16, one of whose strides is 1. */
+struct TileMatrix {
+  const char* data;
+  int64_t row_stride;
+  int64_t col_stride;
+};
+
+/*!
+ * \brief Packed operands take their rows or columns, rounded up to kTileEdge, times k, rounded up
+ *        to kTileStep, aligned to 64 bytes.
+ */
+struct TileKernels {
+  /*! \brief Before the first and after the last call of `block` on a thread. */
+  void (*begin)();
+  void (*pack_a)(const TileMatrix& a, int64_t row, int64_t rows, int64_t k, char* to);
+  void (*pack_b)(const TileMatrix& b, int64_t col, int64_t cols, int64_t k, char* to);
+  /*! \brief kTileEdge x kTileEdge sums of float32; only the first half of the rows unless
+   *         `two_rows`. */
+  void (*block)(const char* a, const char* b, int64_t steps, bool two_rows, float* sums,
+                int64_t ld);
+  void (*end)();
+};
+
 extern const BlasKernels kPortableBlas;
 #if defined(__x86_64__)
 extern const BlasKernels kAvx2Blas;
 extern const BlasKernels kAvx512Blas;
+extern const TileKernels kTileKernels;
 #endif
 
 }  // namespace tvm_ipc

@@ -20,6 +20,8 @@
 #include <new>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "error.h"
@@ -46,6 +48,28 @@ const BlasKernels* KernelsFor(const char* name) {
   return std::strcmp(name, "portable") == 0 ? &kPortableBlas : nullptr;
 }
 
+/*! \brief The tile registers, if this process may use them. They are asked for once. */
+const TileKernels* FindTiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kTile = 1u << 24, kBrain = 1u << 22;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTile) == 0 || (d & kBrain) == 0) {
+    return nullptr;
+  }
+  // The system saves 8 KB of registers only for processes that said that they use them.
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return nullptr;
+  return &kTileKernels;
+#else
+  return nullptr;
+#endif
+}
+
+const TileKernels* Tiles() {
+  static const TileKernels* const tiles = FindTiles();
+  return tiles;
+}
+
 const BlasKernels* BestKernels() {
   for (const char* name : {"avx512", "avx2"}) {
     if (const BlasKernels* kernels = KernelsFor(name)) return kernels;
@@ -55,6 +79,9 @@ const BlasKernels* BestKernels() {
 
 // The tables are constant, so the pointer needs no ordering with anything.
 std::atomic<const BlasKernels*> current{nullptr};
+std::atomic<bool> without_tiles{false};
+
+bool TilesInUse() { return !without_tiles.load(std::memory_order_relaxed); }
 
 const BlasKernels& Kernels() {
   const BlasKernels* kernels = current.load(std::memory_order_relaxed);
@@ -78,6 +105,10 @@ constexpr int64_t kFewRowsFloat32 = 4;
 constexpr int64_t kManyWeights = 1 << 17;
 // Blocks of 16-bit products: rows, columns and depth of what is widened at once.
 constexpr int64_t kBlockRows = 512, kBlockCols = 512, kBlockDepth = 512;
+// In tile registers: bytes of operands that are packed at once, and columns of sums before steps.
+// The second cache holds a part of b, which every block of rows of a meets; a is read once for it.
+constexpr int64_t kPackedBytesA = 16 << 20, kPackedBytesB = 1 << 20;
+constexpr int64_t kPanelCols = 256;
 // After so many bytes of a result its steps are taken, before it has left the second cache; but
 // each block costs the BLAS a new look at b, so it has this many rows at least.
 constexpr int64_t kStepBytes = 1 << 20;
@@ -141,6 +172,7 @@ void CallGemm(BlasLibrary::Gemm<T> gemm, const Matrix& a, const Matrix& b, T bet
 struct Piece {
   const BlasLibrary& blas;
   const BlasKernels& kernels;
+  const TileKernels* tiles;  // or nullptr
   const Product& product;
   Matrix a, b;
   char* target;
@@ -178,6 +210,8 @@ struct Piece {
       FewRows();
     } else if (type() == kFloat32) {
       Float32();
+    } else if (type() == kBFloat16 && tiles != nullptr) {
+      InTiles();
     } else {
       Blocks();
     }
@@ -259,6 +293,39 @@ struct Piece {
         Finish(sums, cols, i, rows, j, cols);
       }
     }
+  }
+
+  void InTiles() const {
+    const int64_t m = a.rows, n = b.cols, k = a.cols;
+    const int64_t steps = (k + kTileStep - 1) / kTileStep, deep = steps * kTileStep;
+    auto fitting = [&](int64_t count, int64_t bytes) {
+      const int64_t most = std::max(kTileEdge, bytes / (2 * deep) / kTileEdge * kTileEdge);
+      return std::min(most, (count + kTileEdge - 1) / kTileEdge * kTileEdge);
+    };
+    const int64_t block_rows = fitting(m, kPackedBytesA);
+    const int64_t block_cols = std::min(fitting(n, kPackedBytesB), kPanelCols);
+    char* packed_a = reinterpret_cast<char*>(scratch_a.Floats(block_rows * deep / 2));
+    char* packed_b = reinterpret_cast<char*>(scratch_b.Floats(block_cols * deep / 2));
+    float* sums = scratch_c.Floats(kTileEdge * block_cols);
+    const TileMatrix from_a{a.data, a.row, a.col}, from_b{b.data, b.row, b.col};
+    tiles->begin();
+    for (int64_t i = 0; i < m; i += block_rows) {
+      const int64_t rows = std::min(block_rows, m - i);
+      tiles->pack_a(from_a, i, rows, k, packed_a);
+      for (int64_t j = 0; j < n; j += block_cols) {
+        const int64_t cols = std::min(block_cols, n - j);
+        tiles->pack_b(from_b, j, cols, k, packed_b);
+        for (int64_t r = 0; r < rows; r += kTileEdge) {
+          const int64_t height = std::min(kTileEdge, rows - r);
+          for (int64_t c = 0; c < cols; c += kTileEdge) {
+            tiles->block(packed_a + r * deep * 2, packed_b + c * deep * 2, steps,
+                         height > kTileEdge / 2, sums + c, block_cols);
+          }
+          Finish(sums, block_cols, i + r, height, j, cols);
+        }
+      }
+    }
+    tiles->end();
   }
 
   /*! \brief How `from` lies in `to` when it is widened in the order in which it lies. */
@@ -452,6 +519,7 @@ struct Job {
     Step steps[kMaxSteps];
     Piece work{blas,
                Kernels(),
+               p.type == kBFloat16 && TilesInUse() ? Tiles() : nullptr,
                p,
                a.Part(p.type, i0, i1 - i0, 0, p.k),
                b.Part(p.type, 0, p.k, j0, j1 - j0),
@@ -502,12 +570,15 @@ void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads)
       job.tasks, [](int task, void* data) { static_cast<const Job*>(data)->Run(task); }, &job);
 }
 
-const char* BlasInstructionSet() { return Kernels().name; }
+std::string BlasInstructionSet() {
+  return std::string(Kernels().name) + (TilesInUse() && Tiles() != nullptr ? ", amx" : "");
+}
 
 bool UseBlasInstructionSet(const char* name) {
   const BlasKernels* kernels = std::strcmp(name, "auto") == 0 ? BestKernels() : KernelsFor(name);
   if (kernels == nullptr) return false;
   current.store(kernels, std::memory_order_relaxed);
+  without_tiles.store(std::strcmp(name, "auto") != 0, std::memory_order_relaxed);
   return true;
 }
 

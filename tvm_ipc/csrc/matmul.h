@@ -14,6 +14,7 @@
 #define TVM_IPC_MATMUL_H_
 
 #include <cstdint>
+#include <string>
 
 #include "blas_kernels.h"
 #include "blas_library.h"
@@ -57,10 +58,10 @@ struct Threads {
 void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads);
 
 /*! \brief Name of the instruction set of the kernels beside the BLAS. */
-const char* BlasInstructionSet();
+std::string BlasInstructionSet();
 
-/*! \brief Use the kernels of `avx512`, `avx2`, `portable` or the best (`auto`); whether they run
- *         here. */
+/*! \brief Use the kernels of `avx512`, `avx2`, `portable` alone, or the best and tile registers
+ *         (`auto`); whether they run here. */
 bool UseBlasInstructionSet(const char* name);
 
 }  // namespace tvm_ipc

@@ -31,8 +31,9 @@ from tvm_ipc.transform.blas.product import Product, find_products, unused_permut
 from tvm_ipc.transform.memory.rewrite import rewrite
 from tvm_ipc.transform.report import Decision, note
 
-#: Below so many multiplications TVM's kernel is as fast: `benchmarks/blas.py --threshold`.
-MIN_WORK: Final = 512
+#: Below so many multiplications TVM's kernel, unrolled for its shape, is as fast as a call; TVM
+#: widens 16-bit floats one by one. Measured by `benchmarks/blas.py --threshold`.
+MIN_WORK: Final = {"float64": 4096, "float32": 4096, "float16": 256, "bfloat16": 256}
 
 _NAME: Final = "OffloadBLAS"
 
@@ -43,14 +44,14 @@ class OffloadBLAS:
 
     Parameters
     ----------
-    min_work : the least number of multiplications of a product to be worth a call. Dimensions
-        that are not known count as 1.
+    min_work : the least number of multiplications of a product to be worth a call; None means
+        what was measured for its type. Dimensions that are not known count as 8.
     """
 
-    def __init__(self, min_work: int = MIN_WORK) -> None:
-        if isinstance(min_work, bool) or not isinstance(min_work, int):
+    def __init__(self, min_work: int | None = None) -> None:
+        if isinstance(min_work, bool) or not isinstance(min_work, int | None):
             raise TypeError(f"{_NAME}: min_work is a number of multiplications, not {min_work!r}")
-        if min_work < 0:
+        if min_work is not None and min_work < 0:
             raise ValueError(f"{_NAME}: min_work is {min_work}; it must be 0 or more")
         self.min_work = min_work
 
@@ -89,10 +90,11 @@ class OffloadBLAS:
         return replace(function, chosen)
 
     def _too_small(self, product: Product) -> str:
-        work = product.least_work
-        if work >= self.min_work:
+        work = product.work
+        least = MIN_WORK[product.dtype] if self.min_work is None else self.min_work
+        if work >= least:
             return ""
-        return f"{work} multiplications, and a call is worth it from {self.min_work} on"
+        return f"{work} multiplications, and a call is worth it from {least} on"
 
 
 def replace(function: relax.Function, products: list[Product]) -> relax.Function:

@@ -12,6 +12,7 @@ Analysis only: `find_products` returns facts, and `call` says what stands for a 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,6 +26,7 @@ from tvm_ipc.contract import MAX_STEPS, Epilogue, pack_digits
 FUNCTION: Final = "tvm_ipc.blas.matmul"
 
 _MAX_DIMS: Final = 8
+_UNKNOWN: Final = 8
 _FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 _CPUS: Final = ("llvm", "c")
 _STEPS: Final = {
@@ -59,22 +61,17 @@ class Product:
         return f"matmul {first.var.name}{steps}: {last.var.ty}"
 
     @property
-    def least_work(self) -> int:
-        """Multiplications, each dimension that is not known yet counted as 1."""
-        shape = self.bindings[0].var.ty.shape
-        inner = self.a.ty.shape
-        dims = [*shape, *self._summed(inner)]
-        work = 1
-        for dim in dims:
-            if isinstance(dim, tirx.IntImm):
-                work *= int(dim.value)
-        return work
+    def dtype(self) -> str:
+        """The type of the operands."""
+        return str(self.a.ty.dtype)
 
-    def _summed(self, inner: Any) -> list[Any]:
-        if not isinstance(inner, relax.ShapeExpr) or len(inner) == 0:
-            return []
-        last = len(inner) - 1
-        return [inner[self.a_axes >> (4 * last) & 15 if self.a_axes else last]]
+    @property
+    def work(self) -> int:
+        """Multiplications; each dimension that is not known yet counts as 8."""
+        dims = list(self.bindings[0].var.ty.shape)
+        inner = self.bindings[0].value.args[0].ty.shape
+        dims.append(inner[-1] if isinstance(inner, relax.ShapeExpr) else None)
+        return math.prod(int(d.value) if isinstance(d, tirx.IntImm) else _UNKNOWN for d in dims)
 
     def call(self, builder: relax.BlockBuilder) -> Any:
         """Return the call that gives the product's result."""
