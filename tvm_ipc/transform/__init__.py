@@ -8,6 +8,7 @@ does not depend on what is registered, or which devices there are, where they ru
 import tvm_ffi
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.blas.partition import blas_patterns, compile_blas
 from tvm_ipc.transform.byoc.compiled import Compiled
 from tvm_ipc.transform.byoc.extern import script
 from tvm_ipc.transform.byoc.global_symbol_cache import (
@@ -60,7 +61,9 @@ __all__ = [
     "ScopeRegistry",
     "StaticPlanBlockMemory",
     "VerifyCrossRankSafety",
+    "blas_patterns",
     "collect_report",
+    "compile_blas",
     "demand_scope",
     "plan_memory",
     "register_scope",

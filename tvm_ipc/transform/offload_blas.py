@@ -22,13 +22,13 @@ when the program runs is not asked (`tvm_ipc.blas.installed` tells).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import tvm
 from tvm import relax
 
-from tvm_ipc.transform.blas.product import Product, find_products, unused_permutations
-from tvm_ipc.transform.memory.rewrite import rewrite
+from tvm_ipc.transform.blas.partition import compile_partitions
+from tvm_ipc.transform.blas.product import Product, find_products, replace
 from tvm_ipc.transform.report import Decision, note
 
 #: Below so many multiplications TVM's kernel, unrolled for its shape, is as fast as a call; TVM
@@ -59,6 +59,7 @@ class OffloadBLAS:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the module with calls of the BLAS."""
+        mod = compile_partitions(mod)
         changed = {}
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and not _belongs_to_others(function):
@@ -95,21 +96,6 @@ class OffloadBLAS:
         if work >= least:
             return ""
         return f"{work} multiplications, and a call is worth it from {least} on"
-
-
-def replace(function: relax.Function, products: list[Product]) -> relax.Function:
-    """Return the function with calls in place of the products."""
-    if not products:
-        return function
-    builder = relax.BlockBuilder()
-    calls: dict[Any, list[relax.Binding]] = {
-        variable: [] for variable in unused_permutations(products, function)
-    }
-    for product in products:
-        *inner, last = product.bindings
-        calls.update({binding.var: [] for binding in inner})
-        calls[last.var] = [relax.VarBinding(last.var, product.call(builder), last.span)]
-    return rewrite(function, lambda binding: calls.get(binding.var))
 
 
 def _belongs_to_others(function: relax.Function) -> bool:

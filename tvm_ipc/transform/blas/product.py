@@ -22,6 +22,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ipc.contract import MAX_STEPS, Epilogue, pack_digits
+from tvm_ipc.transform.memory.rewrite import rewrite
 
 FUNCTION: Final = "tvm_ipc.blas.matmul"
 
@@ -29,7 +30,8 @@ _MAX_DIMS: Final = 8
 _UNKNOWN: Final = 8
 _FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 _CPUS: Final = ("llvm", "c")
-_STEPS: Final = {
+#: Operators of steps.
+STEPS: Final = {
     "relax.add": Epilogue.ADD,
     "relax.multiply": Epilogue.MULTIPLY,
     "relax.nn.relu": Epilogue.RELU,
@@ -145,7 +147,22 @@ def find_products(function: relax.Function) -> list[Product]:
     return products
 
 
-def unused_permutations(products: list[Product], function: relax.Function) -> set[Any]:
+def replace(function: relax.Function, products: list[Product]) -> relax.Function:
+    """Return the function with calls in place of the products."""
+    if not products:
+        return function
+    builder = relax.BlockBuilder()
+    calls: dict[Any, list[relax.Binding]] = {
+        variable: [] for variable in _unused_permutations(products, function)
+    }
+    for product in products:
+        *inner, last = product.bindings
+        calls.update({binding.var: [] for binding in inner})
+        calls[last.var] = [relax.VarBinding(last.var, product.call(builder), last.span)]
+    return rewrite(function, lambda binding: calls.get(binding.var))
+
+
+def _unused_permutations(products: list[Product], function: relax.Function) -> set[Any]:
     """Return the permuted variables that nothing reads once the products stand as calls."""
     scope = _Scope()
     scope.read(function.body)
@@ -161,7 +178,7 @@ def _start(binding: Any, block: int, scope: _Scope) -> Product:
     call = binding.value
     product = Product([binding], *call.args)
     types = [product.a.ty, product.b.ty, binding.var.ty]
-    product.refusal = _refusal(types)
+    product.refusal = refusal(types)
     if product.refusal:
         return product
     product.a, product.a_axes = _look_through(product, product.a, block, scope)
@@ -169,7 +186,8 @@ def _start(binding: Any, block: int, scope: _Scope) -> Product:
     return product
 
 
-def _refusal(types: list[Any]) -> str:
+def refusal(types: list[Any]) -> str:
+    """Say why it cannot have a product with these types of a, b and the result, or nothing."""
     for what, ty in zip(("a", "b", "the result"), types, strict=True):
         if not isinstance(ty, relax.TensorType) or ty.ndim < 0:
             return f"{what} has no known number of dimensions"
@@ -238,7 +256,7 @@ def _take(product: Product, last: Any, binding: Any) -> bool:
     name = _name(call)
     if name == "relax.astype":
         return True
-    step = _STEPS.get(name)
+    step = STEPS.get(name)
     if step is None or len(product.steps) == MAX_STEPS:
         return False
     if step in (Epilogue.ADD, Epilogue.MULTIPLY):
