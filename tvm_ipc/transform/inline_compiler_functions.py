@@ -80,23 +80,16 @@ class InlineCompilerFunctions:
         given = {global_var.name_hint for global_var in mod.get_global_vars()}
         if self.functions is None:
             mod = outline(mod, self._is_meant, FreshGlobalSymbols())
-        inlined = {
-            global_var: function
-            for global_var, function in mod.functions_items()
-            if self._is_meant(function)
-            and (self.functions is None or global_var.name_hint in self.functions)
-        }
-        if not inlined:
-            return mod
-        # What is inside of them becomes functions of the module for a moment.
-        only = tvm.IRModule(inlined)
-        closed = outline(only, _is_composite, FreshGlobalSymbols(prefix="tvm_ipc_composite"))
-        bodies = {
-            global_var: function.without_attr(CODEGEN) if compiler_of(function) else function
-            for global_var, function in closed.functions_items()
-        }
-        _refuse_recursion(bodies)
-        return _apply(mod, bodies, inlined.keys(), given)
+        return inline(
+            mod,
+            [
+                global_var
+                for global_var, function in mod.functions_items()
+                if self._is_meant(function)
+                and (self.functions is None or global_var.name_hint in self.functions)
+            ],
+            given,
+        )
 
     def _is_meant(self, function: object) -> bool:
         compiler = compiler_of(function)
@@ -117,6 +110,23 @@ class InlineCompilerFunctions:
                     f"{'no compiler' if found is None else f'the compiler {found!r}'}; only "
                     f"those of {self.compiler or 'a compiler'} can be inlined"
                 )
+
+
+def inline(
+    mod: tvm.IRModule, chosen: Collection[tvm.ir.GlobalVar], entries: Collection[str]
+) -> tvm.IRModule:
+    """Inline functions into their callers; those of `entries` stay if they have none."""
+    if not chosen:
+        return mod
+    # What is inside of them becomes functions of the module for a moment.
+    only = tvm.IRModule({global_var: mod[global_var] for global_var in chosen})
+    closed = outline(only, _is_composite, FreshGlobalSymbols(prefix="tvm_ipc_composite"))
+    bodies = {
+        global_var: function.without_attr(CODEGEN) if compiler_of(function) else function
+        for global_var, function in closed.functions_items()
+    }
+    _refuse_recursion(bodies)
+    return _apply(mod, bodies, chosen, entries)
 
 
 def _name(function: str | tvm.ir.GlobalVar) -> str:

@@ -61,7 +61,8 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
     Names,
     own_symbol,
 )
-from tvm_ipc.transform.byoc.literals import CODEGEN, compiler_of, used_global_vars
+from tvm_ipc.transform.byoc.literals import compiler_of, used_global_vars
+from tvm_ipc.transform.inline_compiler_functions import inline
 from tvm_ipc.transform.lower_extern_calls import lower
 from tvm_ipc.transform.outline_compiler_functions import outline
 
@@ -156,7 +157,7 @@ class RunModuleCodegen:
             returned = self.compile_fn(given.clone(), dict(self.options))
         except Exception as problem:
             raise TransformError(
-                f"{where} failed{_function_in(problem, given)}: {type(problem).__name__}: {problem}"
+                f"{where} failed{_function_in(problem, given)}: {_message(problem)}"
             ) from problem
         compiled = as_compiled(where, returned)
         names = {str(one.name_hint) for one in mod.get_global_vars()}
@@ -164,10 +165,18 @@ class RunModuleCodegen:
         return compiled
 
 
+def _message(problem: Exception) -> str:
+    # A process that failed has said why on its standard error.
+    said = getattr(problem, "stderr", None) or ""
+    said = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    return "\n".join([f"{type(problem).__name__}: {problem}", *([said.strip()] if said else [])])
+
+
 def _function_in(problem: Exception, given: tvm.IRModule) -> str:
     """Say which function a message of the compiler is about, if it names one."""
     names = [str(one.name_hint) for one in given.get_global_vars()]
-    named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", str(problem))]
+    text = _message(problem)
+    named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", text)]
     return f" on the function {named[0]!r}" if len(named) == 1 else ""
 
 
@@ -216,15 +225,16 @@ def _with_result(
 ) -> tvm.IRModule:
     result = mod.clone()
     done = to_declare(given, compiled)
+    declined = []
     for global_var in given.get_global_vars():
         name = str(global_var.name_hint)
         if name in done:
             result[global_var] = declaration(name, given, compiled)
+        elif name in compiled.functions:
+            result[global_var] = compiled.functions[name]
         else:
-            function = compiled.functions.get(name, given[global_var])
-            result[global_var] = (
-                function.without_attr(CODEGEN) if compiler_of(function) else function
-            )
+            declined.append(global_var)
+    result = inline(result, declined, ())
     names = {str(one.name_hint) for one in given.get_global_vars()}
     for name, function in compiled.functions.items():
         if name not in names:

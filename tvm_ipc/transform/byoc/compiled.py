@@ -27,7 +27,7 @@ class Compiled:
 
     #: Runtime modules that define functions by their symbols.
     modules: Sequence[Any] = ()
-    #: Names of functions that TVM compiles after all.
+    #: Names of functions that TVM compiles after all; they are inlined into their callers.
     declined: Collection[str] = ()
     #: Changed functions by name, of the same signature. One that still has the `Codegen` attribute
     #: has been compiled, and says what its declaration shall say; one without is TVM's. Further
