@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 from tvm_ipc.transform.memory.lifetimes import Lifetime
 
-#: Above this many pairs of items that are live together, only the sweep through time is used.
-_MANY_PAIRS = 2_000_000
+#: Above this many pairs of items that are live together, and this many an item, only the sweep
+#: through time is used.
+_MANY_PAIRS = 200_000
+_MANY_PAIRS_EACH = 64
 #: How much work the search for a better order may do: moves times items.
 _SEARCH = 4000
 
@@ -107,7 +109,7 @@ def _neighbours(items: Sequence[Item]) -> list[list[int]] | None:
     for first, last, index in starts:
         active = [entry for entry in active if entry[0] >= first]
         pairs += len(active)
-        if pairs > _MANY_PAIRS:
+        if pairs > max(_MANY_PAIRS, _MANY_PAIRS_EACH * len(items)):
             return None
         for _, other in active:
             if other != index and items[index].lifetime.overlaps(items[other].lifetime):

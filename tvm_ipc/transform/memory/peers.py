@@ -59,9 +59,9 @@ class Meetings:
         region = step.region
         at = _place(step)
         while True:
-            for later in region.steps[at + 1 :]:
-                if in_group in self.of(later):
-                    return later
+            for place in range(at + 1, len(region.steps)):
+                if in_group in self.of(region.steps[place]):
+                    return region.steps[place]
             if region.parent is None:
                 return None
             at, region = _place(region.parent), region.parent.region
