@@ -79,19 +79,19 @@ def instrument() -> Any:
             self.names: list[str] = []
 
         def run_before_pass(self, _mod: tvm.IRModule, info: Any) -> None:
-            now = time.perf_counter()
+            now = time.process_time()
             if running:
                 passes[self.names[-1]] += now - running[-1]
             name = str(info.name)
             self.names.append(name)
             passes.setdefault(name, 0.0)
-            running.append(time.perf_counter())
+            running.append(time.process_time())
 
         def run_after_pass(self, _mod: tvm.IRModule, _info: Any) -> None:
-            now = time.perf_counter()
+            now = time.process_time()
             passes[self.names.pop()] += now - running.pop()
             if running:
-                running[-1] = time.perf_counter()
+                running[-1] = time.process_time()
 
     return Clock()
 
@@ -105,16 +105,16 @@ def measure(layers: int, rounds: int) -> Times:
     for _ in range(rounds):
         mod = zoo.decoder(config)
         gc.collect()
-        start = time.perf_counter()
+        start = time.process_time()
         relax.get_default_pipeline(target)(mod)
-        upstream.append(time.perf_counter() - start)
+        upstream.append(time.process_time() - start)
         mod = zoo.decoder(config)
         gc.collect()
         clock = instrument()
         with tvm.transform.PassContext(instruments=[clock]):
-            start = time.perf_counter()
+            start = time.process_time()
             tvm_ipc.get_pipeline(target, zoo.WORLD)(mod)
-            whole = time.perf_counter() - start
+            whole = time.process_time() - start
         found.append((whole, dict(clock.passes)))
     whole, passes = min(found, key=lambda entry: entry[0])
     return Times(layers, whole, passes, median(upstream))
