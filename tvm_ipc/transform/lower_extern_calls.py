@@ -89,9 +89,11 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
         _check(global_var.name_hint, function, externs)
     lowering = _Lowering(mod, externs)
     for global_var, function in callers.items():
+        found = Lifetimes()
         if any(not externs[call.op].is_plain for call in _calls(function, externs)):
             function = _without_dataflow(global_var, function)
-        lowering.begin(function)
+            found = lifetimes(function, set(externs))
+        lowering.begin(function, found)
         lowering.builder_.update_func(global_var, lowering.visit_expr(function))
     result = lowering.builder_.get()
     for global_var in externs:
@@ -186,10 +188,10 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         self._lifetimes = Lifetimes()
         self._binding: relax.Var | None = None
 
-    def begin(self, function: relax.Function) -> None:
+    def begin(self, function: relax.Function, found: Lifetimes) -> None:
         """Prepare for a function."""
         self._tracked = _tracks_purity(function)
-        self._lifetimes = lifetimes(function, set(self._externs))
+        self._lifetimes = found
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self._binding = binding.var

@@ -115,11 +115,15 @@ def _use(found: Lifetimes, value: relax.Expr, number: int, position: int, *, esc
             root.escapes |= escapes or root.sequence != number
         return
 
-    def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.Var) and node in found._roots:
-            found._roots[node].escapes = True
-
-    relax.analysis.post_order_visit(value, visit)
+    parts: list[relax.Expr] = []
+    if isinstance(value, relax.Tuple):
+        parts = list(value.fields)
+    elif isinstance(value, relax.TupleGetItem):
+        parts = [value.tuple_value]
+    elif isinstance(value, relax.Function):
+        parts = relax.analysis.free_vars(value)
+    for part in parts:
+        _use(found, part, number, position, escapes=True)
 
 
 def _scope(call: relax.Call) -> str | None:
