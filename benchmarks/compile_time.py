@@ -40,7 +40,6 @@ OURS = frozenset(
         "IPCAllReduceRewrite",
         "StaticPlanBlockMemory",
         "VerifyCrossRankSafety",
-        "LowerPackedAllocTensor",
         "LowerGPUIPCAllocStorage",
     }
 )

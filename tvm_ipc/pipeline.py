@@ -38,7 +38,6 @@ from tvm_ipc.transform import (
     IPCAllReduceRewrite,
     LowerExternCalls,
     LowerGPUIPCAllocStorage,
-    LowerPackedAllocTensor,
     OffloadBLAS,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
@@ -110,7 +109,7 @@ def get_pipeline(
         ("rewrite", [IPCAllReduceRewrite(int(strategy), num_groups=num_groups)]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
-        ("lower", [LowerPackedAllocTensor(), LowerGPUIPCAllocStorage()]),
+        ("lower", [LowerGPUIPCAllocStorage()]),
         ("finalize", finalize),
     ]
 

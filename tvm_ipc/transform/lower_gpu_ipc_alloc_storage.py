@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers allocations in `ipc_memory` to the runtime function that makes them.
+"""Lowers allocations in `ipc_memory`, and tensors at an offset, to calls of the runtime.
 
 Before:
     storage = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "float32")   # 4096 bytes
@@ -11,7 +11,9 @@ After:
     x = R.memory.alloc_tensor(gv, 0, R.shape([n, 8]), "float16", 0)
 
 The size of a storage is in bytes, whatever the type of what will lie in it. TVM's pass of the same
-name passes that type on, and its storages are two to eight times too large.
+name passes that type on, and its storages are two to eight times too large. Tensors at an offset of
+a storage, in any scope, become what `LowerPackedAllocTensor` makes of them, so that pipelines which
+have the passes of TVM's names need no further one.
 
 Runs after the memory plan (`StaticPlanBlockMemory`) and before `LowerAllocTensor` and
 `LowerRuntimeBuiltin`, which know nothing of the scope: what they have already lowered is refused.
@@ -27,6 +29,7 @@ from tvm import relax
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import calls
+from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
 from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
 
 _ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
@@ -34,7 +37,7 @@ _ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
 
 @tvm.transform.module_pass(opt_level=0, name="LowerGPUIPCAllocStorage")
 class LowerGPUIPCAllocStorage:
-    """Lower `ipc_memory` storages and tensors, with their exact sizes, in every function.
+    """Lower `ipc_memory` storages with their exact sizes, and tensors at an offset of any storage.
 
     Raises
     ------
@@ -85,8 +88,10 @@ def _check(name: str, function: relax.Function) -> None:
 
 def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
     call = binding.value
-    if not isinstance(call, relax.Call) or not _names_the_scope(call):
+    if not isinstance(call, relax.Call):
         return None
+    if not _names_the_scope(call):
+        return lower_packed(binding)
     if call.op == _STORAGE:
         size, _device, _scope, _dtype = call.args
         return [relax.VarBinding(binding.var, _alloc(size, dtype_of("uint8"), call.ty))]

@@ -13,7 +13,8 @@ TVM's own function for it sets the tensor's `byte_offset`, which compiled kernel
 the data pointer. An offset of 0 is left to TVM.
 
 Runs after the memory plan (`StaticPlanBlockMemory`) and after `RewriteCUDAGraph`, which knows the
-operator alone; before `LowerRuntimeBuiltin`.
+operator alone; before `LowerRuntimeBuiltin`. `LowerGPUIPCAllocStorage` does the same and more: this
+pass is for pipelines without it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LowerPackedAllocTensor:
         changed = {}
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function):
-                lowered = rewrite(function, _lower)
+                lowered = rewrite(function, lower_packed)
                 if lowered is not function:
                     changed[global_var] = lowered
         if not changed:
@@ -49,7 +50,8 @@ class LowerPackedAllocTensor:
         return result
 
 
-def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
+def lower_packed(binding: relax.Binding) -> list[relax.Binding] | None:
+    """Return what stands in for the binding, if it is of a tensor at an offset."""
     call = binding.value
     if not isinstance(call, relax.Call) or not call.op.same_as(_ALLOC_TENSOR):
         return None
