@@ -220,6 +220,22 @@ def test_what_a_packed_function_returns_may_be_its_argument():
     assert not np.allclose(run(module, UPSTREAM, x), expected, rtol=1e-4)
 
 
+def test_what_a_cache_is_given_is_copied():
+    @I.ir_module
+    class Model:
+        @R.function(pure=False)
+        def main(cache: R.Any, x: R.Tensor((64,), "float32")):
+            a = R.add(x, x)
+            appended = R.call_packed(
+                "vm.builtin.attention_kv_cache_append", cache, a, ty_args=R.Any()
+            )
+            b = R.add(x, x)
+            c = R.call_packed("some.function", b, ty_args=R.Any())
+            return (appended, c)
+
+    assert len(own_allocations(prepared(Model))) == 1  # b, which may be what c is
+
+
 def test_views_of_packed_tensors():
     @I.ir_module
     class Model:
@@ -287,15 +303,15 @@ def test_other_scopes_and_other_devices_have_storages_of_their_own():
         @R.function(pure=False)
         def main(x: R.Tensor((64,), "float32")):
             a: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("global.texture")
+                R.shape([64]), R.dtype("float32"), 0, R.str("global.vtcm")
             )
             _ = R.call_packed("f", x, a, ty_args=[R.Tuple()])
             b: R.Tensor((32,), "float32") = R.builtin.alloc_tensor(
-                R.shape([32]), R.dtype("float32"), 0, R.str("global.texture")
+                R.shape([32]), R.dtype("float32"), 0, R.str("global.vtcm")
             )
             _1 = R.call_packed("f", a, b, ty_args=[R.Tuple()])
             c: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("global.texture")
+                R.shape([64]), R.dtype("float32"), 0, R.str("global.vtcm")
             )
             _2 = R.call_packed("f", b, c, ty_args=[R.Tuple()])
             d: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
@@ -306,16 +322,21 @@ def test_other_scopes_and_other_devices_have_storages_of_their_own():
                 R.shape([64]), R.dtype("float32"), 0, R.str("global")
             )
             _4 = R.call_packed("f", d, e, ty_args=[R.Tuple()])
+            g: R.Tensor((8, 8, 4), "float32") = R.builtin.alloc_tensor(
+                R.shape([8, 8, 4]), R.dtype("float32"), 0, R.str("global.texture")
+            )
+            _5 = R.call_packed("f", e, g, ty_args=[R.Tuple()])
             return x
 
     plan = plan_of(Model)
-    # A texture begins where its storage does.
+    # Vector memory has no addresses to add to, and a texture no size that the elements tell.
     assert [(t.name, t.storage, t.offset) for t in plan.tensors] == [
         ("a", 0, "0"),
         ("b", 1, "0"),
         ("c", 0, "0"),
         ("d", 2, "0"),
         ("e", 3, "0"),
+        ("g", -1, "0"),
     ]
 
 

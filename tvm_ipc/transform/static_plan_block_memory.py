@@ -18,6 +18,17 @@ After:
     c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
     cls.h(b, c)
 
+The input of an all-reduce that peers read in place is live until all have read it. Where a later
+collective that all of them pass proves it, the input stays until that one has returned, and the
+all-reduce loses its exit barrier:
+
+    R.call_packed("tvm_ipc.allreduce", s, 0, 0, 3, 1, x)        # flag 1: no exit barrier
+    ...
+    R.call_packed("runtime.disco.allgather", y, 0, z)
+    R.memory.kill_storage(storage)                              # of s, not before
+
+Tensors that somebody may hold after the function keep their `builtin.alloc_tensor`.
+
 Runs after `CallTIRRewrite` (and `IPCAllReduceRewrite`), which make the allocations; before
 `LowerPackedAllocTensor`, which makes the offsets work, `LowerGPUIPCAllocStorage`, and
 `KillAfterLastUse`.

@@ -32,6 +32,8 @@ _KEEPERS = {
     "relax.invoke_pure_closure",
     "relax.make_closure",
 }
+#: TVM's caches copy what they are given, and return themselves.
+_COPIERS = ("vm.builtin.attention_kv_cache_", "vm.builtin.rnn_state_")
 
 
 @dataclass(eq=False)
@@ -213,8 +215,11 @@ class _Walk:
             return self._operator(step, call)
         if isinstance(op, relax.ExternFunc):
             self._use_all(step, call.args)
-            if str(op.global_symbol) == "vm.builtin.reshape":
+            name = str(op.global_symbol)
+            if name == "vm.builtin.reshape":
                 return _value(self._values, call.args[0])
+            if name.startswith(_COPIERS):
+                return _NOTHING
             if match_collective(call) is not None or not _holds_tensor(step.binding.var.ty):
                 return _NOTHING
             return frozenset(self._leaves(call.args))

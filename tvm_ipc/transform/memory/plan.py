@@ -24,9 +24,10 @@ from tvm_ipc.transform.memory.pooling import Request, pool
 from tvm_ipc.transform.memory.program import Region, Step
 from tvm_ipc.transform.memory.sizes import Size, Sizes
 
-#: Scopes whose memory is bytes at addresses. In others, such as textures, a tensor begins where
-#: its storage does.
+#: Scopes whose memory is bytes at addresses. In others a tensor begins where its storage does.
 PACKED_SCOPES = ("global", IPC_MEMORY)
+#: The size of a texture is not that of its elements; only the device's runtime knows it.
+_TEXTURE = "global.texture"
 _DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
 
 
@@ -221,6 +222,9 @@ def _sort(plan: Plan) -> list[Tensor]:
         tensor = describe(plan.sizes, allocation)
         if tensor is None:
             plan.unplanned[allocation] = "its shape or its device is not known"
+        elif tensor.scope.startswith(_TEXTURE):
+            plan.unplanned[allocation] = "it is a texture"
+            continue
         elif allocation.kept is not None:
             plan.unplanned[allocation] = allocation.kept
         elif allocation.returned:
