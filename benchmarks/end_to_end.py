@@ -12,8 +12,8 @@ Contestants, a thread to each worker:
     ordinary allreduce  2 workers without IPCAllReduceRewrite: every input is staged
 
 All sessions stay open and asleep, and take turns within each round; whoever begins changes from
-round to round. A turn is a whole generation, prompt to last token; prefill is the time to the first
-token, decode the mean of the others. Figures are medians over rounds, a ratio is the median of the
+round to round. A turn is a whole generation, prompt to last token, after one token that is not
+timed and wakes everybody; prefill is the time to the first token, decode the mean of the others. Figures are medians over rounds, a ratio is the median of the
 ratios within rounds. A turn waits for a moment when nothing else runs, and is taken again if
 something did, as long as --patience lasts. All must say the same tokens, two workers with the same
 bits.
@@ -162,6 +162,7 @@ def run(config: Config, options: argparse.Namespace, label: str) -> Results:
 def turn(seat: Generator, prompt: list[int], tokens: int, quiet: Quiet) -> Generation:
     while True:
         quiet.wait()
+        seat.generate(prompt, 1)
         said = seat.generate(prompt, tokens)
         if quiet.held():
             return said

@@ -77,7 +77,7 @@ def test_full_cache_is_refused_and_the_last_place_is_used(small: Generator) -> N
 def test_program_itself_refuses_a_position_beyond_its_caches(small: Generator) -> None:
     beyond = model.padded_context(CONFIG) + 1
     token = small.session.put(np.array([1], "int32"))
-    small._decode(token, tvm_ffi.Shape([beyond]), small._caches, small._weights)
+    small._prefill(token, tvm_ffi.Shape([beyond]), small._caches, small._weights)
     with pytest.raises(WorkerError, match="the KV cache is full"):
         small.session.sync()
     assert small.generate([1], 2).tokens[0]

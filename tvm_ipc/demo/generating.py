@@ -81,33 +81,33 @@ class Generator:
         tokens = self.session.put(np.asarray(prompt, "int32"))
         self.session.sync()
         start = time.perf_counter()
-        out = self._prefill(tokens, tvm_ffi.Shape([total]), self._caches, self._weights)
+        said = [self._prefill(tokens, tvm_ffi.Shape([total]), self._caches, self._weights)]
         self.session.sync()
         first = time.perf_counter()
-        steps = [(self._field(out, 0), self._field(out, 1))]
         # A step takes no longer than the prompt.
         ahead = max(1, int(_AHEAD / (first - start)))
-        while len(steps) < count:
-            progress(len(steps))
+        while len(said) < count:
+            progress(len(said))
             begin = time.perf_counter()
-            ahead = min(ahead, count - len(steps))
+            ahead = min(ahead, count - len(said))
             for _ in range(ahead):
                 total += 1
                 shape = tvm_ffi.Shape([total])
-                out = self._decode(steps[-1][0], shape, self._caches, self._weights)
-                steps.append((self._field(out, 0), self._field(out, 1)))
+                said.append(self._decode(said[-1], shape, self._caches, self._weights))
             self.session.sync()
             # The next batch is no longer than people like to wait for a sign of life.
             took = time.perf_counter() - begin
             ahead = max(1, min(2 * ahead, int(_AHEAD / (took / ahead))))
         end = time.perf_counter()
         progress(count)
+        tokens_said = [self._field(step, 0) for step in said]
+        logits = [self._field(step, 1) for step in said]
         return Generation(
             tokens=[
-                [int(self.session.get(token, rank)[0]) for token, _ in steps]
+                [int(self.session.get(token, rank)[0]) for token in tokens_said]
                 for rank in range(self.session.num_workers)
             ],
-            logits=np.stack([self.session.get(logits) for _, logits in steps]),
+            logits=np.stack([self.session.get(row) for row in logits]),
             prefill=first - start,
             decode=end - first,
         )

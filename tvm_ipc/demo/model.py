@@ -45,11 +45,13 @@ def build(config: Config, world_size: int = 1) -> tvm.IRModule:
 
     It has two functions, `prefill` for any number of tokens n and `decode` for one:
 
-        prefill(tokens: (n,) int32, total: Shape([m]), caches: Tuple, weights: Tuple)
-            -> (next token: (1,) int32, logits: (vocabulary,) float32)
+        prefill(tokens: (n,) int32, total: Shape([m]), caches: Tuple, weights: Tuple) -> Said
+        decode(said: Said, total: Shape([m]), caches: Tuple, weights: Tuple) -> Said
 
     The tokens are the last n of a sequence of m; those before them are in the caches, which are
-    written in place, keys and values of every layer (see `cache_shapes`).
+    written in place, keys and values of every layer (see `cache_shapes`). What both say is a tuple
+    of the next token, (1,) int32, and its logits, (vocabulary,) float32; `decode` takes it as it
+    is, so that a token costs the controller a single command.
     """
     return export(config, world_size)[0]
 
@@ -59,14 +61,18 @@ def export(config: Config, world_size: int) -> tuple[tvm.IRModule, list[tuple[st
     config.check_workers(world_size)
     model = Decoder(config, world_size)
     caches = [nn.spec.Tensor(shape, config.dtype) for shape in cache_shapes(config, world_size)]
+    said = [nn.spec.Tensor([1], "int32"), nn.spec.Tensor([config.vocabulary], "float32")]
     functions = {
         name: {
-            "tokens": nn.spec.Tensor([length], "int32"),
+            **first,
             "total": int,
             "caches": caches,
             "$": {"param_mode": "packed", "effect_mode": "none"},
         }
-        for name, length in ((PREFILL, "n"), (DECODE, 1))
+        for name, first in (
+            (PREFILL, {"tokens": nn.spec.Tensor(["n"], "int32")}),
+            (DECODE, {"said": said}),
+        )
     }
     module, parameters = model.export_tvm(functions)
     # So that memory is planned once, whatever the length of a prompt.
@@ -226,10 +232,10 @@ class Decoder(nn.Module):  # type: ignore[misc]
         return token, logits
 
     def decode(
-        self, tokens: nn.Tensor, total: Any, caches: list[nn.Tensor]
+        self, said: list[nn.Tensor], total: Any, caches: list[nn.Tensor]
     ) -> tuple[nn.Tensor, nn.Tensor]:
-        """Return the token after one token, and all its logits."""
-        return self.prefill(tokens, total, caches)
+        """Return the token after the one that was said last, and all its logits."""
+        return self.prefill(said[0], total, caches)
 
 
 def _last(x: nn.Tensor) -> nn.Tensor:
