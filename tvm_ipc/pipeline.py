@@ -105,7 +105,13 @@ def get_pipeline(
         ),
         ("legalize", _for_target(target, "legalize_passes")),
         ("schedule", [schedule] if schedule is not None else []),
-        ("dataflow", [*_for_target(target, "dataflow_lower_passes"), LowerExternCalls()]),
+        (
+            "dataflow",
+            [
+                *_for_target(target, "dataflow_lower_passes"),
+                LowerExternCalls(place_arguments=False),
+            ],
+        ),
         ("rewrite", [IPCAllReduceRewrite(int(strategy), num_groups=num_groups)]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),

@@ -22,6 +22,7 @@ from tvm_ipc.transform import (
     LowerExternCalls,
     LowerGPUIPCAllocStorage,
     MarkCompilerFunctionsAsExtern,
+    PlanMemoryScopes,
     script,
 )
 
@@ -447,6 +448,28 @@ def test_scopes_of_outputs_and_arguments_hold_at_every_call():
         and binding.value.op.global_symbol == "scaled"
     ]
     assert list(callee.attrs["tvm_ipc.scopes"]) == ["ipc_memory", "", "ipc_memory"]
+
+
+def test_the_solver_makes_arguments_in_their_scopes():
+    module = TO_CALLS(
+        declared(Elementwise, argument_scopes=["ipc_memory", ""], output_scopes=["ipc_memory"])
+    )
+    lowered = apply(LowerExternCalls(place_arguments=False), module)
+    assert not any("copy" in text for text in lowered_calls(lowered))
+    after = apply(PlanMemoryScopes(), lowered)
+    assert lowered_calls(after) == [
+        "alloc = alloc (n, 4) ipc_memory",
+        "alloc1 = alloc (n, 4) ipc_memory",
+        "scaled(y, w, alloc1)",
+        "alloc2 = alloc (n, 4) global",
+    ]
+
+
+def test_refused_by_the_solver_scopes_that_nobody_knows():
+    module = TO_CALLS(declared(Elementwise, argument_scopes=["global.nowhere", ""]))
+    lowered = apply(LowerExternCalls(place_arguments=False), module)
+    with pytest.raises(TransformError, match=r"global\.nowhere"):
+        PlanMemoryScopes()(lowered)
 
 
 def test_an_argument_that_is_in_its_scope_is_not_copied():

@@ -379,6 +379,15 @@ def test_two_equal_functions_with_one_symbol_are_one():
     assert set(functions(after)) == {"main", "f"}
 
 
+def test_a_function_that_the_module_has_under_that_symbol_is_shared():
+    before = two_with_symbols("f", "g", equal=False)
+    once = outline(before, cache=ExistingGlobalSymbols())
+    before["f"] = relax.utils.copy_with_new_vars(once["f"])
+    after = outline(before, cache=ExistingGlobalSymbols())
+    assert set(functions(after)) == {"main", "f", "g"}
+    tvm.ir.assert_structural_equal(after["main"], once["main"], map_free_vars=True)
+
+
 def test_two_equal_functions_that_keep_their_symbols_stay_two():
     after = outline(two_with_symbols("f", "g", equal=True), cache=ExistingGlobalSymbols())
     assert set(functions(after)) == {"main", "f", "g"}

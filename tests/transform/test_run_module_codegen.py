@@ -302,6 +302,12 @@ def test_constants_are_handed_over_without_copies():
     after = codegen(builder.get(), compile_fn)
     kept = after.attrs["const_name_to_constant"]["main_cc_0_weight"]
     assert addresses == [weight.value.data_ptr()] == [kept.data_ptr()]
+    tvm_ffi.register_global_func(
+        "test.byoc.add", lambda a, out: out.copyfrom(a.numpy() + kept.numpy()), override=True
+    )
+    value = np.random.rand(1000, 4).astype("float32")
+    result = run(tvm.compile(after, "llvm"), value)
+    np.testing.assert_array_equal(result, value + weight.value.numpy())
 
 
 # What can go wrong.

@@ -25,7 +25,8 @@ there. An output in place overwrites its argument where that is a tensor of this
 nobody looks at again, and a copy of it everywhere else. Functions with such calls lose their
 dataflow blocks here, so this pass best runs where they are gone anyhow, right after
 `CallTIRRewrite`. The scopes of all arguments of a lowered call are its callee's attribute
-`tvm_ipc.scopes`, for passes that place memory.
+`tvm_ipc.scopes`, where `PlanMemoryScopes` finds them: with `place_arguments=False` it is left to
+that pass to make arguments where they are needed, or to copy them.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ Externs = dict[tvm.ir.GlobalVar, Extern]
 class LowerExternCalls:
     """Lower all calls of extern declarations, and drop the declarations.
 
+    Parameters
+    ----------
+    place_arguments : whether arguments are copied into the scopes that declarations demand. Give
+        False only where `PlanMemoryScopes` or `IPCAllReduceRewrite` runs later.
+
     Raises
     ------
     TransformError
@@ -63,14 +69,19 @@ class LowerExternCalls:
         declaration is used as a value; the module that was given is as it was.
     """
 
+    def __init__(self, place_arguments: bool = True) -> None:
+        if not isinstance(place_arguments, bool):
+            raise TypeError(f"LowerExternCalls: place_arguments is no bool: {place_arguments!r}")
+        self.place_arguments = place_arguments
+
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the lowered module."""
-        return lower(mod)
+        return lower(mod, place_arguments=self.place_arguments)
 
 
-def lower(mod: tvm.IRModule) -> tvm.IRModule:
+def lower(mod: tvm.IRModule, *, place_arguments: bool = True) -> tvm.IRModule:
     """Lower all calls of extern declarations."""
     externs: Externs = {}
     for global_var, function in mod.functions_items():
@@ -87,7 +98,7 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
     }
     for global_var, function in callers.items():
         _check(global_var.name_hint, function, externs)
-    lowering = _Lowering(mod, externs)
+    lowering = _Lowering(mod, externs, place_arguments)
     for global_var, function in callers.items():
         found = Lifetimes()
         if any(not externs[call.op].is_plain for call in _calls(function, externs)):
@@ -180,8 +191,9 @@ def _has_dataflow(sequence: relax.SeqExpr) -> bool:
 
 @mutator
 class _Lowering(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: tvm.IRModule, externs: Externs) -> None:
+    def __init__(self, mod: tvm.IRModule, externs: Externs, place_arguments: bool) -> None:
         super().__init__(mod)
+        self._place_arguments = place_arguments
         self._externs = externs
         self._vdevices = list(mod.global_infos.get("vdevice") or [])
         self._tracked = False
@@ -222,7 +234,8 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         """Emit the allocations and the call; return the outputs."""
         for index, scope in enumerate(extern.argument_scopes):
             known = self._lifetimes.scope(call.args[index])
-            if scope and scope != known and index not in extern.inplace:
+            place = self._place_arguments and index not in extern.inplace
+            if place and scope and scope != known:
                 arguments[index] = self._copied(
                     arguments[index], _at_call(extern.params[index], shapes), scope
                 )

@@ -102,6 +102,12 @@ def read(function: object) -> Extern | None:
     )
 
 
+def declared_scopes(callee: relax.ExternFunc) -> dict[int, str]:
+    """Return the memory scopes that a lowered call needs its arguments in, where it matters."""
+    scopes = callee.attrs.get(SCOPES) if callee.attrs else None
+    return {index: str(scope) for index, scope in enumerate(scopes or []) if scope}
+
+
 def script(mod: tvm.IRModule) -> str:
     """Return a module as TVMScript, the signatures of extern declarations as comments."""
     printable, signatures = mod.clone(), []

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tvm
@@ -11,6 +11,7 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.byoc.extern import declared_scopes
 from tvm_ipc.transform.scopes.build import same_device
 from tvm_ipc.transform.scopes.demands import ANY, GLOBAL, RESULT, ScopeRegistry
 from tvm_ipc.transform.scopes.facts import (
@@ -323,7 +324,8 @@ class _Collector:
             return self.visit_operator(var, call, str(op.name))
         if isinstance(op, relax.ExternFunc):
             name = str(op.global_symbol)
-            self.visit_packed(name, enumerate(call.args), len(call.args))
+            declared = declared_scopes(op)
+            self.visit_packed(name, enumerate(call.args), len(call.args), declared=declared)
             return self.packed_result(var, name)
         if isinstance(op, tvm.ir.GlobalVar):
             callee = self.globals.get(str(op.name_hint))
@@ -396,10 +398,15 @@ class _Collector:
             self.function.writes.append(Write(self.number, value.leaf, (name, k)))
 
     def visit_packed(
-        self, name: str, arguments: Iterable[tuple[int, relax.Expr]], count: int, first: int = 0
+        self,
+        name: str,
+        arguments: Iterable[tuple[int, relax.Expr]],
+        count: int,
+        first: int = 0,
+        declared: Mapping[int, str] | None = None,
     ) -> None:
         """Note what a packed function needs of its operands."""
-        demands = self.registry.demands.get(name, {})
+        demands = {**self.registry.demands.get(name, {}), **(declared or {})}
         writes = self.registry.writes.get(name)
         for place, argument in arguments:
             k = place - first
@@ -407,6 +414,8 @@ class _Collector:
             for path, tensor in _with_paths(self.value_of(argument)):
                 what = f"operand {k} of {name}" if name else f"operand {k} of a closure"
                 scope = demands.get(k)
+                if declared and k in declared:
+                    self.check_scope(declared[k], what)
                 self.use(tensor, (place, *path), what, exact=scope, written=written)
                 if written:
                     self.function.writes.append(Write(self.number, tensor.leaf, None))
