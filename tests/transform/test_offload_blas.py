@@ -1,0 +1,544 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OffloadBLAS: which products become calls, and that they give what TVM's kernels give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_ipc
+from tvm_ipc import transform
+from tvm_ipc.transform import OffloadBLAS, blas_patterns, collect_report
+
+FUNCTION = "tvm_ipc.blas.matmul"
+
+
+def calls(mod: Any) -> list[tuple[int, ...]]:
+    """The numbers of each call of the BLAS: axes of a and of b, steps."""
+    found = []
+    for function in mod.functions.values():
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                value = binding.value
+                if isinstance(value, relax.Call) and "call_dps_packed" in str(value.op.name):
+                    assert str(value.args[0].global_symbol) == FUNCTION
+                    found.append(tuple(int(x.value) for x in value.args[1].fields[:3]))
+    return found
+
+
+def operators(mod: Any) -> list[str]:
+    """Names of the operators that are left."""
+    names: list[str] = []
+    for function in mod.functions.values():
+        relax.analysis.post_order_visit(
+            function,
+            lambda x: (
+                names.append(str(x.op.name))
+                if isinstance(x, relax.Call) and isinstance(x.op, tvm.ir.Op)
+                else None
+            ),
+        )
+    return sorted({name for name in names if name != "relax.call_dps_packed"})
+
+
+def offload(mod: Any, min_work: int | None = 0) -> Any:
+    before = mod.script()
+    result = OffloadBLAS(min_work)(mod)
+    assert mod.script() == before, "the module that is given stays as it was"
+    relax.analysis.well_formed(result)
+    return result
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+    native = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return np.random.default_rng(seed).standard_normal(shape).astype(native)
+
+
+def run(mod: Any, arguments: list[Any], pipeline: Any = "default") -> Any:
+    executable = tvm.compile(mod, "llvm", relax_pipeline=pipeline)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result = machine["main"](*[tvm.runtime.tensor(x) for x in arguments])
+    return result.numpy().astype("float64")
+
+
+def same_as_tvm(mod: Any, arguments: list[Any], tolerance: float = 1e-4) -> None:
+    """The pipeline with and without the BLAS gives the same."""
+    found = run(offload(mod), arguments)
+    expected = run(mod, arguments)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+# ---- what becomes a call --------------------------------------------------------------------
+
+
+def test_linear_layer_with_everything() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(
+            x: R.Tensor(("n", 32), "float32"),
+            w: R.Tensor((8, 32), "float32"),
+            bias: R.Tensor((8,), "float32"),
+            residual: R.Tensor(("n", 8), "float32"),
+        ) -> R.Tensor(("n", 8), "float16"):
+            with R.dataflow():
+                wt = R.permute_dims(w)
+                y0 = R.matmul(x, wt)
+                y1 = R.add(y0, bias)
+                y2 = R.nn.gelu(y1)
+                y3 = R.add(residual, y2)
+                y4 = R.astype(y3, "float16")
+                R.output(y4)
+            return y4
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(
+            x: R.Tensor(("n", 32), "float32"),
+            w: R.Tensor((8, 32), "float32"),
+            bias: R.Tensor((8,), "float32"),
+            residual: R.Tensor(("n", 8), "float32"),
+        ) -> R.Tensor(("n", 8), "float16"):
+            n = T.int64()
+            with R.dataflow():
+                y4 = R.call_dps_packed(
+                    "tvm_ipc.blas.matmul",
+                    (R.prim_value(0), R.prim_value(1), R.prim_value(0x141), x, w, bias, residual),
+                    out_ty=R.Tensor((n, 8), "float16"),
+                )
+                R.output(y4)
+            return y4
+
+    after = offload(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    same_as_tvm(
+        Before,
+        [random(s, "float32", i) for i, s in enumerate([(5, 32), (8, 32), (8,), (5, 8)])],
+        2e-3,
+    )
+
+
+def built(shapes: list[tuple[Any, ...]], dtype: str, body: Callable[..., Any]) -> Any:
+    """A module whose main has tensors of these shapes, named sizes being symbolic."""
+    builder = relax.BlockBuilder()
+    sizes: dict[str, Any] = {}
+    variables = []
+    for index, shape in enumerate(shapes):
+        dims = [
+            sizes.setdefault(d, tvm.tirx.Var(d, "int64")) if isinstance(d, str) else d
+            for d in shape
+        ]
+        variables.append(relax.Var(f"x{index}", relax.TensorType(dims, dtype)))
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(body(builder.emit, *variables))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+op = relax.op
+CASES: dict[str, tuple[list[tuple[Any, ...]], Callable[..., Any], list[tuple[int, ...]]]] = {
+    "plain": ([("n", 24), (24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
+    "both transposed": (
+        [(24, "n"), (16, 24)],
+        lambda e, x, w: op.matmul(e(op.permute_dims(x)), e(op.permute_dims(w))),
+        [(1, 1, 0)],
+    ),
+    "batch": ([("b", 5, 24), ("b", 24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
+    "broadcast batch": (
+        [("b", 1, 5, 24), (3, 24, 16)],
+        lambda e, x, w: op.matmul(x, w),
+        [(0, 0, 0)],
+    ),
+    "attention": (
+        [(2, "n", 3, 16), (2, "m", 3, 16)],
+        lambda e, q, k: op.matmul(
+            e(op.permute_dims(q, [0, 2, 1, 3])), e(op.permute_dims(k, [0, 2, -1, 1]))
+        ),
+        [(0x3120, 0x1320, 0)],
+    ),
+    "scaled": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.multiply(e(op.matmul(x, w)), relax.const(0.25, "float32")),
+        [(0, 0, 2)],
+    ),
+    "gated": (
+        [("n", 24), (24, 16), (24, 16)],
+        lambda e, x, g, u: op.multiply(e(op.nn.silu(e(op.matmul(x, g)))), e(op.matmul(x, u))),
+        [(0, 0, 0), (0, 0, 0x26)],
+    ),
+    "vector": ([(24,), (24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
+    "relu": ([("n", 24), (24, 16)], lambda e, x, w: op.nn.relu(e(op.matmul(x, w))), [(0, 0, 3)]),
+    "gelu tanh": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.nn.gelu_tanh(e(op.matmul(x, w))),
+        [(0, 0, 5)],
+    ),
+    "used twice": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.add(y := e(op.matmul(x, w)), e(op.nn.relu(y))),
+        [(0, 0, 0)],
+    ),
+    "added to itself": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.add(y := e(op.matmul(x, w)), y),
+        [(0, 0, 0)],
+    ),
+    "grows by broadcast": (
+        [(1, 24), (24, 16), ("n", 16)],
+        lambda e, x, w, y: op.add(e(op.matmul(x, w)), y),
+        [(0, 0, 0)],
+    ),
+    "two products added": (
+        [("n", 24), (24, 16), ("n", 24)],
+        lambda e, x, w, y: op.add(e(op.matmul(x, w)), e(op.matmul(y, w))),
+        [(0, 0, 0), (0, 0, 1)],
+    ),
+    "chain": (
+        [("n", 24), (24, 24)],
+        lambda e, x, w: op.matmul(e(op.nn.relu(e(op.matmul(x, w)))), w),
+        [(0, 0, 3), (0, 0, 0)],
+    ),
+    "permutation used elsewhere": (
+        [(24, 16), ("n", 16), (16, 24)],
+        lambda e, w, x, y: op.add(
+            e(op.matmul(x, wt := e(op.permute_dims(w)))), e(op.matmul(x, e(op.add(wt, y))))
+        ),
+        [(0, 1, 1), (0, 0, 0)],
+    ),
+}
+SIZES = {"n": 6, "m": 7, "b": 2}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cases(case: str) -> None:
+    shapes, body, expected = CASES[case]
+    mod = built(shapes, "float32", body)
+    assert sorted(calls(offload(mod))) == sorted(expected)
+    arguments = [
+        random(tuple(SIZES.get(d, d) for d in shape), "float32", i)
+        for i, shape in enumerate(shapes)
+    ]
+    same_as_tvm(mod, arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_types(dtype: str) -> None:
+    mod = built(
+        [("n", 24), (24, 16), (16,)], dtype, lambda e, x, w, b: op.add(e(op.matmul(x, w)), b)
+    )
+    assert calls(offload(mod)) == [(0, 0, 1)]
+    arguments = [random(s, dtype, i) for i, s in enumerate([(6, 24), (24, 16), (16,)])]
+    found = run(offload(mod), arguments)
+    x, w, b = (a.astype("float64") for a in arguments)
+    tolerance = {"float16": 5e-3, "bfloat16": 5e-2, "float64": 1e-12}[dtype]
+    np.testing.assert_allclose(found, x @ w + b, rtol=tolerance, atol=tolerance)
+
+
+def test_sum_in_float32_and_cast() -> None:
+    mod = built(
+        [("n", 24), (24, 16)],
+        "bfloat16",
+        lambda e, x, w: op.astype(e(op.matmul(x, w, out_dtype="float32")), "bfloat16"),
+    )
+    after = offload(mod)
+    assert calls(after) == [(0, 0, 0)]
+    assert operators(after) == []
+
+
+def test_twenty_sizes_of_one_module() -> None:
+    mod = built(
+        [("n", 32), (32, 48), (48,)],
+        "float32",
+        lambda e, x, w, b: op.nn.relu(e(op.add(e(op.matmul(x, w)), b))),
+    )
+    executable = tvm.compile(mod, "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 1, blas=True))
+    assert FUNCTION in executable.as_text()
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    w, b = random((32, 48), "float32", 0), random((48,), "float32", 1)
+    for n in [*range(10), 15, 16, 17, 31, 33, 64, 100, 257, 1000, 1025]:
+        x = random((n, 32), "float32", n)
+        found = machine["main"](*map(tvm.runtime.tensor, (x, w, b))).numpy()
+        np.testing.assert_allclose(found, np.maximum(x @ w + b, 0), rtol=1e-4, atol=1e-5)
+
+
+def test_branches_and_bindings_outside_of_dataflow() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(
+            c: R.Tensor((), "bool"), x: R.Tensor((4, 8), "float32"), w: R.Tensor((8, 8), "float32")
+        ) -> R.Tensor((4, 8), "float32"):
+            if c:
+                y0 = R.matmul(x, w)
+                y = R.nn.relu(y0)
+            else:
+                wt = R.permute_dims(w)
+                y = R.matmul(x, wt)
+            z = R.matmul(y, w)
+            return z
+
+    after = offload(Before)
+    assert operators(after) == []
+    x, w = random((4, 8), "float32", 0), random((8, 8), "float32", 1)
+    for c in (False, True):
+        expected = (np.maximum(x @ w, 0) if c else x @ w.T) @ w
+        np.testing.assert_allclose(run(after, [np.array(c), x, w]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_permutation_of_another_dataflow_block_is_left() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((4, 8), "float32"), w: R.Tensor((8, 8), "float32")) -> R.Tensor(
+            (4, 8), "float32"
+        ):
+            with R.dataflow():
+                v = R.add(w, w)
+                vt = R.permute_dims(v)
+                R.output(vt)
+            x2 = R.add(x, x)
+            with R.dataflow():
+                y = R.matmul(x2, vt)
+                R.output(y)
+            return y
+
+    after = offload(Before)
+    assert calls(after) == [(0, 0, 0)]
+    assert operators(after) == ["relax.add", "relax.permute_dims"]
+
+
+def test_order_of_a_bias_that_comes_later() -> None:
+    def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
+        y = emit(op.matmul(x, w))
+        doubled = emit(op.add(b, b))
+        return op.add(y, doubled)
+
+    mod = built([("n", 24), (24, 16), (16,)], "float32", body)
+    assert calls(offload(mod)) == [(0, 0, 1)]
+    same_as_tvm(mod, [random(s, "float32", i) for i, s in enumerate([(3, 24), (24, 16), (16,)])])
+
+
+# ---- what stays with TVM, and why -----------------------------------------------------------
+
+
+def reasons(mod: Any, min_work: int | None = None) -> list[str]:
+    with collect_report() as report:
+        offload(mod, min_work)
+    left = [d for d in report.decisions if d.verdict == "left to TVM"]
+    assert all(d.pass_name == "OffloadBLAS" and "matmul" in d.subject for d in left)
+    return [d.reason for d in left]
+
+
+def test_reasons_to_leave_a_product() -> None:
+    def product(shapes: list[tuple[Any, ...]], dtype: str) -> Any:
+        return built(shapes, dtype, lambda e, x, w: op.matmul(x, w))
+
+    small = product([(4, 4), (4, 4)], "float32")
+    assert reasons(small) == ["64 multiplications, and a call is worth it from 4096 on"]
+    assert reasons(small, 64) == []
+    half = product([("n", 4), (4, 4)], "float16")
+    assert reasons(half) == ["128 multiplications, and a call is worth it from 256 on"]
+    integers = product([(64, 64), (64, 64)], "int32")
+    assert reasons(integers) == ["int32 x int32 -> int32 is no type it has"]
+    small_floats = product([(64, 64), (64, 64)], "float8_e4m3fn")
+    assert "is no type it has" in reasons(small_floats)[0]
+    wider = built(
+        [(64, 64), (64, 64)], "float32", lambda e, x, w: op.matmul(x, w, out_dtype="float64")
+    )
+    assert reasons(wider) == ["float32 is not accumulated to float64"]
+
+
+def test_product_of_unknown_shape() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(ndim=2, dtype="float32"), w: R.Tensor((64, 64), "float32")):
+            with R.dataflow():
+                y = R.matmul(x, w)
+                R.output(y)
+            return y
+
+    assert reasons(Module) == ["the shape of the result is not known before it runs"]
+
+
+def test_product_on_a_gpu() -> None:
+    @I.ir_module
+    class Module:
+        I.module_global_infos({"vdevice": [I.vdevice({"kind": "cuda", "arch": "sm_90"})]})
+
+        @R.function
+        def main(
+            x: R.Tensor((64, 64), "float32", "cuda:0"), w: R.Tensor((64, 64), "float32", "cuda:0")
+        ) -> R.Tensor((64, 64), "float32", "cuda:0"):
+            with R.dataflow():
+                y = R.matmul(x, w)
+                R.output(y)
+            return y
+
+    assert reasons(Module) == ["a lives on cuda"]
+
+
+def test_permutation_that_leaves_no_dimension_dense() -> None:
+    mod = built(
+        [(5, 8, 64), (64, 8, 3)],
+        "float32",
+        lambda e, x, w: op.matmul(e(op.permute_dims(x, [2, 0, 1])), w),
+    )
+    assert calls(offload(mod)) == [(0, 0, 0)]
+    assert operators(offload(mod)) == ["relax.permute_dims"]
+    same_as_tvm(mod, [random(s, "float32", i) for i, s in enumerate([(5, 8, 64), (64, 8, 3)])])
+
+
+def test_functions_of_other_compilers() -> None:
+    mod = built([(64, 64), (64, 64)], "float32", lambda e, x, w: op.matmul(x, w))
+    mod["main"] = mod["main"].with_attr("Codegen", "another")
+    assert OffloadBLAS(0)(mod).script() == mod.script()
+
+
+@pytest.mark.parametrize(
+    ("min_work", "kind"),
+    [("many", TypeError), (True, TypeError), (1.5, TypeError), (-1, ValueError)],
+)
+def test_wrong_options(min_work: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="OffloadBLAS: min_work is"):
+        OffloadBLAS(min_work)
+
+
+# ---- through TVM's tools for external compilers ---------------------------------------------
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_partitions_by_pattern(case: str, merge: bool) -> None:
+    shapes, body, _ = CASES[case]
+    mod = built(shapes, "float32", body)
+    parts = relax.transform.FuseOpsByPattern(blas_patterns(), annotate_codegen=not merge)(mod)
+    if merge:
+        parts = relax.transform.MergeCompositeFunctions()(parts)
+    assert any("Codegen" in (f.attrs or {}) for f in parts.functions.values())
+    with collect_report() as report:
+        after = offload(parts, None)
+    if case != "permutation used elsewhere":  # which TVM's matcher does not look through
+        assert sorted(calls(after)) == sorted(calls(offload(mod)))
+    assert {d.verdict for d in report.decisions} == {"given to the BLAS"}
+    assert [str(one.name_hint) for one in after.get_global_vars()] == ["main"]
+    arguments = [
+        random(tuple(SIZES.get(d, d) for d in shape), "float32", i)
+        for i, shape in enumerate(shapes)
+    ]
+    np.testing.assert_allclose(run(after, arguments), run(mod, arguments), rtol=1e-4, atol=1e-4)
+
+
+def test_function_literal_with_more_than_a_product() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor(("n", 8), "float32"), w: R.Tensor((8, 8), "float32")) -> R.Tensor(
+            ("n", 8), "float32"
+        ):
+            n = T.int64()
+
+            @R.function
+            def part(a: R.Tensor(("m", 8), "float32"), b: R.Tensor((8, 8), "float32")) -> R.Tensor(
+                ("m", 8), "float32"
+            ):
+                R.func_attr({"Codegen": "blas"})
+                with R.dataflow():
+                    y = R.matmul(a, b)
+                    z = R.tanh(y)
+                    R.output(z)
+                return z
+
+            r: R.Tensor((n, 8), "float32") = part(x, w)
+            return r
+
+    after = offload(Before)
+    assert calls(after) == [(0, 0, 0)]
+    assert operators(after) == ["relax.tanh"]
+    x, w = random((5, 8), "float32", 0), random((8, 8), "float32", 1)
+    np.testing.assert_allclose(run(after, [x, w]), np.tanh(x @ w), rtol=1e-5, atol=1e-6)
+
+
+def test_entry_for_the_blas() -> None:
+    mod = built([("n", 24), (24, 16)], "float32", lambda e, x, w: op.matmul(x, w))
+    mod["main"] = mod["main"].with_attr("Codegen", "blas")
+    after = offload(mod)
+    x, w = random((5, 24), "float32", 0), random((24, 16), "float32", 1)
+    assert calls(after) == [(0, 0, 0)]
+    np.testing.assert_allclose(run(after, [x, w]), x @ w, rtol=1e-5, atol=1e-5)
+
+
+def test_codegen_alone() -> None:
+    mod = built([("n", 24), (24, 16)], "float32", lambda e, x, w: op.matmul(x, w))
+    parts = relax.transform.FuseOpsByPattern(blas_patterns(), annotate_codegen=True)(mod)
+    after = transform.RunModuleCodegen("blas", transform.compile_blas)(parts)
+    x, w = random((5, 24), "float32", 0), random((24, 16), "float32", 1)
+    np.testing.assert_allclose(run(after, [x, w]), x @ w, rtol=1e-5, atol=1e-5)
+
+
+# ---- in the pipeline ------------------------------------------------------------------------
+
+
+def pipeline_decisions(target: str, **options: Any) -> tuple[str, list[Any]]:
+    mod = built([("n", 64), (64, 64)], "float32", lambda e, x, w: op.matmul(x, w))
+    with collect_report() as report:
+        after = tvm_ipc.get_pipeline(target, 1, **options)(mod)
+    found = [d for d in report.decisions if d.subject == "BLAS"]
+    return after.script(), [(d.pass_name, d.verdict, d.reason) for d in found]
+
+
+def test_pipeline_says_whether_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, (decision,) = pipeline_decisions("llvm")
+    assert FUNCTION in text
+    assert decision[:2] == ("get_pipeline", "used")
+    assert "scipy-openblas64 0." in decision[2]
+    text, (decision,) = pipeline_decisions("llvm", blas=False)
+    assert FUNCTION not in text
+    assert decision == ("get_pipeline", "not used", "get_pipeline was given blas=False")
+    monkeypatch.setattr(tvm_ipc.blas, "_PACKAGE", "no_such_package")
+    text, (decision,) = pipeline_decisions("llvm")
+    assert FUNCTION not in text
+    assert decision[1:] == ("not used", "scipy-openblas64 is not installed")
+    text, _ = pipeline_decisions("llvm", blas=True)
+    assert FUNCTION in text, "compiled for another machine"
+
+
+def test_pipeline_for_a_gpu_refuses() -> None:
+    with pytest.raises(ValueError, match="blas is for CPUs, not for 'cuda'"):
+        tvm_ipc.get_pipeline({"kind": "cuda", "arch": "sm_90"}, 1, blas=True)
+
+
+def test_linear_in_the_size_of_the_module() -> None:
+    import time
+
+    seconds = []
+    for layers in (200, 800):
+
+        def body(emit: Any, x: Any, w: Any, b: Any, layers: int = layers) -> Any:
+            for _ in range(layers - 1):
+                x = emit(op.nn.relu(emit(op.add(emit(op.matmul(x, emit(op.permute_dims(w)))), b))))
+            return op.matmul(x, w)
+
+        mod = built([("n", 64), (64, 64), (64,)], "float32", body)
+        start = time.perf_counter()
+        after = OffloadBLAS()(mod)
+        seconds.append(time.perf_counter() - start)
+        assert len(calls(after)) == layers
+    assert seconds[1] < 12 * seconds[0]
+
+
+def test_pure_data(tmp_path: Any) -> None:
+    mod = offload(built([("n", 64), (64, 64)], "float32", lambda e, x, w: op.matmul(x, w)))
+    assert tvm_ffi.structural_equal(tvm.ir.load_json(tvm.ir.save_json(mod)), mod)
