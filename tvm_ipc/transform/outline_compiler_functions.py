@@ -146,6 +146,8 @@ class _Table:
             if function.attrs and GLOBAL_SYMBOL in function.attrs:
                 self._names.take(str(function.attrs[GLOBAL_SYMBOL]))
             if compiler_of(function) is not None:
+                if not isinstance(global_var.ty, relax.FuncType):
+                    relax.expr._update_type(global_var, function.ty)  # its calls need one
                 self._equals.add(function, global_var)
 
     def global_var(self, function: relax.Function, site: Site) -> tvm.ir.GlobalVar:
