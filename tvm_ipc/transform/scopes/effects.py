@@ -26,13 +26,14 @@ class Effects:
         self._program = program
         self._primfuncs = primfuncs
         self._of = {id(facts.value): facts for facts in program.functions}
+        self._params: dict[int, set[int]] = {}
         self._calls: dict[int, list[tuple[FunctionFacts, CallRecord]]] = {}
         for facts in program.functions:
             for record in facts.calls:
                 self._calls.setdefault(id(record.callee), []).append((facts, record))
         self._alias_through_calls()
         self._events: dict[int, dict[int, list[Write]]] = {}
-        self._numbers: dict[tuple[int, int], list[int]] = {}
+        self._numbers: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._write_through_calls()
         # A write in a nested function happens whenever that is called.
         self._wild = {
@@ -46,17 +47,20 @@ class Effects:
         """Return a number that is the same where nothing was written in between; -1: never."""
         if self._program.find(leaf) in self._wild:
             return -1
-        return bisect_left(self._writes(function, leaf), number)
+        return bisect_left(self._writes(function, leaf), (number, -1))
 
     def written_later(self, region: Region, leaf: int, number: int, own: bool) -> bool:
         """Whether memory may be written after a point of a region, or `own`: at it, too."""
         if self._program.find(leaf) in self._wild:
             return True
-        numbers = self._writes(region.function, leaf)
+        writes = self._writes(region.function, leaf)
         low = number if own else number + 1
         current: Region | None = region
         while current is not None:
-            if bisect_left(numbers, low) < bisect_right(numbers, current.numbers[-1]):
+            first = bisect_left(writes, (low, -1))
+            last = bisect_right(writes, (current.numbers[-1] + 1, -1))
+            # What was allocated since is not what the leaf was then.
+            if any(born < number for _, born in writes[first:last]):
                 return True
             if current.parent is None:
                 return False
@@ -69,21 +73,23 @@ class Effects:
         if use.moves:
             return True
         region, leaf = use.region, use.tensor.leaf
-        if region.function is self._program.owners[leaf]:
+        here = leaf if region.function is self._program.owners[leaf] else use.same
+        if here == leaf:
             number = self._program.number(use)
             own = use.index < len(region.bindings)
             if self.written_later(region, leaf, number, own):
                 return False
         elif self.written_later(region, use.same, self._program.number(use), True):
             return False  # the result of a call
-        if use.index == len(region.bindings) and region.parent is None:
-            return self._may_return_copy(region.function, leaf, set())
-        return True
+        return self._may_return_copy(region.function, here, set())
 
     def _may_return_copy(self, function: FunctionFacts, leaf: int, seen: set[int]) -> bool:
         """Whether callers cannot tell a parameter that is returned from its copy."""
         find = self._program.find
-        params = {find(tensor.leaf) for tensor in tensors(function.value.params)}
+        params = self._params.get(id(function))
+        if params is None:
+            params = {find(tensor.leaf) for tensor in tensors(function.value.params)}
+            self._params[id(function)] = params
         if find(leaf) not in params or id(function) in seen:
             return True
         seen.add(id(function))
@@ -108,12 +114,16 @@ class Effects:
                     changed |= self._alias_of_call(record)
 
     def _alias_of_call(self, record: CallRecord) -> bool:
-        """Note which results of a call may be its arguments, or each other."""
+        """Note which results of a call may be its arguments, and which parameters may be one."""
         find, unite = self._program.find, self._program.unite
         here: dict[int, int] = {}
-        for _, argument, param in self._bound(record):
-            here.setdefault(find(param.leaf), argument.leaf)
+        there: dict[int, int] = {}
         changed = False
+        for _, argument, param in self._bound(record):
+            known = there.setdefault(find(argument.leaf), param.leaf)
+            changed |= unite(known, param.leaf)
+        for _, argument, param in self._bound(record):
+            known = here.setdefault(find(param.leaf), argument.leaf)
         for _, source, result in pairs(record.callee.result, record.result):
             known = here.setdefault(find(source.leaf), result.leaf)
             changed |= unite(known, result.leaf)
@@ -148,14 +158,25 @@ class Effects:
                     changed = True
         return changed
 
-    def _writes(self, function: FunctionFacts, leaf: int) -> list[int]:
+    def _writes(self, function: FunctionFacts, leaf: int) -> list[tuple[int, int]]:
+        """Return when memory is written, and when that was allocated, in order."""
         key = (id(function), self._program.find(leaf))
         known = self._numbers.get(key)
         if known is None:
             events = self._events[id(function)].get(key[1], [])
-            known = sorted({event.number for event in events if self._is_write(event)})
+            known = sorted(
+                {
+                    (event.number, self._born(event.leaf))
+                    for event in events
+                    if self._is_write(event)
+                }
+            )
             self._numbers[key] = known
         return known
+
+    def _born(self, leaf: int) -> int:
+        sites = self._program.allocs.get(leaf)
+        return sites[0].region.numbers[sites[0].index] if sites else -1
 
     def _is_write(self, write: Write) -> bool:
         return write.param is None or self._primfuncs.writes(*write.param)
