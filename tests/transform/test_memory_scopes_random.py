@@ -43,9 +43,7 @@ class Kernels:
             b[i] = a[i] * T.float32(2)
 
     @T.prim_func(private=True)
-    def move_to_b(
-        a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32", scope="global.vtcm")
-    ):
+    def move_to_b(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32", scope="global.vtcm")):
         T.func_attr({"name": "move"})
         for i in range(4):
             b[i] = a[i] * T.float32(2)
@@ -181,7 +179,9 @@ class Generator:
 
     def make_alias(self, bindings: list, pool: list, flag, depth: int) -> None:
         source = self.random.choice(pool)
-        pool.append(self.bind(bindings, self.random.choice([source, relax.op.reshape(source, (4,))])))
+        pool.append(
+            self.bind(bindings, self.random.choice([source, relax.op.reshape(source, (4,))]))
+        )
 
     def make_tuple(self, bindings: list, pool: list, flag, depth: int) -> None:
         pair = [self.random.choice(pool), self.random.choice(pool)]

@@ -46,6 +46,7 @@ from tvm_ipc.transform.scopes.flow_in import FlowIn, specialise_callees
 from tvm_ipc.transform.scopes.place import Plan, place_copies
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 from tvm_ipc.transform.scopes.rewrite import Rewriter
+from tvm_ipc.transform.scopes.settled import is_settled
 from tvm_ipc.transform.scopes.sizes import describe, find_frequencies
 from tvm_ipc.transform.scopes.solve import PLAIN, Solution, solve
 
@@ -95,6 +96,8 @@ def plan_memory_scopes(
     registry = registry or DEFAULT_REGISTRY
     primfuncs = PrimFuncs(module)
     program = collect(module, registry, primfuncs)
+    if is_settled(program, registry, specialise_transparent):
+        return module
     find_frequencies(program)
     solution = solve(program, registry, primfuncs, Effects(program, primfuncs))
     plan = place_copies(solution)
