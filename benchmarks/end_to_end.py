@@ -13,10 +13,10 @@ Contestants, a thread to each worker:
 
 All sessions stay open and asleep, and take turns within each round; whoever begins changes from
 round to round. A turn is a whole generation, prompt to last token, after one token that is not
-timed and wakes everybody; prefill is the time to the first token, decode the mean of the others. Figures are medians over rounds, a ratio is the median of the
-ratios within rounds. A turn waits for a moment when nothing else runs, and is taken again if
-something did, as long as --patience lasts. All must say the same tokens, two workers with the same
-bits.
+timed and wakes everybody; prefill is the time to the first token, decode the mean of the others.
+Figures are medians over rounds, a ratio is the median of the ratios within rounds. A turn waits for
+a moment when nothing else runs, and is taken again if something did, as long as --patience lasts.
+All must say the same tokens, two workers with the same bits.
 
 The exit code is 1 where somebody says something else, or, without --quick, a goal is missed.
 """

@@ -7,6 +7,7 @@ the inner loops of attention go along memory. All sums are float32.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 from tvm import tirx
@@ -30,6 +31,7 @@ _LOWEST: Final = -1e30
 _FULL: Final = "the KV cache is full: the sequence is longer than the context of the model"
 
 
+@cache
 def rotate_and_append(
     heads: int, kv_heads: int, dim: int, context: int, dtype: str
 ) -> tirx.PrimFunc:
@@ -94,6 +96,7 @@ def rotate_and_append(
     return rotate_and_append
 
 
+@cache
 def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tirx.PrimFunc:
     """Attention of the last n of `total` tokens to all tokens up to themselves."""
     group = heads // kv_heads
@@ -156,6 +159,7 @@ def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tir
     return attend
 
 
+@cache
 def argmax(length: int) -> tirx.PrimFunc:
     """The place of the largest number; the first one if there are several."""
 
