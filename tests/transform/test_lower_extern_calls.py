@@ -248,6 +248,47 @@ def test_calls_in_branches_and_local_functions_are_lowered(register):
         np.testing.assert_array_equal(run(after, np.array(condition), value).numpy(), -value)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_tuples_are_arguments_and_there_may_be_none(register, late: bool):
+    @I.ir_module
+    class Module:
+        @R.function
+        def total(
+            p: R.Tuple(R.Tensor(("m",), "float32"), R.Tensor(("k",), "float32")),
+        ) -> R.Tensor(("m + k",), "float32"):
+            R.func_attr({"Codegen": "cc"})
+            a = p[0]
+            b = p[1]
+            c = R.concat([a, b])
+            return c
+
+        @R.function
+        def ones() -> R.Tensor((3,), "float32"):
+            R.func_attr({"Codegen": "cc"})
+            a = R.ones(R.shape([3]), "float32")
+            return a
+
+        @R.function
+        def main(p: R.Tuple(R.Tensor(("n",), "float32"), R.Tensor("float32", ndim=1))):
+            cls = Module
+            a = cls.ones()
+            b = cls.total(p)
+            c = cls.total((a, b))
+            return c
+
+    def total(pair, out):
+        out.copyfrom(np.concatenate([one.numpy() for one in pair]))
+
+    register("total", total)
+    register("ones", lambda out: out.copyfrom(np.ones(3, "float32")))
+    module = declared(Module)
+    after = apply(LowerExternCalls(), TO_CALLS(module) if late else module)
+    one, two = np.random.rand(2).astype("float32"), np.random.rand(4).astype("float32")
+    vm = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())
+    result = vm["main"]([tvm.runtime.tensor(one), tvm.runtime.tensor(two)])
+    np.testing.assert_array_equal(result.numpy(), np.concatenate([np.ones(3), one, two]))
+
+
 # What is refused.
 
 

@@ -394,6 +394,48 @@ def test_a_function_of_the_wrong_arity_says_so_at_its_first_call(compile_cpp, va
             session.sync()
 
 
+def of_tvm(target: str, *, arity: int) -> tvm.runtime.Module:
+    """The function as TVM itself compiles it, which is as good a compiler as any."""
+
+    @I.ir_module
+    class Three:
+        @T.prim_func(s_tir=True)
+        def scaled(a: T.handle, b: T.handle, c: T.handle):
+            m = T.int64()
+            left = T.match_buffer(a, (m, 4), "float32")
+            right = T.match_buffer(b, (4,), "float32")
+            out = T.match_buffer(c, (m, 4), "float32")
+            for i, j in T.grid(m, 4):
+                with T.sblock("scaled"):
+                    x, y = T.axis.remap("SS", [i, j])
+                    out[x, y] = T.max(left[x, y] * right[y], T.float32(0))
+
+    @I.ir_module
+    class Two:
+        @T.prim_func(s_tir=True)
+        def scaled(a: T.handle, c: T.handle):
+            m = T.int64()
+            left = T.match_buffer(a, (m, 4), "float32")
+            out = T.match_buffer(c, (m, 4), "float32")
+            for i, j in T.grid(m, 4):
+                with T.sblock("scaled"):
+                    x, y = T.axis.remap("SS", [i, j])
+                    out[x, y] = left[x, y]
+
+    return tvm.tirx.build({2: Two, 3: Three}[arity], target=target)
+
+
+@pytest.mark.parametrize("target", ["llvm", "c"])
+def test_modules_that_tvm_made_are_external_ones_as_well(target, values):
+    after = codegen(Elementwise, lambda given, options: of_tvm(target, arity=3))
+    np.testing.assert_allclose(
+        run(tvm.compile(after, "llvm"), *values), expected(*values), rtol=1e-5
+    )
+    wrong = codegen(Elementwise, lambda given, options: of_tvm(target, arity=2))
+    with pytest.raises(TypeError, match=r"Expected 2 arguments when calling:\s+`scaled\("):
+        run(tvm.compile(wrong, "llvm"), *values)
+
+
 def test_refused_functions_that_were_not_given_or_have_another_signature():
     message = problem(Elementwise, lambda given, options: Compiled(declined=["other"]))
     assert "declined 'other', which it was not given; it was given 'scaled'" in message

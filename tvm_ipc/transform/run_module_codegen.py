@@ -51,6 +51,7 @@ from tvm_ipc.transform.byoc.compiled import (
     as_compiled,
     check_compiled,
     declaration,
+    defines,
     to_declare,
 )
 from tvm_ipc.transform.byoc.global_symbol_cache import (
@@ -243,7 +244,7 @@ def _with_result(
     before = list(attrs.get(_MODULES, []))
     for name in sorted(done - set(compiled.registered)):
         symbol = str(result[name].global_symbol)
-        if any(module.implements_function(symbol, True) for module in before):
+        if any(defines(module, symbol) for module in before):
             raise TransformError(
                 f"{where} defines the symbol {symbol!r}, and so does a module that was attached "
                 "before; name the functions otherwise, with FreshGlobalSymbols for example"

@@ -115,7 +115,7 @@ def _check_changed(where: str, name: str, given: relax.Function, changed: object
 def _check_symbol(where: str, given: tvm.IRModule, name: str, compiled: Compiled) -> None:
     extern = read(declaration(name, given, compiled))
     assert extern is not None
-    owners = [one for one in compiled.modules if one.implements_function(extern.symbol, True)]
+    owners = [one for one in compiled.modules if defines(one, extern.symbol)]
     if not owners:
         kinds = [str(module.kind) for module in compiled.modules]
         raise TransformError(
@@ -133,6 +133,12 @@ def _check_symbol(where: str, given: tvm.IRModule, name: str, compiled: Compiled
             f"{where} compiled the function {name!r} with {found} parameters, and its calls have "
             f"{needed}: {_signature(extern)}"
         )
+
+
+def defines(module: tvm.runtime.Module, symbol: str) -> bool:
+    """Return whether a runtime module defines a function."""
+    # What TVM itself compiled to C source names the functions as they will be in the library.
+    return any(module.implements_function(one, True) for one in (symbol, f"__tvm_ffi_{symbol}"))
 
 
 def _arity(module: tvm.runtime.Module, symbol: str) -> int | None:
