@@ -28,7 +28,6 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.contract import AllReduceFlag, AllReduceStrategy, ReduceKind
-from tvm_ipc.transform.bindings import map_values
 from tvm_ipc.transform.collectives import (
     CUSTOM_ALLREDUCE,
     DISCO_ALLREDUCE,
@@ -81,16 +80,10 @@ class IPCAllReduceRewrite:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the rewritten module."""
-        result, decisions = mod, []
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                rewrite = _Rewrite(str(global_var.name_hint), self)
-                new = map_values(function, rewrite.change)
-                decisions += rewrite.decisions
-                if not new.same_as(function):
-                    result = mod.clone() if result is mod else result
-                    result.update_func(global_var, new)
-        result = plan_memory_scopes(result, self.registry)
+        decisions: list[Decision] = []
+        result = plan_memory_scopes(
+            mod, self.registry, change=lambda name: _Rewrite(name, self, decisions).change
+        )
         for decision in decisions:
             note(decision)
         return result
@@ -99,10 +92,12 @@ class IPCAllReduceRewrite:
 class _Rewrite:
     """Decides about the all-reduces of one function."""
 
-    def __init__(self, function: str, options: IPCAllReduceRewrite) -> None:
+    def __init__(
+        self, function: str, options: IPCAllReduceRewrite, decisions: list[Decision]
+    ) -> None:
         self.function = function
         self.options = options
-        self.decisions: list[Decision] = []
+        self.decisions = decisions
 
     def change(self, binding: relax.Binding, dataflow: bool) -> relax.Expr | None:
         """Return what an all-reduce becomes, or None for what stays as it is."""

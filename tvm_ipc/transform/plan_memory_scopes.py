@@ -36,8 +36,11 @@ Works on modules after `CallTIRRewrite`, and on `call_tir` outside dataflow bloc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 
+from tvm_ipc.transform.bindings import Change
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
@@ -91,11 +94,17 @@ def plan_memory_scopes(
     registry: ScopeRegistry | None = None,
     *,
     specialise_transparent: bool = False,
+    change: Callable[[str], Change] | None = None,
 ) -> tvm.IRModule:
-    """Return a module in which every demand for a scope is met, for passes to build on."""
+    """Return a module in which every demand for a scope is met, for passes to build on.
+
+    Parameters
+    ----------
+    change : given the name of a function, what to make of its bindings before scopes are planned.
+    """
     registry = registry or DEFAULT_REGISTRY
     primfuncs = PrimFuncs(module)
-    program = collect(module, registry, primfuncs)
+    program = collect(module, registry, primfuncs, change)
     if is_settled(program, registry, specialise_transparent):
         return module
     find_frequencies(program)
@@ -125,7 +134,7 @@ def _report(solution: Solution, plan: Plan, flow_in: FlowIn) -> None:
             name = str(site.region.bindings[site.index].var.name)
             _note(site.region.function.name, name, f"in {scope}", "what uses it needs it there")
     for copy in [*plan.copies, *plan.results, *plan.around]:
-        uses = ", ".join(dict.fromkeys(use.what for use in copy.uses))
+        uses = ", ".join(dict.fromkeys(map(str, copy.uses)))
         fixed = solution.program.fixed.get(copy.tensor.leaf)
         because = f"; it {fixed[1]}" if fixed else ""
         size = describe(copy.tensor.root.ty)

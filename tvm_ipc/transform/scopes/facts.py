@@ -87,6 +87,7 @@ class Region:
     dataflow: list[bool] = field(default_factory=list)
     children: dict[int, list[Region]] = field(default_factory=dict)
     depth: int = 0
+    outer: Region | None = None  #: where the function is defined whose body it is, if that is local
 
 
 @dataclass(eq=False)
@@ -135,13 +136,18 @@ class Use:
     region: Region
     index: int
     path: tuple[int, ...]
-    what: str
+    what: str  #: for messages; empty for a parameter of a PrimFunc
     exact: str | None = None  #: the scope that it needs
     same: int | None = None  #: the leaf whose scope it needs
     moves: bool = False  #: a copy is what was asked for, if the memory is not the same anyway
     param: tuple[str, int] | None = None  #: the parameter of a PrimFunc that it is
     written: bool = False  #: it may be written: what was copied is copied back
     fresh: bool = False  #: nothing was in it before: it need not be copied there
+
+    def __str__(self) -> str:
+        if self.param is None:
+            return self.what
+        return f"parameter {self.param[1]} of {self.param[0]!r}"
 
 
 OUT = -1
@@ -169,6 +175,7 @@ class Program:
     allocs: dict[int, list[AllocSite]] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     functions: list[FunctionFacts] = field(default_factory=list)
+    changed: dict[Region, set[int]] = field(default_factory=dict)  #: bindings that were replaced
     hints: list[tuple[Region, int]] = field(default_factory=list)  #: annotations to take out
     calls: dict[str, list[tuple[Region, int]]] = field(default_factory=dict)  #: of PrimFuncs
     referenced: set[str] = field(default_factory=set)  #: functions that are not only called

@@ -41,7 +41,6 @@ class _Edits:
     scopes: dict[int, dict[int | None, str]] = field(default_factory=dict)
     callees: dict[int, tvm.ir.GlobalVar] = field(default_factory=dict)
     hints: set[int] = field(default_factory=set)
-    nested: bool = False  #: something changes in a region inside
 
     def changes_value(self, index: int) -> bool:
         """Whether the binding itself changes."""
@@ -79,10 +78,14 @@ class Rewriter:
             self._at(region).callees[index] = callee
         for region, index in program.hints:
             self._at(region).hints.add(index)
-        for region in list(self._edits):
-            while region.parent is not None:
-                region = region.parent
-                self._at(region, nested=True)
+        for region in program.changed:
+            self._at(region)
+        self._touched: set[Region] = set()
+        for region in self._edits:
+            above: Region | None = region
+            while above is not None and above not in self._touched:
+                self._touched.add(above)
+                above = above.parent or above.outer
         self._local: dict[int, FunctionFacts] = {
             id(facts.region): facts for facts in program.functions if facts.value.local
         }
@@ -97,19 +100,12 @@ class Rewriter:
         """Return the global functions that change, rewritten."""
         changed = []
         for facts in self._solution.program.functions:
-            if not facts.value.local and facts.region is not None and self._touched(facts.region):
+            if not facts.value.local and facts.region is not None and facts.region in self._touched:
                 changed.append((facts.name, self._function(facts)))
         return changed
 
-    def _at(self, region: Region, nested: bool = False) -> _Edits:
-        edits = self._edits.setdefault(region, _Edits())
-        edits.nested |= nested
-        return edits
-
-    def _touched(self, region: Region) -> bool:
-        if region in self._edits:
-            return True
-        return any(self._touched(child) for group in region.children.values() for child in group)
+    def _at(self, region: Region) -> _Edits:
+        return self._edits.setdefault(region, _Edits())
 
     # What cannot be done is found before anything is.
 
@@ -153,19 +149,20 @@ class Rewriter:
         )
 
     def _region(self, region: Region) -> relax.SeqExpr:
-        if not self._touched(region):
+        if region not in self._touched:
             return region.sequence
         edits = self._edits.get(region, _Edits())
+        changed = self._solution.program.changed.get(region, set())
         blocks: list[relax.BindingBlock] = []
         index = 0
         for block in region.sequence.blocks:
             out: list[relax.Binding] = []
-            for binding in block.bindings:
+            same = True
+            for _ in range(len(block.bindings)):
+                binding, count = region.bindings[index], len(out)
                 self._binding(region, edits, index, binding, out)
+                same &= len(out) == count + 1 and out[-1] is binding and index not in changed
                 index += 1
-            same = len(out) == len(block.bindings) and all(
-                new.same_as(old) for new, old in zip(out, block.bindings, strict=True)
-            )
             blocks.append(block if same else type(block)(out, block.span))
         end: list[relax.Binding] = []
         for copy in edits.before.get(index, []):
@@ -193,7 +190,7 @@ class Rewriter:
     ) -> None:
         for copy in edits.before.get(index, []):
             self._emit_copy(copy, out)
-        children = [c for c in region.children.get(index, []) if self._touched(c)]
+        children = [c for c in region.children.get(index, []) if c in self._touched]
         if not children and not edits.changes_value(index):
             out.append(binding)
             return
