@@ -25,6 +25,7 @@ from tvm_ipc.transform import (
     FreshGlobalSymbols,
     LowerExternCalls,
     RunModuleCodegen,
+    compile_each,
 )
 
 SCALED = """
@@ -335,6 +336,40 @@ def test_refused_a_system_compiler_that_fails(compile_cpp):
     message = problem(Elementwise, lambda given, options: compile_cpp("int main() {", ["scaled"]))
     assert "given 'scaled', failed: CalledProcessError" in message
     assert "kernels.cc:7:13: error: expected" in message
+
+
+def chain(count: int) -> tvm.IRModule:
+    """As many different functions as are wanted, called one after the other."""
+    builder = relax.BlockBuilder()
+    x = tensor("x", 4)
+    with builder.function("main", [x]):
+        y = x
+        for number in range(count):
+            inside = literal(
+                lambda a, number=number: relax.op.add(a, relax.const(number, "float32")),
+                tensor("a", 4),
+            )
+            y = builder.emit(relax.Call(builder.emit(inside), [y]))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def test_a_compiler_of_one_function_says_which_one_failed():
+    seen: list[str] = []
+
+    def compile_one(function, options):
+        seen.append(str(function.attrs["global_symbol"]))
+        if len(seen) == 7:
+            raise KeyError("relax.add")
+        return of_tvm("c", arity=3)
+
+    with pytest.raises(TransformError) as caught:
+        RunModuleCodegen("cc", compile_each(compile_one))(chain(12))
+    assert f"and 4 more, failed on the function '{seen[-1]}': KeyError: 'relax.add'" in str(
+        caught.value
+    )
+    module = RunModuleCodegen("cc", compile_each(lambda f, options: of_tvm("c", arity=3)))
+    assert len(apply(module, Elementwise).attrs["external_mods"]) == 1
 
 
 @pytest.mark.parametrize(

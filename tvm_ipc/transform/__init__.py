@@ -9,7 +9,7 @@ import tvm_ffi
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.blas.partition import blas_patterns, compile_blas
-from tvm_ipc.transform.byoc.compiled import Compiled
+from tvm_ipc.transform.byoc.compiled import Compiled, CompileError, compile_each
 from tvm_ipc.transform.byoc.extern import script
 from tvm_ipc.transform.byoc.global_symbol_cache import (
     ExistingGlobalSymbols,
@@ -40,6 +40,7 @@ from tvm_ipc.transform.verify_cross_rank_safety import (
 __all__ = [
     "ANY",
     "RESULT",
+    "CompileError",
     "Compiled",
     "EraseMemoryScopes",
     "ExistingGlobalSymbols",
@@ -64,6 +65,7 @@ __all__ = [
     "blas_patterns",
     "collect_report",
     "compile_blas",
+    "compile_each",
     "demand_scope",
     "plan_memory",
     "register_scope",

@@ -48,10 +48,12 @@ from tvm.relax.utils import copy_with_new_vars
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.compiled import (
     Compiled,
+    CompileError,
     as_compiled,
     check_compiled,
     declaration,
     defines,
+    message,
     to_declare,
 )
 from tvm_ipc.transform.byoc.global_symbol_cache import (
@@ -69,6 +71,8 @@ from tvm_ipc.transform.outline_compiler_functions import outline
 
 CompileFunction = Callable[[tvm.IRModule, Mapping[str, Any]], Any]
 
+#: So many functions are named in a message.
+_SHOWN = 8
 _MODULES = "external_mods"
 _CONSTANTS = "const_name_to_constant"
 
@@ -132,8 +136,10 @@ class RunModuleCodegen:
         return compiler_of(function) == self.compiler
 
     def _where(self, given: tvm.IRModule) -> str:
-        names = ", ".join(sorted(repr(str(one.name_hint)) for one in given.get_global_vars()))
-        return f"RunModuleCodegen: the compiler {self.compiler!r}, given {names},"
+        names = sorted(repr(str(one.name_hint)) for one in given.get_global_vars())
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        shown = ", ".join(names[:_SHOWN])
+        return f"RunModuleCodegen: the compiler {self.compiler!r}, given {shown}{more},"
 
     def _functions(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module of the functions, each with a symbol."""
@@ -158,7 +164,7 @@ class RunModuleCodegen:
             returned = self.compile_fn(given.clone(), dict(self.options))
         except Exception as problem:
             raise TransformError(
-                f"{where} failed{_function_in(problem, given)}: {_message(problem)}"
+                f"{where} failed{_function_in(problem, given)}: {message(problem)}"
             ) from problem
         compiled = as_compiled(where, returned)
         names = {str(one.name_hint) for one in mod.get_global_vars()}
@@ -166,17 +172,11 @@ class RunModuleCodegen:
         return compiled
 
 
-def _message(problem: Exception) -> str:
-    # A process that failed has said why on its standard error.
-    said = getattr(problem, "stderr", None) or ""
-    said = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-    return "\n".join([f"{type(problem).__name__}: {problem}", *([said.strip()] if said else [])])
-
-
 def _function_in(problem: Exception, given: tvm.IRModule) -> str:
-    """Say which function a message of the compiler is about, if it names one."""
-    names = [str(one.name_hint) for one in given.get_global_vars()]
-    text = _message(problem)
+    """Say which function an exception of the compiler is about, if it names one."""
+    if isinstance(problem, CompileError):
+        return f" on the function {problem.function!r}"
+    names, text = [str(one.name_hint) for one in given.get_global_vars()], message(problem)
     named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", text)]
     return f" on the function {named[0]!r}" if len(named) == 1 else ""
 

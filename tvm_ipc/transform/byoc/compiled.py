@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,46 @@ class Compiled:
     #: Tensors that the modules find by name when they are loaded, as TVM's own external modules do
     #: (`get_const_vars`); they are stored in the executable, not copied.
     constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compile_each(
+    compile_one: Callable[[relax.Function, Mapping[str, Any]], Any],
+) -> Callable[[tvm.IRModule, Mapping[str, Any]], list[Any]]:
+    """Make a compile_fn of a function that compiles one function.
+
+    `compile_one` gets a function, whose symbol is its attribute `global_symbol`, and the options,
+    and returns a runtime module. What it raises is said of that function.
+    """
+
+    def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]) -> list[Any]:
+        modules = []
+        for global_var in functions.get_global_vars():
+            try:
+                modules.append(compile_one(functions[global_var], options))
+            except Exception as problem:
+                raise CompileError(str(global_var.name_hint), problem) from problem
+        return modules
+
+    return compile_fn
+
+
+class CompileError(Exception):
+    """What went wrong with one function; a compiler may raise it to say which."""
+
+    def __init__(self, function: str, problem: Exception | str) -> None:
+        self.function = function
+        self.problem = problem
+        super().__init__(message(problem))
+
+
+def message(problem: Exception | str) -> str:
+    """Return the kind and text of an exception, with what a process that failed has printed."""
+    if isinstance(problem, str):
+        return problem
+    said = getattr(problem, "stderr", None) or ""
+    said = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    kind = "" if isinstance(problem, CompileError) else f"{type(problem).__name__}: "
+    return "\n".join([f"{kind}{problem}", *([said.strip()] if said else [])])
 
 
 def as_compiled(where: str, result: object) -> Compiled:
