@@ -68,7 +68,7 @@ def match_collective(expr: relax.Expr) -> Collective | None:
     """Return what the call does, or None if it is not a collective in a form known here."""
     if not isinstance(expr, relax.Call) or not isinstance(expr.op, relax.ExternFunc):
         return None
-    name, args = str(expr.op.global_symbol), expr.args
+    name, args = str(expr.op.global_symbol), expr.args[:]
     try:
         if name == DISCO_ALLREDUCE:
             send, kind, in_group, recv = args

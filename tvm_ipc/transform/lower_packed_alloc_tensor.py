@@ -55,7 +55,7 @@ def lower_packed(binding: relax.Binding) -> list[relax.Binding] | None:
     call = binding.value
     if not isinstance(call, relax.Call) or not call.op.same_as(_ALLOC_TENSOR):
         return None
-    storage, offset, shape, dtype = list(call.args)[:4]
+    storage, offset, shape, dtype = call.args[:4]
     if isinstance(offset, tirx.IntImm) and int(offset.value) == 0:
         return None
     packed = relax.Call(_PACKED, [storage, offset, shape, dtype], ty_args=[binding.var.ty])

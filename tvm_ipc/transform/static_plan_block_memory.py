@@ -191,7 +191,7 @@ def _alloc_tensor(plan: Plan, variables: dict[Storage, Any], allocation: Allocat
     tensor = plan.tensors[allocation]
     binding = allocation.step.binding
     at = plan.sizes.expr(offset, storage.size.unit)
-    _shape, dtype, device, *_ = allocation.call.args
+    _shape, dtype, device, *_ = allocation.call.args[:]
     call = relax.Call(_TENSOR, [variables[storage], at, tensor.shape, dtype, device])
     return relax.VarBinding(binding.var, typed(call, binding.var.ty), binding.span)
 

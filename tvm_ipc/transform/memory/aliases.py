@@ -141,7 +141,7 @@ def _value(values: dict[Any, Value], expr: relax.Expr) -> Value:
     if isinstance(expr, tvm.ir.Var):
         return values.get(expr, _NOTHING)
     if isinstance(expr, relax.Tuple):
-        return tuple(_value(values, part) for part in expr.fields)
+        return tuple(_value(values, part) for part in expr.fields[:])
     if isinstance(expr, relax.TupleGetItem):
         value = _value(values, expr.tuple_value)
         return value[int(expr.index)] if isinstance(value, tuple) else value
@@ -214,7 +214,7 @@ class _Walk:
         if isinstance(op, tvm.ir.Op):
             return self._operator(step, call)
         if isinstance(op, relax.ExternFunc):
-            self._use_all(step, call.args)
+            self._use_all(step, call.args[:])
             name = str(op.global_symbol)
             if name == "vm.builtin.reshape":
                 return _value(self._values, call.args[0])
@@ -222,15 +222,15 @@ class _Walk:
                 return _NOTHING
             if match_collective(call) is not None or not _holds_tensor(step.binding.var.ty):
                 return _NOTHING
-            return frozenset(self._leaves(call.args))
+            return frozenset(self._leaves(call.args[:]))
         function = self._module.function(op)
         if isinstance(function, tirx.PrimFunc):
-            self._use_all(step, call.args)
+            self._use_all(step, call.args[:])
             return _NOTHING
         if isinstance(function, relax.Function):
             return self._relax_call(step, call, str(op.name_hint))
-        self._use_all(step, call.args, plain=False)
-        for root in self._leaves(call.args):
+        self._use_all(step, call.args[:], plain=False)
+        for root in self._leaves(call.args[:]):
             root.keep("it is given to a function that is not known here")
         return _NOTHING
 
@@ -243,19 +243,19 @@ class _Walk:
         if name in _VIEWS:
             return _value(self._values, call.args[0])
         if call.op.same_as(_CALL_TIR_DYN):
-            self._use_all(step, call.args[1].fields)
+            self._use_all(step, call.args[1].fields[:])
             return _NOTHING
-        self._use_all(step, call.args, plain=False)
+        self._use_all(step, call.args[:], plain=False)
         if name in _KEEPERS or _holds_tensor(step.binding.var.ty):
-            for root in self._leaves(call.args):
+            for root in self._leaves(call.args[:]):
                 root.keep(f"it is given to the operator {name}")
         return _NOTHING
 
     def _relax_call(self, step: Step, call: relax.Call, name: str) -> Value:
-        self._use_all(step, call.args, plain=False)
+        self._use_all(step, call.args[:], plain=False)
         facts = self._module.of(name)
         if facts is None:
-            for root in self._leaves(call.args):
+            for root in self._leaves(call.args[:]):
                 root.keep(f"it is given to {name}, which calls itself")
             return _NOTHING
         result: set[Root] = set()

@@ -127,7 +127,7 @@ def _name(expr: Any) -> str:
     if isinstance(expr, tvm.ir.Var):
         return str(expr.name)
     if isinstance(expr, relax.Tuple):
-        return f"({', '.join(_name(part) for part in expr.fields)})"
+        return f"({', '.join(_name(part) for part in expr.fields[:])})"
     if isinstance(expr, relax.TupleGetItem):
         return f"{_name(expr.tuple_value)}[{int(expr.index)}]"
     if isinstance(expr, relax.ShapeExpr):

@@ -193,5 +193,5 @@ def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective
 
 
 def _in_ipc_memory(allocation: Allocation) -> bool:
-    args = allocation.call.args
+    args = allocation.call.args[:]
     return len(args) > 3 and str(args[3].value) == IPC_MEMORY

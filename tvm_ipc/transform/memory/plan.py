@@ -240,7 +240,7 @@ def _sort(plan: Plan) -> list[Tensor]:
 
 def describe(sizes: Sizes, allocation: Allocation) -> Tensor | None:
     """Return what an allocation asks for, if that is known."""
-    shape, dtype, device, *scope = allocation.call.args
+    shape, dtype, device, *scope = allocation.call.args[:]
     if not isinstance(shape, relax.ShapeExpr) or not isinstance(device, tirx.IntImm):
         return None
     name = str(scope[0].value) if scope else "global"

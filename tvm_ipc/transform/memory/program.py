@@ -63,7 +63,7 @@ def linearise(name: str, function: relax.Function) -> Program:
     def enter(region: Region, body: relax.Expr) -> None:
         blocks = body.blocks if isinstance(body, relax.SeqExpr) else []
         for number, block in enumerate(blocks):
-            for binding in block.bindings:
+            for binding in block.bindings[:]:
                 event = len(events)
                 step = Step(binding, region, number, event, event)
                 events.append(step)

@@ -32,7 +32,7 @@ def _body(body: Any, change: Change) -> Any:
     for block in body.blocks:
         bindings: list[relax.Binding] = []
         same = True
-        for binding in block.bindings:
+        for binding in block.bindings[:]:
             inner = _branches(binding, change)
             replaced = change(binding)
             if replaced is None:

@@ -24,7 +24,7 @@ def read_only(function: tirx.PrimFunc) -> frozenset[int]:
 
     def visit_call(call: Any) -> None:
         if isinstance(call.op, tvm.ir.Op) and call.op.name == _ADDRESS_OF:
-            for argument in call.args:
+            for argument in call.args[:]:
                 if isinstance(argument, tvm.ir.TensorLoad):
                     loaded[argument.source] -= 1
 

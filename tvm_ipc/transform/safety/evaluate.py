@@ -63,7 +63,7 @@ class Evaluation(Effects):
                 self._values[expr] = self._parameter(expr.name, expr.ty)
             return self._values[expr]
         if isinstance(expr, relax.Tuple):
-            return tuple(self._value(field, place) for field in expr.fields)
+            return tuple(self._value(field, place) for field in expr.fields[:])
         if isinstance(expr, relax.TupleGetItem):
             whole = self._value(expr.tuple_value, place)
             return whole[expr.index] if isinstance(whole, tuple) else whole
@@ -93,14 +93,14 @@ class Evaluation(Effects):
             if handler is not None:
                 return handler(self, call, place)
             if op.name in calls.UNKNOWN_OPERATORS:
-                return self._unknown(self._arguments(call.args, place), place)
-            values = self._arguments(call.args, place)
+                return self._unknown(self._arguments(call.args[:], place), place)
+            values = self._arguments(call.args[:], place)
             self._read(objects(tuple(values)), place)
             return values[0] if op.name in calls.VIEW_OPERATORS else self._fresh(call.ty, place)
         if isinstance(op, relax.ExternFunc):
-            return self._packed(str(op.global_symbol), call.args, place)
+            return self._packed(str(op.global_symbol), call.args[:], place)
         if isinstance(op, relax.GlobalVar):
-            return self._global(op.name_hint, call.args, place)
+            return self._global(op.name_hint, call.args[:], place)
         return self._unknown(self._arguments([op, *call.args], place), place)
 
     def _global(self, name: str, args: Iterable[Any], place: Place) -> Value:
@@ -280,10 +280,10 @@ class Evaluation(Effects):
         return NOTHING
 
     def _call_tir_dyn(self, call: relax.Call, place: Place) -> Value:
-        return self._global(call.args[0].name_hint, call.args[1].fields, place)
+        return self._global(call.args[0].name_hint, call.args[1].fields[:], place)
 
     def _in_place(self, call: relax.Call, place: Place) -> Value:
-        values = self._arguments(call.args[1].fields, place)
+        values = self._arguments(call.args[1].fields[:], place)
         self._read(objects(tuple(values)), place)
         results = []
         for index in call.attrs.inplace_indices:
@@ -299,7 +299,7 @@ class Evaluation(Effects):
         return self._packed(str(callee.global_symbol), args, place)
 
     def _pure_packed(self, call: relax.Call, place: Place) -> Value:
-        callee, args = call.args[0], list(call.args)[1:]
+        callee, args = call.args[0], call.args[1:]
         if isinstance(callee, relax.ExternFunc):
             return self._packed(str(callee.global_symbol), args, place)
         return self._unknown(self._arguments(args, place), place)

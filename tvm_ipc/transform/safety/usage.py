@@ -21,7 +21,7 @@ def is_kill(value: Any) -> bool:
 def bindings(sequence: relax.SeqExpr) -> Iterator[relax.Binding]:
     """Every binding of a sequence, in order."""
     for block in sequence.blocks:
-        yield from block.bindings
+        yield from block.bindings[:]
 
 
 class Usage:
@@ -85,13 +85,13 @@ def variables(expr: Any) -> set[Any]:
         return {expr}
     if kind is relax.Call:
         found: set[Any] = set()
-        for argument in expr.args:
+        for argument in expr.args[:]:
             found |= variables(argument)
         if isinstance(expr.op, relax.Var):
             found.add(expr.op)
         return found
     if kind is relax.Tuple:
-        return set().union(*(variables(field) for field in expr.fields))
+        return set().union(*(variables(field) for field in expr.fields[:]))
     if kind is relax.TupleGetItem:
         return variables(expr.tuple_value)
     if isinstance(expr, relax.SeqExpr):

@@ -134,7 +134,7 @@ class _Collector(Calls):
         region.depth = parent.depth + 1 if parent else 0
         for block in sequence.blocks:
             dataflow = isinstance(block, relax.DataflowBlock)
-            for binding in block.bindings:
+            for binding in block.bindings[:]:
                 region.bindings.append(binding)
                 region.dataflow.append(dataflow)
         for index, binding in enumerate(region.bindings):

@@ -246,7 +246,7 @@ class Rewriter:
     ) -> relax.Call:
         if not operands:
             return call
-        args = list(call.args)
+        args = call.args[:]
         by_argument: dict[int, dict[tuple[int, ...], Copy]] = {}
         for path, copy in operands.items():
             by_argument.setdefault(path[0], {})[path[1:]] = copy
@@ -256,8 +256,8 @@ class Rewriter:
 
     def _with_callee(self, call: relax.Call, callee: tvm.ir.GlobalVar) -> relax.Call:
         if isinstance(call.op, tvm.ir.Op):
-            return replace_call(call, call.op, [callee, *list(call.args)[1:]])
-        return replace_call(call, callee, list(call.args))
+            return replace_call(call, call.op, [callee, *call.args[1:]])
+        return replace_call(call, callee, call.args[:])
 
     def _replace(
         self,
