@@ -30,21 +30,23 @@ using OptionalTensor = ffi::Optional<ffi::Tensor>;
 /*! \brief The function, with the core's errors as TVM's. */
 template <auto function>
 struct Throwing;
-template <void (*function)(ffi::PackedArgs, ffi::Any*)>
-struct Throwing<function> {
-  static void Call(ffi::PackedArgs args, ffi::Any* result) {
-    try {
-      function(args, result);
-    } catch (const Error& error) {
-      throw ffi::Error(error.kind(), error.what(), "");
-    }
-  }
-};
 template <typename Result, typename... Args, Result (*function)(Args...)>
 struct Throwing<function> {
   static Result Call(Args... args) {
     try {
       return function(std::move(args)...);
+    } catch (const Error& error) {
+      throw ffi::Error(error.kind(), error.what(), "");
+    }
+  }
+};
+
+/*! \brief The same of a function that reads its arguments itself. */
+template <void (*function)(ffi::PackedArgs, ffi::Any*)>
+struct ThrowingPacked {
+  static void Call(ffi::PackedArgs args, ffi::Any* result) {
+    try {
+      function(args, result);
     } catch (const Error& error) {
       throw ffi::Error(error.kind(), error.what(), "");
     }
@@ -223,7 +225,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.allreduce", Throwing<AllReduceWithAll>::Call)
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
       .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)
-      .def_packed("tvm_ipc.blas.matmul", Throwing<BlasMatmul>::Call)
+      .def_packed("tvm_ipc.blas.matmul", ThrowingPacked<BlasMatmul>::Call)
       .def("tvm_ipc.blas.info", Throwing<BlasInfo>::Call)
       .def("tvm_ipc.blas.use_kernels", Throwing<UseBlasKernels>::Call)
       .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
