@@ -114,3 +114,13 @@ def test_cgroup_version_1_and_no_limit(tmp_path: Path) -> None:
     limit.write_text("8192\n")
     assert doctor._cgroup_limit(membership, root) == 8192
     assert doctor._cgroup_limit(tmp_path / "absent", root) is None
+
+
+def test_says_which_blas_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = doctor.examine()
+    assert "OpenBLAS" in facts["blas"]["library"]
+    assert Path(facts["blas"]["path"]).is_file()
+    monkeypatch.setattr("tvm_ipc.blas._PACKAGE", "no_such_package")
+    missing = doctor.examine()
+    assert "pip install scipy-openblas64" in missing["blas"]["reason"]
+    assert "pip install scipy-openblas64" in doctor.render(missing)

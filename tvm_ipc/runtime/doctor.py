@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm_ipc
-from tvm_ipc.runtime import config, library, repair
+from tvm_ipc.runtime import blas, config, library, repair
 
 #: Engines of later versions, named so that the table says that they were not forgotten.
 _LATER = ("cuda", "nccl", "mpi")
@@ -41,6 +41,7 @@ def examine() -> dict[str, Any]:
         ],
         "tvm": tvm_facts,
         "backends": _backends(tvm_facts["problem"]),
+        "blas": _blas(tvm_facts["problem"]),
         "cpu": {
             "model": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
@@ -93,6 +94,14 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]
         [
             (name, ("available: " if b["available"] else "not available: ") + b["reason"])
             for name, b in facts["backends"].items()
+        ],
+    )
+    products = facts["blas"]
+    yield (
+        "Matrix products",
+        [
+            ("OpenBLAS", products["library"] or f"not available: {products['reason']}"),
+            ("kernels beside it", products["kernels"] or "unknown"),
         ],
     )
     cpu, memory, limits = facts["cpu"], facts["memory"], facts["limits"]
@@ -189,6 +198,17 @@ def _try_shm() -> tuple[bool, str]:
     if not right:
         return False, "an all-reduce of two workers gave a wrong sum"
     return True, f"two workers started, added and ended in {seconds:.1f} s"
+
+
+def _blas(problem: str | None) -> dict[str, Any]:
+    """Load the BLAS; a failure becomes an answer."""
+    nothing = {"library": None, "kernels": None, "path": None}
+    if problem is not None:
+        return {**nothing, "reason": problem}
+    try:
+        return {**blas.information(), "reason": None}
+    except Exception as error:
+        return {**nothing, "reason": _one_line(error)}
 
 
 def _configuration() -> dict[str, Any]:

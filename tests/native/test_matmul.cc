@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file test_matmul.cc
+ * \brief Products in memory with guards around it: a plain loop in the place of the BLAS, every
+ *        kernel beside it, every layout, pieces for threads. For the sanitizers; what the real
+ *        BLAS gives is tested from Python.
+ */
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "expect.h"
+#include "matmul.h"
+
+using namespace tvm_ipc;
+
+namespace {
+
+template <typename T>
+void PlainGemm(int, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k, T,
+               const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      T sum = beta == 0 ? T(0) : c[i * ldc + j];
+      for (int64_t p = 0; p < k; ++p) {
+        sum += (transpose_a == BlasLibrary::kPlain ? a[i * lda + p] : a[p * lda + i]) *
+               (transpose_b == BlasLibrary::kPlain ? b[p * ldb + j] : b[j * ldb + p]);
+      }
+      c[i * ldc + j] = sum;
+    }
+  }
+}
+
+void PlainGemv(int, int transpose, int64_t m, int64_t n, double, const double* a, int64_t lda,
+               const double* x, int64_t incx, double, double* y, int64_t incy) {
+  const bool plain = transpose == BlasLibrary::kPlain;
+  for (int64_t i = 0; i < (plain ? m : n); ++i) {
+    double sum = 0;
+    for (int64_t p = 0; p < (plain ? n : m); ++p) {
+      sum += (plain ? a[i * lda + p] : a[p * lda + i]) * x[p * incx];
+    }
+    y[i * incy] = sum;
+  }
+}
+
+const BlasLibrary kPlain{PlainGemm<float>, PlainGemm<double>, PlainGemv, "a loop"};
+
+int ThreeThreads() { return 3; }
+
+void RunThreads(int tasks, void (*body)(int, void*), void* data) {
+  std::vector<std::thread> threads;
+  for (int task = 0; task < tasks; ++task) threads.emplace_back(body, task, data);
+  for (std::thread& thread : threads) thread.join();
+}
+
+/*! \brief Exactly as much memory as the elements take, of values that every type holds. */
+struct Elements {
+  FloatType type;
+  std::vector<double> values;
+  std::vector<char> memory;
+
+  Elements(FloatType type, int64_t count, int seed) : type(type), values(count) {
+    const int64_t size = type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2;
+    memory.resize(count * size);
+    for (int64_t i = 0; i < count; ++i) {
+      values[i] = static_cast<double>((i * 7 + seed * 5 + i / 11) % 9 - 4) / 4;
+      Set(i, values[i]);
+    }
+  }
+  void Set(int64_t i, double value) {
+    const float single = static_cast<float>(value);
+    uint32_t bits;
+    std::memcpy(&bits, &single, 4);
+    uint16_t half = static_cast<uint16_t>(bits >> 16);
+    if (type == kFloat16) {
+      // Quarters up to 4: normal numbers with few bits.
+      half = bits == 0 ? 0
+                       : static_cast<uint16_t>(((bits >> 16) & 0x8000) |
+                                               (((bits & 0x7fffffff) - (112u << 23)) >> 13));
+    }
+    switch (type) {
+      case kFloat64:
+        std::memcpy(memory.data() + i * 8, &value, 8);
+        break;
+      case kFloat32:
+        std::memcpy(memory.data() + i * 4, &single, 4);
+        break;
+      default:
+        std::memcpy(memory.data() + i * 2, &half, 2);
+    }
+  }
+};
+
+void CheckProduct(FloatType type, int64_t batch, int64_t m, int64_t k, int64_t n, bool turn_a,
+                  bool turn_b) {
+  const FloatType out = type == kFloat64 ? kFloat64 : kFloat32;
+  Elements a(type, batch * m * k, 1), b(type, batch * k * n, 2), bias(type, n, 3);
+  Elements target(out, batch * m * n, 4);
+  Product p{};
+  p.type = type;
+  p.target_type = out;
+  p.m = m;
+  p.n = n;
+  p.k = k;
+  p.batch_dims = 1;
+  p.batch[0] = batch;
+  p.a = MatrixBatch{a.memory.data(), turn_a ? 1 : k, turn_a ? m : 1, {m * k}};
+  p.b = MatrixBatch{b.memory.data(), turn_b ? 1 : n, turn_b ? k : 1, {k * n}};
+  p.target = target.memory.data();
+  p.num_steps = 2;
+  p.steps[0] = Step{kStepAdd, type, nullptr, 0, 0};
+  p.operands[0] = MatrixBatch{bias.memory.data(), 0, 1, {0}};
+  p.steps[1] = Step{kStepRelu, type, nullptr, 0, 0};
+  const MatrixBatch view_a = p.a, view_b = p.b;
+  Multiply(kPlain, &p, Threads{ThreeThreads, RunThreads});
+  for (int64_t x = 0; x < batch; ++x) {
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = bias.values[j];
+        for (int64_t q = 0; q < k; ++q) {
+          sum += a.values[x * m * k + i * view_a.row_stride + q * view_a.col_stride] *
+                 b.values[x * k * n + q * view_b.row_stride + j * view_b.col_stride];
+        }
+        const int64_t at = (x * m + i) * n + j;
+        double found;
+        if (out == kFloat64) {
+          std::memcpy(&found, target.memory.data() + at * 8, 8);
+        } else {
+          float single;
+          std::memcpy(&single, target.memory.data() + at * 4, 4);
+          found = single;
+        }
+        // Sums of sixteenths: exact in float32.
+        EXPECT(found == std::fmax(sum, 0.0), BlasInstructionSet(), " type ", static_cast<int>(type),
+               ", ", m, "x", k, "x", n, " at ", x, ", ", i, ", ", j, ": ", found);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  const int64_t shapes[][3] = {{1, 1, 1},   {1, 33, 70},  {3, 17, 5},   {5, 40, 33},  {8, 9, 64},
+                               {17, 31, 3}, {33, 65, 31}, {40, 600, 1}, {1, 70, 300}, {66, 33, 290},
+                               {2, 0, 3},   {0, 3, 3},    {520, 20, 20}};
+  int kinds = 0;
+  for (const char* kernels : {"auto", "avx512", "avx2", "portable"}) {
+    if (!UseBlasInstructionSet(kernels)) continue;
+    ++kinds;
+    for (FloatType type : {kFloat16, kBFloat16, kFloat32, kFloat64}) {
+      for (const auto& shape : shapes) {
+        for (int turned = 0; turned < 4; ++turned) {
+          CheckProduct(type, 2, shape[0], shape[1], shape[2], turned & 1, turned & 2);
+        }
+      }
+      // Enough work for threads: by places, by rows, by columns.
+      CheckProduct(type, 12, 70, 300, 70, false, true);
+      CheckProduct(type, 1, 700, 130, 97, true, false);
+      CheckProduct(type, 1, 97, 130, 700, false, false);
+    }
+  }
+  std::printf("%d kinds of kernels\n", kinds);
+  return kinds == 0;
+}
