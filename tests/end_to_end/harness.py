@@ -11,8 +11,9 @@ import numpy as np
 import tvm
 import tvm_ffi
 from programs import Arrays, Function, Value
-from random_programs import Generator
+from random_programs import BOUND, Generator
 from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 import tvm_ipc
 from tvm_ipc.transform import StaticPlanBlockMemory, verify_cross_rank_safety
@@ -62,20 +63,19 @@ class BeforePlan:
             self.after = mod
 
 
-def parsed(programs: list[Program], dataflow: bool) -> tvm.IRModule:
+def parsed(programs: list[Program]) -> tvm.IRModule:
     """Return the module that holds the programs."""
     text = "@I.ir_module\nclass Module:\n" + "".join(p.source() for p in programs)
-    mod = tvm.script.from_source(text)
-    return relax.transform.ConvertToDataflow()(mod) if dataflow else mod
+    return tvm.script.from_source(text)
 
 
-def build(programs: list[Program], path: Path, dataflow: bool = True, **options: Any) -> BeforePlan:
+def build(programs: list[Program], path: Path, **options: Any) -> BeforePlan:
     """Compile programs into one library with our pipeline."""
     kept = BeforePlan()
     first = programs[0]
     pipeline = tvm_ipc.get_pipeline("llvm", first.world, num_groups=first.groups, **options)
     with tvm.transform.PassContext(opt_level=3, instruments=[kept]):
-        executable = tvm.compile(parsed(programs, dataflow), "llvm", relax_pipeline=pipeline)
+        executable = tvm.compile(parsed(programs), "llvm", relax_pipeline=pipeline)
     executable.export_library(str(path))
     return kept
 
@@ -91,12 +91,15 @@ def check_plan(programs: list[Program], kept: BeforePlan) -> None:
             name = hazards[0].function.split("_")[0]
             (program,) = [p for p in programs if p.main.name == name]
             raise WrongProgramError(program, f"hazards: {[str(hazard) for hazard in hazards]}")
-    for rows in ROWS:
+    # Storages that have an upper bound are as large as that, whatever n is.
+    for rows in (*ROWS, BOUND):
         mine, theirs = planned_bytes(ours, rows), planned_bytes(upstreams, rows)
         for program in programs:
             for function in program.functions:
                 if function.name not in theirs:
                     continue  # nothing calls it
+                if function.upper_bound and rows != function.upper_bound:
+                    continue
                 a, b = mine[function.name], theirs[function.name]
                 if sum(a.values()) > sum(b.values()):
                     raise WrongProgramError(
@@ -146,40 +149,69 @@ def lines(size: int) -> int:
     return (size + 63) // 64 * 64
 
 
+@mutator
+class _WithDelays(PyExprMutator):  # type: ignore[misc]
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        op = getattr(binding.value, "op", None)
+        if isinstance(op, (relax.GlobalVar, relax.ExternFunc)):
+            wait = relax.ExternFunc("tests.race_wait")
+            point = [relax.prim_value(0)]
+            self.builder_.emit(relax.Call(wait, point, ty_args=[relax.AnyType()]))
+        super().visit_var_binding_(binding)
+
+
+@tvm.transform.module_pass(opt_level=0, name="AddDelays")
+class AddDelays:
+    """Any rank may be late before any kernel and any collective (see `race_worker`)."""
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module with calls that wait."""
+        delays = _WithDelays(mod)
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                delays.builder_.update_func(global_var, delays.visit_expr(function))
+        return delays.builder_.get()
+
+
 def run(session: Any, programs: list[Program], path: Path, rows: tuple[int, ...]) -> None:
-    """Call each program with each size, and compare what every rank gets with NumPy."""
+    """Call each program with each size, and compare what every rank gets with NumPy.
+
+    The calls are made one after the other: no rank waits for others between two programs.
+    """
     module = session.load_vm_module(str(path))
+    calls = []
     for program in programs:
-        symbolic = bool(program.main.symbols)
-        for n in rows if symbolic else rows[:1]:
-            sizes = {"n": n}
+        for n in rows if program.main.symbols else rows[:1]:
+            sizes = {"n": n, "m": (n * 7 + 3) % 31}
             arguments = program.generator.arguments(program.main, sizes, program.seed + n)
             expected = program.main.execute(program.world, sizes, arguments)
-            try:
-                found = call(session, module[program.main.name], arguments)
-            except Exception as error:
-                raise WrongProgramError(
-                    program, f"with n = {n}: {type(error).__name__}: {error}"
-                ) from error
-            for rank in range(program.world):
-                compare(program, n, rank, found[rank], expected)
+            calls.append((program, n, _put(session, arguments), expected))
+    try:
+        results = [module[program.main.name](*given) for program, _, given, _ in calls]
+        for (program, n, _, expected), result in zip(calls, results, strict=True):
+            for rank in range(session.num_workers):
+                compare(program, n, rank, _get(result, rank), expected)
+    except (RuntimeError, MemoryError, TypeError, ValueError) as error:
+        names = [program.seed for program, *_ in calls]
+        raise RuntimeError(f"programs {names}: {type(error).__name__}: {error}") from error
 
 
-def call(session: Any, function: Any, arguments: list[Arrays]) -> list[list[Any]]:
-    """Return what a function gives on each rank, as NumPy arrays."""
+def _put(session: Any, arguments: list[Arrays]) -> list[Any]:
     references = []
     for arrays in arguments:
         reference = session.empty(arrays[0].shape, str(arrays[0].dtype))
         for rank, array in enumerate(arrays):
             reference.debug_copy_from(rank, np.ascontiguousarray(array))
         references.append(reference)
-    result = function(*references)
-    found = []
-    for rank in range(session.num_workers):
-        value = result.debug_get_from_remote(rank)
-        parts = [value] if hasattr(value, "numpy") else list(value)
-        found.append([np.array(part.numpy()) for part in parts])
-    return found
+    return references
+
+
+def _get(result: Any, rank: int) -> list[Any]:
+    value = result.debug_get_from_remote(rank)
+    parts = [value] if hasattr(value, "numpy") else list(value)
+    return [np.array(part.numpy()) for part in parts]
 
 
 def compare(program: Program, n: int, rank: int, found: list[Any], expected: list[Arrays]) -> None:

@@ -8,7 +8,10 @@ not be used further than to a result.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +99,32 @@ class Let:
         env.arrays[self.name] = self.run(env)
 
 
+def sequence(body: list[Any], used: dict[str, int] | None) -> list[str]:
+    """Return the lines of statements.
+
+    Straight parts are dataflow blocks, in which TVM fuses operators, if `used` is given: how often
+    each variable occurs in the function.
+    """
+    lines: list[str] = []
+    for straight, group in itertools.groupby(body, lambda one: isinstance(one, Let)):
+        block = list(group)
+        inner = [line for one in block for line in (one.lines() if straight else one.lines(used))]
+        if not straight or used is None:
+            lines += inner
+            continue
+        here = count_names(inner)
+        outputs = [one.name for one in block if used[one.name] > here[one.name]]
+        outputs = outputs or [block[-1].name]
+        lines += ["with R.dataflow():", *("    " + line for line in inner)]
+        lines.append(f"    R.output({', '.join(outputs)})")
+    return lines
+
+
+def count_names(lines: list[str]) -> Counter[str]:
+    """Return how often each word occurs."""
+    return Counter(re.findall(r"\w+", "\n".join(lines)))
+
+
 @dataclass
 class Branch:
     """An `if`, whose last variable in both branches has the same name."""
@@ -104,9 +133,11 @@ class Branch:
     then: list[Any]
     otherwise: list[Any]
 
-    def lines(self) -> list[str]:
+    def lines(self, used: dict[str, int] | None = None) -> list[str]:
         def indented(body: list[Any]) -> list[str]:
-            return ["    " + line for one in body for line in one.lines()]
+            # What an `if` gives is bound outside of dataflow blocks.
+            lines = sequence(body[:-1], used) + body[-1].lines()
+            return ["    " + line for line in lines]
 
         return [
             f"if {self.condition}:",
@@ -132,13 +163,20 @@ class Function:
     private: bool = False
     upper_bound: int | None = None
     plans_output: bool = False
+    dataflow: bool = False
+    tupled: bool = False  #: takes the first two parameters as a tuple
 
     @property
     def symbols(self) -> list[str]:
         return sorted({s for p in self.parameters for d in p.shape for s in d.symbols})
 
     def lines(self) -> list[str]:
-        parameters = ", ".join(f"{p.name}: {p.annotation}" for p in self.parameters)
+        parameters = [f"{p.name}: {p.annotation}" for p in self.parameters]
+        body = [f"{symbol} = T.int64()" for symbol in self.symbols]
+        if self.tupled:
+            first, second = self.parameters[:2]
+            pair = f"{self.name}_pair: R.Tuple({first.annotation}, {second.annotation})"
+            parameters[:2] = [pair]
         results = [value.annotation for value in self.results]
         returned = results[0] if len(results) == 1 else f"R.Tuple({', '.join(results)})"
         attributes = []
@@ -148,14 +186,17 @@ class Function:
         if self.plans_output:
             attributes.append('"relax.memory_plan_dynamic_func_output": True')
         names = [value.name for value in self.results]
-        body = [f"{symbol} = T.int64()" for symbol in self.symbols]
         if attributes:
             body.append(f"R.func_attr({{{', '.join(attributes)}}})")
-        body += [line for one in self.body for line in one.lines()]
+        if self.tupled:
+            body += [f"{p.name} = {self.name}_pair[{i}]" for i, p in enumerate((first, second))]
+        plain = [line for one in self.body for line in one.lines()]
+        used = count_names([*plain, *names])
+        body += sequence(self.body, used if self.dataflow else None)
         body.append(f"return {names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}")
         return [
             f"@R.function{'(private=True)' if self.private else ''}",
-            f"def {self.name}({parameters}) -> {returned}:",
+            f"def {self.name}({', '.join(parameters)}) -> {returned}:",
             *("    " + line for line in body),
         ]
 

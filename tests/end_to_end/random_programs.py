@@ -28,7 +28,9 @@ from programs import (
 WIDTHS = (1, 2, 4, 8, 16, 40, 64)
 #: How often a program's variables have which type.
 DTYPES = ("float32",) * 5 + ("float16",) * 3 + ("int32",) * 2 + ("int8", "float64")
-N = Dim(1, ("n",))
+#: What functions say that n is at most, if they say so.
+BOUND = 64
+ROWS = (Dim(1, ("n",)), Dim(1, ("m",)))
 
 
 class Scope:
@@ -48,6 +50,8 @@ class Generator:
         self.world = world
         self.groups = groups
         self.prefix = f"p{seed}"
+        #: Whether straight parts are dataflow blocks, in which TVM fuses operators.
+        self.dataflow = self.rng.random() < 0.8
         self.functions: list[Function] = []
         self.count = 0
 
@@ -82,7 +86,9 @@ class Generator:
         symbolic = rng.random() < 0.5
         parameters = []
         for index in range(rng.randint(2, 4)):
-            rows = N if symbolic and index != 1 else Dim(rng.choice(WIDTHS))
+            rows = Dim(rng.choice(WIDTHS))
+            if symbolic and index != 1:
+                rows = ROWS[not private and rng.random() < 0.2]
             shape: Shape = (rows, Dim(rng.choice(WIDTHS[2:])))
             if rng.random() < 0.15:
                 shape = (shape[0], Dim(rng.choice((1, 2, 3))), shape[1])
@@ -96,6 +102,8 @@ class Generator:
             values = [p for p in values if p.dtype != "bool"]
         name = f"{self.prefix}_{len(self.functions)}" if private else self.prefix
         function = Function(name, parameters, private=private)
+        function.dataflow = self.dataflow
+        function.tupled = private and rng.random() < 0.3
         scope = Scope(values)
         self.symbolic = symbolic
         self._steps(scope, steps, depth=0)
@@ -113,7 +121,7 @@ class Generator:
             chosen = [v for v in chosen if v.exact] or [parameters[0]]
         function.body, function.results = scope.body, chosen
         if symbolic and rng.random() < 0.3:
-            function.upper_bound = 64
+            function.upper_bound = BOUND
             function.plans_output = rng.random() < 0.5
         self.functions.append(function)
 
@@ -130,6 +138,7 @@ class Generator:
             (2, self._reduce),
             (2, self._cast),
             (1, self._tuple),
+            (1, self._match_cast),
             (1, self._full),
             (1, self._copy),
             (12, self._allreduce),
@@ -185,7 +194,7 @@ class Generator:
         total = Dim(1)
         for dim in value.shape:
             total = total * dim
-        return total.value({"n": 40}) if len(total.symbols) < 3 else 2**30
+        return total.value({"n": 40, "m": 30}) if len(total.symbols) < 3 else 2**30
 
     def _fold(self, scope: Scope, value: Value) -> Value:
         """Bring numbers into a small range, without making different ones equal too often."""
@@ -401,6 +410,14 @@ class Generator:
         run = local(pair)(lambda t: t[part])
         return self._emit(scope, f"{pair}[{part}]", run, (x, y)[part])
 
+    def _match_cast(self, scope: Scope) -> Value | None:
+        x = self._pick(scope, lambda v: bool(v.shape))
+        if x is None or self.dataflow:  # TVM's FuseOps fails at it
+            return None
+        dims = ", ".join(map(str, x.shape))
+        text = f'R.match_cast({x.name}, R.Tensor(({dims},), "{x.dtype}"))'
+        return self._emit(scope, text, local(x.name)(lambda a: a), x)
+
     def _full(self, scope: Scope) -> Value | None:
         x = self._pick(scope, lambda v: bool(v.shape))
         if x is None:
@@ -517,6 +534,7 @@ class Generator:
             return None
         result = self._name("r")
         kinds = {(v.shape, v.dtype) for v in scope.values if v.exact and v.dtype != "bool"}
+        also = self._pick(scope, lambda v: True) if self.rng.random() < 0.3 else None
         branches, ends = [], []
         for _ in range(2):
             inner = Scope(list(scope.values))
@@ -525,19 +543,21 @@ class Generator:
             fit = [v for v in inner.values if v.exact and (v.shape, v.dtype) in kinds]
             end = fit[-1]
             kinds = {(end.shape, end.dtype)}
-            inner.body.append(Let(result, end.name, local(end.name)(lambda a: a)))
+            text, run = end.name, local(end.name)(lambda a: a)
+            if also is not None:
+                text = f"({end.name}, {also.name})"
+                run = local(end.name, also.name)(lambda a, b: (a, b))
+            inner.body.append(Let(result, text, run))
             branches.append(inner.body)
             ends.append(end)
         scope.body.append(Branch(condition.name, *branches))
-        value = Value(
-            result,
-            end.shape,
-            end.dtype,
-            max(end.bound for end in ends),
-            same=all(end.same for end in ends),
-        )
-        scope.values.append(value)
-        return value
+        bound, same = max(end.bound for end in ends), all(end.same for end in ends)
+        value = Value(result, end.shape, end.dtype, bound, same=same)
+        if also is None:
+            scope.values.append(value)
+            return value
+        self._emit(scope, f"{result}[1]", local(result)(lambda t: t[1]), also)
+        return self._emit(scope, f"{result}[0]", local(result)(lambda t: t[0]), value)
 
     def _call(self, scope: Scope) -> Value | None:
         callees = [f for f in self.functions if f.private]
@@ -563,7 +583,8 @@ class Generator:
                 return results[0]
             return [tuple(result[rank] for result in results) for rank in range(env.world)]
 
-        text = f"Module.{callee.name}({', '.join(names)})"
+        given = [f"({', '.join(names[:2])})", *names[2:]] if callee.tupled else names
+        text = f"Module.{callee.name}({', '.join(given)})"
         shapes = [tuple(d.replace(sizes) for d in result.shape) for result in callee.results]
         if len(callee.results) == 1:
             return self._emit(scope, text, run, callee.results[0], shape=shapes[0])

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ROWS, Program, WrongProgramError, build, check_plan, run
+import tvm
+from harness import ROWS, AddDelays, Program, WrongProgramError, build, check_plan, run
 
 import tvm_ipc
+import tvm_ipc.pipeline
+from tvm_ipc.transform import VerifyCrossRankSafety
 
 BATCH = 8
 SIZES = (4, 8, 12, 20)
@@ -31,6 +34,7 @@ def sessions() -> Iterator[Callable[[str], Any]]:
         if kind not in opened or not opened[kind].usable:
             workers, groups = KINDS[kind]
             opened[kind] = tvm_ipc.Session(workers, num_groups=groups, timeout=60)
+            opened[kind].import_python_module("race_worker")
         return opened[kind]
 
     yield get
@@ -38,7 +42,7 @@ def sessions() -> Iterator[Callable[[str], Any]]:
         session.close()
 
 
-def options(seed: int) -> tuple[bool, dict[str, Any], tuple[int, ...]]:
+def options(seed: int) -> tuple[dict[str, Any], tuple[int, ...]]:
     """How the programs of a batch are built, and which sizes they run with."""
     rng = random.Random(seed)
     chosen = {
@@ -46,15 +50,23 @@ def options(seed: int) -> tuple[bool, dict[str, Any], tuple[int, ...]]:
         "barrier_budget": rng.choice((None, None, 0, 1 << 30)),
         "blas": False if rng.random() < 0.5 else None,
     }
-    return rng.random() < 0.8, chosen, tuple(rng.sample(ROWS, 2))
+    return chosen, tuple(rng.sample(ROWS, 2))
 
 
 def check(session: Any, programs: list[Program], path: Path) -> None:
     """Raise an error if any of the programs is not right in every way."""
-    dataflow, chosen, rows = options(programs[0].seed // BATCH)
-    kept = build(programs, path, dataflow, **chosen)
+    number = programs[0].seed // BATCH
+    chosen, rows = options(number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tvm_ipc.pipeline, "VerifyCrossRankSafety", verify_and_delay)
+        kept = build(programs, path, **chosen)
     check_plan(programs, kept)
+    session.get_global_func("tests.race_reset")(number if number % 3 else -1)
     run(session, programs, path, rows)
+
+
+def verify_and_delay() -> tvm.transform.Pass:
+    return tvm.transform.Sequential([VerifyCrossRankSafety(), AddDelays()])
 
 
 def fails(kind: str, sessions: Any, seed: int, size: int, path: Path) -> str | None:
