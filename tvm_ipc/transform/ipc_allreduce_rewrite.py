@@ -99,19 +99,19 @@ class _Rewrite:
         self.options = options
         self.decisions = decisions
 
-    def change(self, binding: relax.Binding, dataflow: bool) -> relax.Expr | None:
+    def change(self, call: relax.Call) -> relax.Expr | None:
         """Return what an all-reduce becomes, or None for what stays as it is."""
-        call = binding.value
-        if not isinstance(call, relax.Call):
+        op = call.op
+        if type(op) is tvm.ir.GlobalVar:
             return None
-        if isinstance(call.op, tvm.ir.Op):
-            name = str(call.op.name)
+        if type(op) is tvm.ir.Op:
+            name = str(op.name)
             if name == "relax.ccl.allreduce":
                 self.leave("allreduce", "it is not lowered yet; run LegalizeOps before")
             elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE:
                 self.leave("allreduce", "its output is not allocated; run CallTIRRewrite before")
             return None
-        if _symbol(call.op) != DISCO_ALLREDUCE:
+        if _symbol(op) != DISCO_ALLREDUCE:
             return None
         collective = match_collective(call)
         if collective is None or collective.allreduce is None:

@@ -40,11 +40,11 @@ from collections.abc import Callable
 
 import tvm
 
-from tvm_ipc.transform.bindings import Change
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.effects import Effects
+from tvm_ipc.transform.scopes.facts import Change
 from tvm_ipc.transform.scopes.flow_in import FlowIn, specialise_callees
 from tvm_ipc.transform.scopes.place import Plan, place_copies
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
@@ -100,11 +100,11 @@ def plan_memory_scopes(
 
     Parameters
     ----------
-    change : given the name of a function, what to make of its bindings before scopes are planned.
+    change : given the name of a function, what becomes of its calls before scopes are planned.
     """
     registry = registry or DEFAULT_REGISTRY
     primfuncs = PrimFuncs(module)
-    program = collect(module, registry, primfuncs, change)
+    program = collect(module, registry, primfuncs, change, specialise_transparent)
     if is_settled(program, registry, specialise_transparent):
         return module
     find_frequencies(program)

@@ -19,6 +19,7 @@ from tvm_ipc.transform.scopes.facts import (
     VALUE,
     AllocSite,
     CallRecord,
+    DeferredCall,
     FunctionFacts,
     FunctionValue,
     Root,
@@ -44,7 +45,7 @@ class Calls(Values):
     def visit_call(self, var: relax.Var, call: relax.Call) -> Value:
         """Read a call and return its value."""
         op = call.op
-        if isinstance(op, tvm.ir.Op):
+        if type(op) is tvm.ir.Op:
             return self.visit_operator(var, call, self.name_of(op))
         if isinstance(op, relax.ExternFunc):
             name = str(op.global_symbol)
@@ -55,8 +56,11 @@ class Calls(Values):
             name = self.name_of(op)
             callee = self.globals.get(name)
             if isinstance(callee, tirx.PrimFunc):
-                arguments = [(self.value_of(arg), (k,)) for k, arg in enumerate(call.args)]
-                self.visit_primfunc(name, arguments)
+                if any(self.primfuncs.scopes(name)):
+                    self.visit_destination_passing(name, call)
+                else:
+                    place = (self.number, self.region, self.index)
+                    self.function.deferred.append(DeferredCall(*place, name, call))
                 return None  # in destination-passing form there is no result
             if isinstance(callee, FunctionFacts):
                 return self.visit_relax_call(var, call, callee.value)
@@ -97,6 +101,19 @@ class Calls(Values):
         record = CallRecord(self.number, self.region, callee, arguments, result)
         self.function.calls.append(record)
         return result
+
+    def visit_destination_passing(self, name: str, call: relax.Call) -> None:
+        """Read a call of a PrimFunc that takes its outputs."""
+        self.visit_primfunc(name, [(self.value_of(arg), (k,)) for k, arg in enumerate(call.args)])
+
+    def read_deferred(self) -> None:
+        """Read the calls that were deferred."""
+        for facts in self.program.functions:
+            self.function = facts
+            deferred, facts.deferred = facts.deferred, []
+            for call in deferred:
+                self.number, self.region, self.index = call.number, call.region, call.index
+                self.visit_destination_passing(call.name, call.call)
 
     def visit_primfunc(
         self,

@@ -9,11 +9,11 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.bindings import Change
 from tvm_ipc.transform.scopes.calls import Calls
 from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.facts import (
     VALUE,
+    Change,
     FunctionFacts,
     FunctionValue,
     Program,
@@ -32,21 +32,23 @@ def collect(
     registry: ScopeRegistry,
     primfuncs: PrimFuncs,
     change: Callable[[str], Change] | None = None,
+    eager: bool = False,
 ) -> Program:
     """Return the facts of a module, or raise a TransformError that names what is malformed.
 
     Parameters
     ----------
-    change : given the name of a global function, how its bindings are changed before their facts
-        are collected.
+    change : given the name of a global function, what becomes of calls before their facts are
+        collected.
+    eager : read the calls of all PrimFuncs at once.
     """
-    return _Collector(module, registry, primfuncs).run(change)
+    return _Collector(module, registry, primfuncs).run(change, eager)
 
 
 class _Collector(Calls):
     change: Change | None = None
 
-    def run(self, change: Callable[[str], Change] | None) -> Program:
+    def run(self, change: Callable[[str], Change] | None, eager: bool) -> Program:
         for global_var, function in self.program.module.functions_items():
             name = str(global_var.name_hint)
             if isinstance(function, relax.Function):
@@ -63,6 +65,12 @@ class _Collector(Calls):
         for facts in self.program.functions:
             if facts.value.escapes:
                 self.fix_boundary(facts)
+        scopes = {scope for scope, _ in self.program.fixed.values()}
+        scopes.update(use.exact for use in self.program.uses if use.exact is not None)
+        self.program.opaque = not all(self.registry.scopes[scope] for scope in scopes)
+        self.program.read_deferred = self.read_deferred
+        if self.program.opaque or eager:
+            self.read_deferred()
         return self.program
 
     # Functions.
@@ -142,11 +150,12 @@ class _Collector(Calls):
             self.number += 1
             region.numbers.append(self.number)
             value = binding.value
-            if self.change is not None and type(binding) is relax.VarBinding:
-                new = self.change(binding, region.dataflow[index])
+            if self.change is not None and type(value) is relax.Call:
+                new = self.change(value)
                 if new is not None:
                     value = new
-                    region.bindings[index] = relax.VarBinding(binding.var, value, binding.span)
+                    binding = relax.VarBinding(binding.var, value, binding.span)
+                    region.bindings[index] = binding
                     self.program.changed.setdefault(region, set()).add(index)
             self.visit_binding(binding, value)
         self.region, self.index = region, len(region.bindings)

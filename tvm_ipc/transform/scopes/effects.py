@@ -34,23 +34,19 @@ class Effects:
         self._alias_through_calls()
         self._events: dict[int, dict[int, list[Write]]] = {}
         self._numbers: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._write_through_calls()
-        # A write in a nested function happens whenever that is called.
-        self._wild = {
-            program.find(write.leaf)
-            for facts in program.functions
-            for write in facts.writes
-            if program.owners[write.leaf] is not facts
-        }
+        self._wild: set[int] = set()
+        self._ready = False
 
     def version(self, function: FunctionFacts, leaf: int, number: int) -> int:
         """Return a number that is the same where nothing was written in between; -1: never."""
+        self._prepare()
         if self._program.find(leaf) in self._wild:
             return -1
         return bisect_left(self._writes(function, leaf), (number, -1))
 
     def written_later(self, region: Region, leaf: int, number: int, own: bool) -> bool:
         """Whether memory may be written after a point of a region, or `own`: at it, too."""
+        self._prepare()
         if self._program.find(leaf) in self._wild:
             return True
         writes = self._writes(region.function, leaf)
@@ -76,8 +72,9 @@ class Effects:
         here = leaf if region.function is self._program.owners[leaf] else use.same
         if here == leaf:
             number = self._program.number(use)
-            own = use.index < len(region.bindings)
-            if self.written_later(region, leaf, number, own):
+            end = use.index == len(region.bindings)
+            last = end and region.parent is None
+            if not last and self.written_later(region, leaf, number, not end):
                 return False
         elif self.written_later(region, use.same, self._program.number(use), True):
             return False  # the result of a call
@@ -104,6 +101,21 @@ class Effects:
         return True
 
     # How it is found.
+
+    def _prepare(self) -> None:
+        """Find all writes. Most modules never ask for one."""
+        if self._ready:
+            return
+        self._ready = True
+        self._program.read_deferred()
+        self._write_through_calls()
+        # A write in a nested function happens whenever that is called.
+        self._wild = {
+            self._program.find(write.leaf)
+            for facts in self._program.functions
+            for write in facts.writes
+            if self._program.owners[write.leaf] is not facts
+        }
 
     def _alias_through_calls(self) -> None:
         changed = True

@@ -10,6 +10,7 @@ another scope could take its place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -69,6 +70,9 @@ class Storage:
     scope: str
 
 
+#: Returns what becomes of a call that a variable is bound to, or None if it stays.
+Change: TypeAlias = "Callable[[relax.Call], relax.Expr | None]"
+
 #: What a variable stands for. None: nothing with a scope.
 Value: TypeAlias = "Tensor | tuple[Value, ...] | FunctionValue | Storage | None"
 
@@ -103,6 +107,7 @@ class FunctionFacts:
     bounds: dict[str, int] = field(default_factory=dict)  #: of symbolic sizes
     writes: list[Write] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
+    deferred: list[DeferredCall] = field(default_factory=list)
 
 
 class Write(NamedTuple):
@@ -111,6 +116,17 @@ class Write(NamedTuple):
     number: int
     leaf: int
     param: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredCall:
+    """A call of a PrimFunc that demands nothing; its operands are read only if it matters."""
+
+    number: int
+    region: Region
+    index: int
+    name: str
+    call: relax.Call
 
 
 class CallRecord(NamedTuple):
@@ -175,9 +191,11 @@ class Program:
     allocs: dict[int, list[AllocSite]] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     functions: list[FunctionFacts] = field(default_factory=list)
+    opaque: bool = False  #: whether any scope is one that code must be compiled for
     changed: dict[Region, set[int]] = field(default_factory=dict)  #: bindings that were replaced
     hints: list[tuple[Region, int]] = field(default_factory=list)  #: annotations to take out
     calls: dict[str, list[tuple[Region, int]]] = field(default_factory=dict)  #: of PrimFuncs
+    read_deferred: Callable[[], None] = lambda: None  #: reads the calls that were deferred
     referenced: set[str] = field(default_factory=set)  #: functions that are not only called
 
     def number(self, use: Use) -> int:

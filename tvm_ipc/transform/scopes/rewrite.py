@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import tvm
 from tvm import relax
@@ -42,10 +41,10 @@ class _Edits:
     callees: dict[int, tvm.ir.GlobalVar] = field(default_factory=dict)
     hints: set[int] = field(default_factory=set)
 
-    def changes_value(self, index: int) -> bool:
-        """Whether the binding itself changes."""
-        parts: tuple[Any, ...] = (self.operands, self.around, self.results, self.scopes)
-        return any(index in part for part in (*parts, self.callees, self.hints))
+    def indices(self) -> set[int]:
+        """Return the bindings that something changes at."""
+        parts = (self.before, self.operands, self.around, self.results, self.scopes, self.callees)
+        return {index for part in parts for index in part} | self.hints
 
 
 class Rewriter:
@@ -152,16 +151,22 @@ class Rewriter:
         if region not in self._touched:
             return region.sequence
         edits = self._edits.get(region, _Edits())
-        changed = self._solution.program.changed.get(region, set())
+        edited = edits.indices() | self._solution.program.changed.get(region, set())
+        for index, children in region.children.items():
+            if any(child in self._touched for child in children):
+                edited.add(index)
         blocks: list[relax.BindingBlock] = []
         index = 0
         for block in region.sequence.blocks:
             out: list[relax.Binding] = []
             same = True
             for _ in range(len(block.bindings)):
-                binding, count = region.bindings[index], len(out)
-                self._binding(region, edits, index, binding, out)
-                same &= len(out) == count + 1 and out[-1] is binding and index not in changed
+                binding = region.bindings[index]
+                if index in edited:
+                    same = False
+                    self._binding(region, edits, index, binding, out)
+                else:
+                    out.append(binding)
                 index += 1
             blocks.append(block if same else type(block)(out, block.span))
         end: list[relax.Binding] = []
@@ -191,9 +196,6 @@ class Rewriter:
         for copy in edits.before.get(index, []):
             self._emit_copy(copy, out)
         children = [c for c in region.children.get(index, []) if c in self._touched]
-        if not children and not edits.changes_value(index):
-            out.append(binding)
-            return
         var, value = binding.var, binding.value
         if children:
             value = self._with_children(value, region.children[index])

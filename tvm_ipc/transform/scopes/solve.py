@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import cast
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
@@ -31,6 +32,9 @@ class _Class:
     fixed: str | None = None
     why: str = ""
     scope: str = PLAIN
+    demands: dict[str, None] = field(default_factory=dict)  #: in the order of the program
+    uses: list[Use] = field(default_factory=list)
+    weighed: bool = False
     exact: dict[tuple[object, ...], tuple[str, float]] = field(default_factory=dict)
     others: dict[tuple[object, ...], tuple[bool, float]] = field(default_factory=dict)
     sources: list[tuple[int, float]] = field(default_factory=list)
@@ -125,50 +129,53 @@ class _Solver:
                 )
             known.fixed = known.scope = scope
             known.why = why
-        scopes = {scope for scope, _ in self.program.fixed.values()}
-        scopes.update(use.exact for use in self.program.uses if use.exact is not None)
-        opaque = not all(self.registry.scopes[scope] for scope in scopes)
         for use in self.program.uses:
-            # Without an opaque scope in the module, most uses take what they get.
-            if opaque or use.exact is not None or use.same is not None:
-                self.add(use)
+            known = self.classes[self.find(use.tensor.leaf)]
+            if use.same is not None:
+                source, target = self.find(use.tensor.leaf), self.find(use.same)
+                if source != target:
+                    weight = self.weight(use)
+                    known.targets.append((target, weight))
+                    self.classes[target].sources.append((source, weight))
+            elif use.exact is not None:
+                known.demands.setdefault(use.exact)
+                known.uses.append(use)
+            elif self.program.opaque:  # else it takes what it gets
+                known.uses.append(use)
 
-    def add(self, use: Use) -> None:
-        source = self.find(use.tensor.leaf)
-        weight = size_of(self.program, use) * use.region.frequency * use.region.function.frequency
-        weight += 1  # of two ways that move the same bytes, the one with fewer copies
-        if use.same is not None:
-            target = self.find(use.same)
-            if source != target:
-                self.classes[source].targets.append((target, weight))
-                self.classes[target].sources.append((source, weight))
-            return
-        number = self.program.number(use)
-        function = use.region.function
-        key: tuple[object, ...] = (id(use),)
-        if use.written and (use.param is None or self.primfuncs.writes(*use.param)):
-            weight *= 1 if use.fresh else 2
-        else:
-            version = self.effects.version(function, use.tensor.leaf, number)
-            if version >= 0:
-                key = (id(function), use.tensor.root.key, use.exact, version)
-        if use.exact is not None:
-            known = self.classes[source].exact.get(key, ("", 0.0))[1]
-            self.classes[source].exact[key] = (use.exact, max(known, weight))
-        else:
-            free = use.param is not None and self.primfuncs.refusal(*use.param) is None
-            _, known = self.classes[source].others.get(key, (True, 0.0))
-            self.classes[source].others[key] = (free, max(known, weight))
+    def weight(self, use: Use) -> float:
+        """Return what a copy for a use costs."""
+        frequency = use.region.frequency * use.region.function.frequency
+        # Of two ways that move the same bytes, the one with fewer copies is better.
+        return size_of(self.program, use) * frequency + 1
+
+    def weigh(self, known: _Class) -> None:
+        """Find what copies for the uses of a class would cost; equal uses share one."""
+        known.weighed = True
+        for use in known.uses:
+            weight, key = self.weight(use), cast(tuple[object, ...], (id(use),))
+            if use.written and (use.param is None or self.primfuncs.writes(*use.param)):
+                weight *= 1 if use.fresh else 2
+            else:
+                function, number = use.region.function, self.program.number(use)
+                version = self.effects.version(function, use.tensor.leaf, number)
+                if version >= 0:
+                    key = (id(function), use.tensor.root.key, use.exact, version)
+            if use.exact is not None:
+                most = known.exact.get(key, ("", 0.0))[1]
+                known.exact[key] = (use.exact, max(most, weight))
+            else:
+                free = use.param is not None and self.primfuncs.refusal(*use.param) is None
+                most = known.others.get(key, (True, 0.0))[1]
+                known.others[key] = (free, max(most, weight))
 
     def spread(self) -> None:
         """Give every class that nothing was decided for the scope that its neighbours want."""
         ready: deque[int] = deque()
         for index, known in self.classes.items():
-            if known.fixed is None and known.exact:
-                demands = {scope for scope, _ in known.exact.values()}
-                known.scope = (
-                    demands.pop() if len(demands) == 1 else self.cheapest(known, sorted(demands))
-                )
+            if known.fixed is None and known.demands:
+                demands = list(known.demands)
+                known.scope = demands[0] if len(demands) == 1 else self.cheapest(known, demands)
             if known.scope != PLAIN:
                 ready.append(index)
         while ready:
@@ -186,9 +193,9 @@ class _Solver:
         for _ in range(_ROUNDS):
             changed = False
             for known in self.classes.values():
-                if known.fixed is not None or not (known.exact or known.sources or known.targets):
+                if known.fixed is not None or not (known.demands or known.sources or known.targets):
                     continue
-                options = {scope for scope, _ in known.exact.values()}
+                options = set(known.demands)
                 options.update(self.classes[index].scope for index, _ in known.sources)
                 options.update(self.classes[index].scope for index, _ in known.targets)
                 options.discard(known.scope)
@@ -203,6 +210,8 @@ class _Solver:
         return min(options, key=lambda scope: self.cost(known, scope))
 
     def cost(self, known: _Class, scope: str) -> float:
+        if not known.weighed:
+            self.weigh(known)
         transparent = self.registry.scopes[scope or GLOBAL]
         cost = sum(weight for wanted, weight in known.exact.values() if wanted != scope)
         if not transparent:
