@@ -52,16 +52,17 @@ class Evaluation(Effects):
     def __init__(self, module: Module, name: str) -> None:
         super().__init__(name, module.extents, module.hazards)
         self._module = module
-        self._values: dict[Any, Value] = {}
+        self._values: dict[int, Value] = {}  # by the hash of the variable
         self._cached: dict[str, Value] = {}
 
     def _value(self, expr: Any, place: Place) -> Value:
         if isinstance(expr, relax.Call):
             return self._call(expr, place)
         if isinstance(expr, relax.Var):
-            if expr not in self._values:  # of the function around this one
-                self._values[expr] = self._parameter(expr.name, expr.ty)
-            return self._values[expr]
+            value = self._values.get(hash(expr))
+            if value is None:  # of the function around this one
+                value = self._values[hash(expr)] = self._parameter(expr.name, expr.ty)
+            return value
         if isinstance(expr, relax.Tuple):
             return tuple(self._value(field, place) for field in expr.fields[:])
         if isinstance(expr, relax.TupleGetItem):

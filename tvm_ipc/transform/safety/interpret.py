@@ -93,8 +93,8 @@ class Run(Evaluation):
             )
         self._usage = Usage(function)
         for parameter in function.params:
-            self._values[parameter] = self._parameter(parameter.name, parameter.ty)
-            self._summary.parameters.append(self._values[parameter])
+            value = self._values[hash(parameter)] = self._parameter(parameter.name, parameter.ty)
+            self._summary.parameters.append(value)
         place = Place(relax.Var("return", None), function.body.body)
         result = self._sequence(function.body, place)
         self._read(objects(result), place)
@@ -116,7 +116,7 @@ class Run(Evaluation):
         if isinstance(body, relax.SeqExpr):
             for binding in bindings(body):
                 self._binding(binding)
-                own.append(binding.var)
+                own.append(hash(binding.var))
             body = body.body
         result = self._value(body, place)
         self._state.hold(result)
@@ -125,8 +125,8 @@ class Run(Evaluation):
         return result
 
     def _binding(self, binding: relax.Binding) -> None:
-        variable, value = binding.var, binding.value
-        place = Place(variable, value)
+        variable, value = hash(binding.var), binding.value
+        place = Place(binding.var, value)
         if is_kill(value):
             for killed in variables(value):
                 self._let_go(killed, place)
@@ -145,7 +145,7 @@ class Run(Evaluation):
         for ended in self._usage.ends_after(variable):
             self._let_go(ended, place)
 
-    def _let_go(self, variable: Any, place: Place, kind: HazardKind = HazardKind.FREE) -> None:
+    def _let_go(self, variable: int, place: Place, kind: HazardKind = HazardKind.FREE) -> None:
         if variable not in self._state.holding:
             return
         self._state.holding.discard(variable)

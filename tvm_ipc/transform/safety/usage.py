@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When variables let go of what they hold, as `KillAfterLastUse` will have it."""
+"""When variables let go of what they hold, as `KillAfterLastUse` will have it.
+
+Variables are known by their hash here, which is their identity: to compare the variables themselves
+takes TVM a hundred times as long.
+"""
 
 from __future__ import annotations
 
@@ -31,42 +35,43 @@ class Usage:
     """
 
     def __init__(self, function: relax.Function) -> None:
-        self._ends: dict[Any, list[Any]] = {}
-        self._killed: set[Any] = set()
+        self._ends: dict[int, list[int]] = {}
+        self._killed: set[int] = set()
         self._scope(function.body)
         for ended in self._ends.values():
             ended[:] = [variable for variable in ended if variable not in self._killed]
 
-    def ends_after(self, variable: Any) -> list[Any]:
+    def ends_after(self, variable: int) -> list[int]:
         """Return the variables that are last used by the binding of this one."""
         return self._ends.get(variable, [])
 
-    def _scope(self, body: Any) -> set[Any]:
+    def _scope(self, body: Any) -> set[int]:
         """Note last uses in a sequence; return what it uses of others."""
         if not isinstance(body, relax.SeqExpr):
             return variables(body)
-        last: dict[Any, Any] = {}
-        own: set[Any] = set()
+        last: dict[int, int] = {}
+        own: set[int] = set()
         for binding in bindings(body):
-            own.add(binding.var)
+            variable = hash(binding.var)
+            own.add(variable)
             value = binding.value
             if is_kill(value):
                 self._killed.update(variables(value))
                 continue
             for used in self._used(value):
-                last[used] = binding.var
+                last[used] = variable
         outer = set(last) - own
         for used in variables(body.body):
             if used in own:
                 last.pop(used, None)
             else:
                 outer.add(used)
-        for used, binding_variable in last.items():
+        for used, variable in last.items():
             if used in own:
-                self._ends.setdefault(binding_variable, []).append(used)
+                self._ends.setdefault(variable, []).append(used)
         return outer
 
-    def _used(self, value: Any) -> set[Any]:
+    def _used(self, value: Any) -> set[int]:
         if isinstance(value, relax.If):
             return (
                 variables(value.cond)
@@ -74,21 +79,21 @@ class Usage:
                 | self._scope(value.false_branch)
             )
         if isinstance(value, relax.Function):
-            return self._scope(value.body) - set(value.params)
+            return self._scope(value.body) - {hash(parameter) for parameter in value.params}
         return variables(value)
 
 
-def variables(expr: Any) -> set[Any]:
+def variables(expr: Any) -> set[int]:
     """Return the variables of an expression that holds no bindings."""
     kind = type(expr)
     if kind is relax.Var or kind is relax.DataflowVar:
-        return {expr}
+        return {hash(expr)}
     if kind is relax.Call:
-        found: set[Any] = set()
+        found: set[int] = set()
         for argument in expr.args[:]:
             found |= variables(argument)
         if isinstance(expr.op, relax.Var):
-            found.add(expr.op)
+            found.add(hash(expr.op))
         return found
     if kind is relax.Tuple:
         return set().union(*(variables(field) for field in expr.fields[:]))
