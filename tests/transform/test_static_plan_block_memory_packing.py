@@ -76,9 +76,8 @@ def test_random_lifetimes_of_a_layered_model_lose_less_than_a_twentieth():
 
 
 def test_what_two_branches_need_is_not_added():
-    step = Step(
-        relax.VarBinding(relax.Var("y", relax.AnyType()), relax.prim_value(0)), BODY, 0, 1, 6
-    )
+    binding = relax.VarBinding(relax.Var("y", relax.AnyType()), relax.prim_value(0))
+    step = Step(binding, binding.var, binding.value, BODY, 0, 1, 6)
     then, other = (Region(step, 2 + 2 * i, path=((step, i),)) for i in range(2))
     items = [
         Item(100, Lifetime(((2, 3), (6, 9)), then)),

@@ -42,12 +42,13 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.contract import AllReduceFlag
-from tvm_ipc.transform.collectives import match_collective, own_allreduce
+from tvm_ipc.transform.collectives import own_allreduce
 from tvm_ipc.transform.memory.aliases import Allocation, ModuleFacts
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
-from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
+from tvm_ipc.transform.memory.program import Step
+from tvm_ipc.transform.memory.rewrite import dtype_of, replace
 from tvm_ipc.transform.report import collecting, note, note_plan
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
@@ -114,46 +115,32 @@ class StaticPlanBlockMemory:
 
 def _apply(plan: Plan) -> relax.Function:
     """Return the function with the storages of the plan."""
-    program = plan.facts.program
-    variables: dict[Storage, Any] = {}
-    before: dict[Any, list[Storage]] = {}
-    after: dict[Any, list[Storage]] = {}
-    planned: dict[Any, Allocation] = {}
-    flagged = _flags(plan)
-    for number, storage in enumerate(plan.storages):
-        variables[storage] = relax.Var(f"storage{number or ''}", relax.AnyType())
-        before.setdefault(storage.before.binding.var, []).append(storage)
-        if storage.kill_after is not None:
-            after.setdefault(storage.kill_after.binding.var, []).append(storage)
+    variables = {
+        storage: relax.Var(f"storage{number or ''}", relax.AnyType())
+        for number, storage in enumerate(plan.storages)
+    }
+    bindings: dict[Step, list[relax.Binding]] = {}
     for allocation in plan.place:
-        planned[allocation.step.binding.var] = allocation
-
-    def change(binding: relax.Binding) -> list[relax.Binding] | None:
-        var = binding.var
-        allocation = planned.get(var)
-        first, last = before.get(var, ()), after.get(var, ())
-        if allocation is None and not first and not last and var not in flagged:
-            return None
-        bindings = [_alloc_storage(plan, variables[storage], storage) for storage in first]
-        if allocation is not None:
-            bindings.append(_alloc_tensor(plan, variables, allocation))
-        elif var in flagged:
-            bindings.append(_allreduce(binding, flagged[var]))
-        else:
-            bindings.append(binding)
-        bindings += [_kill_storage(variables[storage]) for storage in last]
-        return bindings
-
-    function = rewrite(program.function, change)
+        bindings[allocation.step] = [_alloc_tensor(plan, variables, allocation)]
+    for step, flags in _flags(plan).items():
+        bindings[step] = [_allreduce(step, flags)]
+    for storage in reversed(plan.storages):
+        first = bindings.setdefault(storage.before, [storage.before.binding])
+        first.insert(0, _alloc_storage(plan, variables[storage], storage))
+    for storage in plan.storages:
+        if storage.kill_after is not None:
+            last = bindings.setdefault(storage.kill_after, [storage.kill_after.binding])
+            last.append(_kill_storage(variables[storage]))
+    function = replace(plan.facts.program, bindings)
     return function.without_attr(_DYNAMIC_OUTPUT) if plan.drops_attribute else function
 
 
-def _flags(plan: Plan) -> dict[Any, AllReduceFlag]:
-    """Return the flags of all-reduces that have other ones now, by the variable of the binding."""
+def _flags(plan: Plan) -> dict[Step, AllReduceFlag]:
+    """Return the flags of the all-reduces that have other ones now."""
     barrier = AllReduceFlag.NO_EXIT_BARRIER
     flags = {}
     for step in [*plan.without_barrier, *plan.with_barrier]:
-        collective = match_collective(step.binding.value)
+        collective = step.collective
         assert collective is not None and collective.allreduce is not None
         given = collective.allreduce.flags
         if step in plan.without_barrier:
@@ -163,16 +150,15 @@ def _flags(plan: Plan) -> dict[Any, AllReduceFlag]:
         else:
             continue
         if wanted != given:
-            flags[step.binding.var] = wanted
+            flags[step] = wanted
     return flags
 
 
-def _allreduce(binding: relax.Binding, flags: AllReduceFlag) -> relax.Binding:
-    collective = match_collective(binding.value)
-    assert collective is not None
-    call = own_allreduce(collective, flags)
-    call = relax.Call(call.op, call.args, call.attrs, binding.value.ty_args)
-    return relax.VarBinding(binding.var, typed(call, binding.value.ty), binding.span)
+def _allreduce(step: Step, flags: AllReduceFlag) -> relax.Binding:
+    assert step.collective is not None
+    call = own_allreduce(step.collective, flags)
+    call = relax.Call(call.op, call.args, call.attrs, step.value.ty_args, None, step.value.ty)
+    return relax.VarBinding(step.var, call, step.binding.span)
 
 
 def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:
@@ -183,19 +169,18 @@ def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:
         tvm.ir.StringImm(storage.scope),
         dtype_of("uint8"),
     ]
-    return relax.VarBinding(var, typed(relax.Call(_STORAGE, arguments), relax.AnyType()))
+    return relax.VarBinding(var, relax.Call(_STORAGE, arguments, ret_ty=relax.AnyType()))
 
 
 def _alloc_tensor(plan: Plan, variables: dict[Storage, Any], allocation: Allocation) -> Any:
     storage, offset = plan.place[allocation]
-    tensor = plan.tensors[allocation]
-    binding = allocation.step.binding
+    step = allocation.step
+    shape, dtype, device, *_ = plan.tensors[allocation].arguments
     at = plan.sizes.expr(offset, storage.size.unit)
-    _shape, dtype, device, *_ = allocation.call.args[:]
-    call = relax.Call(_TENSOR, [variables[storage], at, tensor.shape, dtype, device])
-    return relax.VarBinding(binding.var, typed(call, binding.var.ty), binding.span)
+    call = relax.Call(_TENSOR, [variables[storage], at, shape, dtype, device], ret_ty=step.var.ty)
+    return relax.VarBinding(step.var, call)
 
 
 def _kill_storage(var: Any) -> relax.Binding:
     nothing = tvm.ir.TupleType([])
-    return relax.VarBinding(relax.Var("_", nothing), typed(relax.Call(_KILL, [var]), nothing))
+    return relax.VarBinding(relax.Var("_", nothing), relax.Call(_KILL, [var], ret_ty=nothing))

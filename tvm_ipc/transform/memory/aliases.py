@@ -19,6 +19,7 @@ from tvm_ipc.transform.collectives import match_collective
 from tvm_ipc.transform.memory.program import Program, Region, Step, linearise
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+_ALLOC_TENSOR_ADDRESS = _ALLOC_TENSOR.__chandle__()
 _CALL_TIR_DYN = tvm.ir.Op.get("relax.vm.call_tir_dyn")
 _VIEWS = {
     tvm.ir.Op.get(name).name
@@ -36,7 +37,7 @@ _KEEPERS = {
 _COPIERS = ("vm.builtin.attention_kv_cache_", "vm.builtin.rnn_state_")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Use:
     """A value in the memory of a root is read or written."""
 
@@ -75,17 +76,20 @@ class Allocation(Root):
     @property
     def call(self) -> Any:
         """The call that allocates."""
-        return self.step.binding.value
+        return self.step.value
 
     @property
     def name(self) -> str:
         """The name of its variable."""
-        return str(self.step.binding.var.name)
+        return str(self.step.var.name)
 
 
 #: The roots of a value, or of each field of a tuple.
 Value: TypeAlias = "frozenset[Root] | tuple[Value, ...]"
 _NOTHING: frozenset[Root] = frozenset()
+#: By the address of a variable, which the function keeps where it is: hashing it is slow.
+Values: TypeAlias = "dict[int, Value]"
+_VARIABLES = frozenset((tvm.ir.Var, relax.DataflowVar))
 
 
 @dataclass
@@ -95,7 +99,8 @@ class Facts:
     program: Program
     parameters: list[Parameter]
     allocations: list[Allocation]
-    values: dict[Any, Value]
+    values: Values
+    collectives: list[Step]  #: in the order of the program
 
     def roots(self, expr: relax.Expr) -> frozenset[Root]:
         """Return what the value of an argument may lie in."""
@@ -137,16 +142,17 @@ def leaves(value: Value) -> Iterator[Root]:
         yield from value
 
 
-def _value(values: dict[Any, Value], expr: relax.Expr) -> Value:
-    if isinstance(expr, tvm.ir.Var):
-        return values.get(expr, _NOTHING)
-    if isinstance(expr, relax.Tuple):
+def _value(values: Values, expr: relax.Expr) -> Value:
+    kind = type(expr)
+    if kind in _VARIABLES:
+        return values.get(expr.__chandle__(), _NOTHING)
+    if kind is relax.Tuple:
         return tuple(_value(values, part) for part in expr.fields[:])
-    if isinstance(expr, relax.TupleGetItem):
+    if kind is relax.TupleGetItem:
         value = _value(values, expr.tuple_value)
         return value[int(expr.index)] if isinstance(value, tuple) else value
-    if isinstance(expr, relax.Call):  # not in normal form
-        return frozenset(root for part in expr.args for root in leaves(_value(values, part)))
+    if kind is relax.Call:  # not in normal form
+        return frozenset(root for part in expr.args[:] for root in leaves(_value(values, part)))
     return _NOTHING
 
 
@@ -162,19 +168,21 @@ class _Walk:
     def __init__(self, module: ModuleFacts, program: Program) -> None:
         self._module = module
         self._program = program
-        self._values: dict[Any, Value] = {}
+        self._values: Values = {}
+        self._kernels: set[int] = set()  # by address, as values are
         self._allocations: list[Allocation] = []
+        self._collectives: list[Step] = []
 
     def run(self) -> Facts:
         function = self._program.function
         parameters = [Parameter() for _ in function.params]
         for var, parameter in zip(function.params, parameters, strict=True):
-            self._values[var] = frozenset([parameter])
+            self._values[var.__chandle__()] = frozenset([parameter])
         self._region(self._program.body)
         for root in leaves(self._result(function.body)):
             root.returned = True
             root.plain = False
-        return Facts(self._program, parameters, self._allocations, self._values)
+        return Facts(self._program, parameters, self._allocations, self._values, self._collectives)
 
     def _result(self, body: relax.Expr) -> Value:
         if not isinstance(body, relax.SeqExpr):
@@ -182,15 +190,22 @@ class _Walk:
         return _value(self._values, body.body)
 
     def _region(self, region: Region) -> None:
+        values = self._values
         for step in region.steps:
-            self._values[step.binding.var] = self._step(step)
+            value = self._step(step)
+            if value:
+                values[step.var.__chandle__()] = value
 
     def _step(self, step: Step) -> Value:
-        value = step.binding.value
-        if isinstance(value, relax.Call):
+        value = step.value
+        kind = type(value)
+        if kind is relax.Call:
             return self._call(step, value)
-        if isinstance(value, relax.If):
+        if kind in _VARIABLES or kind is relax.Tuple or kind is relax.TupleGetItem:
+            return _value(self._values, value)
+        if kind is relax.If:
             self._use(step, value.cond, step.entry, plain=False)
+            step.region.crossings.append(step)
             results = []
             for region, body in zip(
                 step.branches, (value.true_branch, value.false_branch), strict=True
@@ -201,52 +216,61 @@ class _Walk:
             for root in leaves(joined):
                 root.plain = False
             return joined
-        if isinstance(value, (tvm.ir.Var, relax.Tuple, relax.TupleGetItem)):
-            return _value(self._values, value)
-        if isinstance(value, relax.Function):
+        if kind is relax.Function:
             self._keep_free(value, "a local function captures it")
-        elif isinstance(value, relax.SeqExpr):
+        elif kind is relax.SeqExpr:
             self._keep_free(value, "an expression that is not in normal form uses it")
         return _NOTHING
 
     def _call(self, step: Step, call: relax.Call) -> Value:
         op = call.op
+        address = op.__chandle__()
+        if address == _ALLOC_TENSOR_ADDRESS:
+            allocation = Allocation(step=step, number=len(self._allocations))
+            self._allocations.append(allocation)
+            return frozenset((allocation,))
+        if address in self._kernels:
+            self._use_all(step, call.args[:])
+            return _NOTHING
         if isinstance(op, tvm.ir.Op):
             return self._operator(step, call)
         if isinstance(op, relax.ExternFunc):
-            self._use_all(step, call.args[:])
-            name = str(op.global_symbol)
-            if name == "vm.builtin.reshape":
-                return _value(self._values, call.args[0])
-            if name.startswith(_COPIERS):
-                return _NOTHING
-            if match_collective(call) is not None or not _holds_tensor(step.binding.var.ty):
-                return _NOTHING
-            return frozenset(self._leaves(call.args[:]))
+            return self._packed(step, call, str(op.global_symbol))
         function = self._module.function(op)
         if isinstance(function, tirx.PrimFunc):
+            self._kernels.add(address)
             self._use_all(step, call.args[:])
             return _NOTHING
         if isinstance(function, relax.Function):
+            step.region.crossings.append(step)
             return self._relax_call(step, call, str(op.name_hint))
         self._use_all(step, call.args[:], plain=False)
         for root in self._leaves(call.args[:]):
             root.keep("it is given to a function that is not known here")
         return _NOTHING
 
+    def _packed(self, step: Step, call: relax.Call, name: str) -> Value:
+        self._use_all(step, call.args[:])
+        if name == "vm.builtin.reshape":
+            return _value(self._values, call.args[0])
+        step.collective = match_collective(call)
+        if step.collective is not None:
+            self._collectives.append(step)
+            step.region.crossings.append(step)
+            return _NOTHING
+        if name.startswith(_COPIERS) or not _holds_tensor(step.var.ty):
+            return _NOTHING
+        return frozenset(self._leaves(call.args[:]))
+
     def _operator(self, step: Step, call: relax.Call) -> Value:
         name = call.op.name
-        if call.op.same_as(_ALLOC_TENSOR):
-            allocation = Allocation(step=step, number=len(self._allocations))
-            self._allocations.append(allocation)
-            return frozenset([allocation])
         if name in _VIEWS:
             return _value(self._values, call.args[0])
         if call.op.same_as(_CALL_TIR_DYN):
             self._use_all(step, call.args[1].fields[:])
             return _NOTHING
         self._use_all(step, call.args[:], plain=False)
-        if name in _KEEPERS or _holds_tensor(step.binding.var.ty):
+        if name in _KEEPERS or _holds_tensor(step.var.ty):
             for root in self._leaves(call.args[:]):
                 root.keep(f"it is given to the operator {name}")
         return _NOTHING
@@ -279,17 +303,20 @@ class _Walk:
             self._use(step, argument, step.entry, plain=plain)
 
     def _use(self, step: Step, expr: relax.Expr, event: int, *, plain: bool) -> None:
-        for root in leaves(_value(self._values, expr)):
+        value = _value(self._values, expr)
+        if not value:
+            return
+        for root in leaves(value):
+            if not isinstance(root, Allocation):
+                continue  # of what the caller passed only who keeps it matters
             root.uses.append(Use(step, event, step.region))
-            if not plain or (
-                isinstance(root, Allocation)
-                and (root.step.region, root.step.block) != (step.region, step.block)
-            ):
+            home = root.step
+            if not plain or home.region is not step.region or home.block != step.block:
                 root.plain = False
 
     def _keep_free(self, expr: relax.Expr, reason: str) -> None:
         for var in relax.analysis.free_vars(expr):
-            for root in leaves(self._values.get(var, _NOTHING)):
+            for root in leaves(self._values.get(var.__chandle__(), _NOTHING)):
                 root.keep(reason)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ipc.transform.collectives import match_collective
 from tvm_ipc.transform.memory.aliases import Allocation
+from tvm_ipc.transform.memory.barriers import GroupKey
 from tvm_ipc.transform.memory.lifetimes import lifetime
+from tvm_ipc.transform.memory.packing import Item, most_live
 from tvm_ipc.transform.memory.plan import Plan, Tensor, describe
 from tvm_ipc.transform.memory.program import Step
 from tvm_ipc.transform.memory.sizes import Size, plain
@@ -32,7 +33,7 @@ def decisions(plan: Plan) -> list[Decision]:
         Decision(
             PASS,
             program.name,
-            str(match_collective(program.events[index].binding.value)),
+            str(program.events[index].collective),
             verdict,
             reason,
         )
@@ -44,10 +45,15 @@ def function_plan(plan: Plan) -> FunctionPlan:
     """Return the storages, tensors and events of a plan."""
     program = plan.facts.program
     number = {storage: index for index, storage in enumerate(plan.storages)}
+    groups: dict[GroupKey, list[Item]] = {}
+    for tensor in plan.tensors.values():
+        if tensor.allocation.kept is None and not tensor.allocation.returned:
+            item = Item(tensor.size.factor, lifetime(tensor.allocation))
+            groups.setdefault(tensor.group, []).append(item)
     bounds: dict[str, int] = {}
-    for (scope, _, _), bound in plan.lower_bound.items():
-        bounds[scope] = bounds.get(scope, 0) + bound
-    symbolic = {scope for scope, _, unit in plan.lower_bound if unit != 0}
+    for (scope, _, _), items in groups.items():
+        bounds[scope] = bounds.get(scope, 0) + most_live(items)
+    symbolic = {scope for scope, _, unit in groups if unit != 0}
     return FunctionPlan(
         program.name,
         tuple(
@@ -94,19 +100,19 @@ def _tensor(plan: Plan, allocation: Allocation, number: dict[Any, int]) -> Plann
 
 def _event(plan: Plan, step: Step, index: int) -> Event:
     if step.branches and index == step.entry:
-        return Event(f"if {_name(step.binding.value.cond)}:")
-    collective = match_collective(step.binding.value)
+        return Event(f"if {_name(step.value.cond)}:")
+    collective = step.collective
     barrier = None
     if step in plan.without_barrier:
         barrier = "left out"
     elif step in plan.with_barrier:
         barrier = "kept"
-    text = f"{step.binding.var.name} = {_expression(step)}"
+    text = f"{step.var.name} = {_expression(step)}"
     return Event(text, None if collective is None else str(collective), barrier)
 
 
 def _expression(step: Step) -> str:
-    value = step.binding.value
+    value = step.value
     if step.branches:
         return "what the branch gives"
     if isinstance(value, relax.Call):
@@ -140,12 +146,12 @@ def _name(expr: Any) -> str:
 
 
 def _meeting(step: Step) -> str:
-    collective = match_collective(step.binding.value)
+    collective = step.collective
     if collective is not None:
         return f"the {collective}"
     if step.branches:
-        return f"both branches that give {step.binding.var.name} have met"
-    return f"{_name(step.binding.value.op)} has returned"
+        return f"both branches that give {step.var.name} have met"
+    return f"{_name(step.value.op)} has returned"
 
 
 def _bytes(size: Size) -> int | None:

@@ -7,14 +7,14 @@ in the other branch. It begins with the first use, not with the allocation, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_ipc.transform.memory.aliases import Allocation
 from tvm_ipc.transform.memory.program import Region, common_region, exclusive
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Lifetime:
     """Spans of events, first and last included, in order and apart."""
 
@@ -42,25 +42,24 @@ class Lifetime:
         return any(a <= d and c <= b for a, b in self.spans for c, d in other.spans)
 
 
-def lifetime(allocation: Allocation, more: Iterable[tuple[int, Region]] = ()) -> Lifetime:
+def lifetime(allocation: Allocation, more: Sequence[tuple[int, Region]] = ()) -> Lifetime:
     """Return the lifetime, extended to more (event, region) pairs.
 
     Their regions are that of a use or one around it.
     """
     home = allocation.step.region
-    uses = [(use.event, use.region) for use in allocation.uses]
+    uses = allocation.uses  # in the order of the program
     if not uses:
         start = allocation.step.index
         return Lifetime(((start, start),), home)
-    uses += more
+    if not more and all(use.region is home for use in uses):
+        return Lifetime(((uses[0].event, uses[-1].event),), home)
     last: dict[int, tuple[int, Region]] = {}
-    for event, region in uses:
+    for event, region in [*((use.event, use.region) for use in uses), *more]:
         known = last.get(id(region))
         if known is None or known[0] < event:
             last[id(region)] = (event, region)
-    start = min(_within(event, region, home) for event, region in uses)
-    if len(last) == 1 and id(home) in last:
-        return Lifetime(((start, last[id(home)][0]),), home)
+    start = _within(uses[0].event, uses[0].region, home)
     spans: list[tuple[int, int]] = []
     for event, region in last.values():
         spans += _path(start, home, event, region)

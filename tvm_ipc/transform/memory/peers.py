@@ -13,13 +13,14 @@ of the module is one if each of its paths has one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.transform.collectives import Collective, match_collective
+from tvm_ipc.transform.collectives import Collective
 from tvm_ipc.transform.memory.aliases import Allocation, Facts, ModuleFacts, Root
 from tvm_ipc.transform.memory.program import Region, Step
 from tvm_ipc.transform.memory.writes import read_only
@@ -57,14 +58,15 @@ class Meetings:
     def after(self, step: Step, in_group: bool) -> Step | None:
         """Return the next binding after `step` that all paths pass and that suffices."""
         region = step.region
-        at = _place(step)
         while True:
-            for place in range(at + 1, len(region.steps)):
-                if in_group in self.of(region.steps[place]):
-                    return region.steps[place]
+            for place in range(
+                bisect_right(region.crossings, step.index, key=_index), len(region.crossings)
+            ):
+                if in_group in self.of(region.crossings[place]):
+                    return region.crossings[place]
             if region.parent is None:
                 return None
-            at, region = _place(region.parent), region.parent.region
+            step, region = region.parent, region.parent.region
 
     def of(self, step: Step) -> frozenset[bool]:
         """Return what passing a binding suffices for."""
@@ -73,20 +75,15 @@ class Meetings:
         return self._steps[step]
 
     def _of(self, step: Step) -> frozenset[bool]:
-        value = step.binding.value
         if step.branches:
             then, other = (self._region(region) for region in step.branches)
             return then & other
-        if not isinstance(value, relax.Call):
+        collective = step.collective
+        if collective is None:
+            return self._function(str(step.value.op.name_hint))
+        if not collective.is_meeting:
             return _NOBODY
-        collective = match_collective(value)
-        if collective is not None:
-            if not collective.is_meeting:
-                return _NOBODY
-            return _GROUP if collective.in_group else _EVERYBODY
-        if isinstance(self._module.function(value.op), relax.Function):
-            return self._function(str(value.op.name_hint))
-        return _NOBODY
+        return _GROUP if collective.in_group else _EVERYBODY
 
     def _function(self, name: str) -> frozenset[bool]:
         if name not in self._passed:
@@ -98,7 +95,7 @@ class Meetings:
 
     def _region(self, region: Region) -> frozenset[bool]:
         passed = _NOBODY
-        for step in region.steps:
+        for step in region.crossings:
             passed |= self.of(step)
             if passed == _EVERYBODY:
                 break
@@ -106,12 +103,11 @@ class Meetings:
 
     def writes(self, facts: Facts, step: Step, roots: frozenset[Root]) -> bool:
         """Whether a binding may write into the roots."""
-        call = step.binding.value
+        call = step.value
         if not isinstance(call, relax.Call):
             return False
-        collective = match_collective(call)
-        if collective is not None:
-            return bool(facts.roots(collective.recv) & roots)
+        if step.collective is not None:
+            return bool(facts.roots(step.collective.recv) & roots)
         arguments = call.args
         callee = call.op
         if isinstance(callee, tvm.ir.Op):
@@ -135,27 +131,16 @@ class Meetings:
         return self._read_only[name]
 
 
-def _place(step: Step) -> int:
-    """Return the place of a step among those of its region, which are in order."""
-    steps = step.region.steps
-    low, high = 0, len(steps)
-    while low < high:
-        middle = (low + high) // 2
-        if steps[middle].index < step.index:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _index(step: Step) -> int:
+    return step.index
 
 
 def chances(facts: Facts, meetings: Meetings) -> tuple[list[Chance], dict[Step, str]]:
     """Return the barriers that can be left out, and for the other ones why they cannot."""
     found: list[Chance] = []
     kept: dict[Step, str] = {}
-    for step in facts.program.events:
-        if step.branches or not isinstance(step.binding.value, relax.Call):
-            continue
-        collective = match_collective(step.binding.value)
+    for step in facts.collectives:
+        collective = step.collective
         if collective is None or not collective.reads_peers:
             continue
         chance = _chance(facts, meetings, step, collective)
@@ -187,7 +172,7 @@ def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective
     for allocation in inputs:
         for use in allocation.uses:
             if step.index < use.event <= meeting.index and meetings.writes(facts, use.step, roots):
-                name = use.step.binding.var.name
+                name = use.step.var.name
                 return f"binding {name} may write into its input before the next meeting"
     return Chance(step, collective, inputs, meeting)
 

@@ -36,7 +36,7 @@ class Tensor:
     """An allocation that is planned."""
 
     allocation: Allocation
-    shape: Any
+    arguments: list[Any]  #: shape, dtype, device, scope
     dtype: str
     scope: str
     device: int
@@ -91,7 +91,6 @@ class Plan:
     #: All-reduces that do without their exit barrier, with the meeting that stands for it
     without_barrier: dict[Step, Chance] = field(default_factory=dict)
     with_barrier: dict[Step, str] = field(default_factory=dict)  #: the others, with the reason
-    lower_bound: dict[GroupKey, int] = field(default_factory=dict)
     drops_attribute: bool = False
 
 
@@ -111,9 +110,6 @@ def plan_function(
         for tensor in tensors:
             allocation = tensor.allocation
             plan.lifetimes[allocation] = lifetime(allocation, ends.get(allocation, ()))
-        plan.lower_bound[key] = most_live(
-            [Item(tensor.size.factor, lifetime(tensor.allocation)) for tensor in tensors]
-        )
         for block in arrange(tensors, plan.lifetimes, alignment, ends).blocks:
             _settle(plan, key, block)
     for tensor in outputs:
@@ -207,7 +203,8 @@ def _pooled(tensors: list[Tensor], items: list[Item], ends: Until) -> Arrangemen
         Block(one.size, {tensors[planned[member]].allocation: 0 for member in one.members})
         for one in found
     ]
-    alone = [item for index, item in enumerate(items) if index not in set(planned)]
+    apart = set(range(len(items))).difference(planned)
+    alone = [items[index] for index in apart]
     return Arrangement(sum(block.size for block in blocks) + most_live(alone), blocks)
 
 
@@ -232,7 +229,7 @@ def _sort(plan: Plan) -> list[Tensor]:
         else:
             plan.tensors[allocation] = tensor
             continue
-        if tensor is not None and dynamic_output and not _static(tensor.shape):
+        if tensor is not None and dynamic_output and not _static(tensor.arguments[0]):
             del plan.unplanned[allocation]
             outputs.append(tensor)
     return outputs
@@ -240,14 +237,14 @@ def _sort(plan: Plan) -> list[Tensor]:
 
 def describe(sizes: Sizes, allocation: Allocation) -> Tensor | None:
     """Return what an allocation asks for, if that is known."""
-    shape, dtype, device, *scope = allocation.call.args[:]
-    if not isinstance(shape, relax.ShapeExpr) or not isinstance(device, tirx.IntImm):
+    arguments = allocation.call.args[:]
+    shape, dtype, device, *scope = arguments
+    if type(shape) is not relax.ShapeExpr or type(device) is not tirx.IntImm:
         return None
     name = str(scope[0].value) if scope else "global"
     kind = dtype.value
-    return Tensor(
-        allocation, shape, str(kind), name, int(device.value), sizes.of(shape.values, kind)
-    )
+    size = sizes.of(shape.values[:], kind)
+    return Tensor(allocation, arguments, str(kind), name, int(device.value), size)
 
 
 def _static(shape: Any) -> bool:

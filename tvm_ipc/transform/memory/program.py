@@ -14,8 +14,11 @@ Only one of two sibling regions runs. Relax has no loops: events run in order, e
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tvm import relax
+
+from tvm_ipc.transform.collectives import Collective
 
 
 @dataclass(eq=False)
@@ -26,6 +29,8 @@ class Region:
     begin: int  #: the first event
     end: int = -1  #: the last event, `begin - 1` where there is none
     steps: list[Step] = field(default_factory=list)
+    #: Those of them in which ranks may meet: collectives, calls of Relax functions, ifs
+    crossings: list[Step] = field(default_factory=list)
     #: The ifs around it, from outside in, and which branch of each
     path: tuple[tuple[Step, int], ...] = ()
 
@@ -34,16 +39,19 @@ class Region:
         return self.path[: len(other.path)] == other.path
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Step:
-    """One binding."""
+    """One binding. What it holds of the IR is here, since every look into the IR takes its time."""
 
     binding: relax.Binding
+    var: Any
+    value: Any
     region: Region
     block: int  #: which binding block of its region
     entry: int  #: the event at which it begins
     index: int  #: the event at which its value is there; another one only for an if
     branches: tuple[Region, ...] = ()
+    collective: Collective | None = None  #: what it calls, if it is one
 
 
 @dataclass(eq=False)
@@ -63,13 +71,13 @@ def linearise(name: str, function: relax.Function) -> Program:
     def enter(region: Region, body: relax.Expr) -> None:
         blocks = body.blocks if isinstance(body, relax.SeqExpr) else []
         for number, block in enumerate(blocks):
-            for binding in block.bindings[:]:
+            for binding in block.bindings[:]:  # a slice is made faster than an iteration
                 event = len(events)
-                step = Step(binding, region, number, event, event)
+                value = binding.value
+                step = Step(binding, binding.var, value, region, number, event, event)
                 events.append(step)
                 region.steps.append(step)
-                value = binding.value
-                if isinstance(value, relax.If):
+                if type(value) is relax.If:
                     branches = []
                     for branch, inner in enumerate((value.true_branch, value.false_branch)):
                         path = (*region.path, (step, branch))

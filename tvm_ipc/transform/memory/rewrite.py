@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.expr import _update_type
+
+from tvm_ipc.transform.memory.program import Program, Region, Step
 
 #: Returns what stands in place of a binding, in order; None where nothing changes.
 Change = Callable[[relax.Binding], Sequence[relax.Binding] | None]
@@ -73,3 +75,49 @@ def typed(expr: Any, ty: Any) -> Any:
 def dtype_of(name: str) -> Any:
     """Return a type of elements as an argument."""
     return tvm.ir.GenericConst(tvm.DataType(name), relax.AnyType())
+
+
+def replace(program: Program, bindings: Mapping[Step, Sequence[relax.Binding]]) -> relax.Function:
+    """Return the function with other bindings in place of some steps."""
+    touched: set[Region] = set()
+    for step in bindings:
+        region = step.region
+        while region not in touched:
+            touched.add(region)
+            if region.parent is None:
+                break
+            region = region.parent.region
+
+    def body(old: Any, region: Region) -> Any:
+        if region not in touched:
+            return old
+        blocks: list[list[relax.Binding]] = [[] for _ in old.blocks]
+        for step in region.steps:
+            if step.branches and not touched.isdisjoint(step.branches):
+                value = step.value
+                then, other = step.branches
+                new = relax.If(
+                    value.cond, body(value.true_branch, then), body(value.false_branch, other)
+                )
+                inner = relax.VarBinding(step.var, typed(new, value.ty), step.binding.span)
+            else:
+                inner = step.binding
+            new_ones = bindings.get(step)
+            if new_ones is None:
+                blocks[step.block].append(inner)
+            else:
+                blocks[step.block] += [inner if one is step.binding else one for one in new_ones]
+        made = [type(block)(new, block.span) for block, new in zip(old.blocks, blocks, strict=True)]
+        return typed(relax.SeqExpr(made, old.body, old.span), old.ty)
+
+    function = program.function
+    if not touched:
+        return function
+    return relax.Function(
+        function.params,
+        body(function.body, program.body),
+        function.ret_ty,
+        function.is_pure,
+        function.attrs,
+        function.span,
+    )

@@ -11,6 +11,7 @@ by name; an extent with an upper bound counts as that bound.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -43,6 +44,8 @@ class Sizes:
     """Sizes of the tensors of one function."""
 
     def __init__(self, name: str, function: relax.Function) -> None:
+        self._sizes: dict[tuple[Any, ...], Size] = {}
+        self._built: dict[tuple[int, int], Any] = {}
         self._atoms: list[Any] = []
         self._atom_of: dict[int, list[int]] = {}
         self._units: dict[frozenset[tuple[tuple[int, ...], int]], int] = {frozenset([((), 1)]): 0}
@@ -52,12 +55,17 @@ class Sizes:
         self._bounded: dict[int, list[tuple[Any, Any]]] = {}
         _bind(name, function, self._analyzer, self._domains)
 
-    def of(self, shape: Any, dtype: Any) -> Size:
+    def of(self, shape: Sequence[Any], dtype: Any) -> Size:
         """Return the bytes of a tensor, extents bounded where the function says so."""
-        product: _Polynomial = {(): (dtype.bits * dtype.lanes + 7) // 8}
-        for extent in shape:
-            product = _multiply(product, self._polynomial(self.bound(extent)))
-        return self._size(product)
+        # Most extents are numbers and variables, and most shapes are there many times.
+        key = (dtype, *(_key(extent) for extent in shape))
+        size = self._sizes.get(key)
+        if size is None:
+            product: _Polynomial = {(): (dtype.bits * dtype.lanes + 7) // 8}
+            for extent in shape:
+                product = _multiply(product, self._polynomial(self.bound(extent)))
+            size = self._sizes[key] = self._size(product)
+        return size
 
     def bound(self, extent: Any) -> Any:
         """Return the upper bound of an extent, or the extent if it has none."""
@@ -80,10 +88,14 @@ class Sizes:
 
     def expr(self, factor: int, unit: int) -> Any:
         """Return factor * unit as an expression of type int64."""
-        if unit == 0 or factor == 0:
-            return tirx.IntImm("int64", factor)
-        expr = self._exprs[unit]
-        return expr if factor == 1 else expr * tirx.IntImm("int64", factor)
+        built = self._built.get((factor, unit))
+        if built is None:
+            number = tirx.IntImm("int64", factor)
+            built = number if unit == 0 or factor == 0 else self._exprs[unit]
+            if unit != 0 and factor > 1:
+                built = built * number
+            self._built[factor, unit] = built
+        return built
 
     def text(self, factor: int, unit: int) -> str:
         """Return factor * unit for people to read."""
@@ -140,6 +152,11 @@ class Sizes:
         known.append(len(self._atoms))
         self._atoms.append(expr)
         return known[-1]
+
+
+def _key(extent: Any) -> Any:
+    """Return what tells extents apart: a number, or the address of what the function holds."""
+    return int(extent.value) if type(extent) is tirx.IntImm else (extent.__chandle__(),)
 
 
 def _multiply(one: _Polynomial, other: _Polynomial) -> _Polynomial:
