@@ -207,6 +207,22 @@ def test_an_entry_of_the_module_can_be_compiled_whole(compile_cpp, values):
     )
 
 
+def test_literals_that_nobody_calls_are_not_compiled():
+    builder = relax.BlockBuilder()
+    x = tensor("x", 4)
+    with builder.function("main", [x]):
+        builder.emit(literal(relax.op.exp, tensor("a", 4)))
+        inside = builder.emit(literal(relax.op.cos, tensor("a", 4)))
+        builder.emit_func_output(builder.emit(relax.Call(inside, [x])))
+
+    def compile_fn(given, options):
+        (function,) = functions(given).values()
+        assert "R.cos" in function.script()
+        return Compiled(declined=list(functions(given)))
+
+    assert set(functions(codegen(builder.get(), compile_fn))) == {"main"}
+
+
 def test_some_functions_are_compiled_and_the_rest_is_left_to_tvm(scaled, values):
     module = Elementwise.clone()
     other = literal(lambda a: relax.op.add(a, a), tensor("a", T.Var("k", "int64"), 4))

@@ -235,7 +235,7 @@ class _Outliner(PyExprMutator):  # type: ignore[misc]
             )
         global_var = self._table.global_var(closed.function, site)
         extra = closed.arguments()
-        if not isinstance(var, relax.DataflowVar):
+        if var is not None and not isinstance(var, relax.DataflowVar):
             # Where the variable is an output of its dataflow block, so is what it captured.
             extra = [
                 self.builder_.emit_output(one) if isinstance(one, relax.DataflowVar) else one

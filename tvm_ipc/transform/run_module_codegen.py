@@ -124,8 +124,9 @@ class RunModuleCodegen:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the module with the compiled functions."""
+        entries = {str(one.name_hint) for one in mod.get_global_vars()}
         mod = outline(mod, self._is_meant, self.cache)
-        mod = _without_entries(mod, self.compiler, self._is_meant)
+        mod = _without_unused(mod, self.compiler, self._is_meant, entries)
         given = self._functions(mod)
         if not given.get_global_vars():
             return mod
@@ -181,33 +182,36 @@ def _function_in(problem: Exception, given: tvm.IRModule) -> str:
     return f" on the function {named[0]!r}" if len(named) == 1 else ""
 
 
-def _without_entries(
-    mod: tvm.IRModule, compiler: str, is_meant: Callable[[object], bool]
+def _without_unused(
+    mod: tvm.IRModule, compiler: str, is_meant: Callable[[object], bool], entries: set[str]
 ) -> tvm.IRModule:
-    """Give functions that nobody calls a caller, which keeps their names."""
-    used = {
-        one
-        for function in mod.functions.values()
-        if isinstance(function, relax.Function)
-        for one, _ in used_global_vars(function)
-    }
-    entries = [
-        (global_var, function)
-        for global_var, function in mod.functions_items()
-        if is_meant(function) and global_var not in used
-    ]
-    if not entries:
-        return mod
+    """Drop literals that nobody called, and give entries a caller, which keeps their names."""
     result = mod.clone()
-    names = Names(str(one.name_hint) for one in mod.get_global_vars())
-    for global_var, function in entries:
-        name = names.fresh(f"{global_var.name_hint}_{compiler}")
-        names.take(name)
-        compiled = tvm.ir.GlobalVar(name)
-        relax.expr._update_type(compiled, function.ty)
-        result[compiled] = copy_with_new_vars(function).with_attr(GLOBAL_SYMBOL, name)
-        result[global_var] = _calling(compiled, function)
-    return result
+    while True:
+        used = {
+            one
+            for function in result.functions.values()
+            if isinstance(function, relax.Function)
+            for one, _ in used_global_vars(function)
+        }
+        unused = [
+            (global_var, function)
+            for global_var, function in result.functions_items()
+            if is_meant(function) and global_var not in used
+        ]
+        if not unused:
+            return result
+        names = Names(str(one.name_hint) for one in result.get_global_vars())
+        for global_var, function in unused:
+            if str(global_var.name_hint) not in entries:
+                del result[global_var]
+                continue
+            name = names.fresh(f"{global_var.name_hint}_{compiler}")
+            names.take(name)
+            compiled = tvm.ir.GlobalVar(name)
+            relax.expr._update_type(compiled, function.ty)
+            result[compiled] = copy_with_new_vars(function).with_attr(GLOBAL_SYMBOL, name)
+            result[global_var] = _calling(compiled, function)
 
 
 def _calling(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
