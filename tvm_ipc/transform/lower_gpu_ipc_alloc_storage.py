@@ -21,6 +21,7 @@ Runs after the memory plan (`StaticPlanBlockMemory`) and before `LowerAllocTenso
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tvm
@@ -28,7 +29,6 @@ from tvm import relax
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
 from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
 
@@ -55,13 +55,16 @@ class LowerGPUIPCAllocStorage:
             for global_var, function in mod.functions_items()
             if isinstance(function, relax.Function)
         }
+        changed = {}
         for global_var, function in functions.items():
-            _check(global_var.name_hint, function)
-        result = mod.clone()
-        for global_var, function in functions.items():
-            lowered = rewrite(function, _lower)
+            lowered = rewrite(function, partial(_lower, global_var.name_hint))
             if lowered is not function:
-                result.update_func(global_var, lowered)
+                changed[global_var] = lowered
+        if not changed:
+            return mod
+        result = mod.clone()
+        for global_var, function in changed.items():
+            result.update_func(global_var, function)
         return result
 
 
@@ -70,31 +73,28 @@ _TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 _TENSOR_OF_STORAGE = tvm.ir.Op.get("relax.memory.alloc_tensor")
 
 
-def _allocations(function: relax.Function) -> list[relax.Call]:
-    """Return the calls that name the scope."""
-    return [call for call in calls(function) if _names_the_scope(call)]
-
-
-def _check(name: str, function: relax.Function) -> None:
-    for call in _allocations(function):
-        if call.op not in (_STORAGE, _TENSOR):
-            raise TransformError(
-                f"LowerGPUIPCAllocStorage: function {name!r} has an allocation in "
-                f"{IPC_MEMORY!r} that is neither a relax.memory.alloc_storage nor a "
-                f"relax.builtin.alloc_tensor: {call}. Run this pass before LowerAllocTensor and "
-                "LowerRuntimeBuiltin"
-            )
-
-
-def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
+def _lower(function: str, binding: relax.Binding) -> list[relax.Binding] | None:
     call = binding.value
     if not isinstance(call, relax.Call):
         return None
-    if not _names_the_scope(call):
+    op = call.op
+    # Most calls are of kernels, or make a tensor of a storage; to look at arguments takes time.
+    if isinstance(op, tvm.ir.GlobalVar):
+        return None
+    if op.same_as(_TENSOR_OF_STORAGE):
         return lower_packed(binding)
-    if call.op == _STORAGE:
+    if not any(map(_is_ipc_memory, call.args[:])):
+        return None
+    if op.same_as(_STORAGE):
         size, _device, _scope, _dtype = call.args
         return [relax.VarBinding(binding.var, _alloc(size, dtype_of("uint8"), call.ty))]
+    if not op.same_as(_TENSOR):
+        raise TransformError(
+            f"LowerGPUIPCAllocStorage: function {function!r} has an allocation in "
+            f"{IPC_MEMORY!r} that is neither a relax.memory.alloc_storage nor a "
+            f"relax.builtin.alloc_tensor: {call}. Run this pass before LowerAllocTensor and "
+            "LowerRuntimeBuiltin"
+        )
     shape, dtype, device, _scope = call.args
     storage = relax.Var("storage", relax.AnyType())
     arguments = [storage, device, shape, dtype, relax.prim_value(0)]
@@ -103,11 +103,6 @@ def _lower(binding: relax.Binding) -> list[relax.Binding] | None:
         relax.VarBinding(storage, _alloc(shape, dtype, relax.AnyType())),
         relax.VarBinding(binding.var, typed(tensor, binding.var.ty), binding.span),
     ]
-
-
-def _names_the_scope(call: relax.Call) -> bool:
-    # Most calls are of kernels, and to look at arguments takes time.
-    return not isinstance(call.op, tvm.ir.GlobalVar) and any(map(_is_ipc_memory, call.args))
 
 
 def _is_ipc_memory(argument: relax.Expr) -> bool:
