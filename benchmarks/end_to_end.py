@@ -92,7 +92,7 @@ def keep_barriers(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
     return result
 
 
-def compile_contestant(name: str, config: Config, blas: bool | None) -> Any:
+def compile_contestant(name: str, config: Config, blas: bool) -> Any:
     workers = 1 if name == ONE else 2
     target = tvm.target.Target.from_device("cpu")
     passes = [tvm_ipc.get_pipeline(target, workers, blas=blas, schedule=schedule_kernels)]
@@ -105,7 +105,7 @@ def compile_contestant(name: str, config: Config, blas: bool | None) -> Any:
 
 
 @contextlib.contextmanager
-def generators(config: Config, blas: bool | None) -> Iterator[dict[str, Generator]]:
+def generators(config: Config, blas: bool) -> Iterator[dict[str, Generator]]:
     """Open a session for every contestant."""
     values = list(weights.make(config))
     with contextlib.ExitStack() as sessions:
@@ -182,7 +182,7 @@ def table(results: Results, label: str, options: argparse.Namespace) -> str:
         gain = [results.ratio(phase, name, TWO) - 1 for phase in ("prefill", "decode")]
         gains.append(f"{name}: {gain[0]:+.1%} and {gain[1]:+.1%} of the time of {TWO}")
     head = (
-        f"\n{label}: prompt of {options.prompt}, {options.tokens} tokens, {rounds} rounds; "
+        f"\n{label}{', OpenBLAS' if options.blas else ''}: prompt of {options.prompt}, {options.tokens} tokens, {rounds} rounds; "
         "{} of {} turns disturbed by other programs\n".format(*results.disturbed)
     )
     return "\n".join([head, layout(rows), *gains])
@@ -205,11 +205,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--patience", type=float, help="seconds to wait for quiet moments (120; quick: 20)")
     add("--prompt", type=int, default=PROMPT, help=f"tokens of the prompt ({PROMPT})")
     add("--tokens", type=int, default=TOKENS, help=f"tokens to generate ({TOKENS})")
-    add(
-        "--blas",
-        action=argparse.BooleanOptionalAction,
-        help="multiply with OpenBLAS or with TVM's kernels; by default OpenBLAS if it is installed",
-    )
+    add("--blas", action="store_true", help="multiply with OpenBLAS instead of TVM's kernels")
     add("--json", type=Path, help="a file for all times")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (9 if options.quick else 25)

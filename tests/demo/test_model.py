@@ -32,7 +32,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
 
 
 def generator(session: Any, config: Config) -> Generator:
-    executable = compile_model(config, session.num_workers, blas=False)
+    executable = compile_model(config, session.num_workers)
     return Generator(session, executable, config, list(weights.make(config)))
 
 

@@ -44,11 +44,11 @@ def compile_model(
     config: Config,
     workers: int,
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
-    blas: bool | None = None,
+    blas: bool = False,
 ) -> Any:
     """Return an executable of one of `workers` workers, for this machine's processor.
 
-    Its matrix products are OpenBLAS's where `blas`, or where that is installed if it is None.
+    Its matrix products are kernels of TVM as `schedule` has them, or OpenBLAS's.
     """
     if cc.get_cc() is None:
         raise IPCError(
@@ -69,7 +69,7 @@ def decisions(
     config: Config,
     workers: int,
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
-    blas: bool | None = None,
+    blas: bool = False,
 ) -> Decisions:
     """Return what the pipeline does with the model."""
     question = Question("the demo's decoder", "llvm", workers, strategy.name.lower(), {})

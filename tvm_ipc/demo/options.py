@@ -36,7 +36,7 @@ class Options:
     prompt_length: int = 128
     tokens: int = 32
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO
-    blas: bool | None = None
+    blas: bool = False
     threads: bool = False
     seed: int = 0
 
@@ -148,8 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--blas",
-        action=argparse.BooleanOptionalAction,
-        help="multiply with OpenBLAS or with TVM's kernels; by default OpenBLAS if it is installed",
+        action="store_true",
+        help="multiply with OpenBLAS (scipy-openblas64) instead of kernels of TVM",
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"
