@@ -181,9 +181,11 @@ def table(results: Results, label: str, options: argparse.Namespace) -> str:
     for name in (BARRIERS, ORDINARY):
         gain = [results.ratio(phase, name, TWO) - 1 for phase in ("prefill", "decode")]
         gains.append(f"{name}: {gain[0]:+.1%} and {gain[1]:+.1%} of the time of {TWO}")
+    kernels = ", OpenBLAS" if options.blas else ""
+    disturbed, turns = results.disturbed
     head = (
-        f"\n{label}{', OpenBLAS' if options.blas else ''}: prompt of {options.prompt}, {options.tokens} tokens, {rounds} rounds; "
-        "{} of {} turns disturbed by other programs\n".format(*results.disturbed)
+        f"\n{label}{kernels}: prompt of {options.prompt}, {options.tokens} tokens, {rounds} rounds; "
+        f"{disturbed} of {turns} turns disturbed by other programs\n"
     )
     return "\n".join([head, layout(rows), *gains])
 
