@@ -184,8 +184,8 @@ def table(results: Results, label: str, options: argparse.Namespace) -> str:
     kernels = ", OpenBLAS" if options.blas else ""
     disturbed, turns = results.disturbed
     head = (
-        f"\n{label}{kernels}: prompt of {options.prompt}, {options.tokens} tokens, {rounds} rounds; "
-        f"{disturbed} of {turns} turns disturbed by other programs\n"
+        f"\n{label}{kernels}: {options.prompt} tokens read, {options.tokens} written; "
+        f"{rounds} rounds; {disturbed} of {turns} turns disturbed by other programs\n"
     )
     return "\n".join([head, layout(rows), *gains])
 
