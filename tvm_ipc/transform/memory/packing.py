@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm_ipc.transform.memory.lifetimes import Lifetime
@@ -119,22 +119,18 @@ def _neighbours(items: Sequence[Item]) -> list[list[int]] | None:
     return [sorted(others) for others in result]
 
 
-def _orders(items: Sequence[Item], neighbours: list[list[int]]) -> list[list[int]]:
+def _orders(items: Sequence[Item], neighbours: list[list[int]]) -> Iterator[list[int]]:
+    """Yield orders in which to place the items; the first is nearly always good enough."""
     indices = range(len(items))
-    crowd = [
-        item.size + sum(items[other].size for other in others)
-        for item, others in zip(items, neighbours, strict=True)
-    ]
-    length = [sum(b - a + 1 for a, b in item.lifetime.spans) for item in items]
     first = [item.lifetime.first for item in items]
+    length = [sum(b - a + 1 for a, b in item.lifetime.spans) for item in items]
     size = [item.size for item in items]
-    return [
-        sorted(indices, key=lambda i: (-size[i], -length[i], first[i])),
-        sorted(indices, key=lambda i: first[i]),
-        sorted(indices, key=lambda i: (-size[i] * length[i], first[i])),
-        sorted(indices, key=lambda i: (-crowd[i], -size[i], first[i])),
-        sorted(indices, key=lambda i: (-length[i], -size[i], first[i])),
-    ]
+    yield sorted(indices, key=lambda i: (-size[i], -length[i], first[i]))
+    yield sorted(indices, key=lambda i: first[i])
+    yield sorted(indices, key=lambda i: (-size[i] * length[i], first[i]))
+    crowd = [size[index] + sum(size[i] for i in neighbours[index]) for index in indices]
+    yield sorted(indices, key=lambda i: (-crowd[i], -size[i], first[i]))
+    yield sorted(indices, key=lambda i: (-length[i], -size[i], first[i]))
 
 
 def _place(

@@ -169,16 +169,17 @@ def arrange(
     """Return the storages for the tensors of a group."""
     spans = [lifetimes[tensor.allocation] for tensor in tensors]
     items = [Item(tensor.size.factor, span) for tensor, span in zip(tensors, spans, strict=True)]
-    pooled = _pooled(tensors, items, ends)
-    if tensors[0].scope in PACKED_SCOPES:
-        packing = pack(items, alignment)
-        if packing.total <= pooled.size:
-            offsets = {
-                tensor.allocation: offset
-                for tensor, offset in zip(tensors, packing.offsets, strict=True)
-            }
-            return Arrangement(packing.total, [Block(packing.total, offsets)])
-    return pooled
+    if tensors[0].scope not in PACKED_SCOPES:
+        return _pooled(tensors, items, ends)
+    packing = pack(items, alignment)
+    if packing.total > most_live(items):
+        pooled = _pooled(tensors, items, ends)
+        if pooled.size < packing.total:
+            return pooled
+    offsets = {
+        tensor.allocation: offset for tensor, offset in zip(tensors, packing.offsets, strict=True)
+    }
+    return Arrangement(packing.total, [Block(packing.total, offsets)])
 
 
 def _pooled(tensors: list[Tensor], items: list[Item], ends: Until) -> Arrangement:
