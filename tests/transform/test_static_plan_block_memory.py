@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import tvm
 from memory_programs import planned, prepared, run, storages
+from tvm import relax
 from tvm.relax import transform
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_ipc.transform import StaticPlanBlockMemory, collect_report, plan_memory
+from tvm_ipc.transform.memory.sizes import Sizes
 from tvm_ipc.transform.report import FunctionPlan
 
 UPSTREAM = transform.StaticPlanBlockMemory()
@@ -404,3 +406,13 @@ def test_the_plan_can_be_asked_for_alone():
     (plan,) = plan_memory(module)
     assert [storage.size.factor for storage in plan.storages] == [3 * 1024]
     assert module.script() == before
+
+
+def test_sizes_that_are_written_differently_are_equal():
+    n = tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((n,), "float32"))
+    function = relax.Function([x], relax.SeqExpr([], x), relax.TensorType((n,), "float32"))
+    sizes = Sizes("f", function)
+    quotient = tvm.tirx.Div(n * tvm.tirx.IntImm("int64", 3), tvm.tirx.IntImm("int64", 3))
+    dtype = tvm.DataType("float32")
+    assert sizes.of([quotient, n], dtype) == sizes.of([n, n], dtype) != sizes.of([n], dtype)

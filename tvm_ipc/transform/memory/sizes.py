@@ -133,15 +133,17 @@ class Sizes:
             total = term if total is None else total + term
         return total
 
-    def _polynomial(self, expr: Any) -> _Polynomial:
+    def _polynomial(self, expr: Any, simplified: bool = False) -> _Polynomial:
         if isinstance(expr, tirx.IntImm):
             return {(): int(expr.value)}
-        if isinstance(expr, tirx.Mul):
-            return _multiply(self._polynomial(expr.a), self._polynomial(expr.b))
-        if isinstance(expr, tirx.Add):
-            return _add(self._polynomial(expr.a), self._polynomial(expr.b), 1)
-        if isinstance(expr, tirx.Sub):
-            return _add(self._polynomial(expr.a), self._polynomial(expr.b), -1)
+        if isinstance(expr, (tirx.Mul, tirx.Add, tirx.Sub)):
+            one, other = self._polynomial(expr.a, simplified), self._polynomial(expr.b, simplified)
+            if isinstance(expr, tirx.Mul):
+                return _multiply(one, other)
+            return _add(one, other, 1 if isinstance(expr, tirx.Add) else -1)
+        if not simplified and not isinstance(expr, tvm.ir.Var):
+            # TVM's operators leave behind such as n * 3 / 3, which is as large as n.
+            return self._polynomial(self._analyzer.simplify(expr), True)
         return {(self._atom(expr),): 1}
 
     def _atom(self, expr: Any) -> int:
