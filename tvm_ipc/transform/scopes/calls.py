@@ -47,10 +47,13 @@ class Calls(Values):
         op = call.op
         if type(op) is tvm.ir.Op:
             return self.visit_operator(var, call, self.name_of(op))
-        if isinstance(op, relax.ExternFunc):
+        if type(op) is relax.ExternFunc:
             name = str(op.global_symbol)
             declared = declared_scopes(op)
-            self.visit_packed(name, enumerate(call.args), len(call.args), declared=declared)
+            if declared or name in self.registry.demands or self.private:
+                self.visit_packed(name, enumerate(call.args), len(call.args), declared=declared)
+            else:
+                self.defer(name, call)
             return self.packed_result(var, name)
         if isinstance(op, tvm.ir.GlobalVar):
             name = self.name_of(op)
@@ -59,8 +62,7 @@ class Calls(Values):
                 if any(self.primfuncs.scopes(name)):
                     self.visit_destination_passing(name, call)
                 else:
-                    place = (self.number, self.region, self.index)
-                    self.function.deferred.append(DeferredCall(*place, name, call))
+                    self.defer(name, call)
                 return None  # in destination-passing form there is no result
             if isinstance(callee, FunctionFacts):
                 return self.visit_relax_call(var, call, callee.value)
@@ -106,6 +108,11 @@ class Calls(Values):
         """Read a call of a PrimFunc that takes its outputs."""
         self.visit_primfunc(name, [(self.value_of(arg), (k,)) for k, arg in enumerate(call.args)])
 
+    def defer(self, name: str, call: relax.Call) -> None:
+        """Leave a call that demands nothing for later."""
+        place = (self.number, self.region, self.index)
+        self.function.deferred.append(DeferredCall(*place, name, call))
+
     def read_deferred(self) -> None:
         """Read the calls that were deferred."""
         for facts in self.program.functions:
@@ -113,7 +120,11 @@ class Calls(Values):
             deferred, facts.deferred = facts.deferred, []
             for call in deferred:
                 self.number, self.region, self.index = call.number, call.region, call.index
-                self.visit_destination_passing(call.name, call.call)
+                if type(call.call.op) is relax.ExternFunc:
+                    args = call.call.args
+                    self.visit_packed(call.name, enumerate(args), len(args))
+                else:
+                    self.visit_destination_passing(call.name, call.call)
 
     def visit_primfunc(
         self,

@@ -58,6 +58,7 @@ class _Collector(Calls):
                 self.globals[name] = facts
             else:
                 self.globals[name] = function
+        self.private = not all(facts.value.escapes for facts in self.program.functions)
         functions = [value for value in self.globals.values() if isinstance(value, FunctionFacts)]
         for facts in functions:
             self.change = change(facts.name) if change is not None else None
@@ -210,6 +211,7 @@ class _Collector(Calls):
     def visit_local_function(self, var: relax.Var, value: relax.Function) -> Value:
         facts = self.declare(f"{self.function.name}.{var.name}", value, local=True)
         self.values[hash(var)] = facts.value  # it may call itself
+        self.private = True
         region, index = self.region, self.index
         self.visit_function(facts, None)
         self.region, self.index = region, index

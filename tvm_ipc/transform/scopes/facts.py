@@ -120,7 +120,7 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeferredCall:
-    """A call of a PrimFunc that demands nothing; its operands are read only if it matters."""
+    """A call that demands nothing; its operands are read only if it matters."""
 
     number: int
     region: Region

@@ -38,6 +38,7 @@ class Values:
         self.values: dict[int, Value] = {}
         self._names: dict[int, str] = {}
         self.number = 0
+        self.private = False  #: whether there are functions whose callers may all be known
         self.function: FunctionFacts
         self.region: Region
         self.index = 0
