@@ -95,19 +95,30 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _run(options: Options) -> int:
+    import tvm
+
     from tvm_ipc.explain import page, text
     from tvm_ipc.explain.examine import Question, explain
     from tvm_ipc.explain.load import last_line
 
     source = options.module.name if options.module is not None else "the demo's decoder"
     question = Question(source, options.target, options.world_size, options.strategy, options.sizes)
+    try:
+        tvm.target.Target(options.target)
+    except Exception as error:  # of many kinds
+        raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
     mod = _module(options)
     try:
         explanation = explain(mod, question, barrier_budget=options.barrier_budget)
     except TransformError:
         raise
-    except Exception as error:  # of many kinds: a wrong target, a module that TVM cannot lower
-        raise UsageError(f"{last_line(error)} (more with --traceback)") from error
+    except Exception as error:  # of many kinds
+        if str(error).startswith("get_pipeline: "):
+            raise UsageError(str(error)) from error
+        raise UsageError(
+            f"TVM cannot lower {source} for {options.target}: {last_line(error)} "
+            "(more with --traceback)"
+        ) from error
     if options.text:
         print(text.render(explanation))
     if options.to_stdout:

@@ -35,8 +35,11 @@ def _body(body: Any, change: Change) -> Any:
         bindings: list[relax.Binding] = []
         same = True
         for binding in block.bindings[:]:
-            inner = _branches(binding, change)
+            inner = _inside(binding, change)
             replaced = change(binding)
+            if replaced is None and inner is binding:
+                bindings.append(binding)
+                continue
             if replaced is None:
                 replaced = [inner]
             elif inner is not binding:
@@ -50,14 +53,16 @@ def _body(body: Any, change: Change) -> Any:
     return typed(relax.SeqExpr(blocks, body.body, body.span), body.ty)
 
 
-def _branches(binding: relax.Binding, change: Change) -> relax.Binding:
+def _inside(binding: relax.Binding, change: Change) -> relax.Binding:
+    """Return the binding of the branches or the local function with their bindings changed."""
     value = binding.value
-    if isinstance(value, relax.Function):
+    kind = type(value)  # whether a TVM object is an instance of another class takes long to tell
+    if kind is relax.Function:
         inner = rewrite(value, change)
         if inner is value:
             return binding
         return relax.VarBinding(binding.var, inner, binding.span)
-    if not isinstance(value, relax.If):
+    if kind is not relax.If:
         return binding
     then, other = _body(value.true_branch, change), _body(value.false_branch, change)
     if then.same_as(value.true_branch) and other.same_as(value.false_branch):
