@@ -158,6 +158,46 @@ def test_a_closure_gets_its_variables_and_symbols_as_parameters():
     tvm.ir.assert_structural_equal(outline(Before), Expected)
 
 
+def test_symbols_that_no_parameter_defines_come_in_one_shape():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(
+            x: R.Tensor(("n", 4), "float32"),
+            y: R.Tensor(("n + 1", 4), "float32"),
+            z: R.Tensor("float32", ndim=1),
+        ):
+            n = T.int64()
+            k = T.int64()
+            known = R.match_cast(z, R.Tensor((k,), "float32"))
+
+            @R.function
+            def one(a: R.Tensor((n + 1, 4), "float32")) -> R.Tensor((n + 1, 4), "float32"):
+                R.func_attr({"Codegen": "cc"})
+                b = R.add(a, R.sum(known))
+                return b
+
+            @R.function
+            def two(a: R.Tensor((n + 1, 4), "float32")) -> R.Tensor((n + k, 4), "float32"):
+                R.func_attr({"Codegen": "cc"})
+                b = R.zeros(R.shape([n + k, 4]), "float32")
+                return b
+
+            r = one(y)
+            q = two(y)
+            return r, q
+
+    after = outline(Before)
+    names = [[param.name for param in after[f"main_cc_{i}"].params] for i in range(2)]
+    assert names == [["a", "known", "symbols"], ["a", "symbols"]]
+    assert [len(after[f"main_cc_{i}"].params[-1].ty.values) for i in range(2)] == [1, 2]
+    vm = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())
+    x, y, z = (np.ones(shape, "float32") for shape in ((2, 4), (3, 4), (5,)))
+    r, q = vm["main"](*map(tvm.runtime.tensor, (x, y, z)))
+    np.testing.assert_array_equal(r.numpy(), np.full((3, 4), 6))
+    assert q.shape == (7, 4)
+
+
 def test_a_literal_in_a_dataflow_block_is_outlined_with_what_the_block_hides():
     def body(builder, x):
         hidden = builder.emit(relax.op.exp(x), "hidden")
