@@ -124,7 +124,11 @@ TVM_IPC_INLINE void DotBlock(const float* x, int64_t ldx, const char* w, int64_t
   for (; i + kLanes <= k; i += kLanes) {
     Floats weights[kCols];
 #pragma GCC unroll 8
-    for (int c = 0; c < kCols; ++c) weights[c] = Format<type>::Load(w + c * stride + i * kSize);
+    for (int c = 0; c < kCols; ++c) {
+      const char* p = w + c * stride + i * kSize;
+      if (kCols > 1) __builtin_prefetch(p + kCols * stride, 0, 2);
+      weights[c] = Format<type>::Load(p);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       Floats value = Format<kFloat32>::Load((const char*)(x + r * ldx + i));
@@ -181,7 +185,9 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
     }
 #pragma GCC unroll 8
     for (int d = 0; d < kDepth; ++d) {
-      Floats weights = Format<type>::Load(w + d * stride + j * kSize);
+      const char* p = w + d * stride + j * kSize;
+      if (kDepth > 1) __builtin_prefetch(p + kDepth * stride, 0, 2);
+      Floats weights = Format<type>::Load(p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[r] += scale[r][d] * weights;
     }
