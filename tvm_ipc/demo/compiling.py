@@ -17,7 +17,6 @@ from tvm_ipc.demo.schedule import schedule_kernels
 from tvm_ipc.errors import IPCError
 from tvm_ipc.explain.examine import Memory, Question, explain
 from tvm_ipc.pipeline import get_pipeline
-from tvm_ipc.transform.report import Report
 
 
 @dataclass(frozen=True)
@@ -75,20 +74,18 @@ def decisions(
     question = Question("the demo's decoder", "llvm", workers, strategy.name.lower(), {})
     explanation = explain(model.build(config, workers), question, blas=blas)
     events = [event for plan in explanation.report.plans for event in plan.events]
+    verdicts = [
+        decision.verdict
+        for decision in explanation.report.decisions
+        if decision.pass_name == "IPCAllReduceRewrite"
+    ]
     return Decisions(
-        allreduces=2 * config.layers * 2 if workers > 1 else 0,
-        rewritten=_rewritten(explanation.report),
+        allreduces=len(verdicts),
+        rewritten=verdicts.count("rewritten"),
         without_barrier=sum(event.barrier == "left out" for event in events),
         memory=explanation.total(),
         blas=any(
             decision.subject == "BLAS" and decision.verdict == "used"
             for decision in explanation.report.decisions
         ),
-    )
-
-
-def _rewritten(report: Report) -> int:
-    return sum(
-        decision.pass_name == "IPCAllReduceRewrite" and decision.verdict == "rewritten"
-        for decision in report.decisions
     )
