@@ -35,6 +35,7 @@ from tvm_ipc import blas as blas_library
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
+    EraseMemoryScopes,
     IPCAllReduceRewrite,
     LowerExternCalls,
     LowerGPUIPCAllocStorage,
@@ -115,7 +116,7 @@ def get_pipeline(
         ("rewrite", [IPCAllReduceRewrite(int(strategy), num_groups=num_groups)]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
-        ("lower", [LowerGPUIPCAllocStorage()]),
+        ("lower", [LowerGPUIPCAllocStorage(), EraseMemoryScopes()]),
         ("finalize", finalize),
     ]
 

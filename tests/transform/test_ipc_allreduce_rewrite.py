@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -147,6 +148,119 @@ def test_a_parameter_is_copied_first():
 def test_twice_is_once():
     once = rewrite(Summed)
     tvm.ir.assert_structural_equal(rewrite(once), once)
+
+
+def reasons(module: tvm.IRModule, **options: int) -> list[tuple[str, str]]:
+    """What was decided of each all-reduce, and why."""
+    with collect_report() as report:
+        rewrite(module, **options)
+    decisions = [d for d in report.decisions if d.pass_name == "IPCAllReduceRewrite"]
+    return [(d.verdict, d.reason) for d in decisions]
+
+
+def reducing(dtype: str, kind: int, in_group: bool = True) -> tvm.IRModule:
+    @I.ir_module
+    class Module:
+        @R.function(pure=False)
+        def main(x: R.Tensor((8,), dtype), y: R.Tensor((8,), dtype)):
+            _ = R.call_packed(
+                "runtime.disco.allreduce", x, R.shape([kind]), R.prim_value(in_group), y
+            )
+            return R.tuple()
+
+    return Module
+
+
+def test_other_reductions_carry_what_they_reduce():
+    after = rewrite(reducing("float32", 3), 2)
+    call = after["main"].body.blocks[0].bindings[-1].value
+    assert str(call.op.global_symbol) == "tvm_ipc.allreduce"
+    assert [int(arg.value) for arg in call.args[1:5]] == [3, 0, 2, 0]  # max, all, two-shot, none
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+def test_with_groups_the_call_carries_the_group(in_group):
+    after = rewrite(reducing("float32", 0, in_group), 1, num_groups=2)
+    call = after["main"].body.blocks[0].bindings[-1].value
+    assert str(call.op.global_symbol) == "tvm_ipc.allreduce"
+    assert [int(arg.value) for arg in call.args[1:5]] == [0, in_group, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "reason"),
+    [
+        ("float8_e4m3fn", 0, "the runtime does not reduce float8_e4m3fn"),
+        ("bool", 4, "there is no average of bool"),
+        ("float32", 7, "its arguments are not those of an all-reduce"),
+    ],
+)
+def test_left_alone_because_the_runtime_cannot(dtype, kind, reason):
+    before = reducing(dtype, kind)
+    assert rewrite(before).same_as(before)
+    ((verdict, why),) = reasons(before)
+    assert verdict == "left alone" and why.startswith(reason)
+
+
+def test_left_alone_because_it_comes_too_early():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((8,), "float32")):
+            y = R.ccl.allreduce(x, "sum", False)
+            z = R.call_dps_packed(
+                "runtime.disco.allreduce",
+                (y, R.shape([0]), R.prim_value(0)),
+                out_ty=R.Tensor((8,), "float32"),
+            )
+            return z
+
+    assert rewrite(Before).same_as(Before)
+    assert reasons(Before) == [
+        ("left alone", "it is not lowered yet; run LegalizeOps before"),
+        ("left alone", "its output is not allocated; run CallTIRRewrite before"),
+    ]
+
+
+def test_left_alone_because_nothing_is_known_of_the_input():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(x: R.Tensor(dtype="float32"), y: R.Tensor((8,), "float32")):
+            _ = R.call_packed("runtime.disco.allreduce", x, R.shape([0]), R.prim_value(0), y)
+            return R.tuple()
+
+    assert rewrite(Before).same_as(Before)
+    assert reasons(Before)[0][1].startswith("the type of its input says not enough of it")
+
+
+def test_one_call_that_is_bound_twice_is_two_allocations():
+    """The same object stands for both, and only one is an input."""
+    ty = relax.TensorType((8,), "float32")
+    alloc = relax.op.builtin.alloc_tensor(relax.ShapeExpr([8]), "float32", 0, "global")
+    send, recv, done = relax.Var("send", ty), relax.Var("recv", ty), relax.Var("_", relax.AnyType())
+    args = [send, relax.ShapeExpr([0]), relax.prim_value(0), recv]
+    call = relax.Call(relax.ExternFunc("runtime.disco.allreduce"), args, ty_args=[relax.AnyType()])
+    pairs = [(send, alloc), (recv, alloc), (done, call)]
+    block = relax.BindingBlock([relax.VarBinding(*pair) for pair in pairs])
+    main = relax.Function([], relax.SeqExpr([block], recv), ty, is_pure=False)
+    module = tvm.IRModule({"main": main.with_attr("global_symbol", "main")})
+    bindings = rewrite(relax.transform.Normalize()(module))["main"].body.blocks[0].bindings
+    scopes = [str(binding.value.args[3].value) for binding in bindings[:2]]
+    assert scopes == ["ipc_memory", "global"]
+
+
+def test_the_result_does_not_depend_on_what_is_registered(run_python):
+    """Without our library, upstream's pass would change nothing."""
+    code = """
+import sys
+sys.path.insert(0, "tests/transform")
+import tvm
+from test_ipc_allreduce_rewrite import Summed, rewrite
+name = "runtime.disco.cuda_ipc.custom_allreduce"
+print(tvm.get_global_func(name, allow_missing=True) is None)
+print("custom_allreduce" in rewrite(Summed).script())
+"""
+    assert run_python(code, TVM_DEVICE_BACKEND_AUTOLOAD="0").split() == ["True", "True"]
 
 
 @pytest.mark.parametrize("strategy", [-1, 4, 1.5, "auto", None, True])

@@ -415,6 +415,38 @@ def test_refused_because_a_function_is_called_with_too_few_arguments():
         plan(module)
 
 
+def test_refused_because_nobody_knows_how_large_a_copy_is():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(y: R.Tensor((8,), "float32")):
+            x: R.Any = R.call_packed("theirs.receive", ty_args=(R.Any,))
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            return R.tuple()
+
+    with pytest.raises(TransformError, match=r"'main' x must be copied.*how large.*match_cast"):
+        plan(Before)
+
+
+def test_refused_because_the_module_lacks_what_it_calls():
+    r = relax.Var("r", relax.TensorType((8,), "float32"))
+    block = relax.BindingBlock([relax.VarBinding(r, relax.Call(tvm.ir.GlobalVar("f"), []))])
+    main = relax.Function([], relax.SeqExpr([block], r), r.ty).with_attr("global_symbol", "main")
+    with pytest.raises(TransformError, match="'main' calls 'f', which the module does not have"):
+        plan(tvm.IRModule({"main": main}))
+
+
+def test_refused_because_a_call_is_nested_in_another():
+    x = relax.Var("x", relax.TensorType((8,), "float32"))
+    inner = relax.Call(relax.ExternFunc("f"), [x], ret_ty=x.ty)
+    r = relax.Var("r", x.ty)
+    call = relax.Call(relax.ExternFunc("tvm_ipc.copy"), [inner, x], ret_ty=x.ty)
+    block = relax.BindingBlock([relax.VarBinding(r, call)])
+    main = relax.Function([x], relax.SeqExpr([block], r), x.ty).with_attr("global_symbol", "main")
+    with pytest.raises(TransformError, match=r"a call is nested in another one.*Normalize"):
+        plan(tvm.IRModule({"main": main}))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -117,7 +117,7 @@ class _Rewrite:
         if collective is None or collective.allreduce is None:
             self.leave("allreduce", f"its arguments are not those of an all-reduce: {call}")
             return None
-        reason = _obstacle(collective.send, collective.recv)
+        reason = _obstacle(collective.send, collective.recv, collective.allreduce.kind)
         if reason:
             self.leave(str(collective), reason)
             return None
@@ -146,7 +146,7 @@ class _Rewrite:
         self.decisions.append(Decision(_NAME, self.function, subject, verdict, reason))
 
 
-def _obstacle(send: relax.Expr, recv: relax.Expr) -> str:
+def _obstacle(send: relax.Expr, recv: relax.Expr, kind: ReduceKind) -> str:
     """Return why an all-reduce of a tensor stays with the ordinary function, or nothing."""
     for what, tensor in (("input", send), ("output", recv)):
         ty = tensor.ty
@@ -154,6 +154,8 @@ def _obstacle(send: relax.Expr, recv: relax.Expr) -> str:
             return f"the type of its {what} says not enough of it to allocate a copy: {ty}"
         if str(ty.dtype.dtype) not in _TYPES:
             return f"the runtime does not reduce {ty.dtype.dtype}"
+        if kind == ReduceKind.AVG and str(ty.dtype.dtype) == "bool":
+            return "there is no average of bool"
     return ""
 
 

@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import declared_scopes
-from tvm_ipc.transform.scopes.build import same_device
+from tvm_ipc.transform.scopes.build import device_of, same_device
 from tvm_ipc.transform.scopes.demands import GLOBAL, RESULT
 from tvm_ipc.transform.scopes.facts import (
     OUT,
@@ -237,6 +237,10 @@ class Calls(Values):
             name = self.check_scope(str(scope.value), f"the allocation of {var.name}")
             if name not in ("", GLOBAL):
                 self.program.fixed[result.leaf] = (name, f"was allocated there as {var.name}")
+            if self.devices and var.ty.vdevice is not None:
+                device = device_of(var.ty, self.devices)
+                if getattr(call.args[2], "value", None) != device:
+                    self.program.misplaced.append((result.leaf, self.region, self.index))
         return result
 
     def visit_move(self, var: relax.Var, call: relax.Call, name: str) -> Value:

@@ -191,6 +191,8 @@ class Program:
     allocs: dict[int, list[AllocSite]] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     functions: list[FunctionFacts] = field(default_factory=list)
+    #: Leaves, and where they are allocated on the number of a scope instead of its device's.
+    misplaced: list[tuple[int, Region, int]] = field(default_factory=list)
     opaque: bool = False  #: whether any scope is one that code must be compiled for
     changed: dict[Region, set[int]] = field(default_factory=dict)  #: bindings that were replaced
     hints: list[tuple[Region, int]] = field(default_factory=list)  #: annotations to take out

@@ -73,6 +73,8 @@ class Rewriter:
                 if scope not in (PLAIN, GLOBAL) and _scope_of(site.region, site.index) != scope:
                     scopes = self._at(site.region).scopes.setdefault(site.index, {})
                     scopes[site.output] = scope
+        for leaf, region, index in program.misplaced:
+            self._at(region).scopes[index] = {None: solution.scopes[leaf] or GLOBAL}
         for (region, index), callee in callees.items():
             self._at(region).callees[index] = callee
         for region, index in program.hints:
@@ -88,6 +90,8 @@ class Rewriter:
         self._local: dict[int, FunctionFacts] = {
             id(facts.region): facts for facts in program.functions if facts.value.local
         }
+        for copy in [*plan.copies, *plan.around, *plan.results]:
+            _check_type(copy)
         self._check()
 
     @property
@@ -383,6 +387,16 @@ class Rewriter:
 
 #: Calls that allocate their outputs.
 _ALLOCATING = {"relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed"}
+
+
+def _check_type(copy: Copy) -> None:
+    ty = copy.tensor.root.ty
+    if not isinstance(ty, relax.TensorType) or ty.dtype is None or int(ty.ndim) < 0:
+        raise TransformError(
+            f"PlanMemoryScopes: in function {copy.region.function.name!r} {copy.tensor.root.name} "
+            f"must be copied to {copy.scope!r} for {copy.uses[0]}, and its type does not say how "
+            f"large it is: {ty}; bind it to a variable of a known type with R.match_cast before"
+        )
 
 
 def _scope_of(region: Region, index: int) -> str | None:

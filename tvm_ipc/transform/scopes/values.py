@@ -33,6 +33,7 @@ class Values:
     def __init__(self, module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs) -> None:
         self.program = Program(module)
         self.registry = registry
+        self.devices = list(module.global_infos.get("vdevice", []))
         self.primfuncs = primfuncs
         self.globals: dict[str, Any] = {}
         self.values: dict[int, Value] = {}
