@@ -39,8 +39,8 @@ struct Pair {
 
 /*!
  * \brief Two threads answer each other. A wake-up that gets lost costs the 20 ms until the sleeper
- *        looks again, so lost ones show in the time when no other thread is running here; a few
- *        may also be late because the machine is busy.
+ *        looks again; a few may also be late because the machine is busy. Who never sleeps on a
+ *        busy machine loses whole turns of the scheduler, which says nothing.
  */
 void TestPingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t start) {
   Pair pair;
@@ -71,7 +71,8 @@ void TestPingPong(const char* name, const WaitPolicy& policy, int rounds, uint32
   const std::chrono::duration<double, std::micro> spent = Clock::now() - before;
   std::printf("%s: %.1f us a round, %d of %d waits took a sleeper's whole slice\n", name,
               spent.count() / rounds, slow.load(), 2 * rounds);
-  EXPECT(slow.load() < rounds / 2, "wake-ups get lost");
+  const bool sleeps = policy.spins != kSpin.spins && policy.yields != kYield.yields;
+  EXPECT(!sleeps || slow.load() < rounds / 2, "wake-ups get lost");
   EXPECT(pair.one.sleepers == 0 && pair.two.sleepers == 0);
 }
 
