@@ -48,11 +48,7 @@ class Collective:
 
 def constant(expr: Any) -> int | None:
     """Return an integer argument, None where it is not a constant."""
-    if isinstance(expr, tvm.ir.GenericConst):
-        expr = expr.value
-    if isinstance(expr, (int, tirx.IntImm)):
-        return int(expr)
-    return None
+    return int(expr.value) if isinstance(expr, (tvm.ir.GenericConst, tirx.IntImm)) else None
 
 
 _DISCO = {

@@ -12,13 +12,13 @@ from tvm_ipc.transform.safety.memory import (
     Access,
     Buffer,
     Pending,
-    Place,
     State,
     Storage,
     Summary,
     met,
     storage_of,
 )
+from tvm_ipc.transform.safety.steps import Step
 
 
 class Effects:
@@ -32,19 +32,19 @@ class Effects:
         self._summary = Summary()
         self._accesses: set[tuple[int, frozenset[str]]] = set()
 
-    def _read(self, things: Iterable[Storage | Buffer], place: Place) -> None:
+    def _read(self, things: Iterable[Storage | Buffer], step: Step) -> None:
         state = self._state
         for thing in things:
             if isinstance(thing, Buffer) and not thing.weak and thing in state.lost:
-                self._report(HazardKind.LOST, thing, place, state.lost.pop(thing))
+                self._report(HazardKind.LOST, thing, step, state.lost.pop(thing))
             storage = storage_of(thing)
             if storage.external and storage not in state.written:
-                self._summary.reads.setdefault(storage, place)
+                self._summary.reads.setdefault(storage, step)
 
     def _write(
         self,
         things: Iterable[Storage | Buffer],
-        place: Place,
+        step: Step,
         passed: frozenset[str] = frozenset(),
         certain: bool = True,
     ) -> None:
@@ -54,18 +54,18 @@ class Effects:
             storage = storage_of(thing)
             for pending in state.pending:
                 if not met(pending.in_group, passed) and self._may_overlap(thing, pending.memory):
-                    self._endanger(HazardKind.WRITE, storage, place, pending)
+                    self._endanger(HazardKind.WRITE, storage, step, pending)
             if certain and isinstance(thing, Buffer) and not thing.weak:
-                self._overwrite(thing, place)
+                self._overwrite(thing, step)
             if storage.external:
                 since = state.passed | passed
                 key = (id(thing), since)
                 if key not in self._accesses:
                     self._accesses.add(key)
-                    self._summary.writes.append(Access(thing, since, place))
+                    self._summary.writes.append(Access(thing, since, step))
                 state.written.add(storage)
 
-    def _overwrite(self, buffer: Buffer, place: Place) -> None:
+    def _overwrite(self, buffer: Buffer, step: Step) -> None:
         """What lies in the same bytes is lost."""
         state = self._state
         intact = state.intact.setdefault(buffer.storage, {})
@@ -74,7 +74,7 @@ class Effects:
             if (other.origin or other) is origin or None in (other.end, buffer.end):
                 continue
             if self._may_overlap(other, buffer):
-                state.lost[other] = place
+                state.lost[other] = step
                 del intact[other]
         state.lost.pop(buffer, None)
         intact[buffer] = None
@@ -92,15 +92,15 @@ class Effects:
 
     # ---- reports --------------------------------------------------------------------------
 
-    def _endanger(self, kind: HazardKind, storage: Storage, place: Place, pending: Pending) -> None:
+    def _endanger(self, kind: HazardKind, storage: Storage, step: Step, pending: Pending) -> None:
         """Report what happens to memory that peers may read."""
         ended = kind in (HazardKind.FREE, HazardKind.RETURN)
-        key = (self._name, pending.reader.variable, None if ended else place.variable)
+        key = (self._name, pending.reader.variable, None if ended else step.variable)
         if key not in self._hazards:
-            hazard = Hazard(self._name, kind, storage.name, str(place), str(pending.reader))
+            hazard = Hazard(self._name, kind, storage.name, str(step), str(pending.reader))
             self._hazards[key] = hazard
 
-    def _report(self, kind: HazardKind, thing: Buffer, place: Place, other: object) -> None:
-        key = (self._name, kind, thing, place.variable)
+    def _report(self, kind: HazardKind, thing: Buffer, step: Step, other: object) -> None:
+        key = (self._name, kind, thing, step.variable)
         where = f"{thing.name} in {thing.storage.name}"
-        self._hazards.setdefault(key, Hazard(self._name, kind, where, str(place), str(other)))
+        self._hazards.setdefault(key, Hazard(self._name, kind, where, str(step), str(other)))

@@ -20,12 +20,22 @@ from tvm_ipc.transform.safety.memory import (
     Buffer,
     Leaf,
     Pending,
-    Place,
     Storage,
     Summary,
     Value,
     objects,
     storage_of,
+)
+from tvm_ipc.transform.safety.steps import (
+    CALL_GLOBAL,
+    CALL_OPERATOR,
+    CALL_PACKED,
+    ITEM,
+    LITERAL,
+    SAME,
+    Argument,
+    Step,
+    Steps,
 )
 
 
@@ -39,8 +49,8 @@ class Module(Protocol):
     def function(self, name: str) -> Any:
         """Return a function of the module, or None."""
 
-    def written(self, name: str) -> frozenset[int]:
-        """Return which parameters a PrimFunc writes."""
+    def written(self, name: str) -> frozenset[int] | None:
+        """Return which parameters a PrimFunc writes, None for what is none."""
 
     def summary(self, name: str) -> Summary | None:
         """Return what a Relax function does, None for one that is being looked at: recursion."""
@@ -49,30 +59,44 @@ class Module(Protocol):
 class Evaluation(Effects):
     """The values of a function's variables, and how expressions make them."""
 
-    def __init__(self, module: Module, name: str) -> None:
+    def __init__(self, module: Module, name: str, steps: Steps) -> None:
         super().__init__(name, module.extents, module.hazards)
         self._module = module
-        self._values: dict[int, Value] = {}  # by the hash of the variable
+        self._steps = steps
+        self._values: dict[int, Value] = {}
+        self._sizes: dict[Any, Number | None] = {}
         self._cached: dict[str, Value] = {}
 
-    def _value(self, expr: Any, place: Place) -> Value:
-        if isinstance(expr, relax.Call):
-            return self._call(expr, place)
-        if isinstance(expr, relax.Var):
-            value = self._values.get(hash(expr))
+    def _value(self, argument: Argument) -> Value:
+        kind = type(argument)
+        if kind is int:
+            value = self._values.get(argument)
             if value is None:  # of the function around this one
-                value = self._values[hash(expr)] = self._parameter(expr.name, expr.ty)
+                variable = self._steps.variables[argument]
+                value = self._values[argument] = self._parameter(variable.name, variable.ty)
             return value
-        if isinstance(expr, relax.Tuple):
-            return tuple(self._value(field, place) for field in expr.fields[:])
-        if isinstance(expr, relax.TupleGetItem):
-            whole = self._value(expr.tuple_value, place)
-            return whole[expr.index] if isinstance(whole, tuple) else whole
-        if isinstance(expr, relax.Function):
-            return self._literal(expr, place)
-        return NOTHING
+        if kind is tuple:
+            return tuple([self._value(part) for part in argument])
+        return self._evaluate(argument) if kind is Step else NOTHING
 
-    def _literal(self, function: relax.Function, place: Place) -> Value:
+    def _evaluate(self, step: Step) -> Value:
+        kind, args = step.kind, step.args
+        if kind == SAME:
+            return self._value(args[0])
+        if kind == ITEM:
+            whole = self._value(args[0])
+            return whole[args[1]] if type(whole) is tuple else whole
+        if kind == CALL_OPERATOR:
+            return self._operator(step, args)
+        if kind == CALL_GLOBAL:
+            return self._global(step.name, args, step)
+        if kind == CALL_PACKED:
+            return self._packed(step.name, args, step)
+        if kind == LITERAL:
+            return self._literal(step)
+        return self._unknown(self._arguments(args), step)
+
+    def _literal(self, step: Step) -> Value:
         raise NotImplementedError
 
     def _parameter(self, name: str, ty: Any) -> Value:
@@ -84,87 +108,79 @@ class Evaluation(Effects):
         # What is no tensor may be a storage, or anything else that reaches memory.
         return frozenset({Buffer(name, storage) if isinstance(ty, relax.TensorType) else storage})
 
-    def _arguments(self, args: Iterable[Any], place: Place) -> list[Value]:
-        return [self._value(argument, place) for argument in args]
+    def _arguments(self, args: Iterable[Argument]) -> list[Value]:
+        return [self._value(argument) for argument in args]
 
-    def _call(self, call: relax.Call, place: Place) -> Value:
-        op = call.op
-        if isinstance(op, tvm.ir.Op):
-            handler = _OPERATORS.get(op.name)
-            if handler is not None:
-                return handler(self, call, place)
-            if op.name in calls.UNKNOWN_OPERATORS:
-                return self._unknown(self._arguments(call.args[:], place), place)
-            values = self._arguments(call.args[:], place)
-            self._read(objects(tuple(values)), place)
-            return values[0] if op.name in calls.VIEW_OPERATORS else self._fresh(call.ty, place)
-        if isinstance(op, relax.ExternFunc):
-            return self._packed(str(op.global_symbol), call.args[:], place)
-        if isinstance(op, relax.GlobalVar):
-            return self._global(op.name_hint, call.args[:], place)
-        return self._unknown(self._arguments([op, *call.args], place), place)
+    def _operator(self, step: Step, args: list[Argument]) -> Value:
+        handler = _OPERATORS.get(step.name)
+        if handler is not None:
+            return handler(self, args, step)
+        values = self._arguments(args)
+        if step.name in calls.UNKNOWN_OPERATORS:
+            return self._unknown(values, step)
+        self._read(objects(tuple(values)), step)
+        return values[0] if step.name in calls.VIEW_OPERATORS else self._fresh(step.value.ty, step)
 
-    def _global(self, name: str, args: Iterable[Any], place: Place) -> Value:
-        callee = self._module.function(name)
-        values = self._arguments(args, place)
-        if isinstance(callee, tirx.PrimFunc):
-            written = self._module.written(name)
+    def _global(self, name: str, args: Iterable[Argument], step: Step) -> Value:
+        written = self._module.written(name)
+        values = self._arguments(args)
+        if written is not None:
             for index, value in enumerate(values):
-                if index not in written:
-                    self._read(objects(value), place)
+                if index not in written and value:
+                    self._read(objects(value), step)
             for index in written:
                 if index < len(values):
-                    self._write(objects(values[index]), place)
+                    self._write(objects(values[index]), step)
             return NOTHING
-        if isinstance(callee, relax.Function):
+        if isinstance(self._module.function(name), relax.Function):
             summary = self._module.summary(name)
             if summary is not None and len(summary.parameters) == len(values):
-                return self._apply(summary, values, place)
-        return self._unknown(values, place)
+                return self._apply(summary, values, step)
+        return self._unknown(values, step)
 
-    def _packed(self, name: str, args: Any, place: Place) -> Value:
+    def _packed(self, name: str, args: list[Argument], step: Step) -> Value:
         handler = _PACKED.get(name)
         if handler is not None:
-            return handler(self, args, place)
+            return handler(self, args, step)
         collective = calls.find_collective(name)
-        values = self._arguments(args, place)
+        values = self._arguments(args)
         if collective is not None:
-            self._collective(collective, args, values, place)
+            self._collective(collective, args, values, step)
             return NOTHING
         if name in calls.READERS:
-            self._read(objects(tuple(values)), place)
+            self._read(objects(tuple(values)), step)
             return NOTHING
         if name in calls.VIEWS:
-            self._read(objects(values[0]), place)
+            self._read(objects(values[0]), step)
             return values[0]
-        return self._unknown(values, place)
+        return self._unknown(values, step)
 
     def _collective(
-        self, collective: calls.Collective, args: Any, values: list[Value], place: Place
+        self, collective: calls.Collective, args: list[Argument], values: list[Value], step: Step
     ) -> None:
         send = NOTHING if collective.send is None else values[collective.send]
         recv = NOTHING if collective.recv is None else values[collective.recv]
-        self._read(objects(send), place)
-        self._write(objects(recv), place)
+        self._read(objects(send), step)
+        self._write(objects(recv), step)
         team = collective.team(args)
         if collective.meets:
             self._state.meet(team)
         if collective.leaves_pending(args, self._module.assume_no_exit_barrier):
             for thing in objects(send):
                 if storage_of(thing).scope in (None, IPC_MEMORY):
-                    pending = Pending(thing, team, place)
+                    pending = Pending(thing, team, step)
                     for target in objects(recv):
                         same = storage_of(target) is storage_of(thing)
                         if same and self._may_overlap(target, thing):
-                            self._endanger(HazardKind.WRITE, storage_of(thing), place, pending)
+                            self._endanger(HazardKind.WRITE, storage_of(thing), step, pending)
                     self._state.pending += (pending,)
 
-    def _unknown(self, values: list[Value], place: Place) -> Value:
+    def _unknown(self, values: list[Value], step: Step) -> Value:
         """A call that may read and write what it is given, and may return it."""
         given = list(objects(tuple(values)))
-        self._read(given, place)
-        self._write(given, place, certain=False)
-        ty = place.variable.ty
+        self._read(given, step)
+        self._write(given, step, certain=False)
+        ty = step.bound.ty
         if isinstance(ty, (relax.ShapeType, tvm.ir.PrimType)) or ty == relax.TupleType([]):
             return NOTHING
         weak: set[Storage | Buffer] = set()
@@ -172,9 +188,9 @@ class Evaluation(Effects):
             if isinstance(thing, Buffer):
                 thing = Buffer(thing.name, thing.storage, thing.begin, thing.end, True)
             weak.add(thing)
-        return frozenset({*weak, Storage(place.variable.name, None, external=True)})
+        return frozenset({*weak, Storage(step.bound.name, None, external=True)})
 
-    def _apply(self, summary: Summary, values: list[Value], place: Place) -> Value:
+    def _apply(self, summary: Summary, values: list[Value], step: Step) -> Value:
         """Do what a function of the module does."""
         bound: dict[Storage, Leaf] = {}
         for parameter, value in zip(summary.parameters, values, strict=True):
@@ -190,7 +206,7 @@ class Evaluation(Effects):
                 )
             if storage not in fresh:
                 fresh[storage] = Storage(
-                    f"{storage.name} of {place}",
+                    f"{storage.name} of {step}",
                     storage.scope,
                     _static(storage.size),
                     storage.external,
@@ -202,10 +218,10 @@ class Evaluation(Effects):
             return frozenset({fresh[thing]})
 
         for storage in summary.reads:
-            self._read(bound.get(storage, NOTHING), place)
+            self._read(bound.get(storage, NOTHING), step)
         for access in summary.writes:
             if storage_of(access.memory) in bound:
-                self._write(here(access.memory), place, access.passed)
+                self._write(here(access.memory), step, access.passed)
         if memory.WORLD in summary.passed:
             self._state.meet(False)
         elif memory.GROUP in summary.passed:
@@ -217,105 +233,107 @@ class Evaluation(Effects):
                 self._state.pending += (Pending(thing, pending.in_group, pending.reader),)
         return result
 
-    def _fresh(self, ty: Any, place: Place) -> Value:
+    def _fresh(self, ty: Any, step: Step) -> Value:
         if isinstance(ty, relax.TupleType):
-            return tuple(self._fresh(field, place) for field in ty.fields)
+            return tuple(self._fresh(field, step) for field in ty.fields)
         if not isinstance(ty, relax.TensorType):
             return NOTHING
-        name = place.variable.name
+        name = step.bound.name
         return frozenset({Buffer(name, Storage(name, "global"))})
 
     # ---- allocations ----------------------------------------------------------------------
 
-    def _alloc_storage(self, size: Any, scope: Any, item: float, place: Place) -> Value:
-        shape = self._shape(size)
-        bytes_ = None if shape is None else self._extents.size(shape, item)
-        name = place.variable.name
+    def _alloc_storage(self, shape: Argument, scope: Any, item: float, step: Step) -> Value:
         text = str(scope.value) if isinstance(scope, tvm.ir.StringImm) else None
-        return frozenset({Storage(name, text, bytes_)})
+        return frozenset({Storage(str(step.bound.name), text, self._size(shape, item))})
 
-    def _alloc_tensor(self, args: Any, place: Place) -> Value:
-        source, offset, shape_expr, dtype = args[0], args[1], args[2], args[3]
+    def _alloc_tensor(self, args: list[Argument], step: Step) -> Value:
+        source, offset, shape, dtype = args[:4]
+        if type(offset) is int:
+            offset = self._steps.variables[offset]
         begin = self._extents.number(offset)
-        shape = self._shape(shape_expr)
-        size = None if shape is None else self._extents.size(shape, _item_bytes(dtype))
+        size = self._size(shape, _item_bytes(dtype))
         end = None if begin is None or size is None else self._extents.add(begin, size)
         buffers = []
-        for thing in objects(self._value(source, place)):
-            buffer = Buffer(place.variable.name, storage_of(thing), begin, end)
+        for thing in objects(self._value(source)):
+            buffer = Buffer(str(step.bound.name), storage_of(thing), begin, end)
             buffers.append(buffer)
             limit = buffer.storage.size
             if limit is None or end is None:
                 continue
             if not self._extents.at_most(end, limit):
                 bounds = f"ends at byte {self._extents.text(end)} of {self._extents.text(limit)}"
-                self._report(HazardKind.BOUNDS, buffer, place, bounds)
+                self._report(HazardKind.BOUNDS, buffer, step, bounds)
         return frozenset(buffers)
 
-    def _unplanned(self, args: Any, place: Place) -> Value:
-        shape_expr, dtype, _device, scope = args
-        storage = self._alloc_storage(shape_expr, scope, _item_bytes(dtype), place)
+    def _unplanned(self, args: list[Argument], step: Step) -> Value:
+        shape, dtype, _device, scope = args
+        storage = self._alloc_storage(shape, scope, _item_bytes(dtype), step)
         return frozenset(
-            Buffer(place.variable.name, thing, 0, thing.size)
+            Buffer(step.bound.name, thing, 0, thing.size)
             for thing in objects(storage)
             if isinstance(thing, Storage)
         )
 
-    def _shape(self, expr: Any) -> Any:
-        if isinstance(expr, relax.ShapeExpr):
-            return expr.values
-        ty = getattr(expr, "ty", None)
-        return ty.values if isinstance(ty, relax.ShapeType) else None
+    def _size(self, shape: Argument, item: float) -> Number | None:
+        """Return the bytes of a tensor, None where the shape is not known."""
+        if type(shape) is int:
+            ty = self._steps.variables[shape].ty
+            values = ty.values if isinstance(ty, relax.ShapeType) else None
+        else:
+            values = shape.values if isinstance(shape, relax.ShapeExpr) else None
+        if values is None:
+            return None
+        dims = values[:]
+        key = (item, *[int(d.value) if type(d) is tirx.IntImm else (hash(d),) for d in dims])
+        if key not in self._sizes:
+            self._sizes[key] = self._extents.size(dims, item)
+        return self._sizes[key]
 
     # ---- calls with a meaning of their own ------------------------------------------------
 
-    def _copy(self, args: Any, place: Place) -> Value:
-        self._read(objects(self._value(args[0], place)), place)
-        self._write(objects(self._value(args[1], place)), place)
+    def _into_last(self, args: list[Argument], step: Step) -> Value:
+        *read, written = self._arguments(args)
+        self._read(objects(tuple(read)), step)
+        self._write(objects(written), step)
         return NOTHING
 
-    def _into_last(self, args: Any, place: Place) -> Value:
-        *read, written = self._arguments(args, place)
-        self._read(objects(tuple(read)), place)
-        self._write(objects(written), place)
-        return NOTHING
+    def _call_tir_dyn(self, args: list[Argument], step: Step) -> Value:
+        return self._global(args[0].name_hint, args[1], step)
 
-    def _call_tir_dyn(self, call: relax.Call, place: Place) -> Value:
-        return self._global(call.args[0].name_hint, call.args[1].fields[:], place)
-
-    def _in_place(self, call: relax.Call, place: Place) -> Value:
-        values = self._arguments(call.args[1].fields[:], place)
-        self._read(objects(tuple(values)), place)
+    def _in_place(self, args: list[Argument], step: Step) -> Value:
+        values = self._arguments(args[1])
+        self._read(objects(tuple(values)), step)
         results = []
-        for index in call.attrs.inplace_indices:
+        for index in step.value.attrs.inplace_indices:
             in_place = int(index) >= 0
-            results.append(values[int(index)] if in_place else self._fresh(call.ty, place))
+            results.append(values[int(index)] if in_place else self._fresh(step.value.ty, step))
             if in_place:
-                self._write(objects(results[-1]), place)
+                self._write(objects(results[-1]), step)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _with_context(self, call: relax.Call, place: Place) -> Value:
-        callee, arguments = call.args[0], call.args[1]
-        args = arguments.fields if isinstance(arguments, relax.Tuple) else [arguments]
-        return self._packed(str(callee.global_symbol), args, place)
-
-    def _pure_packed(self, call: relax.Call, place: Place) -> Value:
-        callee, args = call.args[0], call.args[1:]
+    def _by_name(self, args: list[Argument], step: Step) -> Value:
+        """Call a packed function that is the first argument."""
+        callee, rest = args[0], list(args[1:])
         if isinstance(callee, relax.ExternFunc):
-            return self._packed(str(callee.global_symbol), args, place)
-        return self._unknown(self._arguments(args, place), place)
+            return self._packed(str(callee.global_symbol), rest, step)
+        return self._unknown(self._arguments(args), step)
 
-    def _cached_alloc(self, args: Any, place: Place) -> Value:
+    def _with_context(self, args: list[Argument], step: Step) -> Value:
+        given = args[1] if type(args[1]) is tuple else (args[1],)
+        return self._by_name([args[0], *given], step)
+
+    def _cached_alloc(self, args: list[Argument], step: Step) -> Value:
         """CUDA graphs: the storages are made once and live as long as the program."""
         name = args[0].name_hint
         if name not in self._cached:
-            self._cached[name] = self._global(name, [], place)
+            self._cached[name] = self._global(name, [], step)
             self._state.hold(self._cached[name])
         return self._cached[name]
 
-    def _captured(self, args: Any, place: Place) -> Value:
-        fields = args[1].fields if isinstance(args[1], relax.Tuple) else [args[1]]
-        return self._global(args[0].name_hint, fields, place)
+    def _captured(self, args: list[Argument], step: Step) -> Value:
+        given = args[1] if type(args[1]) is tuple else (args[1],)
+        return self._global(args[0].name_hint, given, step)
 
 
 def _bind(parameter: Value, value: Value, bound: dict[Storage, Leaf]) -> None:
@@ -346,35 +364,46 @@ def _static(number: Number | None) -> Number | None:
 
 
 def _item_bytes(dtype: Any) -> float:
-    value = tvm.DataType(str(dtype.value)) if isinstance(dtype, tvm.ir.GenericConst) else None
-    return math.nan if value is None else max(1, value.bits * value.lanes / 8)
+    if not isinstance(dtype, tvm.ir.GenericConst):
+        return math.nan
+    name = str(dtype.value)
+    if name not in _ITEM_BYTES:
+        value = tvm.DataType(name)
+        _ITEM_BYTES[name] = max(1, value.bits * value.lanes / 8)
+    return _ITEM_BYTES[name]
 
 
-_OPERATORS: dict[str, Callable[[Evaluation, relax.Call, Place], Value]] = {
-    "relax.memory.alloc_storage": lambda run, call, place: run._alloc_storage(
-        call.args[0], call.args[2], 1, place
+_ITEM_BYTES: dict[str, float] = {}
+
+_Handler = Callable[[Evaluation, list[Argument], Step], Value]
+
+_OPERATORS: dict[str, _Handler] = {
+    "relax.memory.alloc_storage": lambda run, args, step: run._alloc_storage(
+        args[0], args[2], 1, step
     ),
-    "relax.vm.alloc_storage": lambda run, call, place: run._alloc_storage(
-        call.args[0], call.args[3], _item_bytes(call.args[2]), place
+    "relax.vm.alloc_storage": lambda run, args, step: run._alloc_storage(
+        args[0], args[3], _item_bytes(args[2]), step
     ),
-    "relax.memory.alloc_tensor": lambda run, call, place: run._alloc_tensor(call.args, place),
-    "relax.vm.alloc_tensor": lambda run, call, place: run._alloc_tensor(call.args, place),
-    "relax.builtin.alloc_tensor": lambda run, call, place: run._unplanned(call.args, place),
+    "relax.memory.alloc_tensor": Evaluation._alloc_tensor,
+    "relax.vm.alloc_tensor": Evaluation._alloc_tensor,
+    "relax.builtin.alloc_tensor": Evaluation._unplanned,
     "relax.vm.call_tir_dyn": Evaluation._call_tir_dyn,
     "relax.call_tir_inplace": Evaluation._in_place,
     "relax.call_builtin_with_ctx": Evaluation._with_context,
-    "relax.call_pure_packed": Evaluation._pure_packed,
+    "relax.call_pure_packed": Evaluation._by_name,
 }
 
-_PACKED: dict[str, Callable[[Evaluation, Any, Place], Value]] = {
+_IPC = tvm.ir.StringImm(IPC_MEMORY)
+
+_PACKED: dict[str, _Handler] = {
     "tvm_ipc.alloc_tensor": Evaluation._alloc_tensor,
-    "tvm_ipc.copy": lambda run, args, place: run._copy(args, place),
-    "tvm_ipc.blas.matmul": lambda run, args, place: run._into_last(args, place),
-    "runtime.disco.cuda_ipc.alloc_storage": lambda run, args, place: run._alloc_storage(
-        args[0], tvm.ir.StringImm(IPC_MEMORY), _item_bytes(args[1]), place
+    "tvm_ipc.copy": Evaluation._into_last,
+    "tvm_ipc.blas.matmul": Evaluation._into_last,
+    "runtime.disco.cuda_ipc.alloc_storage": lambda run, args, step: run._alloc_storage(
+        args[0], _IPC, _item_bytes(args[1]), step
     ),
-    "vm.builtin.call_tir_dyn": lambda run, args, place: run._global(
-        args[0].name_hint, list(args)[1:], place
+    "vm.builtin.call_tir_dyn": lambda run, args, step: run._global(
+        args[0].name_hint, list(args)[1:], step
     ),
     "vm.builtin.cuda_graph.get_cached_alloc": Evaluation._cached_alloc,
     "vm.builtin.cuda_graph.run_or_capture": Evaluation._captured,

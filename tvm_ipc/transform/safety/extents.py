@@ -41,8 +41,6 @@ class Extents:
 
     def number(self, expr: Any) -> Number | None:
         """Return an integer expression as a number, None if it is no such thing."""
-        if isinstance(expr, int):
-            return expr
         if isinstance(expr, tirx.IntImm):
             return int(expr.value)
         if not tvm.ir.is_prim_expr(expr):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ipc.transform.safety.evaluate import Evaluation
 from tvm_ipc.transform.safety.extents import Extents
@@ -15,7 +15,6 @@ from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.memory import (
     Buffer,
     Leaf,
-    Place,
     State,
     Storage,
     Summary,
@@ -24,7 +23,7 @@ from tvm_ipc.transform.safety.memory import (
     storage_of,
 )
 from tvm_ipc.transform.safety.prim_funcs import written_parameters
-from tvm_ipc.transform.safety.usage import Usage, bindings, is_kill, variables
+from tvm_ipc.transform.safety.steps import IF, KILL, Sequence, Step, Steps
 
 
 class Checker:
@@ -38,7 +37,7 @@ class Checker:
         self._summaries: dict[str, Summary] = {}
         self._running: set[str] = set()
         self._recursive: set[str] = set()
-        self._written: dict[str, frozenset[int]] = {}
+        self._written: dict[str, frozenset[int] | None] = {}
 
     def check(self) -> list[Hazard]:
         """Return every hazard of every function."""
@@ -51,10 +50,12 @@ class Checker:
         """Return a function of the module, or None."""
         return self._functions.get(name)
 
-    def written(self, name: str) -> frozenset[int]:
-        """Return which parameters a PrimFunc writes."""
+    def written(self, name: str) -> frozenset[int] | None:
+        """Return which parameters a PrimFunc writes, None for what is none."""
         if name not in self._written:
-            self._written[name] = written_parameters(self._functions[name])
+            function = self._functions.get(name)
+            is_kernel = isinstance(function, tirx.PrimFunc)
+            self._written[name] = written_parameters(function) if is_kernel else None
         return self._written[name]
 
     def summary(self, name: str) -> Summary | None:
@@ -64,7 +65,7 @@ class Checker:
             return None
         if name not in self._summaries:
             self._running.add(name)
-            self._summaries[name] = Run(self, name).function(self._functions[name])
+            self._summaries[name] = Run(self, name, self._functions[name]).run()
             self._running.remove(name)
         return self._summaries[name]
 
@@ -76,93 +77,87 @@ class Checker:
 class Run(Evaluation):
     """One function."""
 
-    def __init__(self, checker: Checker, name: str) -> None:
-        super().__init__(checker, name)
+    def __init__(
+        self, checker: Checker, name: str, function: relax.Function, inner: bool = False
+    ) -> None:
+        super().__init__(checker, name, Steps(function))
         self._checker = checker
-        self._usage: Usage
+        self._function = function
+        self._inner = inner  #: within another function
 
-    # ---- functions and sequences ----------------------------------------------------------
-
-    def function(self, function: relax.Function, inner: bool = False) -> Summary:
+    def run(self) -> Summary:
         """Run the whole function."""
+        function = self._function
         upper = (function.attrs or {}).get("tir_var_upper_bound")
         if upper:
             self._extents.bound(
                 relax.analysis.defined_symbolic_vars(function),
                 {str(key): int(value) for key, value in upper.items()},
             )
-        self._usage = Usage(function)
         for parameter in function.params:
             value = self._values[hash(parameter)] = self._parameter(parameter.name, parameter.ty)
             self._summary.parameters.append(value)
-        place = Place(relax.Var("return", None), function.body.body)
-        result = self._sequence(function.body, place)
-        self._read(objects(result), place)
+        step = Step(relax.Var("return", None), function.body.body)
+        result = self._sequence(self._steps.body, step)
+        self._read(objects(result), step)
         kept = {storage_of(thing) for thing in objects(result)}
         for pending in self._state.pending:
             storage = storage_of(pending.memory)
             own = not storage.external and storage not in kept
-            if own or inner or self._checker.leaves_nothing(self._name, function):
-                self._endanger(HazardKind.RETURN, storage, place, pending)
+            if own or self._inner or self._checker.leaves_nothing(self._name, function):
+                self._endanger(HazardKind.RETURN, storage, step, pending)
             else:
                 self._summary.pending += (pending,)
         self._summary.result = result
         self._summary.passed = self._state.passed
         return self._summary
 
-    def _sequence(self, body: Any, place: Place) -> Value:
+    def _sequence(self, sequence: Sequence, around: Step) -> Value:
         """Run a sequence; its result is held once more when this returns."""
-        own = []
-        if isinstance(body, relax.SeqExpr):
-            for binding in bindings(body):
-                self._binding(binding)
-                own.append(hash(binding.var))
-            body = body.body
-        result = self._value(body, place)
+        values = self._values
+        for step in sequence.steps:
+            if step.kind == KILL:
+                for killed in step.args:
+                    self._let_go(killed, step)
+                continue
+            if step.kind == IF:
+                result = self._if(step)
+                held = True
+            else:
+                result = self._evaluate(step)
+                held = False
+            values[step.variable] = result
+            if result:
+                if not held:
+                    self._state.hold(result)
+                self._state.holding.add(step.variable)
+            for ended in step.ends:
+                self._let_go(ended, step)
+        result = self._value(sequence.result)
         self._state.hold(result)
-        for variable in own:
-            self._let_go(variable, place, HazardKind.RETURN)
+        for step in sequence.steps:
+            if step.variable in self._state.holding:
+                self._let_go(step.variable, around, HazardKind.RETURN)
         return result
 
-    def _binding(self, binding: relax.Binding) -> None:
-        variable, value = hash(binding.var), binding.value
-        place = Place(binding.var, value)
-        if is_kill(value):
-            for killed in variables(value):
-                self._let_go(killed, place)
-            return
-        if isinstance(value, relax.If):
-            result = self._if(value, place)
-            held = True
-        else:
-            result = self._value(value, place)
-            held = False
-        self._values[variable] = result
-        if result:
-            if not held:
-                self._state.hold(result)
-            self._state.holding.add(variable)
-        for ended in self._usage.ends_after(variable):
-            self._let_go(ended, place)
-
-    def _let_go(self, variable: int, place: Place, kind: HazardKind = HazardKind.FREE) -> None:
+    def _let_go(self, variable: int, step: Step, kind: HazardKind = HazardKind.FREE) -> None:
         if variable not in self._state.holding:
             return
         self._state.holding.discard(variable)
-        for storage in self._state.release(self._values[variable]):
-            if storage.external:
-                continue
-            for pending in self._state.pending:
-                if storage_of(pending.memory) is storage:
-                    self._endanger(kind, storage, place, pending)
+        freed = self._state.release(self._values[variable])
+        if self._state.pending:
+            for storage in freed:
+                for pending in self._state.pending:
+                    if storage_of(pending.memory) is storage and not storage.external:
+                        self._endanger(kind, storage, step, pending)
 
-    def _if(self, expr: relax.If, place: Place) -> Value:
-        self._read(objects(self._value(expr.cond, place)), place)
+    def _if(self, step: Step) -> Value:
+        self._read(objects(self._value(step.args[0])), step)
         before = self._state
         self._state = before.copy()
-        first = self._sequence(expr.true_branch, place)
+        first = self._sequence(step.then, step)
         first_state, self._state = self._state, before
-        second = self._sequence(expr.false_branch, place)
+        second = self._sequence(step.otherwise, step)
         result = _merge(
             first,
             second,
@@ -191,11 +186,10 @@ class Run(Evaluation):
         state.release(leaf)
         return continued
 
-    def _literal(self, function: relax.Function, place: Place) -> Value:
-        name = f"{self._name}.{place.variable.name}"
-        Run(self._checker, name).function(function, inner=True)
-        captured = variables(function) & set(self._values)
-        return frozenset(t for v in captured for t in objects(self._values[v]))
+    def _literal(self, step: Step) -> Value:
+        name = f"{self._name}.{step.bound.name}"
+        Run(self._checker, name, step.value, inner=True).run()
+        return frozenset(thing for value in self._arguments(step.args) for thing in objects(value))
 
 
 def _merge(

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import relax
-
 from tvm_ipc.transform.safety.extents import Number
+from tvm_ipc.transform.safety.steps import Step
 
 
 @dataclass(eq=False)
@@ -62,35 +61,12 @@ def storage_of(thing: Storage | Buffer) -> Storage:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A binding, for people."""
-
-    variable: Any
-    value: Any
-
-    def __str__(self) -> str:
-        return f"{self.variable.name} = {_text(self.value)}"
-
-
-def _text(expr: Any) -> str:
-    if isinstance(expr, relax.Call):
-        name = getattr(expr.op, "global_symbol", None) or getattr(expr.op, "name", None)
-        name = name or getattr(expr.op, "name_hint", "?")
-        return f"{name}({', '.join(map(_text, expr.args))})"
-    if isinstance(expr, relax.If):
-        return f"if {_text(expr.cond)}"
-    if isinstance(expr, (relax.SeqExpr, relax.Function)):
-        return "..."
-    return str(getattr(expr, "name", None) or str(expr).splitlines()[0])
-
-
-@dataclass(frozen=True)
 class Pending:
     """A read by peers that may not have ended."""
 
     memory: Storage | Buffer
     in_group: bool | None  #: the team that reads; None: unknown
-    reader: Place  #: the collective
+    reader: Step  #: the collective
 
 
 #: Collectives that all ranks passed: of all workers, or of the groups.
@@ -113,7 +89,7 @@ class State:
     holding: set[Any] = field(default_factory=set)  #: variables that hold what they are
     #: Buffers whose contents are intact, by storage.
     intact: dict[Storage, dict[Buffer, None]] = field(default_factory=dict)
-    lost: dict[Buffer, Place] = field(default_factory=dict)  #: overwritten where
+    lost: dict[Buffer, Step] = field(default_factory=dict)  #: overwritten where
     passed: frozenset[str] = frozenset()  #: meetings on every path since the function began
     written: set[Storage] = field(default_factory=set)  #: of the caller's memory
 
@@ -187,7 +163,7 @@ class Access:
 
     memory: Storage | Buffer
     passed: frozenset[str]  #: the meetings before it, on every path
-    place: Place
+    step: Step
 
 
 @dataclass
@@ -196,7 +172,7 @@ class Summary:
 
     parameters: list[Value] = field(default_factory=list)
     result: Value = NOTHING
-    reads: dict[Storage, Place] = field(default_factory=dict)
+    reads: dict[Storage, Step] = field(default_factory=dict)
     writes: list[Access] = field(default_factory=list)
     pending: tuple[Pending, ...] = ()
     passed: frozenset[str] = frozenset()

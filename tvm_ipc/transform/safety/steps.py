@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function as plain Python objects: to look at TVM's twice would take most of the time.
+
+In a `Step` a variable is an integer, its hash, which is its identity. Every step also knows which
+variables let go of what they hold after it, as `KillAfterLastUse` will have it: those that are used
+for the last time, but for those that are killed by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+#: What a variable is bound to.
+CALL_OPERATOR, CALL_PACKED, CALL_GLOBAL, CALL_UNKNOWN, KILL = range(5)
+SAME, ITEM, IF, LITERAL, NOTHING = range(5, 10)
+
+_KILLS = frozenset(
+    {"relax.memory.kill_tensor", "relax.memory.kill_storage", "relax.vm.kill_object"}
+)
+
+#: A variable, a tuple of arguments, a nested step, or an expression that reaches no memory.
+Argument = Any
+
+
+class Step:
+    """One binding."""
+
+    __slots__ = ("args", "bound", "ends", "kind", "name", "otherwise", "then", "value", "variable")
+
+    def __init__(self, bound: Any, value: Any) -> None:
+        self.bound = bound  #: the variable itself
+        self.variable = hash(bound)
+        self.value = value
+        self.kind = NOTHING
+        self.name = ""  #: of what is called
+        self.args: list[Argument] = []
+        self.ends: list[int] = []
+        self.then: Sequence
+        self.otherwise: Sequence
+
+    def __str__(self) -> str:
+        return f"{self.bound.name} = {_text(self.value)}"
+
+
+class Sequence:
+    """The bindings of a body, and its result."""
+
+    __slots__ = ("result", "steps")
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.result: Argument = None
+
+
+class Steps:
+    """All sequences of a function."""
+
+    def __init__(self, function: relax.Function) -> None:
+        self.variables: dict[int, Any] = {}  #: those that are used
+        self._killed: set[int] = set()
+        self._ending: list[Step] = []
+        self.body, self.free = self._sequence(function.body)
+        if self._killed:
+            for step in self._ending:
+                step.ends = [variable for variable in step.ends if variable not in self._killed]
+
+    def _sequence(self, body: Any) -> tuple[Sequence, set[int]]:
+        """Return a sequence, and the variables of others that it uses."""
+        sequence = Sequence()
+        last: dict[int, Step] = {}
+        own: set[int] = set()
+        if isinstance(body, relax.SeqExpr):
+            for block in body.blocks:
+                for binding in block.bindings[:]:
+                    step = Step(binding.var, binding.value)
+                    own.add(step.variable)
+                    used = self._fill(step)
+                    if step.kind == KILL:
+                        self._killed.update(used)
+                    else:
+                        for variable in used:
+                            last[variable] = step
+                    sequence.steps.append(step)
+            body = body.body
+        given: list[int] = []
+        sequence.result = self._argument(body, given)
+        free = set(given) - own
+        for variable in given:
+            last.pop(variable, None)
+        for variable, step in last.items():
+            if variable in own:
+                if not step.ends:
+                    self._ending.append(step)
+                step.ends.append(variable)
+            else:
+                free.add(variable)
+        return sequence, free
+
+    def _fill(self, step: Step) -> list[int]:
+        """Say what a step does; return the variables that it uses."""
+        value = step.value
+        used: list[int] = []
+        kind = type(value)
+        if kind is relax.Call:
+            op = value.op
+            callee = type(op)
+            if callee is tvm.ir.Op:
+                step.name = op.name
+                step.kind = KILL if step.name in _KILLS else CALL_OPERATOR
+            elif callee is relax.GlobalVar:
+                step.kind, step.name = CALL_GLOBAL, op.name_hint
+            elif callee is relax.ExternFunc:
+                step.kind, step.name = CALL_PACKED, str(op.global_symbol)
+            else:
+                step.kind = CALL_UNKNOWN
+                step.args.append(self._argument(op, used))
+            for argument in value.args[:]:
+                step.args.append(self._argument(argument, used))
+        elif kind is relax.TupleGetItem:
+            step.kind = ITEM
+            step.args = [self._argument(value.tuple_value, used), int(value.index)]
+        elif isinstance(value, relax.If):
+            step.kind = IF
+            step.args = [self._argument(value.cond, used)]
+            step.then, in_then = self._sequence(value.true_branch)
+            step.otherwise, in_otherwise = self._sequence(value.false_branch)
+            used += in_then | in_otherwise
+        elif isinstance(value, relax.Function):
+            step.kind = LITERAL
+            inner = Steps(value)
+            self.variables.update(inner.variables)
+            used += inner.free - {hash(parameter) for parameter in value.params}
+            step.args = list(used)
+        else:
+            step.kind = SAME
+            step.args = [self._argument(value, used)]
+        return used
+
+    def _argument(self, expr: Any, used: list[int]) -> Argument:
+        kind = type(expr)
+        if kind is relax.Var or kind is relax.DataflowVar:
+            variable = hash(expr)
+            used.append(variable)
+            if variable not in self.variables:
+                self.variables[variable] = expr
+            return variable
+        if kind is relax.Tuple:
+            return tuple([self._argument(field, used) for field in expr.fields[:]])
+        if (kind is relax.Call and not tvm.ir.is_prim_expr(expr)) or kind is relax.TupleGetItem:
+            step = Step(relax.Var("", expr.ty), expr)
+            used += self._fill(step)
+            return step
+        return expr
+
+
+def _text(expr: Any) -> str:
+    if isinstance(expr, relax.Call):
+        name = getattr(expr.op, "global_symbol", None) or getattr(expr.op, "name", None)
+        name = name or getattr(expr.op, "name_hint", "?")
+        return f"{name}({', '.join(map(_text, expr.args))})"
+    if isinstance(expr, relax.If):
+        return f"if {_text(expr.cond)}"
+    if isinstance(expr, (relax.SeqExpr, relax.Function)):
+        return "..."
+    return str(getattr(expr, "name", None) or str(expr).splitlines()[0])
