@@ -72,7 +72,7 @@ class Row:
 def rows(model: zoo.Model) -> Iterator[Row]:
     """Plan one model in every way."""
     before = before_plan(model.build())
-    sizes = live.sizes_of(before, model.sizes)
+    sizes = model.sizes
     least = live.allocations(before, sizes)
     theirs = relax.transform.StaticPlanBlockMemory()(before)
     upstream = live.allocations(theirs, sizes, typed_ipc=True)

@@ -68,4 +68,4 @@ def small_explanation(function: str = "main", source: str = "model.json") -> Exp
     )
     question = Question(source, "llvm", 2, "auto", {})
     report = Report(decisions, [small_plan(function)])
-    return Explanation(question, {"n": 100}, report, {function: memory})
+    return Explanation(question, {function: {"n": 100}}, report, {function: memory})

@@ -66,6 +66,31 @@ def test_text_writes_no_page(saved: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "ipc_memory     16 KiB      64 KiB" in out.replace("  25%", "")
 
 
+def test_sizes_without_a_bound_are_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tvm.ir.save_json(unbounded())
+    Path("unbounded.json").write_text(text)
+    assert explain("unbounded.json", "--text", "--barrier-budget", "0") == 0
+    out = capsys.readouterr().out
+    assert "strategy auto  n = 128\n" in out
+    assert "ipc_memory     32 KiB" in out
+    assert explain("unbounded.json", "--text", "--barrier-budget", "0", "--size", "n=64") == 0
+    assert "ipc_memory     16 KiB" in capsys.readouterr().out
+
+
+def unbounded() -> tvm.IRModule:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(("n", 64), "float32")):
+            with R.dataflow():
+                a = R.ccl.allreduce(R.nn.gelu(x), "sum", in_group=False)
+                b = R.nn.silu(a)
+                R.output(b)
+            return b
+
+    return Module
+
+
 def test_demo_as_page_and_text(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("--demo", "--text", "-o", "demo.html", "--size", "n=64") == 0
     out = capsys.readouterr().out

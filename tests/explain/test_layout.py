@@ -10,7 +10,7 @@ from plans import small_explanation, small_plan, tensor
 
 from tvm_ipc.explain import page, text
 from tvm_ipc.explain.layout import bands, condense
-from tvm_ipc.explain.words import bytes_text, findings
+from tvm_ipc.explain.words import assumptions, bytes_text, findings
 from tvm_ipc.transform.report import Decision, Event
 
 
@@ -121,12 +121,18 @@ def test_page_escapes_what_comes_from_the_module() -> None:
     )
     explanation.report.plans[:] = [plan]
     explanation.report.decisions[:] = [Decision(evil, evil, evil, evil, evil)]
-    explanation.sizes[evil] = 3
+    explanation.sizes[evil] = {evil: 3}
     html = page.render(explanation)
     assert "alert(" in html
     assert "<script>alert" not in html
     assert "<b a" not in html
     assert "&<b" not in html
+
+
+def test_symbolic_sizes_are_said_once_where_all_functions_agree() -> None:
+    explanation = small_explanation()
+    explanation.sizes.update(main={"n": 1, "m": 2}, other={"n": 1, "m": 3})
+    assert assumptions(explanation) == ["m = 2 in main", "m = 3 in other", "n = 1"]
 
 
 def test_page_of_a_module_without_anything_to_plan() -> None:

@@ -9,12 +9,12 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.explain.live import Allocation, allocations, sizes_of
+from tvm_ipc.explain.live import Allocation, allocations
 from tvm_ipc.explain.sizes import UNKNOWN, evaluate, variables
 
 
 def peak(mod: tvm.IRModule, **sizes: int) -> dict[str, int]:
-    return allocations(mod, sizes_of(mod, sizes))["main"].peak
+    return allocations(mod, sizes)["main"].peak
 
 
 def test_two_tensors_of_a_chain_are_live_at_a_time() -> None:

@@ -11,8 +11,9 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.explain import live
+from tvm_ipc.explain.sizes import UNKNOWN, variables
 from tvm_ipc.pipeline import get_pipeline
-from tvm_ipc.transform.report import Report, collect_report
+from tvm_ipc.transform.report import FunctionPlan, Report, collect_report
 
 _PLAN = "StaticPlanBlockMemory"
 
@@ -48,7 +49,7 @@ class Explanation:
     """What the pipeline did to a module."""
 
     question: Question
-    sizes: dict[str, int]
+    sizes: dict[str, dict[str, int]]  #: of symbolic variables, by function
     report: Report
     memory: dict[str, Memory]  #: by function
 
@@ -69,21 +70,28 @@ def explain(mod: tvm.IRModule, question: Question, **options: Any) -> Explanatio
         pipeline = get_pipeline(question.target, question.world_size, question.strategy, **options)
         pipeline(mod)
     memory: dict[str, Memory] = {}
-    sizes = dict(question.sizes)
+    sizes: dict[str, dict[str, int]] = {}
     if watch.before is not None and watch.after is not None:
-        sizes = live.sizes_of(watch.before, question.sizes)
-        memory = compare(watch.before, watch.after, sizes)
+        memory = compare(watch.before, watch.after, question.sizes)
+        for plan in report.plans:
+            known = live.sizes_of(watch.before[plan.function], question.sizes)
+            sizes[plan.function] = {**dict.fromkeys(_variables(plan), UNKNOWN), **known}
     return Explanation(question, sizes, report, memory)
 
 
+def _variables(plan: FunctionPlan) -> set[str]:
+    texts = [storage.size for storage in plan.storages] + [tensor.size for tensor in plan.tensors]
+    return {name for text in texts for name in variables(text)}
+
+
 def compare(
-    before: tvm.IRModule, after: tvm.IRModule, sizes: Mapping[str, int]
+    before: tvm.IRModule, after: tvm.IRModule, given: Mapping[str, int]
 ) -> dict[str, Memory]:
     """Compare a plan with TVM's for the same module, and with what no plan can do without."""
     theirs = relax.transform.StaticPlanBlockMemory()(before)
-    least = live.allocations(before, sizes)
-    ours = live.allocations(after, sizes)
-    upstream = live.allocations(theirs, sizes, typed_ipc=True)
+    least = live.allocations(before, given)
+    ours = live.allocations(after, given)
+    upstream = live.allocations(theirs, given, typed_ipc=True)
     return {
         name: Memory(ours[name].total(), upstream[name].total(), least[name].total())
         for name in least

@@ -67,28 +67,28 @@ class Allocation:
 
 
 def allocations(
-    mod: tvm.IRModule, sizes: Mapping[str, int], *, typed_ipc: bool = False
+    mod: tvm.IRModule, given: Mapping[str, int], *, typed_ipc: bool = False
 ) -> dict[str, Allocation]:
     """Count what each Relax function of a module allocates, before or after a memory plan.
 
-    With `typed_ipc` a storage in `ipc_memory` counts as TVM's `LowerGPUIPCAllocStorage` has it
-    allocated: it hands over bytes as if they were elements of the type that will lie there.
+    Parameters
+    ----------
+    mod : the module, with its allocations explicit.
+    given : values of symbolic variables; others count as their upper bound, see `sizes_of`.
+    typed_ipc : a storage in `ipc_memory` counts as TVM's `LowerGPUIPCAllocStorage` has it
+        allocated: it hands over bytes as if they were elements of the type that will lie there.
     """
     return {
-        name.name_hint: _Function(function, sizes, typed_ipc).count()
+        name.name_hint: _Function(function, sizes_of(function, given), typed_ipc).count()
         for name, function in mod.functions_items()
         if isinstance(function, relax.Function)
     }
 
 
-def sizes_of(mod: tvm.IRModule, given: Mapping[str, int]) -> dict[str, int]:
-    """Return the values of symbolic variables: what is given, else the bounds of the module."""
-    found: dict[str, int] = {}
-    for _, function in mod.functions_items():
-        if function.attrs is not None and "tir_var_upper_bound" in function.attrs:
-            bounds = function.attrs["tir_var_upper_bound"]
-            found |= {str(name): int(bound) for name, bound in bounds.items()}
-    return {**found, **given}
+def sizes_of(function: relax.Function, given: Mapping[str, int]) -> dict[str, int]:
+    """Return the values of symbolic variables: what is given, else their upper bounds."""
+    bounds = (function.attrs or {}).get("tir_var_upper_bound", {})
+    return {**{str(name): int(bound) for name, bound in bounds.items()}, **given}
 
 
 class _Function:

@@ -115,7 +115,7 @@ def _contents(plans: Sequence[FunctionPlan]) -> str:
 
 
 def _function(explanation: Explanation, plan: FunctionPlan, index: int) -> str:
-    placed = bands(plan, explanation.sizes)
+    placed = bands(plan, explanation.sizes.get(plan.function, {}))
     memory = explanation.memory.get(plan.function)
     head = f'<h2 id="function-{index}">Function <code>{escape(plan.function)}</code></h2>'
     if not placed:

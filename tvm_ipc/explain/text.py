@@ -44,7 +44,8 @@ def render(explanation: Explanation) -> str:
     ]
     for plan in map(condense, explanation.report.plans):
         parts += ["", f"Function {plan.function}: {barriers(plan)}"]
-        parts += [_picture(plan, band) for band in bands(plan, explanation.sizes)]
+        sizes = explanation.sizes.get(plan.function, {})
+        parts += [_picture(plan, band) for band in bands(plan, sizes)]
     return "\n".join(part.rstrip() for part in "\n".join(parts).splitlines())
 
 

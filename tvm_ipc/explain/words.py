@@ -80,7 +80,15 @@ def setting(explanation: Explanation) -> list[str]:
 
 def assumptions(explanation: Explanation) -> list[str]:
     """Return what symbolic sizes count as."""
-    return [f"{name} = {value}" for name, value in sorted(explanation.sizes.items())]
+    values: dict[str, dict[int, list[str]]] = {}
+    for function, sizes in explanation.sizes.items():
+        for name, value in sizes.items():
+            values.setdefault(name, {}).setdefault(value, []).append(function)
+    return [
+        f"{name} = {value}" + (f" in {', '.join(functions)}" if len(choices) > 1 else "")
+        for name, choices in sorted(values.items())
+        for value, functions in choices.items()
+    ]
 
 
 def headline(explanation: Explanation) -> str:
