@@ -29,7 +29,7 @@ from tvm import relax
 
 from tvm_ipc.transform.blas.partition import compile_partitions
 from tvm_ipc.transform.blas.product import Product, find_products, replace
-from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.transform.report import Decision, collecting, note
 
 #: Below so many multiplications TVM's kernel, unrolled for its shape, is as fast as a call; TVM
 #: widens 16-bit floats one by one. Measured by `benchmarks/blas.py --threshold`.
@@ -77,15 +77,10 @@ class OffloadBLAS:
         chosen = []
         for product in find_products(function):
             reason = product.refusal or self._too_small(product)
-            note(
-                Decision(
-                    _NAME,
-                    name,
-                    product.subject,
-                    "left to TVM" if reason else "given to the BLAS",
-                    reason or "the BLAS is faster",
-                )
-            )
+            if collecting():
+                verdict = "left to TVM" if reason else "given to the BLAS"
+                why = reason or "the BLAS is faster"
+                note(Decision(_NAME, name, product.subject, verdict, why))
             if not reason:
                 chosen.append(product)
         return replace(function, chosen)

@@ -52,7 +52,8 @@ class Product:
     b_axes: int = 0
     steps: list[Epilogue] = field(default_factory=list)
     operands: list[Any] = field(default_factory=list)
-    permutations: list[Any] = field(default_factory=list)  #: variables that it reads through
+    #: Variables that it reads through, and how often the function uses them.
+    permutations: list[tuple[Any, int]] = field(default_factory=list)
     refusal: str = ""
 
     @property
@@ -98,10 +99,10 @@ class _Scope:
         if not isinstance(body, relax.SeqExpr):
             self._use(body, None, -1)
             return
-        for block in body.blocks:
+        for block in body.blocks[:]:
             self.blocks += 1
             number = self.blocks
-            for binding in block.bindings:
+            for binding in block.bindings[:]:
                 self.definition[binding.var] = (binding, number)
                 value = binding.value
                 if isinstance(value, relax.If):
@@ -120,10 +121,10 @@ class _Scope:
             self.user[value] = (binding, block)
         elif isinstance(value, relax.Call):
             self._use(value.op, binding, block)
-            for argument in value.args:
+            for argument in value.args[:]:
                 self._use(argument, binding, block)
         elif isinstance(value, relax.Tuple):
-            for item in value.fields:
+            for item in value.fields[:]:
                 self._use(item, binding, block)
         elif isinstance(value, relax.TupleGetItem):
             self._use(value.tuple_value, binding, block)
@@ -153,7 +154,7 @@ def replace(function: relax.Function, products: list[Product]) -> relax.Function
         return function
     builder = relax.BlockBuilder()
     calls: dict[Any, list[relax.Binding]] = {
-        variable: [] for variable in _unused_permutations(products, function)
+        variable: [] for variable in _unused_permutations(products)
     }
     for product in products:
         *inner, last = product.bindings
@@ -162,21 +163,17 @@ def replace(function: relax.Function, products: list[Product]) -> relax.Function
     return rewrite(function, lambda binding: calls.get(binding.var))
 
 
-def _unused_permutations(products: list[Product], function: relax.Function) -> set[Any]:
+def _unused_permutations(products: list[Product]) -> set[Any]:
     """Return the permuted variables that nothing reads once the products stand as calls."""
-    scope = _Scope()
-    scope.read(function.body)
-    left = Counter(
-        {variable: scope.uses[variable] for p in products for variable in p.permutations}
-    )
+    left: dict[Any, int] = {}
     for product in products:
-        left.subtract(product.permutations)
+        for variable, uses in product.permutations:
+            left[variable] = left.get(variable, uses) - 1
     return {variable for variable, uses in left.items() if uses == 0}
 
 
 def _start(binding: Any, block: int, scope: _Scope) -> Product:
-    call = binding.value
-    product = Product([binding], *call.args)
+    product = Product([binding], *binding.value.args[:])
     types = [product.a.ty, product.b.ty, binding.var.ty]
     product.refusal = refusal(types)
     if product.refusal:
@@ -224,7 +221,7 @@ def _look_through(product: Product, operand: Any, block: int, scope: _Scope) -> 
     # One dimension of the matrix has to lie densely in memory, which is the last one.
     if ndim - 1 not in axes[-2:]:
         return operand, 0
-    product.permutations.append(operand)
+    product.permutations.append((operand, scope.uses[operand]))
     return source, pack_digits(axes)
 
 
