@@ -416,3 +416,28 @@ def test_sizes_that_are_written_differently_are_equal():
     quotient = tvm.tirx.Div(n * tvm.tirx.IntImm("int64", 3), tvm.tirx.IntImm("int64", 3))
     dtype = tvm.DataType("float32")
     assert sizes.of([quotient, n], dtype) == sizes.of([n, n], dtype) != sizes.of([n], dtype)
+
+
+def test_one_call_object_that_is_bound_twice_makes_two_tensors():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((64,), "float32"))
+    ty = relax.TensorType((64,), "float32")
+    arguments = [
+        relax.ShapeExpr([64]),
+        tvm.ir.GenericConst(tvm.DataType("float32"), relax.AnyType()),
+        relax.prim_value(0),
+        tvm.ir.StringImm("global"),
+    ]
+    with builder.function("main", [x], pure=False):
+        alloc = builder.normalize(
+            relax.Call(tvm.ir.Op.get("relax.builtin.alloc_tensor"), arguments)
+        )
+        kernel = relax.ExternFunc("kernel")
+        a, b = relax.Var("a", ty), relax.Var("b", ty)
+        for var in (a, b):
+            builder.emit_normalized(relax.VarBinding(var, alloc))
+        builder.emit(relax.Call(kernel, [x, a], ty_args=[tvm.ir.TupleType([])]))
+        builder.emit(relax.Call(kernel, [a, b], ty_args=[tvm.ir.TupleType([])]))
+        builder.emit_func_output(x)
+    plan = plan_of(builder.get())
+    assert [(tensor.name, tensor.offset) for tensor in plan.tensors] == [("a", "0"), ("b", "256")]
