@@ -10,7 +10,7 @@ from plans import small_explanation, small_plan, tensor
 
 from tvm_ipc.explain import page, text
 from tvm_ipc.explain.layout import bands, condense
-from tvm_ipc.explain.words import assumptions, bytes_text, findings
+from tvm_ipc.explain.words import assumptions, bytes_text, findings, spent
 from tvm_ipc.transform.report import Decision, Event
 
 
@@ -133,6 +133,15 @@ def test_symbolic_sizes_are_said_once_where_all_functions_agree() -> None:
     explanation = small_explanation()
     explanation.sizes.update(main={"n": 1, "m": 2}, other={"n": 1, "m": 3})
     assert assumptions(explanation) == ["m = 2 in main", "m = 3 in other", "n = 1"]
+
+
+def test_memory_for_the_sake_of_barriers_is_called_so() -> None:
+    explanation = small_explanation()
+    assert spent(explanation) == ""
+    explanation.memory["main"].ours["ipc_memory"] = 1024
+    assert spent(explanation).startswith("512 B of ipc_memory keep inputs of all-reduces longer")
+    assert spent(explanation) in page.render(explanation)
+    assert "512 B of ipc_memory" in text.render(explanation)
 
 
 def test_page_of_a_module_without_anything_to_plan() -> None:

@@ -22,6 +22,7 @@ from tvm_ipc.explain.words import (
     findings,
     headline,
     setting,
+    spent,
 )
 from tvm_ipc.transform.report import FunctionPlan
 
@@ -45,7 +46,7 @@ def render(explanation: Explanation) -> str:
             f"<style>{_asset('page.css')}</style></head><body>",
             f"<header><h1>{escape(title)}</h1>{_facts(explanation)}</header><main>",
             f"<p>{escape(headline(explanation))}</p>",
-            _totals(explanation.total()),
+            _totals(explanation.total(), spent(explanation)),
             _contents(plans),
             _decisions(explanation),
             *sections,
@@ -69,7 +70,7 @@ def _facts(explanation: Explanation) -> str:
     return f'<ul class="facts">{"".join(f"<li>{escape(f)}</li>" for f in facts)}</ul>'
 
 
-def _totals(memory: Memory) -> str:
+def _totals(memory: Memory, remark: str) -> str:
     if not memory.scopes:
         return ""
     largest = max(
@@ -96,7 +97,7 @@ def _totals(memory: Memory) -> str:
     return (
         f'<div class="totals">{"".join(parts)}</div><p class="muted">TVM\'s plan of the same '
         "module counts as its runtime allocates it. The least is what is live at once in the "
-        "worst moment: no plan can take less.</p>"
+        f"worst moment: no plan can take less. {escape(remark)}</p>"
     )
 
 

@@ -17,6 +17,7 @@ from tvm_ipc.explain.words import (
     findings,
     headline,
     setting,
+    spent,
 )
 from tvm_ipc.transform.report import FunctionPlan
 
@@ -39,6 +40,7 @@ def render(explanation: Explanation) -> str:
         headline(explanation),
         "",
         _totals(explanation.total()),
+        *textwrap.wrap(spent(explanation), 96),
         "",
         _decisions(explanation),
     ]

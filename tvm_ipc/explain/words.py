@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.explain.examine import Explanation
 from tvm_ipc.transform.report import Decision, FunctionPlan
 
@@ -102,6 +103,19 @@ def headline(explanation: Explanation) -> str:
     return (
         f"The plan takes {bytes_text(ours)}; TVM's takes {bytes_text(theirs)}; "
         f"{bytes_text(least)} are live at once, and no plan can take less."
+    )
+
+
+def spent(explanation: Explanation) -> str:
+    """Return what memory beyond the least is for, if anything is."""
+    memory = explanation.total()
+    more = memory.ours.get(IPC_MEMORY, 0) - memory.least.get(IPC_MEMORY, 0)
+    events = [event for plan in explanation.report.plans for event in plan.events]
+    if more <= 0 or not any(event.barrier == "left out" for event in events):
+        return ""
+    return (
+        f"{bytes_text(more)} of {IPC_MEMORY} keep inputs of all-reduces longer, so that they need "
+        "no exit barrier; with a barrier budget of 0 there is none of it."
     )
 
 
