@@ -198,6 +198,32 @@ def test_the_larger_demand_decides_where_the_tensor_lies():
     assert copies(function) == [("x", "x_texture")]
 
 
+def test_the_smaller_of_two_tensors_is_copied():
+    """The first demand is for a view of 8 bytes, the second for all 32."""
+
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def write(a: T.Buffer((8,), "float32", scope="global.vtcm")):
+            for i in range(8):
+                a[i] = T.float32(i)
+
+        @R.function(pure=False)
+        def main(y: R.Tensor((2,), "float32")):
+            cls = Before
+            x = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            v = R.memory.view(x, R.shape([2]), R.dtype("float32"), R.prim_value(8))
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", v, R.prim_value(1), y)
+            cls.write(x)
+            return R.tuple()
+
+    function = plan(Before)["main"]
+    assert scopes(function) == {"x": "global.vtcm", "v_ipc": "ipc_memory"}
+    assert copies(function) == [("v", "v_ipc")]
+
+
 def test_what_is_written_in_another_scope_is_copied_back():
     @I.ir_module
     class Before:

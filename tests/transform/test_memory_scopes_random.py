@@ -146,8 +146,8 @@ class Generator:
     def statements(self, bindings: list, pool: list, flag, count: int, depth: int) -> None:
         for _ in range(count):
             kind = self.random.choices(
-                ["move", "reduce", "add", "alias", "tuple", "if", "call", "look"],
-                [6, 4, 1, 1, 2, 3 if depth else 0, 3 if self.functions else 0, 0.5],
+                ["move", "call_tir", "reduce", "add", "alias", "tuple", "if", "call", "look"],
+                [4, 3, 4, 1, 1, 2, 3 if depth else 0, 3 if self.functions else 0, 0.5],
             )[0]
             getattr(self, f"make_{kind}")(bindings, pool, flag, depth)
 
@@ -170,6 +170,15 @@ class Generator:
         name = "runtime.disco.cuda_ipc.custom_allreduce"
         self.packed(bindings, name, send, relax.prim_value(1), out)
         pool.append(out)
+
+    def make_call_tir(self, bindings: list, pool: list, flag, depth: int) -> None:
+        callee, source = self.kernels[self.random.choice(MOVES)], self.random.choice(pool)
+        if self.random.random() < 0.3:
+            callee = self.kernels[self.random.choice(ADDS)]
+            call = relax.op.call_tir_inplace(callee, relax.Tuple([source]), [0], [TENSOR])
+        else:
+            call = relax.op.call_tir(callee, relax.Tuple([source]), TENSOR)
+        pool.append(self.bind(bindings, call))
 
     def make_add(self, bindings: list, pool: list, flag, depth: int) -> None:
         self.kernel(bindings, self.random.choice(ADDS), self.random.choice(pool))
@@ -265,8 +274,13 @@ class Interpreter:
         if isinstance(expr.op, tvm.ir.Op):
             if str(expr.op.name) == "relax.reshape":
                 return self.evaluate(expr.args[0], env)
-            assert str(expr.op.name) == "relax.builtin.alloc_tensor"
-            return Memory(np.full(4, np.nan), str(expr.args[3].value))
+            if str(expr.op.name) == "relax.builtin.alloc_tensor":
+                return Memory(np.full(4, np.nan), str(expr.args[3].value))
+            args = self.evaluate(expr.args[1], env)
+            if str(expr.op.name) == "relax.call_tir":
+                args.append(Memory(np.full(4, np.nan), "global"))
+            self.kernel(self.functions[str(expr.args[0].name_hint)], args)
+            return args[-1]
         if isinstance(expr.op, relax.ExternFunc):
             args = [self.evaluate(a, env) for a in expr.args if isinstance(a, relax.Var)]
             return self.packed(str(expr.op.global_symbol), args)

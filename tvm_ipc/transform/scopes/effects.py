@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 
 from tvm_ipc.transform.scopes.facts import (
     CallRecord,
@@ -26,7 +27,7 @@ class Effects:
         self._program = program
         self._primfuncs = primfuncs
         self._of = {id(facts.value): facts for facts in program.functions}
-        self._params: dict[int, set[int]] = {}
+        self._known_outside: dict[int, set[int]] = {}
         self._calls: dict[int, list[tuple[FunctionFacts, CallRecord]]] = {}
         for facts in program.functions:
             for record in facts.calls:
@@ -81,13 +82,12 @@ class Effects:
         return self._may_return_copy(region.function, here, set())
 
     def _may_return_copy(self, function: FunctionFacts, leaf: int, seen: set[int]) -> bool:
-        """Whether callers cannot tell a parameter that is returned from its copy."""
+        """Whether callers cannot tell what is returned from its copy."""
         find = self._program.find
-        params = self._params.get(id(function))
-        if params is None:
-            params = {find(tensor.leaf) for tensor in tensors(function.value.params)}
-            self._params[id(function)] = params
-        if find(leaf) not in params or id(function) in seen:
+        known = self._known_outside.get(id(function))
+        if known is None:
+            known = self._known_outside[id(function)] = self._find_known_outside(function)
+        if find(leaf) not in known or id(function) in seen:
             return True
         seen.add(id(function))
         for caller, record in self._calls.get(id(function.value), []):
@@ -99,6 +99,14 @@ class Effects:
                 if not self._may_return_copy(caller, result.leaf, seen):
                     return False
         return True
+
+    def _find_known_outside(self, function: FunctionFacts) -> set[int]:
+        """Return the memory that callers know by another name too, if it is returned."""
+        known = {self._program.find(tensor.leaf) for tensor in tensors(function.value.params)}
+        results = Counter(
+            self._program.find(tensor.leaf) for tensor in tensors(function.value.result)
+        )
+        return known | {result for result, count in results.items() if count > 1}
 
     # How it is found.
 

@@ -19,9 +19,9 @@ _RECURSION = 8.0
 _MOST = 1e12
 
 
-def size_of(program: Program, use: Use) -> float:
+def size_of(use: Use) -> float:
     """Return an estimate of the bytes of a used tensor."""
-    return estimate(program.types[use.tensor.leaf], use.region.function.bounds)
+    return estimate(use.tensor.root.ty, use.region.function.bounds)
 
 
 def estimate(ty: Any, bounds: dict[str, int]) -> float:

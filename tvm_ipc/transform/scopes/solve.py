@@ -147,7 +147,7 @@ class _Solver:
         """Return what a copy for a use costs."""
         frequency = use.region.frequency * use.region.function.frequency
         # Of two ways that move the same bytes, the one with fewer copies is better.
-        return size_of(self.program, use) * frequency + 1
+        return size_of(use) * frequency + 1
 
     def weigh(self, known: _Class) -> None:
         """Find what copies for the uses of a class would cost; equal uses share one."""
