@@ -313,3 +313,26 @@ def test_groups(groups, strategy, in_group):
         for rank, result in enumerate(results):
             peers = xs[rank // 2 * 2 :][:2] if in_group else xs
             np.testing.assert_allclose(result, reduced(kind, peers), rtol=1e-4)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_constant_that_is_first_seen_late(session, taken):
+    source = """
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor((4,), "float32"), c: R.Tensor((), "bool")):
+        y = R.ccl.allreduce(R.multiply(x, k), "sum")
+        if c:
+            r = R.multiply(y, k)
+        else:
+            r = y
+        return R.ccl.allreduce(r, "sum")
+"""
+    k, world = np.arange(4, dtype="float32"), session.num_workers
+    mod = tvm.script.parser.parse(source, extra_vars={"k": relax.const(k), "I": I, "R": R})
+    program, _ = compiled(mod, world)
+    main = session.load_vm_module(program)["main"]
+    ones = [np.ones(4, "float32")] * world
+    for result in run(session, main, ones, [np.array(taken)] * world):
+        np.testing.assert_array_equal(result, world**2 * k * (k if taken else 1))

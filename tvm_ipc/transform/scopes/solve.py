@@ -102,6 +102,8 @@ class _Solver:
             if use.same is not None and not self.effects.may_cut(use):
                 one, other = self.find(use.tensor.leaf), self.find(use.same)
                 self.parents[max(one, other)] = min(one, other)
+        # To tell what may be cut can take reading calls that were deferred, and their constants.
+        self.parents += range(len(self.parents), len(self.program.memory))
         self.fill()
         self.spread()
         self.improve()
