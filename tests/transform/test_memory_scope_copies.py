@@ -42,6 +42,31 @@ def test_a_value_that_is_written_in_between_is_copied_again():
     assert copies(plan(Before)["main"]) == [("p", "p_ipc"), ("p", "p_ipc")]
 
 
+def test_a_value_that_a_local_function_writes_is_copied_again():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def f(a: T.Buffer((8,), "float32")):
+            for i in range(8):
+                a[i] = a[i] + T.float32(1)
+
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+            cls = Before
+
+            @R.function(pure=False)
+            def step() -> R.Tuple():
+                cls.f(p)
+                return R.tuple()
+
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            step()
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            return R.tuple()
+
+    assert copies(plan(Before)["main"]) == [("p", "p_ipc"), ("p", "p_ipc")]
+
+
 def test_a_kernel_that_only_reads_does_not_end_a_copy():
     @I.ir_module
     class Before:
