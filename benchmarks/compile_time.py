@@ -3,13 +3,15 @@
 
     python benchmarks/compile_time.py [--layers 20 80 320] [--json results.json]
 
-The time of `get_pipeline`, pass by pass, measured by an instrument of our own (what one pass runs
+The processor time of `get_pipeline`, pass by pass, measured by an instrument (what one pass runs
 inside another counts for the inner one), next to TVM's default pipeline for the same module, which
-has neither IPC memory nor our plan. Code generation comes after both and is left out, so the share
-is one of Relax's pipeline; of a whole build it is much smaller.
+has neither IPC memory nor our plan. Code generation comes after both and is left out: a few tenths
+of a second, as the kernels of all layers are the same.
 
-The exit code is 1 where our passes take more than a tenth of the pipeline at 80 layers, or grow
-faster than the layers do.
+`OffloadBLAS` is shown and not counted as ours: what it takes, TVM's passes save on kernels that are
+not made. So the pipeline is also run without it.
+
+The exit code is 1 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import tvm
@@ -36,8 +38,7 @@ from tvm_ipc.demo.config import Config
 
 #: TVM's own check, which our pipeline runs first; TVM's does not.
 WELL_FORMED = "relax.analysis.well_formed"
-#: What our pipeline does more than TVM's, by what it is called in TVM. `OffloadBLAS` is not among
-#: it: what it takes, others save.
+#: What our pipeline does more than TVM's, by what it is called in TVM.
 OURS = frozenset(
     {
         WELL_FORMED,
@@ -49,9 +50,10 @@ OURS = frozenset(
         "LowerGPUIPCAllocStorage",
     }
 )
+#: Most time that our passes may take, of the pipeline, and add, to TVM's.
 SHARE = 0.10
-#: Layers that our passes may take per layer at most, against the fewest layers.
-GROWTH = 1.3
+#: Linear is a power of 1; memory that no longer fits a cache adds to it, for TVM's passes too.
+POWER = 1.25
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Times:
     whole: float
     passes: dict[str, float]  #: time of their own
     upstream: float
+    without_blas: float
 
     @property
     def ours(self) -> float:
@@ -124,7 +127,7 @@ def measure(layers: int, rounds: int) -> Times:
     config = Config(layers, 2048, 32, 8, 8192, 32000, context=2048, dtype="float16")
     target = tvm.target.Target("llvm")
     found: list[tuple[float, dict[str, float]]] = []
-    upstream = []
+    upstream, plain = [], []
     for _ in range(rounds):
         mod = zoo.decoder(config)
         gc.collect()
@@ -139,9 +142,14 @@ def measure(layers: int, rounds: int) -> Times:
             tvm_ipc.get_pipeline(target, zoo.WORLD)(mod)
             whole = time.process_time() - start
         clock.passes["tvm_ipc.pipeline"] -= sum(check)
+        mod = zoo.decoder(config)
+        gc.collect()
+        start = time.process_time()
+        tvm_ipc.get_pipeline(target, zoo.WORLD, blas=False)(mod)
+        plain.append(time.process_time() - start)
         found.append((whole, {**clock.passes, WELL_FORMED: sum(check)}))
     whole, passes = min(found, key=lambda entry: entry[0])
-    return Times(layers, whole, passes, median(upstream))
+    return Times(layers, whole, passes, min(upstream), min(plain))
 
 
 def pass_table(found: list[Times], at: Times) -> str:
@@ -168,21 +176,50 @@ def pass_table(found: list[Times], at: Times) -> str:
 
 
 def growth_table(found: list[Times]) -> str:
-    rows = [["layers", "pipeline ms", "ours ms", "share", "ours, ms a layer", "TVM's pipeline ms"]]
-    rows[0].append("whole pipeline against TVM's")
+    rows = [["layers", "TVM's pipeline ms", "ours ms", "against TVM's", "without BLAS ms"]]
+    rows[0] += ["against TVM's", "our passes ms", "share", "ms a layer"]
     for times in found:
         rows.append(
             [
                 str(times.layers),
+                f"{times.upstream * 1e3:.0f}",
                 f"{times.whole * 1e3:.0f}",
+                f"{times.whole / times.upstream - 1:+.1%}",
+                f"{times.without_blas * 1e3:.0f}",
+                f"{times.without_blas / times.upstream - 1:+.1%}",
                 f"{times.ours * 1e3:.1f}",
                 f"{times.share:.1%}",
                 f"{times.ours * 1e3 / times.layers:.3f}",
-                f"{times.upstream * 1e3:.0f}",
-                f"{times.whole / times.upstream - 1:+.1%}",
             ]
         )
     return layout(rows)
+
+
+def powers(found: list[Times]) -> dict[str, float]:
+    """The power of the number of layers that the time of each of our passes grows with."""
+    first, last = found[0], found[-1]
+    layers = log(last.layers / first.layers)
+    return {
+        name: log(last.passes[name] / first.passes[name]) / layers
+        for name in sorted(OURS)
+        if first.passes.get(name, 0) > 0 and last.passes.get(name, 0) > 0
+    }
+
+
+def goals(found: list[Times], at: Times) -> dict[str, bool]:
+    where = f"at {at.layers} layers"
+    more = at.whole / at.upstream - 1
+    made = {
+        f"our passes take {at.share:.1%} of the pipeline {where}, at most {SHARE:.0%}": (
+            at.share <= SHARE
+        ),
+        f"the pipeline takes {more:+.1%} of TVM's {where}, at most {SHARE:+.0%}": more <= SHARE,
+    }
+    if len(found) > 1:
+        for name, power in powers(found).items():
+            text = f"{name} grows with layers to the power of {power:.2f}, at most {POWER}"
+            made[text] = power <= POWER
+    return made
 
 
 def main() -> int:
@@ -197,24 +234,19 @@ def main() -> int:
     print(f"\na decoder of {at.layers} layers, prefill and decode, pass by pass\n")
     print(pass_table(found, at))
     print(f"\n{growth_table(found)}")
-    growth = (found[-1].ours / found[-1].layers) / (found[0].ours / found[0].layers)
-    goals = {
-        f"at most {SHARE:.0%} of the pipeline at {at.layers} layers": at.share <= SHARE,
-        f"linear: a layer of {found[-1].layers} takes {growth:.2f} of a layer of "
-        f"{found[0].layers}, at most {GROWTH}": growth <= GROWTH,
-    }
     print()
-    for goal, holds in goals.items():
+    held = goals(found, at)
+    for goal, holds in held.items():
         print(f"{'met' if holds else 'MISSED'}: {goal}")
     if options.json is not None:
         document = {
             "machine": machine(),
             "times": [{**vars(times), "ours": times.ours, "share": times.share} for times in found],
-            "goals": goals,
+            "goals": held,
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
         print(f"written: {options.json}")
-    return 0 if all(goals.values()) else 1
+    return 0 if all(held.values()) else 1
 
 
 if __name__ == "__main__":
