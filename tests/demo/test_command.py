@@ -82,7 +82,9 @@ def test_types_strategies_and_kernels(
     assert f"rewritten ({strategy})" in story["compile"]
     assert f"products: {'OpenBLAS' if blas == '--blas' else 'kernels of TVM'}" in story["compile"]
     assert blas != "--threads" or "threads started" in story["2 workers"]
-    assert "WRONG" not in story["result"]
+    assert (blas == "--blas") == ("TVM alone" in story)
+    assert ("without OpenBLAS; its logits" in story["speed"]) == (blas == "--blas")
+    assert "WRONG" not in story["result"] + story["speed"]
 
 
 def verdict(

@@ -45,6 +45,7 @@ def lead(options: Options, report: Report) -> int:
     for done, n in enumerate(options.workers):
         report.progress(done / len(options.workers), f"compiling for {count(n, 'worker')}")
         executables[n] = compile_model(config, n, options.strategy, options.blas)
+    before = compile_model(config, 1, options.strategy) if options.blas else None
     report.step("compile", f"for {listing(list(options.workers))}: llvm, {processor()}")
     several = options.workers[-1] if options.workers[-1] > 1 else None
     found = decisions(config, several or 1, options.strategy, options.blas)
@@ -63,9 +64,13 @@ def lead(options: Options, report: Report) -> int:
     arena: dict[str, int] = {}
     for n in options.workers:
         said[n], arena = _run(report, options, n, executables[n], model_weights, prompt)
+    if before is not None:
+        plain, _ = _run(report, options, 1, before, model_weights, prompt, "TVM alone")
     report.gap()
     right = _compare(report, config, said)
     _explain_time(report, options, said)
+    if before is not None:
+        right = _compare_kernels(report, options, said[1], plain) and right
     if load > len(os.sched_getaffinity(0)):
         report.line(
             "", f"other programs kept the cores busy (load {load:.1f}): quiet, it is faster"
@@ -133,9 +138,10 @@ def _run(
     executable: Any,
     model_weights: Sequence[Weight],
     prompt: list[int],
+    label: str = "",
 ) -> tuple[Generation, dict[str, int]]:
     """Let so many workers continue the prompt; return also what their shared memory saw."""
-    label = count(workers, "worker")
+    label = label or count(workers, "worker")
     steps = len(model_weights) + options.tokens
     put = 0
 
@@ -259,6 +265,26 @@ def _explain_time(report: Report, options: Options, said: dict[int, Generation])
     if options.workers[-1] > 1:
         more = "; more workers than that share them" if options.workers[-1] > cores else ""
         report.line("", f"a worker uses one core, and there are {cores}{more}")
+
+
+def _compare_kernels(report: Report, options: Options, ours: Generation, plain: Generation) -> bool:
+    """Say what OpenBLAS changes, and return whether both say the same."""
+    text = f"{'TVM alone':<11}prefill {options.prompt_length / plain.prefill:8.0f} tok/s"
+    text += f" {ours.prefill / plain.prefill:4.2f}x"
+    if options.tokens > 1:
+        text += f"   decode {(options.tokens - 1) / plain.decode:7.0f} tok/s"
+        text += f" {ours.decode / plain.decode:4.2f}x"
+    report.line("", text)
+    distance = _distance(ours, plain)
+    same = distance <= allowed_difference(options.config, ours.logits)
+    if same and ours.tokens != plain.tokens:
+        same = bool(_excuse(options.config, ours, plain))
+    report.line(
+        "",
+        f"which is 1 worker without OpenBLAS; its logits differ by up to {distance:.1e}"
+        + ("" if same else ": WRONG"),
+    )
+    return same
 
 
 def _suggest(report: Report, options: Options) -> None:
