@@ -8,7 +8,8 @@ two meet, each class of leaves takes the scope with the cheapest copies, until n
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -49,7 +50,8 @@ class Solution:
     registry: ScopeRegistry
     primfuncs: PrimFuncs
     effects: Effects
-    scopes: list[str]
+    #: Plain for constants of calls that demand nothing, which are read when copies are placed.
+    scopes: Mapping[int, str]
 
     def needed(self, use: Use) -> str | None:
         """Return the scope that a use needs a copy in, or None if it takes the leaf as it is."""
@@ -107,7 +109,9 @@ class _Solver:
         self.fill()
         self.spread()
         self.improve()
-        scopes = [self.classes[self.find(leaf)].scope for leaf in range(len(self.parents))]
+        scopes: dict[int, str] = defaultdict(lambda: PLAIN)
+        for leaf in range(len(self.parents)):
+            scopes[leaf] = self.classes[self.find(leaf)].scope
         return Solution(self.program, self.registry, self.primfuncs, self.effects, scopes)
 
     def find(self, leaf: int) -> int:
