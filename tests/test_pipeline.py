@@ -210,3 +210,12 @@ def test_module_that_is_not_well_formed() -> None:
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     with pytest.raises(TransformError, match="not well-formed"):
         tvm_ipc.get_pipeline("llvm", 2)(mod)
+
+
+def test_module_with_a_call_of_no_type() -> None:
+    x, y = (relax.Var(name, R.Tensor((4,), "float32")) for name in "xy")
+    block = relax.BindingBlock([relax.VarBinding(y, relax.op.add(x, x))])  # by no block builder
+    function = relax.Function([x], relax.SeqExpr([block], y), R.Tensor((4,), "float32"))
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    with pytest.raises(TransformError, match="not well-formed: The ty of Expr"):
+        tvm_ipc.get_pipeline("llvm", 2)(mod)
