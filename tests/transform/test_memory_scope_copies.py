@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tvm
 from scope_programs import copies, plan, scopes
+from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -84,6 +85,26 @@ def test_a_kernel_that_only_reads_does_not_end_a_copy():
             return R.tuple()
 
     assert copies(plan(Before)["main"]) == [("p", "p_ipc")]
+
+
+def test_a_constant_of_several_functions_is_no_memory_that_they_share():
+    """Each function copies it at its own place, though the module holds it once."""
+    constant = relax.const([1.0, 2.0], "float32")
+    functions = {}
+    for name in ("one", "other"):
+        y = relax.Var("y", constant.ty)
+        args = [constant, relax.prim_value(1), y]
+        call = relax.Call(
+            relax.ExternFunc("runtime.disco.cuda_ipc.custom_allreduce"),
+            args,
+            ty_args=[relax.AnyType()],
+        )
+        pairs = [(relax.Var("_", relax.AnyType()), call) for _ in range(2)]
+        block = relax.BindingBlock([relax.VarBinding(*pair) for pair in pairs])
+        function = relax.Function([y], relax.SeqExpr([block], y), y.ty, is_pure=False)
+        functions[name] = function.with_attr("global_symbol", name)
+    after = plan(relax.transform.Normalize()(tvm.IRModule(functions)))
+    assert copies(after["one"]) == copies(after["other"]) == [("const", "const_ipc")]
 
 
 def test_a_view_copies_no_more_than_it_shows():

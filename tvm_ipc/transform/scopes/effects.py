@@ -122,7 +122,7 @@ class Effects:
             self._program.find(write.leaf)
             for facts in self._program.functions
             for write in facts.writes
-            if self._program.owners[write.leaf] is not facts
+            if self._program.owners[write.leaf] is not facts and self._is_write(write)
         }
 
     def _alias_through_calls(self) -> None:

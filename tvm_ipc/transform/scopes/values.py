@@ -38,6 +38,7 @@ class Values:
         self.globals: dict[str, Any] = {}
         self.values: dict[int, Value] = {}
         self._names: dict[int, str] = {}
+        self._constants: dict[tuple[int, int], Value] = {}
         self.number = 0
         self.private = False  #: whether there are functions whose callers may all be known
         self.function: FunctionFacts
@@ -97,10 +98,10 @@ class Values:
         if isinstance(expr, tvm.ir.GenericConst):
             if not isinstance(expr.ty, relax.TensorType):
                 return None
-            known = self.values.get(hash(expr))
+            key = (id(self.function), hash(expr))
+            known = self._constants.get(key)
             if known is None:
-                known = self.fresh(expr.ty, Root(expr))
-                self.values[hash(expr)] = known
+                known = self._constants[key] = self.fresh(expr.ty, Root(expr))
                 assert isinstance(known, Tensor)
                 self.program.fixed.setdefault(known.leaf, (GLOBAL, "is a constant"))
             return known
