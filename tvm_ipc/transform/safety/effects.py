@@ -33,13 +33,13 @@ class Effects:
         self._accesses: set[tuple[int, frozenset[str]]] = set()
 
     def _read(self, things: Iterable[Storage | Buffer], step: Step) -> None:
-        state = self._state
+        state, reads = self._state, self._summary.reads
         for thing in things:
-            if isinstance(thing, Buffer) and not thing.weak and thing in state.lost:
+            if state.lost and isinstance(thing, Buffer) and not thing.weak and thing in state.lost:
                 self._report(HazardKind.LOST, thing, step, state.lost.pop(thing))
             storage = storage_of(thing)
-            if storage.external and storage not in state.written:
-                self._summary.reads.setdefault(storage, step)
+            if storage.external and storage not in reads and storage not in state.written:
+                reads[storage] = step
 
     def _write(
         self,

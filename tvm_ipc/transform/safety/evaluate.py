@@ -38,6 +38,8 @@ from tvm_ipc.transform.safety.steps import (
     Steps,
 )
 
+_Span = tuple[Number | None, Number | None]
+
 
 class Module(Protocol):
     """What is known of the module around a function."""
@@ -64,7 +66,8 @@ class Evaluation(Effects):
         self._module = module
         self._steps = steps
         self._values: dict[int, Value] = {}
-        self._sizes: dict[Any, Number | None] = {}
+        self._spans: dict[Any, _Span] = {}
+        self._kept: list[Any] = []
         self._cached: dict[str, Value] = {}
 
     def _value(self, argument: Argument) -> Value:
@@ -249,21 +252,17 @@ class Evaluation(Effects):
 
     def _alloc_tensor(self, args: list[Argument], step: Step) -> Value:
         source, offset, shape, dtype = args[:4]
-        if type(offset) is int:
-            offset = self._steps.variables[offset]
-        begin = self._extents.number(offset)
-        size = self._size(shape, _item_bytes(dtype))
-        end = None if begin is None or size is None else self._extents.add(begin, size)
+        begin, end = self._span(offset, shape, _item_bytes(dtype))
+        name = str(step.bound.name)
         buffers = []
         for thing in objects(self._value(source)):
-            buffer = Buffer(str(step.bound.name), storage_of(thing), begin, end)
+            buffer = Buffer(name, storage_of(thing), begin, end)
             buffers.append(buffer)
             limit = buffer.storage.size
-            if limit is None or end is None:
+            if limit is None or end is None or self._extents.at_most(end, limit):
                 continue
-            if not self._extents.at_most(end, limit):
-                bounds = f"ends at byte {self._extents.text(end)} of {self._extents.text(limit)}"
-                self._report(HazardKind.BOUNDS, buffer, step, bounds)
+            bounds = f"ends at byte {self._extents.text(end)} of {self._extents.text(limit)}"
+            self._report(HazardKind.BOUNDS, buffer, step, bounds)
         return frozenset(buffers)
 
     def _unplanned(self, args: list[Argument], step: Step) -> Value:
@@ -275,20 +274,42 @@ class Evaluation(Effects):
             if isinstance(thing, Storage)
         )
 
+    def _span(self, offset: Argument, shape: Argument, item: float) -> _Span:
+        """Return where a tensor begins and ends, None where that is not known."""
+        dims = self._dims(shape)
+        at = int(offset.value) if type(offset) is tirx.IntImm else offset
+        key = (
+            at if type(at) is int else hash(at),
+            type(offset) is int,
+            item,
+            *map(_key, dims or ()),
+        )
+        span = self._spans.get(key) if dims is not None else None
+        if span is None:
+            # The hash of an expression that is gone may be another's.
+            self._kept += [offset, *(dims or ())]
+            where = self._steps.variables[offset] if type(offset) is int else offset
+            begin = self._extents.number(where)
+            size = None if dims is None else self._extents.size(dims, item)
+            end = None if begin is None or size is None else self._extents.add(begin, size)
+            span = begin, end
+            if dims is not None:
+                self._spans[key] = span
+        return span
+
     def _size(self, shape: Argument, item: float) -> Number | None:
         """Return the bytes of a tensor, None where the shape is not known."""
+        dims = self._dims(shape)
+        return None if dims is None else self._extents.size(dims, item)
+
+    def _dims(self, shape: Argument) -> Any:
+        if type(shape) is relax.ShapeExpr:
+            return shape.values[:]
         if type(shape) is int:
             ty = self._steps.variables[shape].ty
-            values = ty.values if isinstance(ty, relax.ShapeType) else None
-        else:
-            values = shape.values if isinstance(shape, relax.ShapeExpr) else None
-        if values is None:
-            return None
-        dims = values[:]
-        key = (item, *[int(d.value) if type(d) is tirx.IntImm else (hash(d),) for d in dims])
-        if key not in self._sizes:
-            self._sizes[key] = self._extents.size(dims, item)
-        return self._sizes[key]
+            if isinstance(ty, relax.ShapeType) and ty.values is not None:
+                return ty.values[:]
+        return None
 
     # ---- calls with a meaning of their own ------------------------------------------------
 
@@ -361,6 +382,10 @@ def _part(thing: Storage | Buffer, storage: Storage) -> Storage | Buffer:
 def _static(number: Number | None) -> Number | None:
     """Keep what means the same in another function."""
     return number if isinstance(number, int) else None
+
+
+def _key(dim: Any) -> Any:
+    return int(dim.value) if type(dim) is tirx.IntImm else (hash(dim),)
 
 
 def _item_bytes(dtype: Any) -> float:

@@ -30,6 +30,7 @@ class Extents:
         self._variables: dict[Any, int] = {}
         self._others: dict[int, list[int]] = {}
         self._bounds: dict[int, tuple[int, int]] = {}
+        self._orders: dict[tuple[Number, Number], bool] = {}
         self._proofs: dict[Polynomial, bool] = {}
         self._analyzer: Any = None
 
@@ -72,12 +73,17 @@ class Extents:
         """Whether a <= b is proved for all values of the variables."""
         if isinstance(a, int) and isinstance(b, int):
             return a <= b
-        difference = _pack(_plus(_unpack(b), _unpack(a), -1))
-        if isinstance(difference, int):
-            return difference >= 0
-        if difference not in self._proofs:
-            self._proofs[difference] = self._prove(difference)
-        return self._proofs[difference]
+        known = self._orders.get((a, b))
+        if known is None:
+            difference = _pack(_plus(_unpack(b), _unpack(a), -1))
+            if isinstance(difference, int):
+                known = difference >= 0
+            elif difference in self._proofs:
+                known = self._proofs[difference]
+            else:
+                known = self._proofs[difference] = self._prove(difference)
+            self._orders[a, b] = known
+        return known
 
     def text(self, number: Number | None) -> str:
         """Return the number as people write it."""

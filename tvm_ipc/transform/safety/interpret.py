@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tvm
@@ -23,7 +23,7 @@ from tvm_ipc.transform.safety.memory import (
     storage_of,
 )
 from tvm_ipc.transform.safety.prim_funcs import written_parameters
-from tvm_ipc.transform.safety.steps import IF, KILL, Sequence, Step, Steps
+from tvm_ipc.transform.safety.steps import IF, KILL, SAME, Sequence, Step, Steps
 
 
 class Checker:
@@ -84,6 +84,7 @@ class Run(Evaluation):
         self._checker = checker
         self._function = function
         self._inner = inner  #: within another function
+        self._outer: set[Value] = set()  #: what the parameters reach
 
     def run(self) -> Summary:
         """Run the whole function."""
@@ -97,6 +98,7 @@ class Run(Evaluation):
         for parameter in function.params:
             value = self._values[hash(parameter)] = self._parameter(parameter.name, parameter.ty)
             self._summary.parameters.append(value)
+            self._outer.update(_leaves(value))
         step = Step(relax.Var("return", None), function.body.body)
         result = self._sequence(self._steps.body, step)
         self._read(objects(result), step)
@@ -114,23 +116,28 @@ class Run(Evaluation):
 
     def _sequence(self, sequence: Sequence, around: Step) -> Value:
         """Run a sequence; its result is held once more when this returns."""
-        values = self._values
+        values, outer = self._values, self._outer
         for step in sequence.steps:
             if step.kind == KILL:
                 for killed in step.args:
                     self._let_go(killed, step)
                 continue
+            variable = step.variable
             if step.kind == IF:
-                result = self._if(step)
-                held = True
+                values[variable] = self._if(step)
+                self._state.holding.add(variable)
             else:
-                result = self._evaluate(step)
-                held = False
-            values[step.variable] = result
-            if result:
-                if not held:
+                result = values[variable] = self._evaluate(step)
+                if step.kind == SAME and step.ends == step.args:
+                    # It goes on under another name.
+                    if step.ends[0] in self._state.holding:
+                        self._state.holding.discard(step.ends[0])
+                        self._state.holding.add(variable)
+                    continue
+                # Parameters are the caller's; nothing frees them here.
+                if result and result not in outer:
                     self._state.hold(result)
-                self._state.holding.add(step.variable)
+                    self._state.holding.add(variable)
             for ended in step.ends:
                 self._let_go(ended, step)
         result = self._value(sequence.result)
@@ -190,6 +197,14 @@ class Run(Evaluation):
         name = f"{self._name}.{step.bound.name}"
         Run(self._checker, name, step.value, inner=True).run()
         return frozenset(thing for value in self._arguments(step.args) for thing in objects(value))
+
+
+def _leaves(value: Value) -> Iterator[Leaf]:
+    if isinstance(value, frozenset):
+        yield value
+    else:
+        for part in value:
+            yield from _leaves(part)
 
 
 def _merge(

@@ -122,7 +122,7 @@ class State:
 
     def hold(self, value: Value) -> None:
         """Count one more variable that holds a value."""
-        for thing in objects(value):
+        for thing in value if type(value) is frozenset else objects(value):
             self.holders[thing] = self.holders.get(thing, 0) + 1
             if isinstance(thing, Buffer):
                 self.lying.setdefault(thing.storage, set()).add(thing)
@@ -130,7 +130,7 @@ class State:
     def release(self, value: Value) -> list[Storage]:
         """Count one less; return the storages that nothing holds any more."""
         freed: list[Storage] = []
-        for thing in objects(value):
+        for thing in value if type(value) is frozenset else objects(value):
             count = self.holders.get(thing, 0) - 1
             if count > 0:
                 self.holders[thing] = count
