@@ -196,8 +196,8 @@ def _around_the_plan(
 
 def _check_module(mod: tvm.IRModule, world_size: int, group_size: int) -> None:
     try:
-        # With `check_ty` it looks into the type of every use of a variable, which is quadratic where
-        # weights are one tuple. A type that is missing is found without it, too.
+        # With `check_ty` it looks into the type at every use of a variable, which is quadratic
+        # where weights are one tuple. A type that is missing is found without it, too.
         relax.analysis.well_formed(mod, check_ty=False)
     except (TypeError, ValueError) as error:
         raise TransformError(f"get_pipeline: the module is not well-formed: {error}") from error
