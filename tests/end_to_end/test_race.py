@@ -212,3 +212,25 @@ def test_our_plan_is_right_with_the_same_delays(session, tmp_path, request):
     assert verify_cross_rank_safety(mod) == []
     rounds = request.config.getoption("--race-rounds")
     assert Runner(session, mod, tmp_path / "ours.so").wrong(rounds) == 0
+
+
+def test_our_plan_is_unsafe_once_it_is_broken(session):
+    mod = ours(session.num_workers)
+
+    def at_the_start(binding: Any) -> list[Any]:
+        op = getattr(binding.value, "op", None)
+        if not isinstance(op, tvm.ir.Op) or op.name != "relax.memory.alloc_tensor":
+            return [binding]
+        storage, _offset, *rest = binding.value.args
+        call = relax.Call(op, [storage, relax.prim_value(0), *rest], ty_args=binding.value.ty_args)
+        return [relax.VarBinding(binding.var, call)]
+
+    def without_any_barrier(binding: Any) -> list[Any]:
+        if callee(binding) not in (CUSTOM, OWN):
+            return [binding]
+        send, recv = binding.value.args[0], binding.value.args[-1]
+        call = packed(OWN, send, *map(relax.prim_value, (0, 0, 1, 1)), recv)
+        return [relax.VarBinding(binding.var, call)]
+
+    assert len(verify_cross_rank_safety(changed(mod, at_the_start))) >= LAYERS - 2
+    assert len(verify_cross_rank_safety(changed(mod, without_any_barrier))) > 0
