@@ -71,7 +71,6 @@ class Allocation(Root):
     """One `builtin.alloc_tensor`."""
 
     step: Step = None  # type: ignore[assignment]
-    number: int = 0
 
     @property
     def call(self) -> Any:
@@ -226,7 +225,7 @@ class _Walk:
         op = call.op
         address = op.__chandle__()
         if address == _ALLOC_TENSOR_ADDRESS:
-            allocation = Allocation(step=step, number=len(self._allocations))
+            allocation = Allocation(step=step)
             self._allocations.append(allocation)
             return frozenset((allocation,))
         if address in self._kernels:

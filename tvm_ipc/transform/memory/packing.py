@@ -14,6 +14,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tvm_ipc.transform.memory.lifetimes import Lifetime
 
@@ -25,7 +26,7 @@ _MANY_PAIRS_EACH = 64
 _SEARCH = 4000
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Item:
     """Something that needs `size` bytes during `lifetime`."""
 
@@ -48,7 +49,10 @@ def pack(items: Sequence[Item], alignment: int) -> Packing:
     neighbours = _neighbours(items)
     if neighbours is None:
         return _sweep(items, alignment)
-    bound = most_live([Item(align(item.size, alignment), item.lifetime) for item in items])
+    if all(item.size % alignment == 0 for item in items):
+        bound = most_live(items)
+    else:
+        bound = most_live([Item(align(item.size, alignment), item.lifetime) for item in items])
     best: Packing | None = None
     best_order: list[int] = []
     for order in _orders(items, neighbours):
@@ -64,6 +68,8 @@ def pack(items: Sequence[Item], alignment: int) -> Packing:
 
 def most_live(items: Sequence[Item]) -> int:
     """Return the largest sum of sizes that are live at once: no packing needs less."""
+    if not any(item.lifetime.region.path for item in items):
+        return _most_live_of_one_path(items)
     changes: dict[int, list[tuple[int, Item]]] = defaultdict(list)
     for item in items:
         for first, last in item.lifetime.spans:
@@ -89,6 +95,15 @@ def most_live(items: Sequence[Item]) -> int:
             sums[item.lifetime.region.path] += size
         most = max(most, total(()))
     return most
+
+
+def _most_live_of_one_path(items: Sequence[Item]) -> int:
+    changes: dict[int, int] = defaultdict(int)
+    for item in items:
+        for first, last in item.lifetime.spans:
+            changes[first] += item.size
+            changes[last + 1] -= item.size
+    return max(accumulate(changes[event] for event in sorted(changes)), default=0)
 
 
 def align(offset: int, alignment: int) -> int:
