@@ -13,6 +13,7 @@
 #include <exception>
 #include <string>
 
+#include "blas_select.h"
 #include "error.h"
 #include "matmul.h"
 

@@ -14,15 +14,14 @@
 #define TVM_IPC_MATMUL_H_
 
 #include <cstdint>
-#include <string>
 
 #include "blas_kernels.h"
 #include "blas_library.h"
+#include "matmul_piece.h"
 
 namespace tvm_ipc {
 
 constexpr int kMaxBatchDims = 6;
-constexpr int kMaxSteps = 8;
 
 /*! \brief A matrix in each place of a batch; all strides in elements. */
 struct MatrixBatch {
@@ -56,13 +55,6 @@ struct Threads {
  *        among the last two.
  */
 void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads);
-
-/*! \brief Name of the instruction set of the kernels beside the BLAS. */
-std::string BlasInstructionSet();
-
-/*! \brief Use the kernels of `avx512`, `avx2`, `portable` alone, or the best and tile registers
- *         (`auto`); whether they run here. */
-bool UseBlasInstructionSet(const char* name);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_MATMUL_H_
