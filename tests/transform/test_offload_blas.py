@@ -3,80 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from blas_programs import (
+    CASES,
+    FUNCTION,
+    arguments,
+    built,
+    calls,
+    offload,
+    op,
+    operators,
+    random,
+    run,
+    same_as_tvm,
+)
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
-from tvm_ipc import transform
-from tvm_ipc.transform import OffloadBLAS, blas_patterns, collect_report
-
-FUNCTION = "tvm_ipc.blas.matmul"
-
-
-def calls(mod: Any) -> list[tuple[int, ...]]:
-    """The numbers of each call of the BLAS: axes of a and of b, steps."""
-    found = []
-    for function in mod.functions.values():
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                value = binding.value
-                if isinstance(value, relax.Call) and "call_dps_packed" in str(value.op.name):
-                    assert str(value.args[0].global_symbol) == FUNCTION
-                    found.append(tuple(int(x.value) for x in value.args[1].fields[:3]))
-    return found
-
-
-def operators(mod: Any) -> list[str]:
-    """Names of the operators that are left."""
-    names: list[str] = []
-    for function in mod.functions.values():
-        relax.analysis.post_order_visit(
-            function,
-            lambda x: (
-                names.append(str(x.op.name))
-                if isinstance(x, relax.Call) and isinstance(x.op, tvm.ir.Op)
-                else None
-            ),
-        )
-    return sorted({name for name in names if name != "relax.call_dps_packed"})
-
-
-def offload(mod: Any, min_work: int | None = 0) -> Any:
-    before = mod.script()
-    result = OffloadBLAS(min_work)(mod)
-    assert mod.script() == before, "the module that is given stays as it was"
-    relax.analysis.well_formed(result)
-    return result
-
-
-def random(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
-    native = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    return np.random.default_rng(seed).standard_normal(shape).astype(native)
-
-
-def run(mod: Any, arguments: list[Any], pipeline: Any = "default") -> Any:
-    executable = tvm.compile(mod, "llvm", relax_pipeline=pipeline)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    result = machine["main"](*[tvm.runtime.tensor(x) for x in arguments])
-    return result.numpy().astype("float64")
-
-
-def same_as_tvm(mod: Any, arguments: list[Any], tolerance: float = 1e-4) -> None:
-    """The pipeline with and without the BLAS gives the same."""
-    found = run(offload(mod), arguments)
-    expected = run(mod, arguments)
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
-
+from tvm_ipc.transform import OffloadBLAS, collect_report
 
 # ---- what becomes a call --------------------------------------------------------------------
 
@@ -129,108 +82,12 @@ def test_linear_layer_with_everything() -> None:
     )
 
 
-def built(shapes: list[tuple[Any, ...]], dtype: str, body: Callable[..., Any]) -> Any:
-    """A module whose main has tensors of these shapes, named sizes being symbolic."""
-    builder = relax.BlockBuilder()
-    sizes: dict[str, Any] = {}
-    variables = []
-    for index, shape in enumerate(shapes):
-        dims = [
-            sizes.setdefault(d, tvm.tirx.Var(d, "int64")) if isinstance(d, str) else d
-            for d in shape
-        ]
-        variables.append(relax.Var(f"x{index}", relax.TensorType(dims, dtype)))
-    with builder.function("main", variables):
-        with builder.dataflow():
-            result = builder.emit_output(body(builder.emit, *variables))
-        builder.emit_func_output(result)
-    return builder.get()
-
-
-op = relax.op
-CASES: dict[str, tuple[list[tuple[Any, ...]], Callable[..., Any], list[tuple[int, ...]]]] = {
-    "plain": ([("n", 24), (24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
-    "both transposed": (
-        [(24, "n"), (16, 24)],
-        lambda e, x, w: op.matmul(e(op.permute_dims(x)), e(op.permute_dims(w))),
-        [(1, 1, 0)],
-    ),
-    "batch": ([("b", 5, 24), ("b", 24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
-    "broadcast batch": (
-        [("b", 1, 5, 24), (3, 24, 16)],
-        lambda e, x, w: op.matmul(x, w),
-        [(0, 0, 0)],
-    ),
-    "attention": (
-        [(2, "n", 3, 16), (2, "m", 3, 16)],
-        lambda e, q, k: op.matmul(
-            e(op.permute_dims(q, [0, 2, 1, 3])), e(op.permute_dims(k, [0, 2, -1, 1]))
-        ),
-        [(0x3120, 0x1320, 0)],
-    ),
-    "scaled": (
-        [("n", 24), (24, 16)],
-        lambda e, x, w: op.multiply(e(op.matmul(x, w)), relax.const(0.25, "float32")),
-        [(0, 0, 2)],
-    ),
-    "gated": (
-        [("n", 24), (24, 16), (24, 16)],
-        lambda e, x, g, u: op.multiply(e(op.nn.silu(e(op.matmul(x, g)))), e(op.matmul(x, u))),
-        [(0, 0, 0), (0, 0, 0x26)],
-    ),
-    "vector": ([(24,), (24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
-    "relu": ([("n", 24), (24, 16)], lambda e, x, w: op.nn.relu(e(op.matmul(x, w))), [(0, 0, 3)]),
-    "gelu tanh": (
-        [("n", 24), (24, 16)],
-        lambda e, x, w: op.nn.gelu_tanh(e(op.matmul(x, w))),
-        [(0, 0, 5)],
-    ),
-    "used twice": (
-        [("n", 24), (24, 16)],
-        lambda e, x, w: op.add(y := e(op.matmul(x, w)), e(op.nn.relu(y))),
-        [(0, 0, 0)],
-    ),
-    "added to itself": (
-        [("n", 24), (24, 16)],
-        lambda e, x, w: op.add(y := e(op.matmul(x, w)), y),
-        [(0, 0, 0)],
-    ),
-    "grows by broadcast": (
-        [(1, 24), (24, 16), ("n", 16)],
-        lambda e, x, w, y: op.add(e(op.matmul(x, w)), y),
-        [(0, 0, 0)],
-    ),
-    "two products added": (
-        [("n", 24), (24, 16), ("n", 24)],
-        lambda e, x, w, y: op.add(e(op.matmul(x, w)), e(op.matmul(y, w))),
-        [(0, 0, 0), (0, 0, 1)],
-    ),
-    "chain": (
-        [("n", 24), (24, 24)],
-        lambda e, x, w: op.matmul(e(op.nn.relu(e(op.matmul(x, w)))), w),
-        [(0, 0, 3), (0, 0, 0)],
-    ),
-    "permutation used elsewhere": (
-        [(24, 16), ("n", 16), (16, 24)],
-        lambda e, w, x, y: op.add(
-            e(op.matmul(x, wt := e(op.permute_dims(w)))), e(op.matmul(x, e(op.add(wt, y))))
-        ),
-        [(0, 1, 1), (0, 0, 0)],
-    ),
-}
-SIZES = {"n": 6, "m": 7, "b": 2}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_cases(case: str) -> None:
     shapes, body, expected = CASES[case]
     mod = built(shapes, "float32", body)
     assert sorted(calls(offload(mod))) == sorted(expected)
-    arguments = [
-        random(tuple(SIZES.get(d, d) for d in shape), "float32", i)
-        for i, shape in enumerate(shapes)
-    ]
-    same_as_tvm(mod, arguments)
+    same_as_tvm(mod, arguments(case))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -239,9 +96,9 @@ def test_types(dtype: str) -> None:
         [("n", 24), (24, 16), (16,)], dtype, lambda e, x, w, b: op.add(e(op.matmul(x, w)), b)
     )
     assert calls(offload(mod)) == [(0, 0, 1)]
-    arguments = [random(s, dtype, i) for i, s in enumerate([(6, 24), (24, 16), (16,)])]
-    found = run(offload(mod), arguments)
-    x, w, b = (a.astype("float64") for a in arguments)
+    values = [random(s, dtype, i) for i, s in enumerate([(6, 24), (24, 16), (16,)])]
+    found = run(offload(mod), values)
+    x, w, b = (a.astype("float64") for a in values)
     tolerance = {"float16": 5e-3, "bfloat16": 5e-2, "float64": 1e-12}[dtype]
     np.testing.assert_allclose(found, x @ w + b, rtol=tolerance, atol=tolerance)
 
@@ -416,78 +273,6 @@ def test_wrong_options(min_work: Any, kind: type[Exception]) -> None:
         OffloadBLAS(min_work)
 
 
-# ---- through TVM's tools for external compilers ---------------------------------------------
-
-
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_partitions_by_pattern(case: str, merge: bool) -> None:
-    shapes, body, _ = CASES[case]
-    mod = built(shapes, "float32", body)
-    parts = relax.transform.FuseOpsByPattern(blas_patterns(), annotate_codegen=not merge)(mod)
-    if merge:
-        parts = relax.transform.MergeCompositeFunctions()(parts)
-    assert any("Codegen" in (f.attrs or {}) for f in parts.functions.values())
-    with collect_report() as report:
-        after = offload(parts, None)
-    if case != "permutation used elsewhere":  # which TVM's matcher does not look through
-        assert sorted(calls(after)) == sorted(calls(offload(mod)))
-    assert {d.verdict for d in report.decisions} == {"given to the BLAS"}
-    assert [str(one.name_hint) for one in after.get_global_vars()] == ["main"]
-    arguments = [
-        random(tuple(SIZES.get(d, d) for d in shape), "float32", i)
-        for i, shape in enumerate(shapes)
-    ]
-    np.testing.assert_allclose(run(after, arguments), run(mod, arguments), rtol=1e-4, atol=1e-4)
-
-
-def test_function_literal_with_more_than_a_product() -> None:
-    @I.ir_module
-    class Before:
-        @R.function
-        def main(x: R.Tensor(("n", 8), "float32"), w: R.Tensor((8, 8), "float32")) -> R.Tensor(
-            ("n", 8), "float32"
-        ):
-            n = T.int64()
-
-            @R.function
-            def part(a: R.Tensor(("m", 8), "float32"), b: R.Tensor((8, 8), "float32")) -> R.Tensor(
-                ("m", 8), "float32"
-            ):
-                R.func_attr({"Codegen": "blas"})
-                with R.dataflow():
-                    y = R.matmul(a, b)
-                    z = R.tanh(y)
-                    R.output(z)
-                return z
-
-            r: R.Tensor((n, 8), "float32") = part(x, w)
-            return r
-
-    after = offload(Before)
-    assert calls(after) == [(0, 0, 0)]
-    assert operators(after) == ["relax.tanh"]
-    x, w = random((5, 8), "float32", 0), random((8, 8), "float32", 1)
-    np.testing.assert_allclose(run(after, [x, w]), np.tanh(x @ w), rtol=1e-5, atol=1e-6)
-
-
-def test_entry_for_the_blas() -> None:
-    mod = built([("n", 24), (24, 16)], "float32", lambda e, x, w: op.matmul(x, w))
-    mod["main"] = mod["main"].with_attr("Codegen", "blas")
-    after = offload(mod)
-    x, w = random((5, 24), "float32", 0), random((24, 16), "float32", 1)
-    assert calls(after) == [(0, 0, 0)]
-    np.testing.assert_allclose(run(after, [x, w]), x @ w, rtol=1e-5, atol=1e-5)
-
-
-def test_codegen_alone() -> None:
-    mod = built([("n", 24), (24, 16)], "float32", lambda e, x, w: op.matmul(x, w))
-    parts = relax.transform.FuseOpsByPattern(blas_patterns(), annotate_codegen=True)(mod)
-    after = transform.RunModuleCodegen("blas", transform.compile_blas)(parts)
-    x, w = random((5, 24), "float32", 0), random((24, 16), "float32", 1)
-    np.testing.assert_allclose(run(after, [x, w]), x @ w, rtol=1e-5, atol=1e-5)
-
-
 # ---- in the pipeline ------------------------------------------------------------------------
 
 
@@ -521,8 +306,6 @@ def test_pipeline_for_a_gpu_refuses() -> None:
 
 
 def test_linear_in_the_size_of_the_module() -> None:
-    import time
-
     seconds = []
     for layers in (200, 800):
 
@@ -539,6 +322,6 @@ def test_linear_in_the_size_of_the_module() -> None:
     assert seconds[1] < 12 * seconds[0]
 
 
-def test_pure_data(tmp_path: Any) -> None:
+def test_module_goes_through_json() -> None:
     mod = offload(built([("n", 64), (64, 64)], "float32", lambda e, x, w: op.matmul(x, w)))
     assert tvm_ffi.structural_equal(tvm.ir.load_json(tvm.ir.save_json(mod)), mod)
