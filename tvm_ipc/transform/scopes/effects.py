@@ -136,17 +136,19 @@ class Effects:
     def _alias_of_call(self, record: CallRecord) -> bool:
         """Note which results of a call may be its arguments, and which parameters may be one."""
         find, unite = self._program.find, self._program.unite
-        here: dict[int, int] = {}
+        here: dict[int, list[int]] = {}
         there: dict[int, int] = {}
         changed = False
         for _, argument, param in self._bound(record):
             known = there.setdefault(find(argument.leaf), param.leaf)
             changed |= unite(known, param.leaf)
         for _, argument, param in self._bound(record):
-            known = here.setdefault(find(param.leaf), argument.leaf)
+            here.setdefault(find(param.leaf), []).append(argument.leaf)
         for _, source, result in pairs(record.callee.result, record.result):
-            known = here.setdefault(find(source.leaf), result.leaf)
-            changed |= unite(known, result.leaf)
+            names = here.setdefault(find(source.leaf), [])
+            for name in names:
+                changed |= unite(name, result.leaf)
+            names.append(result.leaf)
         return changed
 
     def _bound(self, record: CallRecord) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
