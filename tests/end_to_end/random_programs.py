@@ -411,8 +411,10 @@ class Generator:
         return self._emit(scope, f"{pair}[{part}]", run, (x, y)[part])
 
     def _match_cast(self, scope: Scope) -> Value | None:
-        x = self._pick(scope, lambda v: bool(v.shape))
-        if x is None or self.dataflow:  # TVM's FuseOps fails at it
+        # TVM's FuseOps fails at it, and CanonicalizeTIRVariables never ends where it says that n is
+        # something made of n.
+        x = self._pick(scope, lambda v: bool(v.shape) and v.is_static)
+        if x is None or self.dataflow:
             return None
         dims = ", ".join(map(str, x.shape))
         text = f'R.match_cast({x.name}, R.Tensor(({dims},), "{x.dtype}"))'
