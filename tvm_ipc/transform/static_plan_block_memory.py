@@ -42,6 +42,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.contract import AllReduceFlag
+from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.collectives import own_allreduce
 from tvm_ipc.transform.memory.aliases import Allocation, ModuleFacts
 from tvm_ipc.transform.memory.describe import decisions, function_plan
@@ -100,11 +101,12 @@ class StaticPlanBlockMemory:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the module with every plan applied."""
-        plans = plan_memory(mod, alignment=self.alignment, barrier_budget=self.barrier_budget)
-        result = mod.clone()
-        for plan in plans:
-            name = plan.facts.program.name
-            result.update_func(result.get_global_var(name), _apply(plan))
+        with no_collection():
+            plans = plan_memory(mod, alignment=self.alignment, barrier_budget=self.barrier_budget)
+            result = mod.clone()
+            for plan in plans:
+                name = plan.facts.program.name
+                result.update_func(result.get_global_var(name), _apply(plan))
         if collecting():
             for plan in plans:
                 for decision in decisions(plan):

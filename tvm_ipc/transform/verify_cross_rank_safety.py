@@ -23,13 +23,10 @@ its callers; those of a function that others can call are a hazard when it retur
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import tvm
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.interpret import Checker
 
@@ -47,20 +44,8 @@ def verify_cross_rank_safety(
     assume_no_exit_barrier : judge as if no custom all-reduce had an exit barrier, as is so with
         upstream's kernels, but for those of strategy RING.
     """
-    with _no_collection():
+    with no_collection():
         return Checker(mod, assume_no_exit_barrier).check()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python from looking through all of TVM for garbage, half of the time of a check."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @tvm.transform.module_pass(opt_level=0, name="VerifyCrossRankSafety")
