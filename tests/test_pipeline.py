@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,25 @@ def test_collective_for_another_number_of_workers() -> None:
 
 def test_collective_over_a_group() -> None:
     tvm_ipc.get_pipeline("llvm", 4, num_groups=2)(mlp(1, 4))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_afterwards_as_it_was_before(enabled: bool) -> None:
+    seen = []
+
+    @tvm.transform.module_pass(opt_level=0)
+    def schedule(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        seen.append(gc.isenabled())
+        return mod
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        tvm_ipc.get_pipeline("llvm", 2, schedule=schedule)(mlp(1, 2))
+        assert gc.isenabled() is enabled
+        assert seen == [enabled]
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_module_that_is_not_well_formed() -> None:
