@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,22 @@ def test_one_of_several_modules(saved: Path, capsys: pytest.CaptureFixture[str])
     assert explain("two.py", "--module", "Other", "--text") == 0
     assert explain("two.py", "--module", "Third") == 2
     assert "defines no module 'Third'" in capsys.readouterr().err
+
+
+def test_program_that_prints_and_imports_its_neighbour(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("neighbour_of_program.py").write_text(f"import tvm\n{Layers.script()}".replace("# ", ""))
+    Path("program.py").write_text(
+        "from neighbour_of_program import Module\nprint('hello')\n"
+        "if __name__ == '__main__':\n    raise SystemExit('run as a program')\n"
+    )
+    path = list(sys.path)
+    assert explain("program.py", "-o", "-") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("<!DOCTYPE html>")
+    assert "hello" in err
+    assert sys.path == path
 
 
 def test_module_is_only_read(saved: Path) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import runpy
+import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Final
 
@@ -61,11 +63,17 @@ def _parse(path: Path, text: str) -> tvm.IRModule:
 
 
 def _run(path: Path, name: str | None) -> tvm.IRModule:
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # as Python does for a program
     try:
-        # mod.script() prints its imports as comments.
-        names = runpy.run_path(str(path), init_globals={"I": I, "R": R, "T": T, "tvm": tvm})
+        with redirect_stdout(sys.stderr):  # what is printed is no part of the page
+            # mod.script() prints its imports as comments.
+            names = runpy.run_path(str(path), init_globals={"I": I, "R": R, "T": T, "tvm": tvm})
     except (Exception, SystemExit) as error:
         raise LoadError(f"{path} cannot be run: {_first_line(error)}") from error
+    finally:
+        with suppress(ValueError):  # the program may have removed it
+            sys.path.remove(folder)
     modules = {key: value for key, value in names.items() if isinstance(value, tvm.IRModule)}
     if name is not None:
         if name not in modules:
