@@ -80,8 +80,13 @@ class Kernels:
             a[i] = a[i] + T.float32(1)
 
 
-MOVES = ["move", "move", "move_from_a", "move_to_b", "move_to_ipc", "move_pinned", "move_escaping"]
-ADDS = ["add", "add_in_a"]
+#: Kernels, and scopes of allocations, with and without such that code must be compiled for.
+MOVES = ["move", "move", "move_to_ipc", "move_pinned", "move_escaping"]
+OPAQUE_MOVES = [*MOVES, "move_from_a", "move_to_b"]
+ADDS = ["add"]
+OPAQUE_ADDS = [*ADDS, "add_in_a"]
+SCOPES = ["global"] * 13 + ["ipc_memory"]
+OPAQUE_SCOPES = [*SCOPES, "global.texture"]
 
 
 def global_var(name: str, params: list, result) -> tvm.ir.GlobalVar:
@@ -95,6 +100,10 @@ class Generator:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        opaque = seed % 3 > 0
+        self.moves = OPAQUE_MOVES if opaque else MOVES
+        self.adds = OPAQUE_ADDS if opaque else ADDS
+        self.scopes = OPAQUE_SCOPES if opaque else SCOPES
         self.kernels = {
             g.name_hint: global_var(g.name_hint, [TENSOR] * len(f.params), relax.TupleType([]))
             for g, f in Kernels.functions_items()
@@ -137,17 +146,27 @@ class Generator:
         return var
 
     def alloc(self, bindings: list) -> relax.Var:
-        scopes = ["global"] * 12 + ["ipc_memory", "global.texture"]
         call = relax.op.builtin.alloc_tensor(
-            relax.ShapeExpr([4]), "float32", 0, self.random.choice(scopes)
+            relax.ShapeExpr([4]), "float32", 0, self.random.choice(self.scopes)
         )
         return self.bind(bindings, call, name="alloc")
 
     def statements(self, bindings: list, pool: list, flag, count: int, depth: int) -> None:
         for _ in range(count):
             kind = self.random.choices(
-                ["move", "call_tir", "reduce", "add", "alias", "tuple", "if", "call", "look"],
-                [4, 3, 4, 1, 1, 2, 3 if depth else 0, 3 if self.functions else 0, 0.5],
+                [
+                    "move",
+                    "call_tir",
+                    "reduce",
+                    "add",
+                    "alias",
+                    "tuple",
+                    "if",
+                    "call",
+                    "look",
+                    "fill",
+                ],
+                [4, 3, 4, 1, 1, 2, 3 if depth else 0, 3 if self.functions else 0, 0.5, 1],
             )[0]
             getattr(self, f"make_{kind}")(bindings, pool, flag, depth)
 
@@ -161,7 +180,7 @@ class Generator:
 
     def make_move(self, bindings: list, pool: list, flag, depth: int) -> None:
         out = self.alloc(bindings)
-        self.kernel(bindings, self.random.choice(MOVES), self.random.choice(pool), out)
+        self.kernel(bindings, self.random.choice(self.moves), self.random.choice(pool), out)
         pool.append(out)
 
     def make_reduce(self, bindings: list, pool: list, flag, depth: int) -> None:
@@ -172,16 +191,22 @@ class Generator:
         pool.append(out)
 
     def make_call_tir(self, bindings: list, pool: list, flag, depth: int) -> None:
-        callee, source = self.kernels[self.random.choice(MOVES)], self.random.choice(pool)
+        callee, source = self.kernels[self.random.choice(self.moves)], self.random.choice(pool)
         if self.random.random() < 0.3:
-            callee = self.kernels[self.random.choice(ADDS)]
+            callee = self.kernels[self.random.choice(self.adds)]
             call = relax.op.call_tir_inplace(callee, relax.Tuple([source]), [0], [TENSOR])
         else:
             call = relax.op.call_tir(callee, relax.Tuple([source]), TENSOR)
         pool.append(self.bind(bindings, call))
 
+    def make_fill(self, bindings: list, pool: list, flag, depth: int) -> None:
+        out = self.alloc(bindings)
+        constant = relax.const(np.full(4, self.random.randint(1, 3), "float32"))
+        self.kernel(bindings, self.random.choice(self.moves), constant, out)
+        pool.append(out)
+
     def make_add(self, bindings: list, pool: list, flag, depth: int) -> None:
-        self.kernel(bindings, self.random.choice(ADDS), self.random.choice(pool))
+        self.kernel(bindings, self.random.choice(self.adds), self.random.choice(pool))
 
     def make_look(self, bindings: list, pool: list, flag, depth: int) -> None:
         self.packed(bindings, "theirs", self.random.choice(pool))
@@ -263,6 +288,8 @@ class Interpreter:
     def evaluate(self, expr, env: dict):
         if isinstance(expr, relax.Var):
             return env[hash(expr)]
+        if isinstance(expr, tvm.ir.GenericConst):
+            return Memory(expr.value.numpy().astype("float64"), "global")
         if isinstance(expr, relax.Tuple):
             return [self.evaluate(field, env) for field in expr.fields]
         if isinstance(expr, relax.TupleGetItem):
@@ -282,7 +309,11 @@ class Interpreter:
             self.kernel(self.functions[str(expr.args[0].name_hint)], args)
             return args[-1]
         if isinstance(expr.op, relax.ExternFunc):
-            args = [self.evaluate(a, env) for a in expr.args if isinstance(a, relax.Var)]
+            args = [
+                self.evaluate(a, env)
+                for a in expr.args
+                if isinstance(a, relax.Var | tvm.ir.GenericConst)
+            ]
             return self.packed(str(expr.op.global_symbol), args)
         name = str(expr.op.name_hint)
         args = [self.evaluate(a, env) for a in expr.args]
