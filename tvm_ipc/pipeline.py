@@ -22,9 +22,8 @@ A module without collectives passes through the same way.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +46,7 @@ from tvm_ipc.transform import (
     script,
 )
 from tvm_ipc.transform.bindings import calls
+from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.report import Decision, note
 
 #: Targets with memory that peers map, and TVM's pipeline for them.
@@ -128,7 +128,7 @@ def get_pipeline(
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
         with target:
             for number, (name, passes) in enumerate(phases, start=1):
-                with nullcontext() if name == "schedule" else _collector_paused():
+                with nullcontext() if name == "schedule" else no_collection():
                     mod = tvm.transform.Sequential(passes, name=f"tvm_ipc.{name}")(mod)
                 if dump is not None:
                     folder = Path(dump)
@@ -137,22 +137,6 @@ def get_pipeline(
         return mod
 
     return pipeline
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python from looking for cycles while passes make many objects that live on.
-
-    It would look through all objects of the process again and again: with it, the memory plan of 80
-    layers takes half as much time more, and that of 320 more than its share.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _strategy(given: AllReduceStrategy | int | str) -> AllReduceStrategy:
