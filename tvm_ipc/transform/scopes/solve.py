@@ -106,8 +106,6 @@ class _Solver:
                 self.parents[max(one, other)] = min(one, other)
         # To tell what may be cut can take reading calls that were deferred, and their constants.
         self.parents += range(len(self.parents), len(self.program.memory))
-        # Constants of calls that were deferred, if asking for effects read them.
-        self.parents.extend(range(len(self.parents), len(self.program.memory)))
         self.fill()
         self.spread()
         self.improve()
