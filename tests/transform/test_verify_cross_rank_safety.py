@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+import tvm_ipc
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.verify_cross_rank_safety import (
     HazardKind,
@@ -376,8 +377,18 @@ CALL = 'y: R.Tensor((256,), "float32") = Module.part({})'
 TWO = f'{X}, o: R.Tensor((256,), "float32")'
 
 
-def with_part(part: list[str], body: list[str], result: str = "o") -> list[HazardKind]:
-    return kinds(module(function(part, "part", TWO, result), function(body)))
+def with_part(part: list[str], body: list[str], result: str = "o") -> set[HazardKind]:
+    """What is found if the function is called once, and if it is called elsewhere too."""
+    once = module(function(part, "part", TWO, result), function(body))
+    call = 'y: R.Tensor((256,), "float32") = Module.part(x, o)'
+    other = function([call], "other", TWO, "y")
+    twice = module(function(part, "part", TWO, result), function(body), other)
+    found = [
+        {hazard.kind for hazard in verify_cross_rank_safety(mod) if hazard.function != "other"}
+        for mod in (once, twice)
+    ]
+    assert found[0] == found[1]
+    return found[0]
 
 
 AROUND_PART = [
@@ -397,25 +408,25 @@ AROUND_PART = [
 
 def test_a_called_function_may_meet():
     meeting = packed("runtime.disco.allgather", "x", "R.prim_value(0)", "o")
-    assert with_part([meeting], AROUND_PART) == []
-    assert with_part([double("x", "o")], AROUND_PART) == [HazardKind.WRITE]
+    assert with_part([meeting], AROUND_PART) == set()
+    assert with_part([double("x", "o")], AROUND_PART) == {HazardKind.WRITE}
 
 
 def test_a_called_function_may_write():
     body = [*AROUND_PART[:6], CALL.format("b, a"), *AROUND_PART[8:]]
     meeting = packed("runtime.disco.allgather", "x", "R.prim_value(0)", "o")
-    assert with_part([double("x", "o"), meeting], body) == [HazardKind.WRITE]
+    assert with_part([double("x", "o"), meeting], body) == {HazardKind.WRITE}
     own_meeting = [own("e"), packed("runtime.disco.allgather", "x", "R.prim_value(0)", "e")]
-    assert with_part([*own_meeting, double("x", "o")], body) == []
+    assert with_part([*own_meeting, double("x", "o")], body) == set()
 
 
 def test_a_called_function_may_leave_a_read_pending():
     body = [*AROUND_PART[:4], CALL.format("a, b"), double("y", "a"), *AROUND_PART[8:]]
-    assert with_part([allreduce("x", "o")], body) == [HazardKind.WRITE]
-    assert with_part([allreduce("x", "o", BARRIER)], body) == []
+    assert with_part([allreduce("x", "o")], body) == {HazardKind.WRITE}
+    assert with_part([allreduce("x", "o", BARRIER)], body) == set()
     # What it allocates itself is gone when it returns.
     part = [own("i", "ipc_memory"), double("x", "i"), allreduce("i", "o"), kill("i")]
-    assert with_part(part, body) == [HazardKind.FREE]
+    assert with_part(part, body) == {HazardKind.FREE}
 
 
 def test_a_recursive_function_may_do_anything():
@@ -524,6 +535,41 @@ def test_upstreams_plan_is_flagged_with_upstreams_kernels():
     assert verify_cross_rank_safety(upstreams_plan(Mlp, 0), assume_no_exit_barrier=True) == []
 
 
+@I.ir_module
+class Layers:
+    @R.function
+    def main(x: R.Tensor((64, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+        with R.dataflow():
+            a = R.ccl.allreduce(R.matmul(x, w), "sum")
+            b = R.ccl.allreduce(R.matmul(R.nn.relu(a), w), "sum")
+            c = R.ccl.allreduce(R.matmul(R.nn.relu(b), w), "sum")
+            d = R.add(c, c)
+            R.output(d)
+        return d
+
+
+def test_cuda_graphs():
+    seen = []
+
+    @tvm.instrument.pass_instrument
+    class Before:
+        def run_before_pass(self, mod, info):
+            if info.name == "VerifyCrossRankSafety":
+                seen.append(mod)
+
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+    config = {"relax.backend.use_cuda_graph": True}
+    with tvm.transform.PassContext(config=config, instruments=[Before()]):
+        tvm_ipc.get_pipeline(target, 2, "oneshot", barrier_budget=1 << 20)(Layers)
+    (mod,) = seen
+    text = mod.script()
+    # Captured functions are given storages, and lay tensors into them.
+    assert "run_or_capture" in text and "get_cached_alloc" in text
+    assert verify_cross_rank_safety(mod) == []
+    found = verify_cross_rank_safety(mod, assume_no_exit_barrier=True)
+    assert any(hazard.kind is HazardKind.RETURN for hazard in found)
+
+
 def test_the_same_is_found_after_every_lowering():
     module_ = module(function(changed(tensor("c", "s0", 1024), tensor("c", "s0"))))
     right = module(function(RIGHT))
@@ -575,14 +621,14 @@ def chain(layers: int) -> tvm.IRModule:
 def test_time_grows_with_the_program():
     def seconds(mod: tvm.IRModule) -> float:
         best = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
+        for _ in range(5):
+            start = time.process_time()
             assert verify_cross_rank_safety(mod) == []
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     small, large = seconds(chain(40)), seconds(chain(160))
-    assert large < 10 * small + 0.05
+    assert large < 10 * small + 0.05  # 4 times as much, where 16 would be quadratic
 
 
 def test_options_are_checked():

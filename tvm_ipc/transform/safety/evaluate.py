@@ -54,6 +54,9 @@ class Module(Protocol):
     def written(self, name: str) -> frozenset[int] | None:
         """Return which parameters a PrimFunc writes, None for what is none."""
 
+    def called_once(self, name: str) -> Steps | None:
+        """Return what a function does that only the call at hand calls, None for any other."""
+
     def summary(self, name: str) -> Summary | None:
         """Return what a Relax function does, None for one that is being looked at: recursion."""
 
@@ -68,6 +71,7 @@ class Evaluation(Effects):
         self._values: dict[int, Value] = {}
         self._spans: dict[Any, _Span] = {}
         self._kept: list[Any] = []
+        self._held = False  #: whether what was just evaluated is held already
         self._cached: dict[str, Value] = {}
 
     def _value(self, argument: Argument) -> Value:
@@ -100,6 +104,9 @@ class Evaluation(Effects):
         return self._unknown(self._arguments(args), step)
 
     def _literal(self, step: Step) -> Value:
+        raise NotImplementedError
+
+    def _inline(self, name: str, steps: Steps, values: list[Value], step: Step) -> Value:
         raise NotImplementedError
 
     def _parameter(self, name: str, ty: Any) -> Value:
@@ -136,6 +143,9 @@ class Evaluation(Effects):
                     self._write(objects(values[index]), step)
             return NOTHING
         if isinstance(self._module.function(name), relax.Function):
+            steps = self._module.called_once(name)
+            if steps is not None and len(self._module.function(name).params) == len(values):
+                return self._inline(name, steps, values, step)
             summary = self._module.summary(name)
             if summary is not None and len(summary.parameters) == len(values):
                 return self._apply(summary, values, step)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +35,9 @@ class Checker:
         self.extents = Extents()
         self.hazards: dict[tuple[Any, ...], Hazard] = {}
         self._functions = {g.name_hint: f for g, f in mod.functions_items()}
+        self._steps: dict[str, Steps] = {}
+        self._once: set[str] = set()
+        self._seen: set[str] = set()
         self._summaries: dict[str, Summary] = {}
         self._running: set[str] = set()
         self._recursive: set[str] = set()
@@ -41,10 +45,31 @@ class Checker:
 
     def check(self) -> list[Hazard]:
         """Return every hazard of every function."""
-        for name, function in self._functions.items():
-            if isinstance(function, relax.Function):
+        names = [n for n, f in self._functions.items() if isinstance(f, relax.Function)]
+        for name in names:
+            self._steps[name] = Steps(self._functions[name])
+        references = Counter(name for steps in self._steps.values() for name in steps.references)
+        self._once = {
+            name
+            for name in names
+            if references[name] == 1 and "global_symbol" not in (self._functions[name].attrs or {})
+        }
+        for name in names:
+            if name not in self._once:
+                self.summary(name)
+        for name in names:
+            if name not in self._seen:  # called by nobody, or in ways that are not known
+                self._recursive.add(name)
+                self._once.discard(name)
                 self.summary(name)
         return list(self.hazards.values())
+
+    def called_once(self, name: str) -> Steps | None:
+        """Return what a function does that only the call at hand calls, None for any other."""
+        if name not in self._once or name in self._seen:
+            return None
+        self._seen.add(name)
+        return self._steps[name]
 
     def function(self, name: str) -> Any:
         """Return a function of the module, or None."""
@@ -65,7 +90,9 @@ class Checker:
             return None
         if name not in self._summaries:
             self._running.add(name)
-            self._summaries[name] = Run(self, name, self._functions[name]).run()
+            self._seen.add(name)
+            run = Run(self, name, self._functions[name], self._steps[name])
+            self._summaries[name] = run.run()
             self._running.remove(name)
         return self._summaries[name]
 
@@ -78,9 +105,14 @@ class Run(Evaluation):
     """One function."""
 
     def __init__(
-        self, checker: Checker, name: str, function: relax.Function, inner: bool = False
+        self,
+        checker: Checker,
+        name: str,
+        function: relax.Function,
+        steps: Steps,
+        inner: bool = False,
     ) -> None:
-        super().__init__(checker, name, Steps(function))
+        super().__init__(checker, name, steps)
         self._checker = checker
         self._function = function
         self._inner = inner  #: within another function
@@ -89,12 +121,7 @@ class Run(Evaluation):
     def run(self) -> Summary:
         """Run the whole function."""
         function = self._function
-        upper = (function.attrs or {}).get("tir_var_upper_bound")
-        if upper:
-            self._extents.bound(
-                relax.analysis.defined_symbolic_vars(function),
-                {str(key): int(value) for key, value in upper.items()},
-            )
+        self._bound(function)
         for parameter in function.params:
             value = self._values[hash(parameter)] = self._parameter(parameter.name, parameter.ty)
             self._summary.parameters.append(value)
@@ -113,6 +140,25 @@ class Run(Evaluation):
         self._summary.result = result
         self._summary.passed = self._state.passed
         return self._summary
+
+    def _bound(self, function: relax.Function) -> None:
+        upper = (function.attrs or {}).get("tir_var_upper_bound")
+        if upper:
+            self._extents.bound(
+                relax.analysis.defined_symbolic_vars(function),
+                {str(key): int(value) for key, value in upper.items()},
+            )
+
+    def _inline(self, name: str, steps: Steps, values: list[Value], step: Step) -> Value:
+        """Run a function in the place of its only call: what its parameters are is known here."""
+        function = self._checker.function(name)
+        self._bound(function)
+        self._values.update(zip(map(hash, function.params), values, strict=True))
+        self._steps.variables.update(steps.variables)
+        caller, self._name = self._name, name
+        result = self._sequence(steps.body, step)
+        self._name, self._held = caller, True
+        return result
 
     def _sequence(self, sequence: Sequence, around: Step) -> Value:
         """Run a sequence; its result is held once more when this returns."""
@@ -134,8 +180,11 @@ class Run(Evaluation):
                         self._state.holding.discard(step.ends[0])
                         self._state.holding.add(variable)
                     continue
+                if self._held:
+                    self._held = False
+                    self._state.holding.add(variable)
                 # Parameters are the caller's; nothing frees them here.
-                if result and result not in outer:
+                elif result and result not in outer:
                     self._state.hold(result)
                     self._state.holding.add(variable)
             for ended in step.ends:
@@ -195,7 +244,7 @@ class Run(Evaluation):
 
     def _literal(self, step: Step) -> Value:
         name = f"{self._name}.{step.bound.name}"
-        Run(self._checker, name, step.value, inner=True).run()
+        Run(self._checker, name, step.value, Steps(step.value), inner=True).run()
         return frozenset(thing for value in self._arguments(step.args) for thing in objects(value))
 
 

@@ -60,6 +60,7 @@ class Steps:
 
     def __init__(self, function: relax.Function) -> None:
         self.variables: dict[int, Any] = {}  #: those that are used
+        self.references: list[str] = []  #: functions of the module, as often as they are named
         self._killed: set[int] = set()
         self._ending: list[Step] = []
         self.body, self.free = self._sequence(function.body)
@@ -112,6 +113,7 @@ class Steps:
                 step.kind = KILL if step.name in _KILLS else CALL_OPERATOR
             elif callee is relax.GlobalVar:
                 step.kind, step.name = CALL_GLOBAL, op.name_hint
+                self.references.append(step.name)
             elif callee is relax.ExternFunc:
                 step.kind, step.name = CALL_PACKED, str(op.global_symbol)
             else:
@@ -132,6 +134,7 @@ class Steps:
             step.kind = LITERAL
             inner = Steps(value)
             self.variables.update(inner.variables)
+            self.references += inner.references
             used += inner.free - {hash(parameter) for parameter in value.params}
             step.args = list(used)
         else:
@@ -147,6 +150,8 @@ class Steps:
             if variable not in self.variables:
                 self.variables[variable] = expr
             return variable
+        if kind is relax.GlobalVar:
+            self.references.append(expr.name_hint)
         if kind is relax.Tuple:
             return tuple([self._argument(field, used) for field in expr.fields[:]])
         if (kind is relax.Call and not tvm.ir.is_prim_expr(expr)) or kind is relax.TupleGetItem:
