@@ -197,13 +197,16 @@ def growth_table(found: list[Times]) -> str:
 
 
 def powers(found: list[Times]) -> dict[str, float]:
-    """The power of the number of layers that the time of each of our passes grows with."""
+    """The power of the number of layers that the time of each of our passes grows with.
+
+    Of those that take a tenth of ours: the least are noise.
+    """
     first, last = found[0], found[-1]
     layers = log(last.layers / first.layers)
     return {
         name: log(last.passes[name] / first.passes[name]) / layers
         for name in sorted(OURS)
-        if first.passes.get(name, 0) > 0 and last.passes.get(name, 0) > 0
+        if first.passes.get(name, 0) > 0 and last.passes.get(name, 0) > last.ours / 10
     }
 
 
