@@ -33,6 +33,8 @@ def operators(mod: Any) -> list[str]:
     """Names of the operators that are left."""
     names: list[str] = []
     for function in mod.functions.values():
+        if not isinstance(function, relax.Function):
+            continue
         relax.analysis.post_order_visit(
             function,
             lambda x: (

@@ -154,6 +154,71 @@ def test_branches_and_bindings_outside_of_dataflow() -> None:
         np.testing.assert_allclose(run(after, [np.array(c), x, w]), expected, rtol=1e-4, atol=1e-5)
 
 
+@I.ir_module
+class Overwriting:
+    """The input of a product, or what it is permuted from, is written in place afterwards."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def zero(x: T.Buffer((8, 8), "float32")):
+        for i, j in T.grid(8, 8):
+            with T.sblock("zero"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                x[vi, vj] = T.float32(0)
+
+    @R.function
+    def main(
+        x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32"), b: R.Tensor((8,), "float32")
+    ) -> R.Tuple(R.Tensor((8, 8), "float32"), R.Tensor((8, 8), "float32")):
+        cls = Overwriting
+        with R.dataflow():
+            w0 = R.add(w, w)
+            wt = R.permute_dims(w0)
+            y = R.matmul(x, w0)
+            w1 = R.call_tir_inplace(
+                cls.zero, (w0,), inplace_indices=[0], out_ty=R.Tensor((8, 8), "float32")
+            )
+            y1 = R.add(y, b)
+            z = R.matmul(y1, wt)
+            u = R.add(z, w1)
+            R.output(y1, u)
+        return (y1, u)
+
+
+def test_nothing_is_read_after_it_was_overwritten() -> None:
+    after = offload(Overwriting)
+    found = [
+        one
+        for one in after["main"].body.blocks[0].bindings
+        if isinstance(one.value, relax.Call) and "call_dps_packed" in str(one.value.op.name)
+    ]
+    numbers = [tuple(int(x.value) for x in one.value.args[1].fields[:3]) for one in found]
+    # The bias stays behind, and the permutation before; the last sum can be taken along.
+    assert numbers == [(0, 0, 0), (0, 0, 1)]
+    assert operators(after) == ["relax.add", "relax.call_tir_inplace", "relax.permute_dims"]
+    x, w, b = (random(s, "float32", i) for i, s in enumerate([(8, 8), (8, 8), (8,)]))
+    executable = tvm.compile(after, "llvm")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    y1, u = machine["main"](*map(tvm.runtime.tensor, (x, w, b)))
+    np.testing.assert_allclose(y1.numpy(), x @ (w + w) + b, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(u.numpy(), y1.numpy() @ (w + w).T, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_read_past_writes_of_something_else() -> None:
+    def body(emit: Any, x: Any, w: Any, cache: Any, b: Any) -> Any:
+        weights = emit(relax.Tuple([w, b]))
+        wt = emit(op.permute_dims(emit(relax.TupleGetItem(weights, 0))))
+        noted = emit(
+            relax.op.call_inplace_packed(
+                "vm.builtin.copy", cache, inplace_indices=[0], ty_args=cache.ty
+            )
+        )
+        y = emit(op.matmul(x, wt))
+        return op.add(emit(op.add(y, emit(relax.TupleGetItem(weights, 1)))), noted)
+
+    mod = built([(8, 8), (8, 8), (8, 8), (8,)], "float32", body)
+    assert calls(offload(mod)) == [(0, 1, 0x11)]
+
+
 def test_permutation_of_another_dataflow_block_is_left() -> None:
     @I.ir_module
     class Before:

@@ -13,7 +13,9 @@ Analysis only: `find_products` returns facts, and `call` says what stands for a 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +28,16 @@ from tvm_ipc.transform.memory.rewrite import rewrite
 
 FUNCTION: Final = "tvm_ipc.blas.matmul"
 
+#: Operators that may write into their arguments, as may all calls of something else.
+_WRITERS: Final = (
+    "relax.call_tir_inplace",
+    "relax.call_inplace_packed",
+    "relax.call_builtin_with_ctx",
+    "relax.call_py_func",
+    "relax.invoke_closure",
+    "relax.invoke_pure_closure",
+)
+_VIEWS: Final = ("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset")
 _MAX_DIMS: Final = 8
 _UNKNOWN: Final = 8
 _FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
@@ -54,6 +66,8 @@ class Product:
     operands: list[Any] = field(default_factory=list)
     #: Variables that it reads through, and how often the function uses them.
     permutations: list[tuple[Any, int]] = field(default_factory=list)
+    #: What it reads, and the place where the module reads it.
+    reads: list[tuple[Any, int]] = field(default_factory=list)
     refusal: str = ""
 
     @property
@@ -90,9 +104,12 @@ class _Scope:
     """The bindings of a function: who defines a variable, in which block, and who uses it."""
 
     definition: dict[Any, tuple[Any, int]] = field(default_factory=dict)  #: binding, block
+    place: dict[Any, int] = field(default_factory=dict)  #: in the order of bindings
     uses: Counter[Any] = field(default_factory=Counter)
     user: dict[Any, tuple[Any, int]] = field(default_factory=dict)
     products: list[tuple[Any, int]] = field(default_factory=list)
+    #: Places where memory may be written, and of which values; None for any.
+    writes: list[tuple[int, set[Any] | None]] = field(default_factory=list)
     blocks: int = 0
 
     def read(self, body: Any) -> None:
@@ -104,6 +121,7 @@ class _Scope:
             number = self.blocks
             for binding in block.bindings[:]:
                 self.definition[binding.var] = (binding, number)
+                self.place[binding.var] = len(self.place)
                 value = binding.value
                 if isinstance(value, relax.If):
                     self._use(value.cond, binding, number)
@@ -111,9 +129,55 @@ class _Scope:
                     self.read(value.false_branch)
                     continue
                 self._use(value, binding, number)
-                if isinstance(value, relax.Call) and _name(value) == "relax.matmul":
-                    self.products.append((binding, number))
+                if isinstance(value, relax.Call):
+                    name = _name(value)
+                    if name == "relax.matmul":
+                        self.products.append((binding, number))
+                    elif not name or name in _WRITERS:
+                        self.writes.append((self.place[binding.var], self._written(value)))
         self._use(body.body, None, -1)
+
+    def may_wait(self, values: Iterable[tuple[Any, int]], until: int) -> bool:
+        """Whether values can be read at a place instead of where they were."""
+        for value, since in values:
+            roots = None
+            for index in range(bisect_right(self.writes, since, key=_place_of), len(self.writes)):
+                place, written = self.writes[index]
+                if place >= until:
+                    break
+                roots = self._roots(value) if roots is None else roots
+                if written is None or not written.isdisjoint(roots):
+                    return False
+        return True
+
+    def _written(self, call: Any) -> set[Any] | None:
+        if not isinstance(call.op, tvm.ir.Op | tvm.ir.GlobalVar | relax.ExternFunc):
+            return None
+        roots: set[Any] = set()
+        for argument in call.args[:]:
+            roots |= self._roots(argument)
+        return roots
+
+    def _roots(self, value: Any) -> set[Any]:
+        """Return the variables whose memory a value may be, or be a part of."""
+        while isinstance(value, relax.Var):
+            found = self.definition.get(value)
+            if found is None:
+                return {value}
+            defined = found[0].value
+            if isinstance(defined, relax.Call) and _name(defined) in _VIEWS:
+                value = defined.args[0]
+            elif isinstance(defined, relax.Var | relax.TupleGetItem | relax.Tuple):
+                value = defined
+            else:
+                return {value}
+            if isinstance(value, relax.TupleGetItem):
+                value = value.tuple_value
+        if isinstance(value, relax.TupleGetItem):
+            return self._roots(value.tuple_value)
+        if isinstance(value, relax.Tuple):
+            return set().union(*map(self._roots, value.fields[:]))
+        return set()
 
     def _use(self, value: Any, binding: Any, block: int) -> None:
         if isinstance(value, relax.Var):
@@ -132,6 +196,10 @@ class _Scope:
             for variable in relax.analysis.free_vars(value):
                 self.uses[variable] += 2  # nothing of it may move
                 self.user[variable] = (None, -1)
+
+
+def _place_of(write: tuple[int, Any]) -> int:
+    return write[0]
 
 
 def find_products(function: relax.Function) -> list[Product]:
@@ -178,8 +246,10 @@ def _start(binding: Any, block: int, scope: _Scope) -> Product:
     product.refusal = refusal(types)
     if product.refusal:
         return product
+    place = scope.place[binding.var]
     product.a, product.a_axes = _look_through(product, product.a, block, scope)
     product.b, product.b_axes = _look_through(product, product.b, block, scope)
+    product.reads += [(product.a, place), (product.b, place)]
     return product
 
 
@@ -221,6 +291,9 @@ def _look_through(product: Product, operand: Any, block: int, scope: _Scope) -> 
     # One dimension of the matrix has to lie densely in memory, which is the last one.
     if ndim - 1 not in axes[-2:]:
         return operand, 0
+    here = scope.place[product.bindings[0].var]
+    if not scope.may_wait([(source, scope.place[operand])], here):
+        return operand, 0
     product.permutations.append((operand, scope.uses[operand]))
     return source, pack_digits(axes)
 
@@ -234,8 +307,11 @@ def _grow(product: Product, block: int, scope: _Scope, taken: set[Any]) -> None:
         binding, home = scope.user[last]
         if binding is None or home != block or binding.var in taken:
             return
-        if not _take(product, last, binding):
+        place = scope.place[binding.var]
+        if not scope.may_wait(product.reads, place) or not _take(product, last, binding):
             return
+        if len(product.operands) > len(product.reads) - 2:
+            product.reads.append((product.operands[-1], place))
         product.bindings.append(binding)
         taken.add(binding.var)
 
