@@ -251,6 +251,7 @@ void TestFreeOnAnotherThread() {
         if (queue.empty()) return;
         const auto [offset, bytes] = queue.front();
         queue.pop_front();
+        changed.notify_all();
         lock.unlock();
         arena.Free(offset, bytes);
         lock.lock();
@@ -264,10 +265,8 @@ void TestFreeOnAnotherThread() {
     if (i % 100 == 0) arena.Trim();
     std::unique_lock<std::mutex> lock(mutex);
     queue.emplace_back(offset, bytes);
-    changed.notify_one();
-    if (queue.size() < 500) continue;
-    lock.unlock();
-    std::this_thread::yield();
+    changed.notify_all();
+    changed.wait(lock, [&] { return queue.size() < 500; });
   }
   {
     std::lock_guard<std::mutex> lock(mutex);
