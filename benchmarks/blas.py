@@ -224,6 +224,11 @@ def in_python(call: Callable[[], object]) -> Timer:
     return run
 
 
+#: Threads of a BLAS and of TVM look for more work for some milliseconds after a contestant's turn,
+#: and would do so on the cores of the next one.
+PAUSE = 0.1
+
+
 def measure(timers: dict[str, Timer], rounds: int) -> dict[str, list[float]]:
     """Return seconds per call of each contestant, one of each round."""
     first = {who: timer(1) for who, timer in timers.items()}
@@ -234,6 +239,7 @@ def measure(timers: dict[str, Timer], rounds: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {who: [] for who in timers}
     for _ in range(rounds):
         for who, timer in timers.items():
+            time.sleep(PAUSE)
             found[who].append(first[who] if slow[who] else timer(numbers[who]))
     return found
 
