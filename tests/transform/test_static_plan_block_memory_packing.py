@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.memory import packing
 from tvm_ipc.transform.memory.lifetimes import Lifetime
 from tvm_ipc.transform.memory.packing import Item, Packing, most_live, pack
 from tvm_ipc.transform.memory.pooling import Request, pool
-from tvm_ipc.transform.memory.program import Region, Step
 
 BODY = Region(None, 0)
 

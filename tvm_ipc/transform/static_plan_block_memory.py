@@ -44,11 +44,11 @@ from tvm import relax
 from tvm_ipc.contract import AllReduceFlag
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.collectives import own_allreduce
-from tvm_ipc.transform.memory.aliases import Allocation, ModuleFacts
+from tvm_ipc.transform.ir.aliases import Allocation, ModuleFacts
+from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
-from tvm_ipc.transform.memory.program import Step
 from tvm_ipc.transform.memory.rewrite import dtype_of, replace
 from tvm_ipc.transform.report import collecting, note, note_plan
 

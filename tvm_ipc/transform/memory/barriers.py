@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from tvm_ipc.transform.memory.aliases import Allocation
+from tvm_ipc.transform.ir.aliases import Allocation
+from tvm_ipc.transform.ir.program import Region
 from tvm_ipc.transform.memory.lifetimes import Lifetime, lifetime
 from tvm_ipc.transform.memory.peers import Chance
-from tvm_ipc.transform.memory.program import Region
 
 #: Scope, device index and unit of size of the tensors that may share a storage.
 GroupKey: TypeAlias = "tuple[str, int, int]"

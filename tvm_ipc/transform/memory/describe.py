@@ -8,12 +8,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ipc.transform.memory.aliases import Allocation
+from tvm_ipc.transform.ir.aliases import Allocation
+from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.memory.barriers import GroupKey
 from tvm_ipc.transform.memory.lifetimes import lifetime
 from tvm_ipc.transform.memory.packing import Item, most_live
 from tvm_ipc.transform.memory.plan import Plan, Tensor, describe
-from tvm_ipc.transform.memory.program import Step
 from tvm_ipc.transform.memory.sizes import Size, plain
 from tvm_ipc.transform.report import Decision, Event, FunctionPlan, PlannedStorage, PlannedTensor
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ipc.transform.memory.aliases import Allocation
-from tvm_ipc.transform.memory.program import Region, common_region, exclusive
+from tvm_ipc.transform.ir.aliases import Allocation
+from tvm_ipc.transform.ir.program import Region, common_region, exclusive
 
 
 @dataclass(eq=False, slots=True)

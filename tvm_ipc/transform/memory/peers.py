@@ -21,8 +21,8 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.transform.collectives import Collective
-from tvm_ipc.transform.memory.aliases import Allocation, Facts, ModuleFacts, Root
-from tvm_ipc.transform.memory.program import Region, Step
+from tvm_ipc.transform.ir.aliases import Allocation, Facts, ModuleFacts, Root
+from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.memory.writes import read_only
 
 #: Whom a meeting joins, told by what `in_group` of a collective it suffices for.

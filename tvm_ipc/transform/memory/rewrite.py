@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr import _update_type
 
-from tvm_ipc.transform.memory.program import Program, Region, Step
+from tvm_ipc.transform.ir.program import Program, Region, Step
 
 #: Returns what stands in place of a binding, in order; None where nothing changes.
 Change = Callable[[relax.Binding], Sequence[relax.Binding] | None]

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.transform.collectives import match_collective
-from tvm_ipc.transform.memory.program import Program, Region, Step, linearise
+from tvm_ipc.transform.ir.program import Program, Region, Step, linearise
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 _ALLOC_TENSOR_ADDRESS = _ALLOC_TENSOR.__chandle__()
