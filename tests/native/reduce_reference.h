@@ -132,12 +132,7 @@ inline uint64_t Integer(ElementType t, ReduceKind kind, const uint64_t* x, int n
       acc = v;
     }
   }
-  if (kind == ReduceKind::kAvg) {
-    // The sum of 64-bit integers wraps before the division.
-    if (t.bits == 64 && is_signed) acc = static_cast<Wide>(static_cast<int64_t>(acc));
-    if (t.bits == 64 && !is_signed) acc = static_cast<uint64_t>(acc);
-    acc = static_cast<Wide>(static_cast<Signed>(acc) / n);
-  }
+  if (kind == ReduceKind::kAvg) acc = static_cast<Wide>(static_cast<Signed>(acc) / n);
   uint64_t low = static_cast<uint64_t>(acc);
   return t.bits == 64 ? low : low & (SignBit(t) * 2 - 1);
 }

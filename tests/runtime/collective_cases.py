@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 SOURCES = Path(__file__).resolve().parents[2] / "tvm_ipc" / "csrc"
 REDUCED = (
     *("float16", "bfloat16", "float32", "float64"),
-    *("int8", "uint8", "int32", "int64", "bool"),
+    *("int8", "uint8", "int32", "int64", "uint64", "bool"),
 )
 MOVED = (*REDUCED, "float8_e4m3fn", "float8_e5m2")
 MEMORIES = ("arena", "private", "mixed")
@@ -232,12 +232,20 @@ def reduced(case: Case, ranks: int, team: int) -> Array:
 
 
 def reduce(rows: Array, kind: ReduceKind) -> Array:
-    """Rank after rank; 16-bit floats in float32, integers in 64 bits, rounded once at the end."""
+    """Rank after rank; 16-bit floats in float32, integers without limit, rounded once at the end.
+
+    Sums and products of integers wrap at the end; those in 64 bits have wrapped the same by then.
+    """
     dtype = rows.dtype
     if dtype.kind == "b":
         return rows.any(axis=0) if kind in (ReduceKind.SUM, ReduceKind.MAX) else rows.all(axis=0)
     integer = np.issubdtype(dtype, np.integer)
-    wide = np.dtype("int64") if integer else np.promote_types(dtype, np.float32)
+    if not integer:
+        wide = np.promote_types(dtype, np.float32)
+    elif dtype.itemsize < 8:
+        wide = np.dtype("int64")
+    else:
+        wide = np.dtype(object) if kind == ReduceKind.AVG else dtype  # Python's own, or as it is
     first, *others = rows.astype(wide)
     with np.errstate(all="ignore"):
         total = functools.reduce(_STEP[kind], others, first)

@@ -37,7 +37,7 @@ const char* Name(ReduceKind kind);
  * \brief dst[i] = src[0][i] op src[1][i] op ... op src[num_src - 1][i], in that order.
  *
  * 16-bit floats accumulate in float32 and round once, to nearest even, at the end; integers
- * accumulate in a wider integer and wrap at the end; an average divides the sum, integers
+ * accumulate in a wider integer and wrap at the end; an average divides the whole sum, integers
  * towards zero. NaN in any source gives NaN for every kind. The result has the same bits on
  * every instruction set. `dst` may be exactly one of the sources. No pointer needs alignment.
  * \param stream Write past the caches; worth it for outputs larger than they are.

@@ -242,24 +242,14 @@ void Reduce(void* dst, const void* const* src, int num_src, size_t count, bool s
 }
 
 /*!
- * \brief sum / divisor towards zero. In double if the sum surely has less than 53 bits: the
- *        quotient is further from the next integer than double rounds, and vectors can do it.
+ * \brief The average of integers of up to 32 bits, whose sum as an Acc is exact. In double if it
+ *        surely has less than 53 bits: the quotient is further from the next integer than double
+ *        rounds, and vectors can do it. Not streamed: the division is slower than memory.
  */
-template <typename T, typename Sum>
-TVM_IPC_INLINE T Quotient(Sum sum, int divisor) {
-  if (sizeof(T) == 8) return static_cast<T>(sum / static_cast<Sum>(divisor));
-  return static_cast<T>(static_cast<Sum>(static_cast<double>(sum) / divisor));
-}
-
-/*!
- * \brief The average of integers, summed in the arithmetic of Wrap, which is unsigned so that
- *        the sum of 64-bit integers may wrap, and read as Acc. Not streamed: the division is
- *        slower than memory.
- */
-template <typename T, typename Wrap, typename Acc>
+template <typename T, typename Acc>
 void AverageIntegers(void* dst, const void* const* src, int num_src, size_t count, bool) {
   constexpr size_t kBlock = 256;
-  Wrap sum[kBlock];
+  Acc sum[kBlock];
   T value[kBlock];
   if (num_src < 1) return;
   for (size_t begin = 0; begin < count; begin += kBlock) {
@@ -268,9 +258,49 @@ void AverageIntegers(void* dst, const void* const* src, int num_src, size_t coun
     for (int k = 0; k < num_src; ++k) {
       const char* from = static_cast<const char*>(src[k]) + begin * sizeof(T);
       __builtin_memcpy(value, from, n * sizeof(T));
-      for (size_t i = 0; i < n; ++i) sum[i] += static_cast<Wrap>(static_cast<Acc>(value[i]));
+      for (size_t i = 0; i < n; ++i) sum[i] += static_cast<Acc>(value[i]);
     }
-    for (size_t i = 0; i < n; ++i) value[i] = Quotient<T>(static_cast<Acc>(sum[i]), num_src);
+    for (size_t i = 0; i < n; ++i)
+      value[i] = static_cast<T>(static_cast<Acc>(static_cast<double>(sum[i]) / num_src));
+    __builtin_memcpy(static_cast<char*>(dst) + begin * sizeof(T), value, n * sizeof(T));
+  }
+}
+
+/*!
+ * \brief The average of 64-bit integers. The sum has two words, which vectors can add up; where
+ *        the lower one is all of it, as nearly always, one division of words is enough.
+ */
+template <typename T>
+void AverageWords(void* dst, const void* const* src, int num_src, size_t count, bool) {
+  __extension__ typedef __int128 Wide;
+  constexpr size_t kBlock = 256;
+  constexpr bool kSigned = static_cast<T>(-1) < 0;
+  uint64_t low[kBlock];
+  int64_t high[kBlock];
+  T value[kBlock];
+  if (num_src < 1) return;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    size_t n = count - begin < kBlock ? count - begin : kBlock;
+    for (size_t i = 0; i < n; ++i) low[i] = 0, high[i] = 0;
+    for (int k = 0; k < num_src; ++k) {
+      const char* from = static_cast<const char*>(src[k]) + begin * sizeof(T);
+      __builtin_memcpy(value, from, n * sizeof(T));
+      for (size_t i = 0; i < n; ++i) {
+        uint64_t word = static_cast<uint64_t>(value[i]);
+        low[i] += word;
+        high[i] += (low[i] < word) - (kSigned && value[i] < 0);
+      }
+    }
+    T divisor = static_cast<T>(num_src);
+    for (size_t i = 0; i < n; ++i) {
+      T word = static_cast<T>(low[i]);
+      if (__builtin_expect(high[i] == (kSigned && word < 0 ? -1 : 0), 1)) {
+        value[i] = word / divisor;
+      } else {
+        Wide sum = static_cast<Wide>(high[i]) * (static_cast<Wide>(1) << 64) + low[i];
+        value[i] = static_cast<T>(sum / num_src);
+      }
+    }
     __builtin_memcpy(static_cast<char*>(dst) + begin * sizeof(T), value, n * sizeof(T));
   }
 }
@@ -312,10 +342,10 @@ constexpr ReduceRow FloatRow() {
 }
 
 // Signed sums and products have the bits of unsigned ones, which may overflow.
-template <typename T, typename Unsigned, typename Wrap, typename Acc>
+template <typename T, typename Unsigned, ReduceFn kAverage>
 constexpr ReduceRow IntegerRow() {
   return {{Reduce<Native<Unsigned>, Sum>, Reduce<Native<Unsigned>, Product>,
-           Reduce<Native<T>, Minimum>, Reduce<Native<T>, Maximum>, AverageIntegers<T, Wrap, Acc>}};
+           Reduce<Native<T>, Minimum>, Reduce<Native<T>, Maximum>, kAverage}};
 }
 
 constexpr ReduceRow TruthRow() {
@@ -328,14 +358,14 @@ constexpr ReduceRow TruthRow() {
 constexpr ReduceTable MakeTable(const char* name) {
   return {name,
           {FloatRow<Float16>(), FloatRow<BFloat16>(), FloatRow<Float32>(), FloatRow<Float64>(),
-           IntegerRow<int8_t, uint8_t, uint32_t, int32_t>(),
-           IntegerRow<uint8_t, uint8_t, uint32_t, int32_t>(),
-           IntegerRow<int16_t, uint16_t, uint32_t, int32_t>(),
-           IntegerRow<uint16_t, uint16_t, uint32_t, int32_t>(),
-           IntegerRow<int32_t, uint32_t, uint64_t, int64_t>(),
-           IntegerRow<uint32_t, uint32_t, uint64_t, int64_t>(),
-           IntegerRow<int64_t, uint64_t, uint64_t, int64_t>(),
-           IntegerRow<uint64_t, uint64_t, uint64_t, uint64_t>(), TruthRow()},
+           IntegerRow<int8_t, uint8_t, AverageIntegers<int8_t, int32_t>>(),
+           IntegerRow<uint8_t, uint8_t, AverageIntegers<uint8_t, int32_t>>(),
+           IntegerRow<int16_t, uint16_t, AverageIntegers<int16_t, int32_t>>(),
+           IntegerRow<uint16_t, uint16_t, AverageIntegers<uint16_t, int32_t>>(),
+           IntegerRow<int32_t, uint32_t, AverageIntegers<int32_t, int64_t>>(),
+           IntegerRow<uint32_t, uint32_t, AverageIntegers<uint32_t, int64_t>>(),
+           IntegerRow<int64_t, uint64_t, AverageWords<int64_t>>(),
+           IntegerRow<uint64_t, uint64_t, AverageWords<uint64_t>>(), TruthRow()},
           Copy};
 }
 
