@@ -60,11 +60,10 @@ def python_files() -> list[Path]:
 def native_core() -> set[Path]:
     """The sources of the library that is built without TVM, and all that they include."""
     csrc = PACKAGE / "csrc"
-    cmake = (csrc / "CMakeLists.txt").read_text()
-    match = re.search(r"add_library\(tvm_ipc_core STATIC([^)]*)\)", cmake)
-    assert match is not None
+    lists = re.findall(r"set\(TVM_IPC_\w+_SOURCES([^)]*)\)", (csrc / "core.cmake").read_text())
     core: set[Path] = set()
-    new = {csrc / name for name in match[1].split()}
+    new = {csrc / name for names in lists for name in names.split()}
+    assert new
     while new:
         core |= new
         headers = (re.findall(r'#\s*include\s*"([^"]+)"', path.read_text()) for path in new)
