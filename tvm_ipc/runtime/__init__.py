@@ -10,9 +10,13 @@ from __future__ import annotations
 def ready() -> None:
     """Make Disco and the native library usable in this process; repeated calls do nothing.
 
-    Disco is mended first: a native library that cannot be loaded leaves the mended Disco behind.
+    Disco is mended in any case: a wrong variable, or a native library that cannot be loaded,
+    leaves the mended Disco behind.
     """
-    from tvm_ipc.runtime import blas, library, repair  # noqa: F401
+    from tvm_ipc.runtime import blas, library, log, repair  # noqa: F401
 
-    repair.repair()
+    try:
+        log.start()
+    finally:
+        repair.repair()
     library.load()

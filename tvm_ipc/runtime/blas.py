@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import logging
+from typing import Any, Final
 
 import tvm_ffi
 
 from tvm_ipc import blas
 from tvm_ipc.errors import LibraryError
+
+_log: Final = logging.getLogger(__name__)
 
 # Raised here, it goes through native code to whoever called the program.
 tvm_ffi.register_error("LibraryError", LibraryError)
@@ -29,4 +32,6 @@ def information() -> dict[str, Any]:
 
 @tvm_ffi.register_global_func("tvm_ipc.blas.find")  # type: ignore[untyped-decorator]
 def _find() -> str:
-    return str(blas.find())
+    path = blas.find()
+    _log.debug("matrix products: %s", path)
+    return str(path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -33,6 +34,7 @@ from tvm_ipc.errors import (
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 
+_log: Final = logging.getLogger("tvm_ipc.session")
 _api: Any = disco._ffi_api
 _wait = tvm_ffi.get_global_func("tvm_ipc.session.wait")
 _report = tvm_ffi.get_global_func("tvm_ipc.session.report")
@@ -50,6 +52,7 @@ _COMMANDS_ON_THE_WAY: Final = 48 << 10
 _COMMAND_BYTES: Final = 64
 #: One counter for all sessions: a ticket also names a value on its way to the controller.
 tickets = itertools.count(1)
+_numbers = itertools.count(1)
 
 
 class CommandSession(disco.Session):  # type: ignore[misc]
@@ -68,6 +71,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     def _prepare(self, pool: ProcessPool | None, timeout: float) -> None:
         """Set the state that commands need; before anything is sent."""
         self.timeout = timeout
+        #: What log lines call it.
+        self._name = f"session {next(_numbers)}"
         self._pool = pool
         self._closed = False
         self._why_unusable = ""
@@ -95,6 +100,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             raise SessionClosedError(f"the session is not usable any more: {self._why_unusable}")
 
     def _break(self, why: str) -> None:
+        _log.error("%s: %s", self._name, why)
         self._why_unusable = why
         _abort(self)
         if self._pool is not None:
@@ -202,12 +208,15 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         errors = [RankError(**error) for error in report["errors"]]
         causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
         causes = tuple(sorted(causes, key=lambda e: e.rank))
+        for error in causes:
+            _log.warning("%s: rank %d: %s: %s", self._name, error.rank, error.kind, error.message)
         if report["dead"] or report["left"]:
             self._raise_died("".join(f"\n{e}" for e in causes if e.kind != "PeerError"))
         # What was looked up since the error was skipped: it is no function.
         self._functions.clear()
         # No worker is inside an operation, so the group may start afresh.
         _recover(self)
+        _log.info("%s: recovered: its workers take commands again", self._name)
         self._on_the_way = 0
         if all(error.kind == "DeadlineError" for error in causes):
             raise DeadlineError("\n".join(str(error) for error in causes))

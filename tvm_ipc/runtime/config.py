@@ -7,11 +7,14 @@
                        by the native library from the machine's memory)
 `TVM_IPC_ISA`          instruction set of the reductions: auto, avx512, avx2 or portable; every
                        one gives the same bits (default auto)
+`TVM_IPC_LOG`          print what is logged, from this level on: debug, info, warning or error
+                       (default: print nothing)
 =====================  =====================================================================
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -22,6 +25,7 @@ from tvm_ipc.errors import IPCError
 
 DEFAULT_TIMEOUT: Final = 300.0
 INSTRUCTION_SETS: Final = ("auto", "avx512", "avx2", "portable")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?")
 #: Variables of others that decide how many threads a worker starts and what TVM loads.
 _THREAD_VARIABLES: Final = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "TVM_BIND_THREADS")
@@ -78,6 +82,17 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is no size; examples: 1048576, 512M, 2G")
     number, unit = match.groups()
     return int(number) << (10 * " KMGT".index(unit or " "))
+
+
+def log_level() -> int | None:
+    """Return the level from which on the log is printed; None if it is not."""
+    text = os.environ.get("TVM_IPC_LOG", "").strip().lower()
+    if not text:
+        return None
+    if text not in LOG_LEVELS:
+        raise IPCError(f"TVM_IPC_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}")
+    level: int = getattr(logging, text.upper())
+    return level
 
 
 def thread_settings() -> dict[str, str | None]:

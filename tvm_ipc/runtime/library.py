@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import logging
 import re
 import threading
 import warnings
@@ -28,6 +29,7 @@ _FILE: Final = "libtvm_ipc.so"
 _CUDART: Final = ("cu13", "lib", "libcudart.so.13")  # below the package `nvidia`
 _PINNED: Final = re.compile(r"(apache-tvm(?:-ffi)?)\s*==\s*([^\s;,]+)")
 
+_log: Final = logging.getLogger(__name__)
 _lock = threading.RLock()
 _native: Path | None = None
 _cuda: str | None = None
@@ -95,6 +97,7 @@ def load() -> Path:
                 # Python code in a worker gets, and passes on, what the native library raised.
                 tvm_ffi.register_error(error.__name__, error)
             _native = native
+            _log.debug("native library: %s; CUDA library of TVM: %s", native, load_cuda())
             if explanation := explain_versions():
                 warnings.warn(explanation, RuntimeWarning, stacklevel=2)
         return _native

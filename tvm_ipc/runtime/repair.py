@@ -13,6 +13,7 @@ TVM imports `tvm.runtime.disco` before it loads the library that the module need
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _FUNCTIONS: Final = (
     "runtime.disco._import_python_module",
 )
 
+_log: Final = logging.getLogger(__name__)
 _lock = threading.RLock()
 _found: list[str] = []
 
@@ -69,6 +71,7 @@ def repair() -> Repair:
         for defect, mend in steps:
             if mend() and defect not in _found:
                 _found.append(defect)
+                _log.debug("mended: %s", defect)
         mended = tuple(_found)
         missing = tuple(f"{name} is not registered" for name in _missing_functions())
         return Repair(found=mended + missing, mended=mended)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import tempfile
 import time
@@ -26,11 +27,12 @@ from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc.contract import MAX_WORKERS, SHM
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import config
+from tvm_ipc.runtime import config, log
 from tvm_ipc.runtime.commands import SLICE_SECONDS, CommandSession, tickets
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule, DRef
 
+_log: Final = logging.getLogger("tvm_ipc.session")
 _api: Any = disco._ffi_api
 _native = tvm_ffi.get_global_func
 _open = _native("tvm_ipc.session.open")
@@ -41,6 +43,7 @@ _abort = _native("tvm_ipc.session.abort")
 _wait_left = _native("tvm_ipc.session.wait_left")
 _close = _native("tvm_ipc.session.close")
 _put = _native("tvm_ipc.session.put")
+_native_info = _native("tvm_ipc.native_info")
 
 _START_SECONDS: Final = 120.0
 _LEAVE_SECONDS: Final = 5.0
@@ -88,6 +91,7 @@ class Session(CommandSession):
         if isinstance(arena_limit, str):
             arena_limit = config.parse_size(arena_limit)
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
+        log.start()
         self._files = tempfile.TemporaryDirectory(prefix="tvm_ipc-")
         threads_each = config.threads_per_worker(num_workers)
         pool = None
@@ -98,6 +102,7 @@ class Session(CommandSession):
             except OSError as error:
                 raise IPCError(f"the session cannot start its workers: {error}") from error
         self._prepare(pool, settings.timeout)
+        self._log_start(num_workers, num_groups, threads_each, settings)
         if pool is None:
             self.__init_handle_by_constructor__(_api.SessionThreaded, num_workers, num_groups)
         else:
@@ -120,16 +125,40 @@ class Session(CommandSession):
             self._start_commands()
             self.get_global_func("tvm_ipc.worker.set_threads")(threads_each)
             self.sync()
+            _log.info("%s: all workers are ready", self._name)
         except BaseException as error:
             self._why_unusable = self._why_unusable or f"it could not start: {error}"
             self.close()
             raise
 
+    def _log_start(
+        self, num_workers: int, num_groups: int, threads_each: int, settings: config.Config
+    ) -> None:
+        if not _log.isEnabledFor(logging.INFO):
+            return
+        kind = "processes" if self._pool else "threads"
+        division = f"{num_workers} workers, {kind}, groups: {num_groups}"
+        _log.info("%s: starts %s, threads in each: %d", self._name, division, threads_each)
+        machine = json.loads(_native_info())
+        wanted = settings.instruction_set
+        why = "the best of this processor" if wanted == "auto" else "as TVM_IPC_ISA says"
+        _log.info("%s: backend %s: all workers are on this machine", self._name, SHM)
+        _log.info("%s: reductions use %s: %s", self._name, machine["instruction_set"], why)
+        arena = f"{settings.arena_limit} bytes" if settings.arena_limit else "the default"
+        _log.info("%s: deadline %g s, arena limit %s", self._name, self.timeout, arena)
+
     def _wait_until_joined(self) -> None:
         end = time.monotonic() + _START_SECONDS
-        while not _wait_joined(self, SLICE_SECONDS):
-            ended = self._pool.ended() if self._pool else {}
+        known: set[int] = set()
+        while True:
+            complete = _wait_joined(self, SLICE_SECONDS)
             report = json.loads(_report(self))
+            for rank in sorted({*report["joined"]} - known):
+                _log.debug("%s: rank %d joined, pid %d", self._name, rank, report["pids"][rank])
+            known = {*report["joined"]}
+            if complete:
+                return
+            ended = self._pool.ended() if self._pool else {}
             if not (ended or report["dead"] or report["errors"] or time.monotonic() > end):
                 continue
             missing = sorted({*range(self.num_workers)} - {*report["joined"]})
@@ -163,6 +192,7 @@ class Session(CommandSession):
                 ) from error
         elif not Path(path).is_file():
             raise FileNotFoundError(f"there is no compiled module at {str(path)!r}")
+        _log.debug("%s: loads %s", self._name, path)
         load = self._get_cached_method("runtime.disco.load_vm_module")
         return DModule.of(load(str(Path(path).resolve()), device))
 
@@ -284,6 +314,7 @@ class Session(CommandSession):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             _close(self)
         self._files.cleanup()
+        _log.info("%s: ended%s", self._name, f": {why}" if (why := self._why_unusable) else "")
 
     def __enter__(self) -> Session:
         """Return the session."""
@@ -325,6 +356,8 @@ def init_ccl(
             f"there is no backend {ccl!r} in this version; there are 'auto' and {SHM!r}"
         )
     ids = device_ids if device_ids is not None else range(session.num_workers)
+    log.start()
+    _log.info("a session of Disco gets the backend %s: it is the only one in this version", SHM)
     _api.SessionInitCCL(session, SHM, tvm_ffi.Shape(ids))
 
 

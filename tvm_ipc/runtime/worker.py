@@ -6,10 +6,18 @@ from __future__ import annotations
 
 def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_fd: int) -> None:
     """Serve the controller until it shuts the session down or is gone."""
-    from tvm_ipc import runtime
+    import logging
 
+    from tvm_ipc import runtime
+    from tvm_ipc.runtime import log
+
+    log.start(f"rank {worker_id}")
+    logger = logging.getLogger(__name__)
+    logger.debug("a worker of %d in %d groups starts", num_workers, num_groups)
     runtime.ready()
     import tvm_ffi
 
     serve = tvm_ffi.get_global_func("runtime.disco.WorkerProcess")
+    logger.debug("waits for commands")
     serve(worker_id, num_workers, num_groups, read_fd, write_fd)
+    logger.debug("ends, as the controller asked")

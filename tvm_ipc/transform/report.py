@@ -5,16 +5,21 @@
         mod = tvm.transform.Sequential([...])(mod)
     for decision in report.decisions: ...
 
-Passes note what they decide; outside such a block nothing is kept. The IR does not carry any of
+Passes note what they decide; outside such a block nothing is kept, though decisions are logged
+(`logging.getLogger("tvm_ipc")`, at the level DEBUG). The IR does not carry any of
 it, so a pass gives the same module with and without a report.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Final
+
+_log: Final = logging.getLogger("tvm_ipc.transform")
 
 
 @dataclass(frozen=True)
@@ -98,15 +103,17 @@ def collect_report() -> Iterator[Report]:
 
 
 def collecting() -> bool:
-    """Whether somebody wants a report: what is costly to tell may be left out if not."""
-    return _current.get() is not None
+    """Whether somebody wants to know: what is costly to tell may be left out if not."""
+    return _current.get() is not None or _log.isEnabledFor(logging.DEBUG)
 
 
 def note(decision: Decision) -> None:
-    """Add a decision to the report that is being collected, if any."""
+    """Log a decision, and add it to the report that is being collected, if any."""
     report = _current.get()
     if report is not None:
         report.decisions.append(decision)
+    about = (decision.pass_name, decision.function or "the module", decision.subject)
+    _log.debug("%s: %s: %s: %s: %s", *about, decision.verdict, decision.reason)
 
 
 def note_plan(plan: FunctionPlan) -> None:
