@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from disco_kinds import RANKS, call, errors_at_sync, on_workers
 from disco_programs import FailsOnRank, build
 from tvm_ffi import Shape
@@ -174,13 +173,13 @@ def test_value_that_cannot_travel(trio: tvm_ipc.Session) -> None:
 
 @pytest.mark.parametrize(
     "argument",
-    [np.ones(3), [1, 2], {"a": 1}, object(), 2**64, tvm.runtime.tensor(np.ones(3))],
-    ids=["array", "list", "dict", "object", "integer_beyond_64_bits", "tensor"],
+    [[1, 2], {"a": 1}, object(), 2**64, 1j, np.array("text"), lambda: 1],
+    ids=["list", "dict", "object", "integer_beyond_64_bits", "complex", "no_numbers", "function"],
 )
-def test_argument_that_disco_cannot_send(argument: Any, trio: tvm_ipc.Session) -> None:
+def test_argument_that_cannot_be_sent(argument: Any, trio: tvm_ipc.Session) -> None:
     """Refused at once, and nothing reaches a worker."""
-    with pytest.raises((TypeError, ValueError, OverflowError, RuntimeError)):
-        call(trio, "tests.is_none", argument)
+    with pytest.raises((TypeError, ValueError), match="argument 2 of a call is "):
+        call(trio, "tests.is_none", 1, argument)
 
 
 def test_value_of_another_session(trio: tvm_ipc.Session) -> None:
@@ -244,7 +243,7 @@ def test_function_that_a_module_lacks(program: str, trio: tvm_ipc.Session) -> No
 
 def test_file_that_is_no_module(tmp_path: Path, trio: tvm_ipc.Session) -> None:
     path = tmp_path / "text.so"
-    path.write_text("no library")
+    path.write_bytes(b"\x7fELF no library")
     trio.load_vm_module(path)
     for rank, _, message in errors_at_sync(trio):
         assert rank in range(RANKS)

@@ -24,6 +24,7 @@ from typing import Any, Final
 import tvm_ffi
 from tvm.runtime import disco
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import (
     DeadlineError,
     RankError,
@@ -165,6 +166,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
 
     def get_global_func(self, name: str) -> DPackedFunc:
         """Return a function by its global name; an error at the next sync if a worker lacks it."""
+        arguments.text("get_global_func: name", name, "the name of a function")
         return DPackedFunc.of(self.call_packed(self._lookup, name))
 
     def sync(self) -> None:

@@ -21,11 +21,14 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
 
 DEFAULT_TIMEOUT: Final = 300.0
 INSTRUCTION_SETS: Final = ("auto", "avx512", "avx2", "portable")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_BYTES: Final = "a number of bytes above 0, or a size such as '512M'"
+_MOST_BYTES: Final = (1 << 63) - 1
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?")
 #: Variables of others that decide how many threads a worker starts and what TVM loads.
 _THREAD_VARIABLES: Final = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "TVM_BIND_THREADS")
@@ -53,25 +56,27 @@ class Config:
     instruction_set: str = "auto"
 
     def __post_init__(self) -> None:
-        if not (0 < self.timeout < math.inf):
-            raise IPCError(f"timeout is {self.timeout}; it must be finite and more than 0 seconds")
-        if self.arena_limit is not None and self.arena_limit <= 0:
-            raise IPCError(f"arena_limit is {self.arena_limit}; it must be more than 0 bytes")
-        if self.instruction_set not in INSTRUCTION_SETS:
-            raise IPCError(
-                f"instruction_set is {self.instruction_set!r}; "
-                f"it must be one of {', '.join(INSTRUCTION_SETS)}"
-            )
+        timeout = arguments.above_zero("timeout", self.timeout, "a number of seconds above 0")
+        object.__setattr__(self, "timeout", timeout)
+        if self.arena_limit is not None:
+            limit = arguments.integer("arena_limit", self.arena_limit, _BYTES, 1, _MOST_BYTES)
+            object.__setattr__(self, "arena_limit", limit)
+        arguments.one_of("instruction_set", self.instruction_set, INSTRUCTION_SETS)
 
     @classmethod
     def from_environment(
-        cls, *, timeout: float | None = None, arena_limit: int | None = None
+        cls, *, timeout: float | None = None, arena_limit: int | str | None = None
     ) -> Config:
         """Read the environment; an argument that is given comes before its variable."""
         if timeout is None:
             timeout = _timeout("TVM_IPC_TIMEOUT")
         if arena_limit is None:
             arena_limit = _arena_limit("TVM_IPC_ARENA_LIMIT")
+        elif isinstance(arena_limit, str):
+            try:
+                arena_limit = parse_size(arena_limit)
+            except ValueError:
+                raise arguments.wrong_value("arena_limit", _BYTES, arena_limit) from None
         return cls(timeout, arena_limit, _instruction_set("TVM_IPC_ISA"))
 
 

@@ -13,7 +13,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from tvm.runtime import Tensor, disco
+
+from tvm_ipc import arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,12 +28,14 @@ class _Remote:
     """What the references of our sessions do in their own way."""
 
     __slots__ = ()
+    #: What it refers to, for people.
+    _what = "value"
     session: Session
     _register: int
     _freed: deque[int]
 
     def __init__(self, reference: disco.DRef, session: Session, register: int) -> None:
-        self.__move_handle_from__(reference)  # type: ignore[attr-defined]
+        self.__move_handle_from__(reference)
         self.session = session  # type: ignore[misc]  # the slots are those of the subclasses
         self._register = register  # type: ignore[misc]
         self._freed = session._freed  # type: ignore[misc]
@@ -46,13 +51,30 @@ class _Remote:
         with contextlib.suppress(AttributeError):
             self._freed.append(self._register)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: a {self._what} on the workers of {self.session!r}>"
+
+    def __array__(self, *_args: Any, **_options: Any) -> np.ndarray[Any, Any]:
+        raise TypeError(
+            "this is a reference to a value on the workers, and each worker has its own: "
+            "session.get(reference, rank) returns one as a NumPy array"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+        raise AttributeError(
+            f"a {type(self).__name__} has no attribute {name!r}: its {self._what} is on the "
+            "workers; session.get(reference, rank) returns a worker's tensor as a NumPy array"
+        )
+
     def debug_get_from_remote(self, worker_id: int) -> Any:
         """Return the value on one worker; waits for the commands before it."""
-        return self.session._fetch(self, worker_id)
+        return self.session._fetch("debug_get_from_remote", self, worker_id, "worker_id")
 
-    def debug_copy_from(self, worker_id: int, value: np.ndarray[Any, Any] | Tensor) -> None:
+    def debug_copy_from(self, worker_id: int, value: npt.ArrayLike | Tensor) -> None:
         """Copy an array into the tensor on one worker."""
-        self.session._copy_to(self, worker_id, value)
+        self.session._debug_copy(self, worker_id, value)
 
 
 class DRef(_Remote, disco.DRef):  # type: ignore[misc]
@@ -65,6 +87,7 @@ class DPackedFunc(_Remote, disco.DPackedFunc):  # type: ignore[misc]
     """A function that every worker has."""
 
     __slots__ = ("_freed", "_register")
+    _what = "function"
 
     def __call__(self, *args: Any) -> DRef:
         """Call it on every worker; the result stays there."""
@@ -75,8 +98,10 @@ class DModule(_Remote, disco.DModule):  # type: ignore[misc]
     """A module that every worker loaded."""
 
     __slots__ = ("_freed", "_register")
+    _what = "module"
 
     def __getitem__(self, name: str) -> DPackedFunc:
         """Return a function of the module."""
+        arguments.text("module[name]: name", name, "the name of a function")
         get_function = self.session._get_cached_method("tvm_ipc.worker.get_function")
         return DPackedFunc.of(get_function(self, name))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions as users see them: how they start, what they move, how they end.
 
-`commands` beside this file says how a command gets to the workers and an error comes home.
+`commands` beside this file says how a command gets to the workers and an error comes home,
+`values` what can be done with values.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import numpy as np
 import tvm_ffi
-from tvm.runtime import Tensor, disco
-from tvm.runtime import tensor as as_tensor
+from tvm.runtime import disco
 
+from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, SHM
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config, log
-from tvm_ipc.runtime.commands import SLICE_SECONDS, CommandSession, tickets
+from tvm_ipc.runtime.commands import SLICE_SECONDS, tickets
 from tvm_ipc.runtime.processes import ProcessPool
-from tvm_ipc.runtime.references import DModule, DRef
+from tvm_ipc.runtime.references import DModule
+from tvm_ipc.runtime.values import ValueSession, as_device
 
 _log: Final = logging.getLogger("tvm_ipc.session")
 _api: Any = disco._ffi_api
@@ -38,11 +39,9 @@ _native = tvm_ffi.get_global_func
 _open = _native("tvm_ipc.session.open")
 _wait_joined = _native("tvm_ipc.session.wait_joined")
 _report = _native("tvm_ipc.session.report")
-_take_value = _native("tvm_ipc.session.take_value")
 _abort = _native("tvm_ipc.session.abort")
 _wait_left = _native("tvm_ipc.session.wait_left")
 _close = _native("tvm_ipc.session.close")
-_put = _native("tvm_ipc.session.put")
 _native_info = _native("tvm_ipc.native_info")
 
 _START_SECONDS: Final = 120.0
@@ -50,7 +49,7 @@ _LEAVE_SECONDS: Final = 5.0
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-class Session(CommandSession):
+class Session(ValueSession):
     """A Disco session whose workers share memory, and whose errors are Python exceptions.
 
     All methods of Disco's sessions work. Commands are asynchronous; an error is raised by the
@@ -67,6 +66,8 @@ class Session(CommandSession):
         `TVM_IPC_TIMEOUT`, or 300.
     arena_limit : the most shared memory of a worker, in bytes or as "512M"; by default
         `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers.
+    device_ids : the device of each worker, as Disco's `init_ccl` takes them. Workers on CPUs use
+        none, so there is nothing to choose yet.
     """
 
     def __init__(
@@ -80,16 +81,27 @@ class Session(CommandSession):
         arena_limit: int | str | None = None,
         device_ids: Sequence[int] | None = None,
     ) -> None:
-        if not 1 <= num_workers <= MAX_WORKERS:
-            raise ValueError(f"num_workers is {num_workers}; it must be 1 to {MAX_WORKERS}")
-        if num_groups < 1 or num_workers % num_groups != 0:
+        num_workers = arguments.integer(
+            "Session: num_workers",
+            num_workers,
+            f"a number of workers, 1 to {MAX_WORKERS}",
+            1,
+            MAX_WORKERS,
+        )
+        num_groups = arguments.integer(
+            "Session: num_groups", num_groups, "a number of groups, 1 or more", 1
+        )
+        if num_workers % num_groups != 0:
             raise ValueError(
-                f"{num_workers} workers cannot be divided evenly into {num_groups} groups"
+                f"Session: num_workers {num_workers} cannot be divided into num_groups "
+                f"{num_groups} groups of equal size"
             )
-        if device_ids is not None and len(device_ids) != num_workers:
-            raise ValueError(f"{num_workers} workers need as many device_ids, not {device_ids!r}")
-        if isinstance(arena_limit, str):
-            arena_limit = config.parse_size(arena_limit)
+        threads = arguments.flag("Session: threads", threads)
+        compiler = arguments.flag("Session: compiler", compiler)
+        ids = _device_ids("Session", num_workers, device_ids)
+        self._workers = f"{num_workers} {'threads' if threads else 'processes'}"
+        if num_groups > 1:
+            self._workers += f" in {num_groups} groups"
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
         log.start()
         self._files = tempfile.TemporaryDirectory(prefix="tvm_ipc-")
@@ -115,7 +127,6 @@ class Session(CommandSession):
             )
         _open_sessions.add(self)
         try:
-            ids = tvm_ffi.Shape(device_ids if device_ids is not None else range(num_workers))
             try:
                 _open(self, ids, settings.timeout, settings.arena_limit or 0)
             except (RuntimeError, MemoryError) as error:
@@ -170,6 +181,8 @@ class Session(CommandSession):
 
     def import_python_module(self, module_name: str) -> None:
         """Import a Python module in every worker, to register the functions it defines."""
+        wanted = "the name of a module as in an import statement"
+        arguments.text("import_python_module: module_name", module_name, wanted)
         self._get_cached_method("runtime.disco._import_python_module")(module_name)
 
     def load_vm_module(self, path: Any, device: Any = None) -> DModule:
@@ -180,6 +193,7 @@ class Session(CommandSession):
         path : of a library that `export_library` wrote, or a compiled executable itself.
         device : by default the worker's own.
         """
+        device = as_device("load_vm_module: device", device)
         if hasattr(path, "export_library"):
             executable = path
             path = Path(self._files.name, f"module-{next(tickets)}.so")
@@ -190,85 +204,26 @@ class Session(CommandSession):
                     "the executable could not be linked into a library; TVM needs a C++ compiler "
                     "for that: install g++ or clang, or name one in the environment variable CXX"
                 ) from error
-        elif not Path(path).is_file():
-            raise FileNotFoundError(f"there is no compiled module at {str(path)!r}")
-        _log.debug("%s: loads %s", self._name, path)
+        library = _library(path).resolve()
+        _log.debug("%s: loads %s", self._name, library)
         load = self._get_cached_method("runtime.disco.load_vm_module")
-        return DModule.of(load(str(Path(path).resolve()), device))
-
-    # ---- values ---------------------------------------------------------------------------
-
-    def _fetch(self, reference: disco.DRef, rank: int) -> Any:
-        if not 0 <= rank < self.num_workers:
-            raise ValueError(f"there is no rank {rank} among {self.num_workers} workers")
-        key = next(tickets)
-        fetch = self._get_cached_method("tvm_ipc.worker.fetch")
-        self.call_packed(fetch, reference, rank, key)
-        self.sync()
-        return _take_value(self, key)
-
-    def get(self, reference: disco.DRef, rank: int = 0) -> np.ndarray[Any, Any]:
-        """Return a copy of a tensor on one worker, after the commands before it."""
-        value = self._fetch(reference, rank)
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"rank {rank} holds a {type(value).__name__}, not a tensor; "
-                "debug_get_from_remote returns any value"
-            )
-        return np.array(value.numpy())
-
-    def put(self, array: np.ndarray[Any, Any] | Tensor) -> DRef:
-        """Copy an array to every worker."""
-        reference: DRef = self.broadcast(array, in_group=False)
-        return reference
-
-    def _copy_to(
-        self, reference: disco.DRef, rank: int, value: np.ndarray[Any, Any] | Tensor
-    ) -> None:
-        if not 0 <= rank < self.num_workers:
-            raise ValueError(f"there is no rank {rank} among {self.num_workers} workers")
-        self._check_usable()
-        host = value if isinstance(value, Tensor) else as_tensor(np.ascontiguousarray(value))
-        copy = self._get_cached_method("tvm_ipc.worker.copy_from_host")
-        self.call_packed(copy, _put(self, host), rank, reference)
-
-    def copy_to_worker_0(
-        self, host_array: np.ndarray[Any, Any] | Tensor, remote_array: disco.DRef | None = None
-    ) -> disco.DRef:
-        """Copy an array of the controller into worker 0's tensor, made here if not given."""
-        if not isinstance(host_array, Tensor):
-            host_array = as_tensor(np.ascontiguousarray(host_array))
-        if remote_array is None:
-            # Not one for each group: those would hold nothing, and be sent by an in-group call.
-            remote_array = self.empty(
-                host_array.shape, host_array.dtype, worker0_only=True, in_group=False
-            )
-        self._copy_to(remote_array, 0, host_array)
-        return remote_array
-
-    def scatter(
-        self,
-        src: np.ndarray[Any, Any] | Tensor,
-        dst: disco.DRef | None = None,
-        in_group: bool = True,
-    ) -> disco.DRef:
-        """Give `src[i]` to worker i."""
-        if src.shape[:1] != (self.num_workers,):
-            raise ValueError(
-                f"scatter gives src[i] to worker i, so an array for {self.num_workers} workers has "
-                f"{self.num_workers} rows; this one's shape is {tuple(src.shape)}"
-            )
-        return super().scatter(src, dst, in_group)
-
-    def copy_from_worker_0(self, host_array: Tensor, remote_array: disco.DRef) -> None:
-        """Copy worker 0's tensor into a tensor of the controller; `sync` before reading it."""
-        self._check_usable()
-        copy = self._get_cached_method("tvm_ipc.worker.copy_to_host")
-        self.call_packed(copy, _put(self, host_array), remote_array)
+        return DModule.of(load(str(library), device))
 
     def init_ccl(self, ccl: str, *device_ids: int) -> None:
         """Refuse: the backend of this session is running already."""
-        raise IPCError(f"init_ccl({ccl!r}): this session already runs the backend {SHM!r}")
+        raise IPCError(
+            f"init_ccl({arguments.show(ccl)}): this session already runs the backend {SHM!r}; "
+            "leave the call out"
+        )
+
+    def __repr__(self) -> str:
+        known = self.__dict__
+        state = "open"
+        if known.get("_closed", True):
+            state = "closed"
+        elif known.get("_why_unusable"):
+            state = "not usable"
+        return f"<tvm_ipc.Session: {known.get('_workers', 'no workers')}, {state}>"
 
     # ---- end ------------------------------------------------------------------------------
 
@@ -351,14 +306,44 @@ def init_ccl(
     """
     if isinstance(session, Session):
         session.init_ccl(ccl)
-    if ccl not in ("auto", SHM):
-        raise ValueError(
-            f"there is no backend {ccl!r} in this version; there are 'auto' and {SHM!r}"
-        )
-    ids = device_ids if device_ids is not None else range(session.num_workers)
+    arguments.instance(
+        "init_ccl: session", session, disco.Session, "a session of tvm.runtime.disco"
+    )
+    arguments.one_of("init_ccl: ccl", ccl, ("auto", SHM))
+    ids = _device_ids("init_ccl", session.num_workers, device_ids)
     log.start()
     _log.info("a session of Disco gets the backend %s: it is the only one in this version", SHM)
-    _api.SessionInitCCL(session, SHM, tvm_ffi.Shape(ids))
+    _api.SessionInitCCL(session, SHM, ids)
+
+
+def _device_ids(where: str, num_workers: int, device_ids: object) -> tvm_ffi.Shape:
+    """Return the device of each worker."""
+    if device_ids is None:
+        return tvm_ffi.Shape(range(num_workers))
+    name, wanted = f"{where}: device_ids", f"{num_workers} numbers of devices, one for each worker"
+    ids = arguments.integers(name, device_ids, wanted)
+    if len(ids) != num_workers:
+        raise arguments.wrong_value(name, wanted, device_ids)
+    return tvm_ffi.Shape(ids)
+
+
+def _library(path: object) -> Path:
+    """Return the path of a compiled module, if there is one."""
+    wanted = "the path of a compiled library, or what tvm.compile returned"
+    if hasattr(path, "functions_items"):
+        raise TypeError(
+            f"load_vm_module: path is {wanted}, not a {type(path).__name__}, which is not compiled "
+            "yet; give it tvm.compile(module, target='llvm')"
+        )
+    found = arguments.path("load_vm_module: path", path, wanted)
+    if not found.is_file():
+        raise FileNotFoundError(
+            f"load_vm_module: path: there is no compiled module at {str(path)!r}"
+        )
+    with found.open("rb") as file:
+        if found.suffix != ".so" or file.read(4) != b"\x7fELF":
+            raise arguments.wrong_value("load_vm_module: path", wanted + ", a file *.so", str(path))
+    return found
 
 
 @atexit.register

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every argument that a user can pass is refused in words where it is wrong.
+
+The public functions and their parameters are found by inspection: one without a line here fails.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.runtime import disco
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_ipc
+from tvm_ipc.arguments import show
+from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+
+
+@I.ir_module
+class Nothing:
+    @R.function
+    def main(x: R.Tensor((4,), "float32")):
+        return x
+
+
+class Everything:
+    """A wrong value for any parameter; its text is what a message must show."""
+
+    def __repr__(self) -> str:
+        return "<everything>"
+
+
+ANYTHING = Everything()
+NO_WORDS = re.compile(r"kInvalid|not supported between|is not iterable|object has no attribute")
+COUNTS = ["2", None, 2.5, True, np.True_, 0, -1, math.nan, [2], np.array(2), ANYTHING]
+FLAGS = ["yes", None, 1, 0, 0.0, [], ANYTHING]
+NAMES = [3, None, "", b"name", ["name"], True, ANYTHING]
+ARRAYS = ["text", None, object(), [[1], [1, 2]], 1j, {"a": 1}, np.array(["text"]), ANYTHING]
+REFERENCES = [3, None, "text", [1, 2], np.ones(2), tvm.runtime.tensor(np.ones(2)), ANYTHING]
+TARGETS = [one for one in REFERENCES if one is not None]
+RANKS = ["1", None, 1.0, True, -1, 2, 10**30, np.array(1), ANYTHING]
+DEVICES = [3, "gpux", np.ones(2), ["cpu"], ANYTHING]
+SIZES = [1.5e9, 0, -1, True, "lots", "1.5G", "", [1], 1 << 63, math.inf, ANYTHING]
+SECONDS = ["x", 0, -1, math.nan, math.inf, True, 10**400, [1], 1j, np.ones(1), ANYTHING]
+IDS = [3, "01", [0], [0, 1, 2], [0, -1], [0, "1"], [0, 1.0], [0, True], {0: 0, 1: 1}, ANYTHING]
+SHAPES = [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING]
+PATHS = [3, None, "", b"model.so", "a\0b", "/etc/passwd", "/no/such.so", Nothing, max]
+PATHS += [ANYTHING]
+
+
+@dataclass
+class Call:
+    """How to call something with right arguments, and what is wrong for each of them."""
+
+    function: Callable[..., Any]
+    right: dict[str, Any] = field(default_factory=dict)
+    wrong: dict[str, list[Any]] = field(default_factory=dict)
+    #: How messages name a parameter, where that is not its name.
+    named: dict[str, str] = field(default_factory=dict)
+    #: Parameters that take anything, or are not for users, with the reason.
+    free: dict[str, str] = field(default_factory=dict)
+
+
+def session_calls(session: Any) -> dict[str, Call]:
+    x = session.put(np.ones(2))
+    host = tvm.runtime.tensor(np.ones(2))
+    function = session.get_global_func("runtime.disco.worker_rank")
+    in_group = {"in_group": FLAGS}
+    both = {"src": REFERENCES, "dst": REFERENCES, **in_group}
+    arrays = {"from_array": REFERENCES, "to_array": REFERENCES, **in_group}
+    anything_else = {
+        "self": "the object itself",
+        "kwargs": "of `of`",
+        "args": "see test_session_errors.py, test_argument_that_cannot_be_sent",
+    }
+    calls = {
+        "Session": Call(
+            tvm_ipc.Session,
+            {"threads": True},
+            {
+                "num_workers": [*COUNTS, 65],
+                "num_groups": [*COUNTS, 3],
+                "threads": FLAGS,
+                "compiler": FLAGS,
+                "timeout": SECONDS,
+                "arena_limit": SIZES,
+                "device_ids": IDS,
+            },
+        ),
+        "init_ccl": Call(
+            tvm_ipc.init_ccl,
+            {"session": disco.ThreadedSession(2)},
+            {
+                "session": [3, None, "session", tvm_ipc.Session, ANYTHING],
+                "ccl": [*NAMES, "nccl"],
+                "device_ids": IDS,
+            },
+        ),
+        "call_packed": Call(session.call_packed, {"func": function}, {"func": REFERENCES}),
+        "get": Call(session.get, {"reference": x}, {"reference": REFERENCES, "rank": RANKS}),
+        "put": Call(session.put, {"array": [1, 2]}, {"array": [*ARRAYS, x, [x, x]]}),
+        "empty": Call(
+            session.empty,
+            {"shape": (2,), "dtype": "float32"},
+            {
+                "shape": SHAPES,
+                "dtype": [3, None, "float3", "floaty", "", Nothing, str, ANYTHING],
+                "device": DEVICES,
+                "worker0_only": FLAGS,
+                "in_group": FLAGS,
+            },
+        ),
+        "broadcast": Call(
+            session.broadcast, {"src": [1, 2]}, {"src": [*ARRAYS, x], "dst": TARGETS, **in_group}
+        ),
+        "scatter": Call(
+            session.scatter,
+            {"src": [1, 2]},
+            {"src": [*ARRAYS, x, [1], np.ones((3, 2)), 5], "dst": TARGETS, **in_group},
+        ),
+        "copy_to_worker_0": Call(
+            session.copy_to_worker_0,
+            {"host_array": [1, 2]},
+            {"host_array": [*ARRAYS, x], "remote_array": TARGETS},
+        ),
+        "copy_from_worker_0": Call(
+            session.copy_from_worker_0,
+            {"host_array": host, "remote_array": x},
+            {"host_array": [*ARRAYS, np.ones(2), x], "remote_array": REFERENCES},
+        ),
+        "allreduce": Call(
+            session.allreduce,
+            {"src": x, "dst": x},
+            {**both, "op": [*NAMES, "median", "SUM"]},
+        ),
+        "allgather": Call(session.allgather, {"src": x, "dst": x}, both),
+        "broadcast_from_worker0": Call(session.broadcast_from_worker0, {"src": x, "dst": x}, both),
+        "scatter_from_worker0": Call(
+            session.scatter_from_worker0, {"from_array": x, "to_array": x}, arrays
+        ),
+        "gather_to_worker0": Call(
+            session.gather_to_worker0, {"from_array": x, "to_array": x}, arrays
+        ),
+        "get_global_func": Call(session.get_global_func, {}, {"name": NAMES}),
+        "import_python_module": Call(session.import_python_module, {}, {"module_name": NAMES}),
+        "load_vm_module": Call(
+            session.load_vm_module, {"path": "/no/such.so"}, {"path": PATHS, "device": DEVICES}
+        ),
+        "init_ccl of a session": Call(
+            session.init_ccl, free={"ccl": "refused in any case", "device_ids": "the same"}
+        ),
+        "debug_get_from_remote": Call(x.debug_get_from_remote, {}, {"worker_id": RANKS}),
+        "debug_copy_from": Call(
+            x.debug_copy_from,
+            {"worker_id": 0, "value": [1, 2]},
+            {"worker_id": RANKS, "value": [*ARRAYS, x]},
+        ),
+        "__getitem__": Call(lambda name: DModule.__getitem__(x, name), {}, {"name": NAMES}),
+        "__call__": Call(function),
+        **{
+            name: Call(getattr(session, name))
+            for name in ("sync", "close", "shutdown", "sync_worker_0")
+        },
+    }
+    for call in calls.values():
+        call.free.update(anything_else)
+    return calls
+
+
+def public_session() -> Iterator[tuple[str, Any]]:
+    """Everything that a user may call of sessions and references, by its name here."""
+    yield "Session", tvm_ipc.Session
+    yield "init_ccl", tvm_ipc.init_ccl
+    ffi = {"id_", "is_", "same_as"}  # of every object of tvm_ffi
+    for kind in (tvm_ipc.Session, DRef, DPackedFunc, DModule):
+        for name, value in inspect.getmembers(kind, callable):
+            if name in ("__getitem__", "__call__") and kind is not tvm_ipc.Session:
+                yield name, value
+            elif not name.startswith("_") and name not in {*ffi, "of"}:
+                yield ("init_ccl of a session" if name == "init_ccl" else name), value
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    with tvm_ipc.Session(2, threads=True) as opened:
+        yield opened
+
+
+def complaint(call: Call, parameter: str, value: Any) -> str:
+    """What is wrong with how a wrong value is refused; nothing is."""
+    try:
+        call.function(**{**call.right, parameter: value})
+    except (TypeError, ValueError, FileNotFoundError) as error:
+        message = str(error)
+    except Exception as error:
+        return f"raises {type(error).__name__}: {error}"
+    else:
+        return "is accepted"
+    if call.named.get(parameter, parameter) not in message:
+        return f"is not named: {message}"
+    if not any(what in message for what in (show(value), type(value).__name__, "shape is")):
+        return f"is not shown: {message}"
+    if len(message) > 600 or NO_WORDS.search(message):
+        return f"is not refused in words: {message}"
+    return ""
+
+
+def wrong_values(calls: dict[str, Call]) -> Iterator[tuple[Call, str, Any]]:
+    for call in calls.values():
+        for parameter, values in call.wrong.items():
+            for value in values:
+                yield call, parameter, value
+
+
+def test_wrong_arguments_of_sessions(session: Any) -> None:
+    problems = []
+    for call, parameter, value in wrong_values(session_calls(session)):
+        problem = complaint(call, parameter, value)
+        if problem:
+            problems.append(f"{parameter}={show(value)} {problem}")
+    assert not problems, "\n".join(problems)
+    session.sync()  # nothing wrong was sent
+
+
+def test_every_argument_of_sessions_has_wrong_values(session: Any) -> None:
+    calls = session_calls(session)
+    for name, function in public_session():
+        assert name in calls, f"{name} is public: add it here with wrong values"
+        call = calls[name]
+        for parameter in inspect.signature(function).parameters:
+            assert parameter in call.wrong or parameter in call.free, f"{name}: {parameter}"
+
+
+@pytest.mark.parametrize("number", [np.int64(2), np.uint8(2), np.int16(2)], ids=repr)
+def test_numbers_of_numpy_are_numbers(number: Any, session: Any) -> None:
+    options = {"timeout": np.float32(60), "arena_limit": np.int64(1 << 30), "threads": np.True_}
+    with tvm_ipc.Session(number, num_groups=number, device_ids=np.arange(2), **options) as opened:
+        x = opened.empty((number, np.int32(3)), np.float32, "cpu")
+        assert opened.get(x, number - 1).shape == (2, 3)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what callers pass. All of them say the same sentence:
+
+    get_pipeline: num_groups is a number of groups, 1 or more, not '2'
+
+`name` is the beginning of that sentence, `wanted` its middle. A value of another type is a
+TypeError, one of the right type that cannot be meant a ValueError. A bool is no number; NumPy's
+numbers are numbers. This module imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+#: Characters of a value in a message.
+_SHOWN = 120
+
+
+def show(value: object) -> str:
+    """Return a value as messages show it."""
+    try:
+        text = repr(value)
+    except Exception:  # somebody else's repr; what is wrong here is another thing
+        text = object.__repr__(value)
+    if "\n" in text or len(text) > _SHOWN:
+        return f"{' '.join(text.split())[:_SHOWN]}... (a {type(value).__name__})"
+    return text
+
+
+def wrong_type(name: str, wanted: str, value: object) -> TypeError:
+    """Return the error that a value has the wrong type."""
+    return TypeError(f"{name} is {wanted}, not {show(value)}")
+
+
+def wrong_value(name: str, wanted: str, value: object) -> ValueError:
+    """Return the error that a value of the right type cannot be meant."""
+    return ValueError(f"{name} is {wanted}, not {show(value)}")
+
+
+def integer(name: str, value: object, wanted: str, least: int = 0, most: float = math.inf) -> int:
+    """Return an integer from a range."""
+    if isinstance(value, (bool, np.bool_, np.ndarray)):
+        raise wrong_type(name, wanted, value)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise wrong_type(name, wanted, value) from None
+    if not least <= number <= most:
+        raise wrong_value(name, wanted, value)
+    return number
+
+
+def integers(name: str, value: object, wanted: str, least: int = 0) -> tuple[int, ...]:
+    """Return a sequence of integers that have a lower bound."""
+    if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):
+        raise wrong_type(name, wanted, value)
+    found = []
+    for one in value:
+        try:
+            found.append(integer(name, one, wanted, least))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name} is {wanted}, not {show(value)}") from None
+    return tuple(found)
+
+
+def above_zero(name: str, value: object, wanted: str) -> float:
+    """Return a finite number above 0."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise wrong_type(name, wanted, value)
+    if not 0 < (number := _as_float(value)) < math.inf:
+        raise wrong_value(name, wanted, value)
+    return number
+
+
+def _as_float(value: numbers.Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def flag(name: str, value: object) -> bool:
+    """Return True or False, which numbers and texts are not."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise wrong_type(name, "True or False", value)
+    return bool(value)
+
+
+def text(name: str, value: object, wanted: str = "a name") -> str:
+    """Return a text that is not empty."""
+    if not isinstance(value, str):
+        raise wrong_type(name, wanted, value)
+    if not value:
+        raise wrong_value(name, wanted, value)
+    return value
+
+
+def one_of(name: str, value: object, choices: Iterable[str]) -> str:
+    """Return one of some texts."""
+    choices = tuple(choices)
+    wanted = f"one of {', '.join(map(repr, choices))}"
+    if text(name, value, wanted) not in choices:
+        raise wrong_value(name, wanted, value)
+    return str(value)
+
+
+def instance(name: str, value: Any, kind: type[T], wanted: str) -> T:
+    """Return an object of a class."""
+    if not isinstance(value, kind):
+        raise wrong_type(name, wanted, value)
+    return value
+
+
+def path(name: str, value: object, wanted: str) -> Path:
+    """Return a path."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise wrong_type(name, wanted, value)
+    if not str(value) or "\0" in str(value):
+        raise wrong_value(name, wanted, value)
+    return Path(value)

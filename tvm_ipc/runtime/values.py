@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What moves values between the controller and the workers, and among the workers.
+
+These are Disco's methods, typed and with their arguments checked, and `put` and `get`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, Final
+
+import ml_dtypes  # noqa: F401  makes bfloat16 and others known to NumPy
+import numpy as np
+import numpy.typing as npt
+import tvm
+import tvm_ffi
+from tvm.runtime import Tensor, disco
+from tvm.runtime import tensor as as_tensor
+
+from tvm_ipc import arguments
+from tvm_ipc.contract import ReduceKind
+from tvm_ipc.runtime.commands import CommandSession, tickets
+from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+
+_take_value = tvm_ffi.get_global_func("tvm_ipc.session.take_value")
+_put = tvm_ffi.get_global_func("tvm_ipc.session.put")
+
+_SHAPE: Final = "a sequence of extents, 0 or more, such as (3, 4)"
+_DTYPE: Final = "an element type, such as 'float32' or a NumPy dtype"
+_DEVICE: Final = "a device, such as tvm.cpu() or 'cpu', or None for the worker's own"
+_ARRAY: Final = "an array of numbers"
+_REFERENCE: Final = (
+    "a reference to a value on the workers, which put, scatter, empty and calls return"
+)
+_FUNCTION: Final = "a function on the workers, from get_global_func or a loaded module"
+_ARGUMENT: Final = (
+    "a number, a text, a shape (tvm_ffi.Shape), an element type, a device, an array, or a "
+    "reference to a value on the workers (session.put and session.scatter make one of a list)"
+)
+#: Types of arguments that are sent as they are.
+_PLAIN: Final = frozenset({type(None), bool, float, str, bytes, DRef, DPackedFunc, DModule})
+_SENT: Final = (disco.DRef, tvm_ffi.Shape, tvm_ffi.core.DataType, tvm_ffi.core.Device, str, bytes)
+#: Bits of the elements of types that exist.
+_BITS: Final = (1, 2, 4, 6, 8, 16, 32, 64)
+
+
+class ValueSession(CommandSession):
+    """A session whose workers have values."""
+
+    # ---- one value ------------------------------------------------------------------------
+
+    def call_packed(self, func: DRef, *args: Any) -> DRef:
+        """Call a function on every worker; the result stays there.
+
+        Parameters
+        ----------
+        func : of `get_global_func` or of a module.
+        args : numbers, texts, shapes, element types, devices and references. An array is `put`.
+        """
+        arguments.instance("call_packed: func", func, disco.DRef, _FUNCTION)
+        return super().call_packed(
+            func, *(a if type(a) in _PLAIN else self._sent(i, a) for i, a in enumerate(args, 1))
+        )
+
+    def _sent(self, position: int, value: Any) -> Any:
+        """Return what is sent to the workers for an argument of a call."""
+        name = f"argument {position} of a call"
+        if isinstance(value, _SENT):
+            return value
+        if isinstance(value, np.bool_):
+            return bool(value)
+        if isinstance(value, numbers.Integral):
+            return arguments.integer(
+                name, value, "an integer of 64 bits", -(1 << 63), (1 << 63) - 1
+            )
+        if isinstance(value, numbers.Real):
+            return float(value)
+        if isinstance(value, (type, np.dtype)):
+            return _dtype(name, value)
+        if any(hasattr(value, kind) for kind in ("__array__", "__dlpack__")):
+            return self._broadcast(host_tensor(name, value), None, in_group=False)
+        raise arguments.wrong_type(name, _ARGUMENT, value)
+
+    def _fetch(self, where: str, reference: object, rank: int, rank_name: str = "rank") -> Any:
+        _reference(f"{where}: reference", reference)
+        rank = self._rank(f"{where}: {rank_name}", rank)
+        key = next(tickets)
+        fetch = self._get_cached_method("tvm_ipc.worker.fetch")
+        self.call_packed(fetch, reference, rank, key)
+        self.sync()
+        return _take_value(self, key)
+
+    def get(self, reference: DRef, rank: int = 0) -> np.ndarray[Any, Any]:
+        """Return a copy of a tensor on one worker, after the commands before it."""
+        value = self._fetch("get", reference, rank)
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"rank {rank} holds a {type(value).__name__}, not a tensor; "
+                "debug_get_from_remote returns any value"
+            )
+        return np.array(value.numpy())
+
+    def put(self, array: npt.ArrayLike | Tensor) -> DRef:
+        """Copy an array to every worker."""
+        return self._broadcast(host_tensor("put: array", array), None, in_group=False)
+
+    def empty(
+        self,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        device: Any = None,
+        worker0_only: bool = False,
+        in_group: bool = True,
+    ) -> DRef:
+        """Make a tensor on every worker; what is in it is not defined.
+
+        Parameters
+        ----------
+        shape : its extents.
+        dtype : the type of its elements.
+        device : by default the worker's own.
+        worker0_only : make it on the first worker of each group alone.
+        in_group : if False and `worker0_only`, on worker 0 alone.
+        """
+        extents = arguments.integers("empty: shape", shape, _SHAPE)
+        element = _dtype("empty: dtype", dtype)
+        if math.prod(extents) * max(1, element.bits * element.lanes // 8) >= 1 << 63:
+            raise ValueError(f"empty: no memory holds a tensor of shape {extents}")
+        make = self._get_cached_method("runtime.disco.empty")
+        return make(
+            tvm_ffi.Shape(extents),
+            element,
+            as_device("empty: device", device),
+            arguments.flag("empty: worker0_only", worker0_only),
+            arguments.flag("empty: in_group", in_group),
+        )
+
+    def _debug_copy(self, reference: object, rank: int, value: npt.ArrayLike | Tensor) -> None:
+        rank = self._rank("debug_copy_from: worker_id", rank)
+        self._copy_to(reference, rank, host_tensor("debug_copy_from: value", value))
+
+    def _copy_to(self, reference: object, rank: int, value: Tensor) -> None:
+        self._check_usable()
+        copy = self._get_cached_method("tvm_ipc.worker.copy_from_host")
+        self.call_packed(copy, _put(self, value), rank, reference)
+
+    def copy_to_worker_0(
+        self, host_array: npt.ArrayLike | Tensor, remote_array: DRef | None = None
+    ) -> DRef:
+        """Copy an array of the controller into worker 0's tensor, made here if not given."""
+        host = host_tensor("copy_to_worker_0: host_array", host_array)
+        remote = _target("copy_to_worker_0: remote_array", remote_array)
+        if remote is None:
+            # Not one for each group: those would hold nothing, and be sent by an in-group call.
+            remote = self.empty(host.shape, host.dtype, worker0_only=True, in_group=False)
+        self._copy_to(remote, 0, host)
+        return remote
+
+    def copy_from_worker_0(self, host_array: Tensor, remote_array: DRef) -> None:
+        """Copy worker 0's tensor into a tensor of the controller; `sync` before reading it."""
+        if not isinstance(host_array, Tensor):
+            raise arguments.wrong_type(
+                "copy_from_worker_0: host_array",
+                "a tvm.runtime.Tensor, which is written later (`get` returns a NumPy array)",
+                host_array,
+            )
+        _reference("copy_from_worker_0: remote_array", remote_array)
+        self._check_usable()
+        copy = self._get_cached_method("tvm_ipc.worker.copy_to_host")
+        self.call_packed(copy, _put(self, host_array), remote_array)
+
+    # ---- from and to the first worker -----------------------------------------------------
+
+    def broadcast(
+        self,
+        src: npt.ArrayLike | Tensor,
+        dst: DRef | None = None,
+        in_group: bool = True,
+    ) -> DRef:
+        """Copy an array to every worker, into `dst` if that is given."""
+        return self._broadcast(host_tensor("broadcast: src", src), dst, in_group)
+
+    def _broadcast(self, src: Tensor, dst: DRef | None, in_group: bool) -> DRef:
+        target = _target("broadcast: dst", dst)
+        target = self.empty(src.shape, src.dtype) if target is None else target
+        self.broadcast_from_worker0(self.copy_to_worker_0(src), target, in_group)
+        return target
+
+    def scatter(
+        self,
+        src: npt.ArrayLike | Tensor,
+        dst: DRef | None = None,
+        in_group: bool = True,
+    ) -> DRef:
+        """Give `src[i]` to worker i, in `dst` if that is given."""
+        host = host_tensor("scatter: src", src)
+        if tuple(host.shape[:1]) != (self.num_workers,):
+            raise ValueError(
+                f"scatter gives src[i] to worker i, so an array for {self.num_workers} workers has "
+                f"{self.num_workers} rows; this one's shape is {tuple(host.shape)}"
+            )
+        target = _target("scatter: dst", dst)
+        target = self.empty(host.shape[1:], host.dtype) if target is None else target
+        self.scatter_from_worker0(self.copy_to_worker_0(host), target, in_group)
+        return target
+
+    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> None:
+        """Copy the first worker's `src` to every worker's `dst`."""
+        self._collective("broadcast_from_worker0", ("src", src), ("dst", dst), in_group)
+
+    def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> None:
+        """Give each worker's `to_array` its part of the first worker's `from_array`."""
+        given = ("from_array", from_array), ("to_array", to_array)
+        self._collective("scatter_from_worker0", *given, in_group)
+
+    def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> None:
+        """Put all workers' `from_array` one after the other into the first worker's `to_array`."""
+        given = ("from_array", from_array), ("to_array", to_array)
+        self._collective("gather_to_worker0", *given, in_group)
+
+    # ---- among all workers ----------------------------------------------------------------
+
+    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> None:
+        """Combine all workers' `src` in every worker's `dst`.
+
+        Parameters
+        ----------
+        op : "sum", "prod", "min", "max" or "avg".
+        """
+        kinds = {kind.name.lower(): int(kind) for kind in ReduceKind}
+        kind = kinds[arguments.one_of("allreduce: op", op, kinds)]
+        self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
+
+    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> None:
+        """Put all workers' `src` one after the other into every worker's `dst`."""
+        self._collective("allgather", ("src", src), ("dst", dst), in_group)
+
+    def _collective(
+        self,
+        name: str,
+        send: tuple[str, object],
+        receive: tuple[str, object],
+        in_group: bool,
+        *kind: tvm_ffi.Shape,
+    ) -> None:
+        source, target = (_reference(f"{name}: {what}", one) for what, one in (send, receive))
+        in_group = arguments.flag(f"{name}: in_group", in_group)
+        self._get_cached_method(f"runtime.disco.{name}")(source, *kind, in_group, target)
+
+    def _rank(self, name: str, rank: object) -> int:
+        wanted = f"the rank of a worker, 0 to {self.num_workers - 1}"
+        return arguments.integer(name, rank, wanted, 0, self.num_workers - 1)
+
+
+def host_tensor(name: str, value: object) -> Tensor:
+    """Return an array of the controller as a tensor."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, disco.DRef):
+        raise arguments.wrong_type(
+            name, "an array of the controller, which session.get returns of a reference", value
+        )
+    try:
+        return as_tensor(np.asarray(value, order="C"))
+    except Exception as error:
+        raise TypeError(f"{name} is {_ARRAY}, not {arguments.show(value)}: {error}") from error
+
+
+def as_device(name: str, device: Any) -> Any:
+    """Return a device, from its name too; None stands for the worker's own."""
+    if device is None or isinstance(device, tvm_ffi.core.Device):
+        return device
+    if not isinstance(device, str):
+        raise arguments.wrong_type(name, _DEVICE, device)
+    try:
+        return tvm.runtime.device(device)
+    except (RuntimeError, ValueError):
+        raise arguments.wrong_value(name, _DEVICE, device) from None
+
+
+def _dtype(name: str, dtype: Any) -> Any:
+    """Return an element type, from its name, a NumPy dtype or a type such as np.float32."""
+    try:
+        if isinstance(dtype, type):
+            dtype = np.dtype(dtype)
+        found = tvm_ffi.dtype(dtype)
+    except (TypeError, ValueError):
+        found = None
+    if found is not None and found.bits in _BITS:
+        return found
+    wrong = arguments.wrong_value if isinstance(dtype, str) else arguments.wrong_type
+    raise wrong(name, _DTYPE, dtype)
+
+
+def _reference(name: str, value: object) -> disco.DRef:
+    return arguments.instance(name, value, disco.DRef, _REFERENCE)
+
+
+def _target(name: str, value: DRef | None) -> DRef | None:
+    """Return where a result is to be, or None: a new tensor."""
+    if value is not None:
+        _reference(name, value)
+    return value
