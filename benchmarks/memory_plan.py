@@ -76,7 +76,9 @@ def rows(model: zoo.Model) -> Iterator[Row]:
     least = live.allocations(before, sizes)
     theirs = relax.transform.StaticPlanBlockMemory()(before)
     upstream = live.allocations(theirs, sizes, typed_ipc=True)
-    plans = [StaticPlanBlockMemory(barrier_budget=budget)(before) for budget in (0, None)]
+    plans = [
+        StaticPlanBlockMemory(packed=True, barrier_budget=budget)(before) for budget in (0, None)
+    ]
     ours, with_budget = (live.allocations(plan, sizes) for plan in plans)
     for name, bound in least.items():
         if bound.total():

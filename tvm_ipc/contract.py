@@ -30,6 +30,16 @@ class AllReduceStrategy(IntEnum):
     TWOSHOT = 2  #: every rank reduces one slice, then gathers the others' slices
     AUTO = 3  #: chosen by size and number of ranks
 
+    @classmethod
+    def of(cls, given: object) -> AllReduceStrategy:
+        """Return the strategy with a number or a name, such as "oneshot"."""
+        for strategy in cls:
+            number = isinstance(given, int) and not isinstance(given, bool) and given == strategy
+            if number or given == strategy.name.lower():
+                return strategy
+        known = ", ".join(f"{one.name.lower()!r} ({int(one)})" for one in cls)
+        raise ValueError(f"there is no all-reduce strategy {given!r}; there are {known}")
+
 
 class ReduceKind(IntEnum):
     """The reduction of an all-reduce. Upstream's numbers."""

@@ -91,12 +91,12 @@ def get_pipeline(
             f"get_pipeline: workers share no memory on the target {target.kind.name!r}; "
             f"there is {', '.join(_TARGETS)}"
         )
-    strategy = _strategy(allreduce_strategy)
     _check_world(world_size, num_groups)
+    rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
     before_plan, after_plan, finalize = _around_the_plan(target)
     plan = StaticPlanBlockMemory(
-        alignment=_ALIGNMENT[target.kind.name], barrier_budget=barrier_budget
+        packed=True, alignment=_ALIGNMENT[target.kind.name], barrier_budget=barrier_budget
     )
     phases: list[Phase] = [
         (
@@ -115,7 +115,7 @@ def get_pipeline(
                 LowerExternCalls(place_arguments=False),
             ],
         ),
-        ("rewrite", [IPCAllReduceRewrite(int(strategy), num_groups=num_groups)]),
+        ("rewrite", [rewrite]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
         ("lower", [LowerGPUIPCAllocStorage(), EraseMemoryScopes()]),
@@ -137,18 +137,6 @@ def get_pipeline(
         return mod
 
     return pipeline
-
-
-def _strategy(given: AllReduceStrategy | int | str) -> AllReduceStrategy:
-    names = {strategy.name.lower(): strategy for strategy in AllReduceStrategy}
-    if isinstance(given, str) and given in names:
-        return names[given]
-    if isinstance(given, int) and not isinstance(given, bool) and given in names.values():
-        return AllReduceStrategy(given)
-    raise ValueError(
-        f"get_pipeline: there is no all-reduce strategy {given!r}; there are "
-        + ", ".join(f"{name!r} ({int(strategy)})" for name, strategy in names.items())
-    )
 
 
 def _blas(target: tvm.target.Target, wanted: bool | None) -> tuple[bool, str]:

@@ -84,7 +84,7 @@ def check_plan(programs: list[Program], kept: BeforePlan) -> None:
     """Compare the plan with upstream's, and look for hazards in both plans that we make."""
     assert kept.before is not None and kept.after is not None
     upstreams = relax.transform.StaticPlanBlockMemory()(kept.before)
-    ours = StaticPlanBlockMemory(barrier_budget=0)(kept.before)
+    ours = StaticPlanBlockMemory(packed=True, barrier_budget=0)(kept.before)
     for planned in (ours, kept.after):
         hazards = verify_cross_rank_safety(planned)
         if hazards:

@@ -10,6 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tvm_ipc.contract import AllReduceStrategy
 from tvm_ipc.transform import IPCAllReduceRewrite, collect_report
 
 
@@ -263,9 +264,15 @@ print("custom_allreduce" in rewrite(Summed).script())
     assert run_python(code, TVM_DEVICE_BACKEND_AUTOLOAD="0").split() == ["True", "True"]
 
 
-@pytest.mark.parametrize("strategy", [-1, 4, 1.5, "auto", None, True])
+@pytest.mark.parametrize("name", ["ring", "oneshot", "twoshot", "auto"])
+def test_a_strategy_has_a_name_too(name):
+    assert IPCAllReduceRewrite(name).allreduce_strategy == AllReduceStrategy[name.upper()]
+
+
+@pytest.mark.parametrize("strategy", [-1, 4, 1.5, "fastest", None, True])
 def test_refused_because_the_strategy_is_unknown(strategy):
-    with pytest.raises(ValueError, match=r"0 \(ring\), 1 \(oneshot\), 2 \(twoshot\), 3 \(auto\)"):
+    known = r"'ring' \(0\), 'oneshot' \(1\), 'twoshot' \(2\), 'auto' \(3\)"
+    with pytest.raises(ValueError, match=rf"no all-reduce strategy .*; there are {known}"):
         IPCAllReduceRewrite(strategy)
 
 

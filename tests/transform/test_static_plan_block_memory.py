@@ -17,7 +17,7 @@ from tvm_ipc.transform.memory.sizes import Sizes
 from tvm_ipc.transform.report import FunctionPlan
 
 UPSTREAM = transform.StaticPlanBlockMemory()
-OURS = StaticPlanBlockMemory()
+OURS = StaticPlanBlockMemory(packed=True)
 
 
 def same_results(module: tvm.IRModule, *arguments: np.ndarray) -> None:
@@ -75,7 +75,7 @@ def test_symbolic_sizes_are_packed_in_their_unit(rows):
 def plan_of(module: tvm.IRModule, **options: int) -> FunctionPlan:
     """Return the plan of `main`."""
     with collect_report() as report:
-        StaticPlanBlockMemory(**options)(module)
+        StaticPlanBlockMemory(packed=True, **options)(module)
     (plan,) = [plan for plan in report.plans if plan.function == "main"]
     return plan
 
@@ -360,7 +360,7 @@ def test_offsets_are_aligned(alignment):
     assert all(offset % alignment == 0 for offset in offsets)
     x = random(100, 7)
     expected = (x + x + (x + x).astype("int8")).sum()
-    result = run(module, StaticPlanBlockMemory(alignment=alignment), x)
+    result = run(module, StaticPlanBlockMemory(packed=True, alignment=alignment), x)
     np.testing.assert_allclose(result, expected, rtol=1e-4)
 
 
@@ -403,7 +403,7 @@ def test_sizes_that_no_offset_suits_share_whole_storages():
 def test_the_plan_can_be_asked_for_alone():
     module = prepared(Branches)
     before = module.script()
-    (plan,) = plan_memory(module)
+    (plan,) = plan_memory(module, packed=True)
     assert [storage.size.factor for storage in plan.storages] == [3 * 1024]
     assert module.script() == before
 

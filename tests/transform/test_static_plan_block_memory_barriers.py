@@ -27,7 +27,7 @@ NO_PATH = "no later meeting of all ranks is passed on every path to the end of t
 def plan(module: tvm.IRModule, budget: int | None = None) -> tuple[tvm.IRModule, list[str]]:
     """Return the planned module and what became of each barrier of `main`, in order."""
     with collect_report() as report:
-        planned = StaticPlanBlockMemory(barrier_budget=budget)(module)
+        planned = StaticPlanBlockMemory(packed=True, barrier_budget=budget)(module)
     relax.analysis.well_formed(planned)
     decided = [one for one in report.decisions if one.function == "main"]
     verdicts = [one.verdict.removeprefix("barrier ") for one in decided]
@@ -56,7 +56,7 @@ def flags(module: tvm.IRModule, name: str = "main") -> list[bool]:
 
 def reasons(module: tvm.IRModule, budget: int | None = None) -> list[str]:
     with collect_report() as report:
-        StaticPlanBlockMemory(barrier_budget=budget)(module)
+        StaticPlanBlockMemory(packed=True, barrier_budget=budget)(module)
     return [one.reason for one in report.decisions if one.function == "main"]
 
 
@@ -523,12 +523,13 @@ def test_a_promise_that_the_plan_cannot_hold_is_taken_back():
     assert flags(Promised) == [True]
     assert plan(Promised)[1] == [KEPT]
     # Without an allocation that it plans the promise is somebody else's.
-    assert flags(StaticPlanBlockMemory()(planned)) == [True, True, True, False]
+    assert flags(StaticPlanBlockMemory(packed=True)(planned)) == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"packed": 64}, TypeError, "packed is True or False, not 64"),
         ({"alignment": 48}, ValueError, "power of two, not 48"),
         ({"alignment": "64"}, TypeError, "alignment is in bytes, not '64'"),
         ({"barrier_budget": -1}, ValueError, "0 or more bytes, not -1"),

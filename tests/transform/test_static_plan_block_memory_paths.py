@@ -154,7 +154,7 @@ def test_nothing_is_overwritten_on_any_path(seed):
     module = Writer(seed).function()
     relax.analysis.well_formed(module)
     for alignment in (8, 64):
-        plan = StaticPlanBlockMemory(alignment=alignment)(module)
+        plan = StaticPlanBlockMemory(packed=True, alignment=alignment)(module)
         relax.analysis.well_formed(plan)
         assert planned(plan) <= planned(relax.transform.StaticPlanBlockMemory()(module))
         for path in range(40):

@@ -53,26 +53,22 @@ class IPCAllReduceRewrite:
 
     Parameters
     ----------
-    allreduce_strategy : an `AllReduceStrategy`: 0 ring, 1 one-shot, 2 two-shot, 3 by size.
+    allreduce_strategy : an `AllReduceStrategy`, or the number or name of one: 0 "ring",
+        1 "oneshot", 2 "twoshot", 3 "auto", which is by size.
     num_groups : the number of groups of the session that will run the program.
     registry : demands for scopes; the default one if None.
     """
 
     def __init__(
         self,
-        allreduce_strategy: int,
+        allreduce_strategy: AllReduceStrategy | int | str,
         *,
         num_groups: int = 1,
         registry: ScopeRegistry | None = None,
     ) -> None:
-        if isinstance(allreduce_strategy, bool) or allreduce_strategy not in list(
-            AllReduceStrategy
-        ):
-            names = ", ".join(f"{s.value} ({s.name.lower()})" for s in AllReduceStrategy)
-            raise ValueError(f"allreduce_strategy is one of {names}, not {allreduce_strategy!r}")
         if not isinstance(num_groups, int) or isinstance(num_groups, bool) or num_groups < 1:
             raise ValueError(f"num_groups is a number of groups, 1 or more, not {num_groups!r}")
-        self.allreduce_strategy = AllReduceStrategy(allreduce_strategy)
+        self.allreduce_strategy = AllReduceStrategy.of(allreduce_strategy)
         self.num_groups = num_groups
         self.registry = registry
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans where tensors lie: several in one storage, at offsets, as long as peers may read them.
+"""Plans where tensors lie: which share a storage, as long as peers may read them.
 
 Before:
     a = R.builtin.alloc_tensor(R.shape([64]), "float32", 0, "global")
@@ -9,7 +9,19 @@ Before:
     c = R.builtin.alloc_tensor(R.shape([32]), "float32", 0, "global")
     cls.h(b, c)
 
-After:
+After `StaticPlanBlockMemory()`, as after TVM's: whole storages go from tensor to tensor of a type,
+and any pass that lowers TVM's plans lowers this one:
+    storage = R.memory.alloc_storage(R.shape([256]), 0, "global", "uint8")
+    a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
+    cls.f(x, a)
+    storage1 = R.memory.alloc_storage(R.shape([128]), 0, "global", "uint8")
+    b = R.memory.alloc_tensor(storage1, 0, R.shape([64]), "float16", 0)
+    cls.g(a, b)
+    c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
+    cls.h(b, c)
+
+After `StaticPlanBlockMemory(packed=True)`: tensors of any type lie in one storage, at offsets that
+`LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` of ours must lower:
     storage = R.memory.alloc_storage(R.shape([384]), 0, "global", "uint8")
     a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
     cls.f(x, a)
@@ -30,8 +42,7 @@ all-reduce loses its exit barrier:
 Tensors that somebody may hold after the function keep their `builtin.alloc_tensor`.
 
 Runs after `CallTIRRewrite` (and `IPCAllReduceRewrite`), which make the allocations; before
-`LowerPackedAllocTensor`, which makes the offsets work, `LowerGPUIPCAllocStorage`, and
-`KillAfterLastUse`.
+`LowerGPUIPCAllocStorage` and `KillAfterLastUse`.
 """
 
 from __future__ import annotations
@@ -59,13 +70,23 @@ _DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
 
 
 def plan_memory(
-    mod: tvm.IRModule, *, alignment: int = 64, barrier_budget: int | None = None
+    mod: tvm.IRModule,
+    *,
+    packed: bool = False,
+    alignment: int = 64,
+    barrier_budget: int | None = None,
 ) -> list[Plan]:
     """Return the plan of every Relax function; changes nothing."""
     module = ModuleFacts(mod)
     meetings = Meetings(module)
     return [
-        plan_function(module, meetings, name, alignment=alignment, budget=barrier_budget)
+        plan_function(
+            module,
+            meetings,
+            name,
+            alignment=alignment if packed else None,
+            budget=barrier_budget,
+        )
         for name, function in module.functions.items()
         if isinstance(function, relax.Function)
     ]
@@ -77,6 +98,9 @@ class StaticPlanBlockMemory:
 
     Parameters
     ----------
+    packed : whether tensors may lie at offsets of a storage. That takes less memory, and needs
+        `LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` of this package later: kernels refuse
+        what TVM's passes make of an offset.
     alignment : what offsets are multiples of, in bytes: 64 suits CPUs, 256 GPUs.
     barrier_budget : by how many bytes a storage of `ipc_memory` may grow so that all-reduces can
         leave out their exit barriers; 0 leaves out those that cost nothing. The default is the
@@ -84,7 +108,11 @@ class StaticPlanBlockMemory:
         storage whose size is symbolic grows by the default or not at all.
     """
 
-    def __init__(self, *, alignment: int = 64, barrier_budget: int | None = None) -> None:
+    def __init__(
+        self, *, packed: bool = False, alignment: int = 64, barrier_budget: int | None = None
+    ) -> None:
+        if not isinstance(packed, bool):
+            raise TypeError(f"StaticPlanBlockMemory: packed is True or False, not {packed!r}")
         for name, value in (("alignment", alignment), ("barrier_budget", barrier_budget)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"StaticPlanBlockMemory: {name} is in bytes, not {value!r}")
@@ -94,6 +122,7 @@ class StaticPlanBlockMemory:
             raise ValueError(
                 f"StaticPlanBlockMemory: barrier_budget is 0 or more bytes, not {barrier_budget}"
             )
+        self.packed = packed
         self.alignment = alignment
         self.barrier_budget = barrier_budget
 
@@ -102,7 +131,12 @@ class StaticPlanBlockMemory:
     ) -> tvm.IRModule:
         """Return the module with every plan applied."""
         with no_collection():
-            plans = plan_memory(mod, alignment=self.alignment, barrier_budget=self.barrier_budget)
+            plans = plan_memory(
+                mod,
+                packed=self.packed,
+                alignment=self.alignment,
+                barrier_budget=self.barrier_budget,
+            )
             result = mod.clone()
             for plan in plans:
                 name = plan.facts.program.name

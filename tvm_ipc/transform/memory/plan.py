@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides where the tensors of a function lie.
 
-Tensors are planned in groups: of one scope, one device and one unit of size. In a group one storage
-holds all, at offsets; only where whole storages passed from tensor to tensor need less, or where
-the memory of the scope has no movable addresses, a group has several.
+Tensors are planned in groups: of one scope, one device and one unit of size. With an alignment for
+offsets one storage holds all of a group, at offsets; where whole storages passed from tensor to
+tensor need less, where the memory of the scope has no movable addresses, and without an alignment,
+a group has several.
 """
 
 from __future__ import annotations
@@ -95,7 +96,12 @@ class Plan:
 
 
 def plan_function(
-    module: ModuleFacts, meetings: Meetings, name: str, *, alignment: int, budget: int | None
+    module: ModuleFacts,
+    meetings: Meetings,
+    name: str,
+    *,
+    alignment: int | None,
+    budget: int | None,
 ) -> Plan:
     """Return the plan of one Relax function of the module; changes nothing."""
     facts = module.of(name)
@@ -124,7 +130,7 @@ def _barriers(
     plan: Plan,
     meetings: Meetings,
     groups: Mapping[GroupKey, list[Tensor]],
-    alignment: int,
+    alignment: int | None,
     budget: int | None,
 ) -> Until:
     """Decide which exit barriers are left out; return how long that keeps the inputs live."""
@@ -138,7 +144,9 @@ def _barriers(
     inputs = {allocation for chance in possible for allocation in chance.inputs}
     memory = Memory(
         {
-            key: [(tensor.allocation, align(tensor.size.factor, alignment)) for tensor in tensors]
+            key: [
+                (tensor.allocation, align(tensor.size.factor, alignment or 1)) for tensor in tensors
+            ]
             for key, tensors in groups.items()
             if any(tensor.allocation in inputs for tensor in tensors)
         },
@@ -163,13 +171,13 @@ def _barriers(
 def arrange(
     tensors: list[Tensor],
     lifetimes: Mapping[Allocation, Lifetime],
-    alignment: int,
+    alignment: int | None,
     ends: Until,
 ) -> Arrangement:
     """Return the storages for the tensors of a group."""
     spans = [lifetimes[tensor.allocation] for tensor in tensors]
     items = [Item(tensor.size.factor, span) for tensor, span in zip(tensors, spans, strict=True)]
-    if tensors[0].scope not in PACKED_SCOPES:
+    if alignment is None or tensors[0].scope not in PACKED_SCOPES:
         return _pooled(tensors, items, ends)
     packing = pack(items, alignment)
     if packing.total > most_live(items):
