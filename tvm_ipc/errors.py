@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Frames of the C library, of the FFI, and of code without symbols.
-_NOWHERE = re.compile(r'File "(<unknown>|\.\./sysdeps|\./nptl|.*tvm_ffi/cython)')
+#: Frames of the C library, of the FFI and what stands around it, and of code without symbols.
+_NOWHERE = re.compile(
+    r'File "(<unknown>|\.\./sysdeps|\./nptl|.*tvm_ffi/cython|.*runtime/python_errors\.py)'
+)
 
 
 class IPCError(RuntimeError):
@@ -61,10 +64,35 @@ class RankError:
     traceback: str
 
     def __str__(self) -> str:
+        return f"rank {self.rank}: {self.what}"
+
+    @property
+    def what(self) -> str:
+        """Everything but the rank, as text."""
         # Frames that nobody can look up say nothing; `traceback` still has them.
         lines = self.traceback.splitlines()
         known = [line for line in lines if line.strip() and not _NOWHERE.search(line)]
-        return "\n".join([f"rank {self.rank}: {self.kind}: {self.message}", *known])
+        return "\n".join([f"{self.kind}: {self.message}", *known])
+
+
+def describe(errors: Iterable[RankError]) -> str:
+    """Return the text of errors, in which those that are the same on several ranks stand once."""
+    ranks: dict[str, list[int]] = {}
+    for error in errors:
+        ranks.setdefault(error.what, []).append(error.rank)
+    return "\n".join(f"{_ranks(which)}: {what}" for what, which in ranks.items())
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Return "rank 3", or "ranks 0-3, 7"."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    spans = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f"rank{'s' * (len(runs) > 1 or len(runs[0]) > 1)} {', '.join(spans)}"
 
 
 class WorkerError(IPCError):
@@ -78,4 +106,4 @@ class WorkerError(IPCError):
 
     def __init__(self, errors: tuple[RankError, ...]) -> None:
         self.errors = errors
-        super().__init__("\n".join(str(error) for error in errors))
+        super().__init__(describe(errors))

@@ -6,6 +6,7 @@ Every error is a Python exception that says which rank and what, and the session
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from disco_programs import FailsOnRank, build
 from tvm_ffi import Shape
 
 import tvm_ipc
-from tvm_ipc.errors import IPCError, WorkerError
+from tvm_ipc.errors import IPCError, RankError, WorkerError, describe
 
 # ---- exceptions in functions ----------------------------------------------------------------
 
@@ -41,6 +42,23 @@ def test_exception_of_all_ranks(trio: tvm_ipc.Session) -> None:
     assert errors_at_sync(trio) == [(rank, "ValueError", "all of us") for rank in range(RANKS)]
 
 
+def test_error_of_all_ranks_is_said_once(trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_on", -1, "ValueError", "all of us")
+    with pytest.raises(WorkerError) as error:
+        trio.sync()
+    assert str(error.value).startswith("ranks 0-2: ValueError: all of us\n")
+    assert str(error.value).count("all of us") == 1
+    assert [str(one).splitlines()[0] for one in error.value.errors] == [
+        f"rank {rank}: ValueError: all of us" for rank in range(RANKS)
+    ]
+
+
+def test_ranks_in_a_message() -> None:
+    errors = [RankError(rank, "ValueError", "no", "") for rank in (0, 1, 2, 4, 7, 6)]
+    errors.insert(2, RankError(3, "TypeError", "no", ""))
+    assert describe(errors) == "ranks 0-2, 4, 6-7: ValueError: no\nrank 3: TypeError: no"
+
+
 def test_exceptions_of_two_ranks_that_differ(trio: tvm_ipc.Session) -> None:
     call(trio, "tests.fail_on", 2, "ValueError", "third")
     call(trio, "tests.fail_on", 0, "TypeError", "first")
@@ -50,8 +68,56 @@ def test_exceptions_of_two_ranks_that_differ(trio: tvm_ipc.Session) -> None:
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
 def test_exceptions_that_end_programs_end_no_worker(kind: str, trio: tvm_ipc.Session) -> None:
     call(trio, "tests.fail_on", 1, kind, "leaving")
-    ((rank, _, message),) = errors_at_sync(trio)
-    assert (rank, message) == (1, "leaving")
+    assert errors_at_sync(trio) == [(1, kind, "leaving")]
+
+
+def test_exit_code_and_own_exceptions_keep_their_names(trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.exit_on", 1, 5)
+    assert errors_at_sync(trio) == [(1, "SystemExit", "5")]
+    call(trio, "tests.fail_with_own_exception", 2)
+    with pytest.raises(WorkerError) as error:
+        trio.sync()
+    (one,) = error.value.errors
+    assert (one.kind, one.message) == ("OwnError", "mine\na note")
+    assert "in fail_with_own_exception" in str(one)
+    assert "python_errors.py" not in str(one)
+
+
+@pytest.mark.parametrize("kind", ["surrogate", "no text"])
+def test_exceptions_without_a_text(kind: str, trio: tvm_ipc.Session) -> None:
+    for rank in range(RANKS):
+        call(trio, "tests.fail_without_text", rank, kind)
+        ((failed, _, message),) = errors_at_sync(trio)
+        assert failed == rank
+        assert (
+            "\\udc80" if kind == "surrogate" else "its text raises ZeroDivisionError"
+        ) in message
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are new in Python 3.11")
+def test_exception_group_keeps_its_text(trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_with_group", 0)
+    ((_, kind, message),) = errors_at_sync(trio)
+    assert kind == "ExceptionGroup"
+    assert message.splitlines() == [
+        "two tasks (2 sub-exceptions)",
+        "  - ValueError: first",
+        "    of two lines",
+        "  - ExceptionGroup: inner (1 sub-exception)",
+        "      - KeyError: 'second'",
+    ]
+
+
+@pytest.mark.parametrize("character", ["x", "\N{SNOWMAN}"], ids=["ascii", "three_bytes"])
+def test_text_that_nobody_can_read_is_cut(character: str, trio: tvm_ipc.Session) -> None:
+    call(trio, "tests.fail_with_long_text", 1, character, 50_000_000)
+    ((_, kind, message),) = errors_at_sync(trio)
+    assert kind == "ValueError"
+    assert message.startswith(character * 100_000)
+    assert message.endswith(character * 100_000)
+    size = 50_000_000 * len(character.encode())
+    assert f"of {size} bytes are left out here] ..." in message
+    assert len(message.encode()) < 1_100_000
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ A session makes them known with `import_python_module("worker_functions")`.
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import sys
@@ -252,3 +253,49 @@ def shard_heads(source: Tensor, shards: int, q_heads: int, kv_heads: int, target
 @register
 def join_heads(source: Tensor, target: Tensor) -> None:
     target.copyfrom(source.numpy().reshape(target.shape))
+
+
+# ---- exceptions that are hard to pass on ----------------------------------------------------
+
+
+class OwnError(Exception):
+    """An exception that only this module knows."""
+
+
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@register
+def exit_on(rank: int, code: int) -> None:
+    if worker_rank() == rank:
+        sys.exit(code)
+
+
+@register
+def fail_with_own_exception(rank: int) -> None:
+    if worker_rank() == rank:
+        error = OwnError("mine")
+        error.__notes__ = ["a note"]
+        raise error
+
+
+@register
+def fail_without_text(rank: int, kind: str) -> None:
+    if worker_rank() == rank:
+        raise ValueError("\udc80") if kind == "surrogate" else TextlessError()
+
+
+@register
+def fail_with_group(rank: int) -> None:
+    if worker_rank() == rank:
+        group = getattr(builtins, "ExceptionGroup")  # noqa: B009  new in Python 3.11
+        inner = group("inner", [KeyError("second")])
+        raise group("two tasks", [ValueError("first\nof two lines"), inner])
+
+
+@register
+def fail_with_long_text(rank: int, character: str, length: int) -> None:
+    if worker_rank() == rank:
+        raise ValueError(character * length)

@@ -118,13 +118,31 @@ bool frame::Send(int socket, uint32_t type, const std::string& payload) {
          SendAll(socket, payload.data(), payload.size());
 }
 
+namespace {
+
+/*! \brief The most bytes of a text that a rank sends home. */
+constexpr size_t kLongestText = size_t{1} << 20;
+
+/*! \brief A text without the bytes between its first half and its last that nobody can read. */
+std::string Shortened(const std::string& text) {
+  if (text.size() <= kLongestText) return text;
+  auto inside_a_character = [&](size_t at) { return (text[at] & 0xC0) == 0x80; };
+  size_t left = kLongestText / 2, right = text.size() - kLongestText / 2;
+  while (left > 0 && inside_a_character(left)) --left;
+  while (right < text.size() && inside_a_character(right)) ++right;
+  return Text(text.substr(0, left), "\n... [", right - left, " of ", text.size(),
+              " bytes are left out here] ...\n", text.substr(right));
+}
+
+}  // namespace
+
 std::string PackError(const std::string& kind, const std::string& message,
                       const std::string& traceback) {
   std::string payload;
-  for (const std::string* field : {&kind, &message, &traceback}) {
-    const uint64_t bytes = field->size();
+  for (const std::string& field : {kind, Shortened(message), Shortened(traceback)}) {
+    const uint64_t bytes = field.size();
     payload.append(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
-    payload += *field;
+    payload += field;
   }
   return payload;
 }

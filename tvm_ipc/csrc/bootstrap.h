@@ -42,7 +42,8 @@ struct Header {
 bool Send(int socket, uint32_t type, const std::string& payload);
 }  // namespace frame
 
-/*! \brief A worker's error as the payload of a frame. */
+/*! \brief A worker's error as the payload of a frame; of a very long text the middle is left out.
+ */
 std::string PackError(const std::string& kind, const std::string& message,
                       const std::string& traceback);
 

@@ -13,10 +13,11 @@ def ready() -> None:
     Disco is mended in any case: a wrong variable, or a native library that cannot be loaded,
     leaves the mended Disco behind.
     """
-    from tvm_ipc.runtime import blas, library, log, repair  # noqa: F401
+    from tvm_ipc.runtime import blas, library, log, python_errors, repair  # noqa: F401
 
     try:
         log.start()
     finally:
         repair.repair()
+        python_errors.install()
     library.load()

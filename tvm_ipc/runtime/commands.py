@@ -31,6 +31,7 @@ from tvm_ipc.errors import (
     SessionClosedError,
     WorkerDiedError,
     WorkerError,
+    describe,
 )
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DPackedFunc, DRef
@@ -221,7 +222,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         _log.info("%s: recovered: its workers take commands again", self._name)
         self._on_the_way = 0
         if all(error.kind == "DeadlineError" for error in causes):
-            raise DeadlineError("\n".join(str(error) for error in causes))
+            raise DeadlineError(describe(causes))
         raise WorkerError(causes)
 
     def _raise_died(self, details: str) -> None:
