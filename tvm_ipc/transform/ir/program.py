@@ -38,6 +38,10 @@ class Region:
         """Whether this is `other` or a part of it."""
         return self.path[: len(other.path)] == other.path
 
+    def holds(self, event: int) -> bool:
+        """Whether an event is in it, or in a branch in it."""
+        return self.begin <= event <= self.end
+
 
 @dataclass(eq=False, slots=True)
 class Step:

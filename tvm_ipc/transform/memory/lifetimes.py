@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_ipc.transform.ir.aliases import Allocation
-from tvm_ipc.transform.ir.program import Region, common_region, exclusive
+from tvm_ipc.transform.ir.program import Region, common_region
 
 
 @dataclass(eq=False, slots=True)
@@ -30,16 +30,6 @@ class Lifetime:
     def last(self) -> int:
         """The last event."""
         return self.spans[-1][1]
-
-    def overlaps(self, other: Lifetime) -> bool:
-        """Whether both are live at some event of some path."""
-        if self.first > other.last or other.first > self.last:
-            return False
-        if exclusive(self.region, other.region):
-            return False
-        if len(self.spans) == 1 and len(other.spans) == 1:
-            return True
-        return any(a <= d and c <= b for a, b in self.spans for c, d in other.spans)
 
 
 def lifetime(allocation: Allocation, more: Sequence[tuple[int, Region]] = ()) -> Lifetime:

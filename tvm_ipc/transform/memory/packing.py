@@ -10,12 +10,15 @@ at once.
 
 from __future__ import annotations
 
-from bisect import insort
+import sys
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import accumulate
 
+from tvm_ipc.transform.ir.program import Region, exclusive
 from tvm_ipc.transform.memory.lifetimes import Lifetime
 
 #: Above this many pairs of items that are live together, and this many an item, only the sweep
@@ -70,30 +73,31 @@ def most_live(items: Sequence[Item]) -> int:
     """Return the largest sum of sizes that are live at once: no packing needs less."""
     if not any(item.lifetime.region.path for item in items):
         return _most_live_of_one_path(items)
-    changes: dict[int, list[tuple[int, Item]]] = defaultdict(list)
+    changes: dict[int, list[tuple[int, Region]]] = defaultdict(list)
     for item in items:
+        region = item.lifetime.region
         for first, last in item.lifetime.spans:
-            changes[first].append((item.size, item))
-            changes[last + 1].append((-item.size, item))
+            changes[first].append((item.size, region))
+            changes[last + 1].append((-item.size, region))
     # Of two branches that exclude each other the larger one counts.
-    sums: dict[tuple[object, ...], int] = defaultdict(int)
-    inner: dict[tuple[object, ...], set[tuple[object, int]]] = defaultdict(set)
-    for item in items:
-        path = item.lifetime.region.path
-        for depth in range(len(path)):
-            inner[path[:depth]].add(path[depth])
+    needs: dict[Region, int] = defaultdict(int)  # of a region and all branches in it
 
-    def total(path: tuple[object, ...]) -> int:
-        largest: dict[object, int] = {}
-        for step, branch in inner[path]:
-            largest[step] = max(largest.get(step, 0), total((*path, (step, branch))))
-        return sums[path] + sum(largest.values())
+    def change(region: Region, by: int) -> int:
+        """Return by how much the whole function needs more."""
+        while by and region.parent is not None:
+            before = needs[region]
+            needs[region] = after = before + by
+            one, other = region.parent.branches
+            beside = needs[other if region is one else one]
+            by = max(after, beside) - max(before, beside)
+            region = region.parent.region
+        return by
 
-    most = 0
+    most = now = 0
     for event in sorted(changes):
-        for size, item in changes[event]:
-            sums[item.lifetime.region.path] += size
-        most = max(most, total(()))
+        for size, region in changes[event]:
+            now += change(region, size)
+        most = max(most, now)
     return most
 
 
@@ -113,23 +117,32 @@ def align(offset: int, alignment: int) -> int:
 
 def _neighbours(items: Sequence[Item]) -> list[list[int]] | None:
     """Return for each item those that are live together with it; None if they are too many."""
-    starts = sorted(
+    spans = sorted(
         (first, last, index)
         for index, item in enumerate(items)
         for first, last in item.lifetime.spans
     )
+    lasts = sorted(last for _, last, _ in spans)
+    pairs = sum(begun - bisect_left(lasts, first) for begun, (first, _, _) in enumerate(spans))
+    if pairs > max(_MANY_PAIRS, _MANY_PAIRS_EACH * len(items)):
+        return None
+    homes = [item.lifetime.region for item in items]
     result: list[set[int]] = [set() for _ in items]
     active: list[tuple[int, int]] = []
-    pairs = 0
-    for first, last, index in starts:
+    for first, last, index in spans:
         active = [entry for entry in active if entry[0] >= first]
-        pairs += len(active)
-        if pairs > max(_MANY_PAIRS, _MANY_PAIRS_EACH * len(items)):
-            return None
-        for _, other in active:
-            if other != index and items[index].lifetime.overlaps(items[other].lifetime):
-                result[index].add(other)
-                result[other].add(index)
+        home = homes[index]
+        if home.holds(first):
+            together = {other for _, other in active}
+        else:
+            together = {
+                other
+                for _, other in active
+                if homes[other].holds(first) or not exclusive(home, homes[other])
+            }
+        result[index] |= together
+        for other in together:
+            result[other].add(index)
         active.append((last, index))
     return [sorted(others) for others in result]
 
@@ -156,24 +169,26 @@ def _place(
     tightest: bool,
 ) -> Packing:
     offsets = [-1] * len(items)
+    taken: list[list[tuple[int, int]]] = [[] for _ in items]  # by neighbours that have their place
     total = 0
     for index in order:
         size = items[index].size
-        taken = sorted(
-            (offsets[other], offsets[other] + items[other].size)
-            for other in neighbours[index]
-            if offsets[other] >= 0 and items[other].size
-        )
         at, gap, end = -1, 0, 0
-        for begin, stop in taken:
+        for begin, stop in sorted(taken[index]):
             free = begin - end
             if free >= size and (at < 0 or (tightest and free < gap)):
                 at, gap = end, free
                 if not tightest:
                     break
-            end = max(end, align(stop, alignment))
-        offsets[index] = at if at >= 0 else end
-        total = max(total, offsets[index] + size)
+            if stop > end:
+                end = stop
+        offsets[index] = at = at if at >= 0 else end
+        total = max(total, at + size)
+        if size:
+            bytes_ = at, align(at + size, alignment)
+            for other in neighbours[index]:
+                if offsets[other] < 0:
+                    taken[other].append(bytes_)
     return Packing(tuple(offsets), total)
 
 
@@ -211,19 +226,34 @@ def _search(
 def _sweep(items: Sequence[Item], alignment: int) -> Packing:
     """Place items as they come, at the lowest free offset: fast, whatever is live together."""
     offsets = [0] * len(items)
-    active: list[tuple[int, int, int]] = []  # begin, end, last event
+    gaps = [(0, sys.maxsize)]  # what is free, from where to where, in order
+    ends: list[tuple[int, int, int]] = []  # a heap: last event, from where, to where
     total = 0
     for index in sorted(range(len(items)), key=lambda i: items[i].lifetime.first):
         item = items[index]
         if not item.size:
             continue
-        active = [entry for entry in active if entry[2] >= item.lifetime.first]
-        at = 0
-        for begin, end, _ in active:
-            if begin - at >= item.size:
-                break
-            at = max(at, align(end, alignment))
-        offsets[index] = at
-        insort(active, (at, at + item.size, item.lifetime.last))
-        total = max(total, at + item.size)
+        while ends and ends[0][0] < item.lifetime.first:
+            _, begin, stop = heappop(ends)
+            _free(gaps, begin, stop)
+        place = next(i for i, (begin, stop) in enumerate(gaps) if stop - begin >= item.size)
+        begin, stop = gaps[place]
+        offsets[index] = begin
+        end = align(begin + item.size, alignment)
+        gaps[place : place + 1] = [(end, stop)] if end < stop else []
+        heappush(ends, (item.lifetime.last, begin, end))
+        total = max(total, begin + item.size)
     return Packing(tuple(offsets), total)
+
+
+def _free(gaps: list[tuple[int, int]], begin: int, stop: int) -> None:
+    """Add a gap, joined with those beside it."""
+    place = bisect_left(gaps, (begin, stop))
+    left = right = place
+    if left and gaps[left - 1][1] == begin:
+        left -= 1
+        begin = gaps[left][0]
+    if right < len(gaps) and gaps[right][0] == stop:
+        stop = gaps[right][1]
+        right += 1
+    gaps[left:right] = [(begin, stop)]
