@@ -465,6 +465,166 @@ def test_what_a_tuple_a_view_or_a_branch_holds_is_not_overwritten(register):
         np.testing.assert_allclose(e.numpy(), 0 * last if condition else last, atol=1e-5)
 
 
+SHARED = {
+    "one argument twice, of which it overwrites the first": (
+        [0, -1],
+        """
+        a = R.exp(x)
+        r = cls.bump(a, a)
+        """,
+        ["a"],
+    ),
+    "one argument twice, of which it overwrites both": (
+        [0, 1],
+        """
+        a = R.exp(x)
+        r = cls.bump(a, a)
+        """,
+        ["a"],
+    ),
+    "what a packed function has returned, read later": (
+        [0, -1],
+        """
+        a = R.exp(x)
+        y = R.call_packed("last", x, a, ty_args=(R.Tensor((4,), "float32"),))
+        one = cls.bump(a, x)
+        r = (one, y)
+        """,
+        ["a"],
+    ),
+    "what a packed function has returned, overwritten": (
+        [0, -1],
+        """
+        y = R.call_packed("last", x, ty_args=(R.Tensor((4,), "float32"),))
+        r = cls.bump(y, x)
+        """,
+        ["y"],
+    ),
+    "what a function of the module has returned": (
+        [0, -1],
+        """
+        a = R.exp(x)
+        y = cls.same(a)
+        one = cls.bump(a, x)
+        two = cls.bump(y, x)
+        r = (one, two)
+        """,
+        ["a"],
+    ),
+    "a view beside what it views": (
+        [0, -1],
+        """
+        a = R.exp(x)
+        v = R.memory.view(a, R.shape([2, 2]))
+        w = R.memory.view(v, R.shape([4]))
+        r = cls.bump(a, w)
+        """,
+        ["a"],
+    ),
+    "what one of two branches returns": (
+        [0, -1],
+        """
+        a = R.exp(x)
+        if c:
+            b = a
+        else:
+            b = x
+        one = cls.bump(a, x)
+        r = (one, b)
+        """,
+        ["a"],
+    ),
+    "a field of a tuple": (
+        [0, -1],
+        """
+        a = R.exp(x)
+        p = (x, (a, a))
+        q = p[1]
+        b = q[0]
+        d = R.match_cast(q[1], R.Tensor((4,), "float32"))
+        r = cls.bump(b, d)
+        """,
+        ["b"],
+    ),
+    "nothing but itself": (
+        [0, 1],
+        """
+        a = R.exp(x)
+        b = R.exp(a)
+        p = (a, b)
+        d = p[0]
+        e = R.match_cast(b, R.Tensor((4,), "float32"))
+        r = cls.bump(d, e)
+        """,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_may_be_the_same_memory_is_copied(register, name: str):
+    inplace, body, copied = SHARED[name]
+    module = tvm.script.from_source(
+        f"""
+@I.ir_module
+class Module:
+    @R.function
+    def bump(a: R.Tensor((4,), "float32"), b: R.Tensor((4,), "float32")) -> R.Tuple(
+        R.Tensor((4,), "float32"), R.Tensor((4,), "float32")
+    ):
+        R.func_attr({{"Codegen": "cc"}})
+        c = R.add(a, b)
+        d = R.subtract(a, b)
+        return (c, d)
+
+    @R.function(private=True)
+    def same(a: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        return a
+
+    @R.function(pure=False)
+    def main(c: R.Tensor((), "bool"), x: R.Tensor((4,), "float32")):
+        cls = Module{body}
+        return r
+"""
+    )
+
+    def overwriting(*given):
+        params = given[:2]
+        values = [one.numpy() for one in params]
+        for index in (one for one in inplace if one != -1):
+            values[index] = params[index].numpy()
+            params[index].copyfrom(np.full(4, np.nan, "float32"))
+        values = [
+            values[index] if index in inplace else one.numpy() for index, one in enumerate(params)
+        ]
+        places = [params[0], given[-1] if inplace[1] == -1 else params[1]]
+        for place, value in zip(
+            places, (values[0] + values[1], values[0] - values[1]), strict=True
+        ):
+            place.copyfrom(value)
+
+    def flat(result):
+        if isinstance(result, tvm.runtime.Tensor):
+            return [result.numpy()]
+        return [one for part in result for one in flat(part)]
+
+    register("last", lambda *given: given[-1])
+    value = np.random.rand(4).astype("float32")
+    results = []
+    for attrs, bump in (({}, plain), ({"inplace_outputs": inplace}, overwriting)):
+        register("bump", bump)
+        after = apply(LowerExternCalls(), TO_CALLS(declared(module, **attrs)))
+        results.append(flat(run(after, np.array(True), value)))
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+    copies = [text for text in lowered_calls(after) if text.startswith("tvm_ipc.copy")]
+    assert [text.split("(")[1].split(",")[0] for text in copies] == copied
+
+
+def plain(a, b, total, difference):
+    total.copyfrom(a.numpy() + b.numpy())
+    difference.copyfrom(a.numpy() - b.numpy())
+
+
 # Memory scopes.
 
 

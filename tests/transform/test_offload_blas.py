@@ -204,7 +204,8 @@ def test_nothing_is_read_after_it_was_overwritten() -> None:
 
 
 def test_weights_are_read_past_writes_of_something_else() -> None:
-    def body(emit: Any, x: Any, w: Any, cache: Any, b: Any) -> Any:
+    def body(emit: Any, x: Any, w: Any, b: Any) -> Any:
+        cache = emit(relax.op.builtin.alloc_tensor(x.ty.shape, "float32", 0, "global"))
         weights = emit(relax.Tuple([w, b]))
         wt = emit(op.permute_dims(emit(relax.TupleGetItem(weights, 0))))
         noted = emit(
@@ -215,8 +216,55 @@ def test_weights_are_read_past_writes_of_something_else() -> None:
         y = emit(op.matmul(x, wt))
         return op.add(emit(op.add(y, emit(relax.TupleGetItem(weights, 1)))), noted)
 
-    mod = built([(8, 8), (8, 8), (8, 8), (8,)], "float32", body)
+    mod = built([(8, 8), (8, 8), (8,)], "float32", body)
     assert calls(offload(mod)) == [(0, 1, 0x11)]
+
+
+@pytest.mark.parametrize("how", ["parameter", "packed", "branch", "function"])
+def test_what_may_be_overwritten_by_another_name_is_not_read_late(how: str) -> None:
+    makes = {
+        "parameter": ["o = v"],
+        "packed": [
+            'o = R.call_packed("blas.test.last", w, ty_args=(R.Tensor((8, 8), "float32"),))'
+        ],
+        "branch": ["if c:", "    o = w", "else:", "    o = v"],
+        "function": ["o = cls.same(w)"],
+    }[how]
+    makes = "\n        ".join(makes)
+    mod = tvm.script.from_source(
+        f"""
+@I.ir_module
+class Module:
+    @R.function(private=True)
+    def same(a: R.Tensor((8, 8), "float32")) -> R.Tensor((8, 8), "float32"):
+        return a
+
+    @R.function(pure=False)
+    def main(
+        c: R.Tensor((), "bool"),
+        x: R.Tensor((8, 8), "float32"),
+        w: R.Tensor((8, 8), "float32"),
+        v: R.Tensor((8, 8), "float32"),
+    ):
+        cls = Module
+        wt = R.permute_dims(w)
+        {makes}
+        _ = R.call_packed("blas.test.clear", o)
+        y = R.matmul(x, wt)
+        return y
+"""
+    )
+    tvm_ffi.register_global_func("blas.test.last", lambda *given: given[-1], override=True)
+    tvm_ffi.register_global_func(
+        "blas.test.clear", lambda one: one.copyfrom(np.zeros((8, 8), "float32")), override=True
+    )
+    x, w = random((8, 8), "float32", 0), random((8, 8), "float32", 1)
+    machine = relax.VirtualMachine(tvm.compile(offload(mod), "llvm"), tvm.cpu())
+    weight = tvm.runtime.tensor(w)  # it is passed twice
+    found = machine["main"](
+        tvm.runtime.tensor(np.array(True)), tvm.runtime.tensor(x), weight, weight
+    )
+    np.testing.assert_allclose(found.numpy(), x @ w.T, rtol=1e-4, atol=1e-5)
 
 
 def test_permutation_of_another_dataflow_block_is_left() -> None:

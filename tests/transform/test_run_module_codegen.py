@@ -207,6 +207,24 @@ def test_an_entry_of_the_module_can_be_compiled_whole(compile_cpp, values):
     )
 
 
+def test_the_declaration_of_an_entry_can_wait_for_our_pipeline(values):
+    def compile_fn(given, options):
+        return Compiled(registered={"main_cc_0": "test.byoc.entry"})
+
+    tvm_ffi.register_global_func(
+        "test.byoc.entry",
+        lambda a, b, out: out.copyfrom(np.maximum(a.numpy() * b.numpy(), 0)),
+        override=True,
+    )
+    module = tvm.IRModule({"main": Elementwise["scaled"].with_attr("global_symbol", "main")})
+    after = codegen(module, compile_fn, lower=False)
+    assert isinstance(after["main_cc_0"], relax.ExternFunc)
+    pipeline = tvm_ipc.get_pipeline("llvm", world_size=1)
+    executable = relax.build(after, "llvm", relax_pipeline=pipeline)
+    x, w = values
+    np.testing.assert_allclose(run(executable, x, w), np.maximum(x * w, 0), rtol=1e-5)
+
+
 def test_literals_that_nobody_calls_are_not_compiled():
     builder = relax.BlockBuilder()
     x = tensor("x", 4)

@@ -22,7 +22,8 @@ callee knows it, and the caller allocates. Outputs of tuples are passed one by o
 What a declaration says beyond its type (`byoc/extern.py`) holds at every call. Outputs are
 allocated in their memory scopes, and an argument that is not known to be in its scope is copied
 there. An output in place overwrites its argument where that is a tensor of this function which
-nobody looks at again, and a copy of it everywhere else. Functions with such calls lose their
+nobody looks at again, by any name (`ir/aliases.py`), and no other argument of the call may be; it
+overwrites a copy everywhere else. Functions with such calls lose their
 dataflow blocks here, so this pass best runs where they are gone anyhow, right after
 `CallTIRRewrite`. The scopes of all arguments of a lowered call are its callee's attribute
 `tvm_ipc.scopes`, where `PlanMemoryScopes` finds them: with `place_arguments=False` it is left to
@@ -31,7 +32,7 @@ that pass to make arguments where they are needed, or to copy them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tvm
@@ -42,8 +43,9 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
 from tvm_ipc.transform.byoc.extern import SCOPES, Extern, read
-from tvm_ipc.transform.byoc.lifetimes import Lifetimes, lifetimes
 from tvm_ipc.transform.byoc.literals import used_global_vars
+from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
+from tvm_ipc.transform.ir.program import Step
 
 _COPY = "tvm_ipc.copy"
 _FORCE_PURE = "relax.force_pure"
@@ -98,13 +100,16 @@ def lower(mod: tvm.IRModule, *, place_arguments: bool = True) -> tvm.IRModule:
     }
     for global_var, function in callers.items():
         _check(global_var.name_hint, function, externs)
+    special = {
+        global_var: _without_dataflow(global_var, function)
+        for global_var, function in callers.items()
+        if any(not externs[call.op].is_plain for call in _calls(function, externs))
+    }
     lowering = _Lowering(mod, externs, place_arguments)
+    known = _facts(mod, special, externs)
     for global_var, function in callers.items():
-        found = Lifetimes()
-        if any(not externs[call.op].is_plain for call in _calls(function, externs)):
-            function = _without_dataflow(global_var, function)
-            found = lifetimes(function, set(externs))
-        lowering.begin(function, found)
+        function = special.get(global_var, function)
+        lowering.begin(function, known.of(str(global_var.name_hint)) if known else None)
         lowering.builder_.update_func(global_var, lowering.visit_expr(function))
     result = lowering.builder_.get()
     for global_var in externs:
@@ -114,6 +119,18 @@ def lower(mod: tvm.IRModule, *, place_arguments: bool = True) -> tvm.IRModule:
 
 def _calls(function: relax.Function, externs: Externs) -> Iterator[relax.Call]:
     return (call for call in calls(function) if call.op in externs)
+
+
+def _facts(
+    mod: tvm.IRModule, special: dict[tvm.ir.GlobalVar, relax.Function], externs: Externs
+) -> ModuleFacts | None:
+    """Return what is known of values, where a declaration says more than a type can."""
+    if not special:
+        return None
+    asked = mod.clone()
+    for global_var, function in special.items():
+        asked[global_var] = function
+    return ModuleFacts(asked, makers=[str(one.name_hint) for one in externs])
 
 
 def _check(name: str, function: relax.Function, externs: Externs) -> None:
@@ -197,17 +214,23 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         self._externs = externs
         self._vdevices = list(mod.global_infos.get("vdevice") or [])
         self._tracked = False
-        self._lifetimes = Lifetimes()
+        self._facts: Facts | None = None
+        self._steps: dict[relax.Var, Step] = {}
         self._binding: relax.Var | None = None
 
-    def begin(self, function: relax.Function, found: Lifetimes) -> None:
+    def begin(self, function: relax.Function, facts: Facts | None) -> None:
         """Prepare for a function."""
         self._tracked = _tracks_purity(function)
-        self._lifetimes = found
+        self._facts = facts
+        self._steps = {step.var: step for step in facts.program.events} if facts else {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self._binding = binding.var
         super().visit_var_binding_(binding)
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        self._binding = binding.var
+        super().visit_match_cast_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         extern = self._externs.get(call.op) if isinstance(call.op, tvm.ir.GlobalVar) else None
@@ -232,13 +255,15 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         shapes: CallShapes,
     ) -> list[relax.Expr]:
         """Emit the allocations and the call; return the outputs."""
+        step = self._steps.get(self._binding)  # none in local functions, of which nothing is known
+        shared = dict(enumerate(call.args))  # without those that are copied
         for index, scope in enumerate(extern.argument_scopes):
-            known = self._lifetimes.scope(call.args[index])
             place = self._place_arguments and index not in extern.inplace
-            if place and scope and scope != known:
+            if place and scope and scope != self._scope(call.args[index]):
                 arguments[index] = self._copied(
                     arguments[index], _at_call(extern.params[index], shapes), scope
                 )
+                del shared[index]
         results: list[relax.Expr] = []
         passed: list[relax.Expr] = []
         scopes = list(extern.argument_scopes)
@@ -250,12 +275,12 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
                 scopes.append(scope)
                 continue
             needed = scope or extern.argument_scopes[index]
-            known = self._lifetimes.scope(call.args[index])
-            assert self._binding is not None
-            if (needed and needed != known) or not self._lifetimes.may_overwrite(
-                call.args[index], self._binding
-            ):
+            argument = shared.pop(index)
+            misplaced = bool(needed) and needed != self._scope(argument)
+            if misplaced or not self._may_overwrite(argument, step, shared.values()):
                 arguments[index] = self._copied(arguments[index], output, needed)
+            else:
+                shared[index] = argument
             scopes[index] = needed
             results.append(arguments[index])
         callee = relax.ExternFunc(extern.symbol)
@@ -263,6 +288,18 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
             callee = callee.with_attr(SCOPES, scopes)
         self.builder_.emit(relax.Call(callee, [*arguments, *passed]), "_")
         return results
+
+    def _scope(self, value: relax.Expr) -> str | None:
+        return self._facts.scope(value) if self._facts is not None else None
+
+    def _may_overwrite(
+        self, value: relax.Expr, step: Step | None, others: Iterable[relax.Expr]
+    ) -> bool:
+        """Whether a call may overwrite an argument, beside which it is given others."""
+        facts = self._facts
+        if facts is None or step is None or not facts.may_overwrite(value, step):
+            return False
+        return not any(facts.may_be_same(value, other) for other in others)
 
     def _tensor(self, ty: Any, scope: str) -> relax.Expr:
         device, own_scope = 0, "global"

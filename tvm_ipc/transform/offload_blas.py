@@ -29,6 +29,7 @@ from tvm import relax
 
 from tvm_ipc.transform.blas.partition import compile_partitions
 from tvm_ipc.transform.blas.product import Product, find_products, replace
+from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.report import Decision, collecting, note
 
 #: Below so many multiplications TVM's kernel, unrolled for its shape, is as fast as a call; TVM
@@ -61,9 +62,10 @@ class OffloadBLAS:
         """Return the module with calls of the BLAS."""
         mod = compile_partitions(mod)
         changed = {}
+        module = ModuleFacts(mod)
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and not _belongs_to_others(function):
-                offloaded = self._offload(global_var.name_hint, function)
+                offloaded = self._offload(module, global_var.name_hint, function)
                 if offloaded is not function:
                     changed[global_var] = offloaded
         if not changed:
@@ -73,9 +75,9 @@ class OffloadBLAS:
             result.update_func(global_var, function)
         return result
 
-    def _offload(self, name: str, function: relax.Function) -> relax.Function:
+    def _offload(self, module: ModuleFacts, name: str, function: relax.Function) -> relax.Function:
         chosen = []
-        for product in find_products(function):
+        for product in find_products(module, name):
             reason = product.refusal or self._too_small(product)
             if collecting():
                 verdict = "left to TVM" if reason else "given to the BLAS"

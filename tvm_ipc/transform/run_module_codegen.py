@@ -216,11 +216,11 @@ def _without_unused(
 
 def _calling(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
     call = relax.Call(compiled, list(function.params))
+    relax.expr._update_type(call, function.ret_ty)
     value = relax.Var("result", function.ret_ty)
-    blocks = [relax.BindingBlock([relax.VarBinding(value, call)])]
-    caller = relax.Function(
-        function.params, relax.SeqExpr(blocks, value), function.ret_ty, function.is_pure
-    )
+    body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(value, call)])], value)
+    relax.expr._update_type(body, function.ret_ty)
+    caller = relax.Function(function.params, body, function.ret_ty, function.is_pure)
     symbol = own_symbol(function)
     return caller if symbol is None else caller.with_attr(GLOBAL_SYMBOL, symbol)
 

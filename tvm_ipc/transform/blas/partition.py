@@ -26,6 +26,7 @@ from tvm_ipc.transform.blas.product import STEPS, find_products, refusal, replac
 from tvm_ipc.transform.byoc.compiled import Compiled
 from tvm_ipc.transform.byoc.literals import CODEGEN, compiler_of
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
+from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
 
@@ -87,9 +88,10 @@ def compile_blas(functions: tvm.IRModule, _options: Mapping[str, Any]) -> Compil
     """Compile functions for `RunModuleCodegen`: they call the BLAS, and TVM does the rest."""
     changed = {}
     plain = tvm.transform.Sequential([InlineCompilerFunctions(COMPILER)])(functions)
+    module = ModuleFacts(plain)
     for global_var, function in plain.functions_items():
         name = str(global_var.name_hint)
-        products = find_products(function)
+        products = find_products(module, name)
         for one in products:
             reason = one.refusal
             verdict = "left to TVM" if reason else "given to the BLAS"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ipc.contract import MAX_STEPS, Epilogue, pack_digits
+from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
 from tvm_ipc.transform.memory.rewrite import rewrite
 
 FUNCTION: Final = "tvm_ipc.blas.matmul"
@@ -37,7 +38,6 @@ _WRITERS: Final = (
     "relax.invoke_closure",
     "relax.invoke_pure_closure",
 )
-_VIEWS: Final = ("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset")
 _MAX_DIMS: Final = 8
 _UNKNOWN: Final = 8
 _FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
@@ -103,13 +103,13 @@ class Product:
 class _Scope:
     """The bindings of a function: who defines a variable, in which block, and who uses it."""
 
+    aliases: Callable[[], Facts | None]  #: asked only where memory may be written
     definition: dict[Any, tuple[Any, int]] = field(default_factory=dict)  #: binding, block
     place: dict[Any, int] = field(default_factory=dict)  #: in the order of bindings
     uses: Counter[Any] = field(default_factory=Counter)
     user: dict[Any, tuple[Any, int]] = field(default_factory=dict)
     products: list[tuple[Any, int]] = field(default_factory=list)
-    #: Places where memory may be written, and of which values; None for any.
-    writes: list[tuple[int, set[Any] | None]] = field(default_factory=list)
+    writes: list[tuple[int, Any]] = field(default_factory=list)  #: places, and calls that may write
     blocks: int = 0
 
     def read(self, body: Any) -> None:
@@ -134,50 +134,24 @@ class _Scope:
                     if name == "relax.matmul":
                         self.products.append((binding, number))
                     elif not name or name in _WRITERS:
-                        self.writes.append((self.place[binding.var], self._written(value)))
+                        self.writes.append((self.place[binding.var], value))
         self._use(body.body, None, -1)
 
     def may_wait(self, values: Iterable[tuple[Any, int]], until: int) -> bool:
         """Whether values can be read at a place instead of where they were."""
-        for value, since in values:
-            roots = None
-            for index in range(bisect_right(self.writes, since, key=_place_of), len(self.writes)):
-                place, written = self.writes[index]
-                if place >= until:
-                    break
-                roots = self._roots(value) if roots is None else roots
-                if written is None or not written.isdisjoint(roots):
-                    return False
-        return True
+        return not any(
+            self._may_write(call, value)
+            for value, since in values
+            for place, call in self.writes[bisect_right(self.writes, since, key=_place_of) :]
+            if place < until
+        )
 
-    def _written(self, call: Any) -> set[Any] | None:
+    def _may_write(self, call: Any, value: Any) -> bool:
         if not isinstance(call.op, tvm.ir.Op | tvm.ir.GlobalVar | relax.ExternFunc):
-            return None
-        roots: set[Any] = set()
-        for argument in call.args[:]:
-            roots |= self._roots(argument)
-        return roots
-
-    def _roots(self, value: Any) -> set[Any]:
-        """Return the variables whose memory a value may be, or be a part of."""
-        while isinstance(value, relax.Var):
-            found = self.definition.get(value)
-            if found is None:
-                return {value}
-            defined = found[0].value
-            if isinstance(defined, relax.Call) and _name(defined) in _VIEWS:
-                value = defined.args[0]
-            elif isinstance(defined, relax.Var | relax.TupleGetItem | relax.Tuple):
-                value = defined
-            else:
-                return {value}
-            if isinstance(value, relax.TupleGetItem):
-                value = value.tuple_value
-        if isinstance(value, relax.TupleGetItem):
-            return self._roots(value.tuple_value)
-        if isinstance(value, relax.Tuple):
-            return set().union(*map(self._roots, value.fields[:]))
-        return set()
+            return True  # a closure, which may have captured it
+        aliases = self.aliases()
+        assert aliases is not None
+        return any(aliases.may_be_same(value, argument) for argument in call.args[:])
 
     def _use(self, value: Any, binding: Any, block: int) -> None:
         if isinstance(value, relax.Var):
@@ -202,9 +176,10 @@ def _place_of(write: tuple[int, Any]) -> int:
     return write[0]
 
 
-def find_products(function: relax.Function) -> list[Product]:
+def find_products(module: ModuleFacts, name: str) -> list[Product]:
     """Return every matmul of a function, in order, each binding in one of them at most."""
-    scope = _Scope()
+    function = module.functions[name]
+    scope = _Scope(lambda: module.of(name))
     scope.read(function.body)
     taken: set[Any] = set()
     products = []

@@ -28,6 +28,7 @@ class Region:
     parent: Step | None  #: the if whose branch it is
     begin: int  #: the first event
     end: int = -1  #: the last event, `begin - 1` where there is none
+    blocks: list[Any] = field(default_factory=list)  #: of bindings, as the function has them
     steps: list[Step] = field(default_factory=list)
     #: Those of them in which ranks may meet: collectives, calls of Relax functions, ifs
     crossings: list[Step] = field(default_factory=list)
@@ -73,8 +74,8 @@ def linearise(name: str, function: relax.Function) -> Program:
     events: list[Step] = []
 
     def enter(region: Region, body: relax.Expr) -> None:
-        blocks = body.blocks if isinstance(body, relax.SeqExpr) else []
-        for number, block in enumerate(blocks):
+        region.blocks = body.blocks[:] if isinstance(body, relax.SeqExpr) else []
+        for number, block in enumerate(region.blocks):
             for binding in block.bindings[:]:  # a slice is made faster than an iteration
                 event = len(events)
                 value = binding.value
