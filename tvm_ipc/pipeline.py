@@ -14,8 +14,7 @@ TVM's own pipeline for the target, with our passes at the places where they belo
     5 rewrite    all-reduces read their input in memory that peers map; scopes are placed
     6 plan       storages, lifetimes that end when all ranks have read, barriers left out
     7 verify     nothing is written that a peer may still read
-    8 lower      allocations and copies become calls of the runtime; functions with collectives
-                 refuse another number of workers
+    8 lower      allocations and copies become calls of the runtime
     9 finalize   TVM's own rest
 
 A module without collectives passes through the same way.
@@ -39,10 +38,10 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     EraseMemoryScopes,
     IPCAllReduceRewrite,
+    KeepFromFusion,
     LowerExternCalls,
     LowerGPUIPCAllocStorage,
     OffloadBLAS,
-    RequireWorkers,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
     script,
@@ -77,8 +76,7 @@ def get_pipeline(
     Parameters
     ----------
     target : what to compile for: `llvm`, `c` or `cuda`, with its options.
-    world_size : the number of workers that will run the module. Sessions of another size refuse it,
-        if it has a collective.
+    world_size : the number of workers that will run the module.
     allreduce_strategy : "auto", "oneshot", "twoshot", "ring", or an `AllReduceStrategy`.
     num_groups : the number of groups that the session will have.
     barrier_budget : bytes of IPC memory that may be spent on leaving out exit barriers; see
@@ -109,7 +107,7 @@ def get_pipeline(
                 *_for_target(target, "library_dispatch_passes"),
             ],
         ),
-        ("legalize", _for_target(target, "legalize_passes")),
+        ("legalize", _before("FuseOps", KeepFromFusion(), _for_target(target, "legalize_passes"))),
         ("schedule", [schedule] if schedule is not None else []),
         (
             "dataflow",
@@ -121,14 +119,7 @@ def get_pipeline(
         ("rewrite", [rewrite]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
-        (
-            "lower",
-            [
-                LowerGPUIPCAllocStorage(),
-                EraseMemoryScopes(),
-                RequireWorkers(world_size, num_groups),
-            ],
-        ),
+        ("lower", [LowerGPUIPCAllocStorage(), EraseMemoryScopes()]),
         ("finalize", finalize),
     ]
 
@@ -178,6 +169,13 @@ def _check_world(world_size: int, num_groups: int) -> None:
 def _for_target(target: tvm.target.Target, kind: str) -> list[tvm.transform.Pass]:
     """Return the passes of one part of TVM's pipeline."""
     return list(getattr(_TARGETS[target.kind.name], kind)(target))
+
+
+def _before(
+    name: str, new: tvm.transform.Pass, passes: list[tvm.transform.Pass]
+) -> list[tvm.transform.Pass]:
+    """Put a pass before those of a name."""
+    return [one for old in passes for one in ([new, old] if old.info.name == name else [old])]
 
 
 def _around_the_plan(

@@ -143,7 +143,7 @@ def ours(world: int) -> tvm.IRModule:
     return planned(
         world,
         IPCAllReduceRewrite(int(AllReduceStrategy.ONESHOT)),
-        StaticPlanBlockMemory(barrier_budget=1 << 30),
+        StaticPlanBlockMemory(packed=True, barrier_budget=1 << 30),
     )
 
 

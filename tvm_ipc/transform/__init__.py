@@ -20,6 +20,7 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
 from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
+from tvm_ipc.transform.keep_from_fusion import KeepFromFusion
 from tvm_ipc.transform.lower_extern_calls import LowerExternCalls
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
 from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
@@ -28,7 +29,6 @@ from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report
-from tvm_ipc.transform.require_workers import RequireWorkers
 from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
 from tvm_ipc.transform.scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
@@ -50,6 +50,7 @@ __all__ = [
     "Hazard",
     "IPCAllReduceRewrite",
     "InlineCompilerFunctions",
+    "KeepFromFusion",
     "LowerExternCalls",
     "LowerGPUIPCAllocStorage",
     "LowerPackedAllocTensor",
@@ -59,7 +60,6 @@ __all__ = [
     "OutlineCompilerFunctions",
     "PlanMemoryScopes",
     "Report",
-    "RequireWorkers",
     "RunModuleCodegen",
     "ScopeRegistry",
     "StaticPlanBlockMemory",

@@ -30,6 +30,26 @@ def values(function: relax.Function) -> Iterator[relax.Expr]:
     yield from _values(function.body)
 
 
+def variables(function: relax.Function) -> Iterator[relax.Var]:
+    """Yield every variable that is bound, in branches and local functions too."""
+    yield from function.params
+    yield from _variables(function.body)
+
+
+def _variables(sequence: relax.Expr) -> Iterator[relax.Var]:
+    if not isinstance(sequence, relax.SeqExpr):
+        return
+    for block in sequence.blocks:
+        for binding in block.bindings[:]:
+            value = binding.value
+            if isinstance(value, relax.If):
+                yield from _variables(value.true_branch)
+                yield from _variables(value.false_branch)
+            elif isinstance(value, relax.Function):
+                yield from variables(value)
+            yield binding.var
+
+
 def _values(sequence: relax.Expr) -> Iterator[relax.Expr]:
     if not isinstance(sequence, relax.SeqExpr):
         yield sequence

@@ -50,7 +50,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ipc.contract import AllReduceFlag
 from tvm_ipc.transform.collection import no_collection
@@ -199,6 +199,9 @@ def _allreduce(step: Step, flags: AllReduceFlag) -> relax.Binding:
 
 def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:
     size = plan.sizes.expr(storage.size.factor, storage.size.unit)
+    if storage.early and not plan.sizes.is_sum(storage.size.unit):
+        # The tensors may never be there, and then nothing says that their extents have a size.
+        size = tirx.Max(size, tirx.IntImm("int64", 0))
     arguments = [
         relax.ShapeExpr([size]),
         relax.prim_value(storage.device),

@@ -14,11 +14,15 @@ or of all workers. Until then a rank must not write there, free the storage, or 
 also looks whether a tensor is read after another one was written over it, and whether it lies in
 its storage, which a right plan of one rank takes for granted.
 
-It runs on any module in destination-passing form, after the memory plan; best before
-`VMShapeLower`, which hides symbolic shapes from it. It is independent of the passes that make the
-plans, and doubts what it cannot prove: calls that it does not know may write all they are given,
+It runs on any module in destination-passing form, after the memory plan; before `VMShapeLower`,
+which hides symbolic shapes, so that what they decide is unknown. It is independent of the passes
+that make the plans, and doubts calls that it does not know: they may write all that they are given,
 and so may recursive ones. Values that a function of the module leaves to be read are followed into
 its callers; those of a function that others can call are a hazard when it returns.
+
+Sizes may be symbolic. A tensor is there only where none of its extents is negative, and a plan must
+be right for all such sizes. It is unsafe if it is wrong for some, of which the hazard gives an
+example; where neither a proof nor an example is found, the hazard is unknown.
 """
 
 from __future__ import annotations
@@ -27,16 +31,19 @@ import tvm
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.collection import no_collection
+from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.interpret import Checker
 
 __all__ = ["Hazard", "HazardKind", "VerifyCrossRankSafety", "verify_cross_rank_safety"]
 
+_NAME = "VerifyCrossRankSafety"
+
 
 def verify_cross_rank_safety(
     mod: tvm.IRModule, *, assume_no_exit_barrier: bool = False
 ) -> list[Hazard]:
-    """Return every hazard of a module that memory was planned for.
+    """Return every hazard of a module that memory was planned for, those that are unknown too.
 
     Parameters
     ----------
@@ -48,9 +55,16 @@ def verify_cross_rank_safety(
         return Checker(mod, assume_no_exit_barrier).check()
 
 
-@tvm.transform.module_pass(opt_level=0, name="VerifyCrossRankSafety")
+@tvm.transform.module_pass(opt_level=0, name=_NAME)
 class VerifyCrossRankSafety:
     """Refuse a module in which `verify_cross_rank_safety` finds a hazard.
+
+    Hazards that are unknown are noted in the report.
+
+    Parameters
+    ----------
+    assume_no_exit_barrier : see `verify_cross_rank_safety`.
+    refuse_unknown : refuse a module for those as well.
 
     Raises
     ------
@@ -58,19 +72,27 @@ class VerifyCrossRankSafety:
         Its message lists all hazards.
     """
 
-    def __init__(self, assume_no_exit_barrier: bool = False) -> None:
-        if not isinstance(assume_no_exit_barrier, bool):
-            raise TypeError(
-                f"assume_no_exit_barrier is {assume_no_exit_barrier!r}; it must be True or False"
-            )
+    def __init__(self, assume_no_exit_barrier: bool = False, refuse_unknown: bool = False) -> None:
+        for name, value in (
+            ("assume_no_exit_barrier", assume_no_exit_barrier),
+            ("refuse_unknown", refuse_unknown),
+        ):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} is {value!r}; it must be True or False")
         self.assume_no_exit_barrier = assume_no_exit_barrier
+        self.refuse_unknown = refuse_unknown
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the module as it is."""
         hazards = verify_cross_rank_safety(mod, assume_no_exit_barrier=self.assume_no_exit_barrier)
+        for hazard in hazards:
+            if hazard.unknown:
+                note(Decision(_NAME, hazard.function, hazard.memory, "not proved", str(hazard)))
+        if not self.refuse_unknown:
+            hazards = [hazard for hazard in hazards if not hazard.unknown]
         if hazards:
             lines = "\n".join(f"  {hazard}" for hazard in hazards)
-            raise TransformError(f"VerifyCrossRankSafety: {len(hazards)} hazards:\n{lines}")
+            raise TransformError(f"{_NAME}: {len(hazards)} hazards:\n{lines}")
         return mod

@@ -74,6 +74,7 @@ class Storage:
     size: Size
     before: Step
     kill_after: Step | None = None  #: peers may read it until then
+    early: bool = False  #: before an `if` that its first tensor is in
 
 
 @dataclass
@@ -272,11 +273,13 @@ def _settle(plan: Plan, key: GroupKey, block: Block) -> None:
             until = end
         for region in [allocation.step.region, *([end[1]] if end else [])]:
             path = path[: _shared(path, region)]
-    before = _ancestor(min(steps, key=lambda step: step.index), len(path))
+    first = min(steps, key=lambda step: step.index)
+    before = _ancestor(first, len(path))
     kill_after = None
     if until is not None and until[0] > max(step.index for step in steps):
         kill_after = _ancestor(plan.facts.program.events[until[0]], len(path))
-    storage = Storage(scope, device, Size(block.size, unit), before, kill_after)
+    early = before is not first
+    storage = Storage(scope, device, Size(block.size, unit), before, kill_after, early)
     plan.storages.append(storage)
     for allocation, offset in block.offsets.items():
         plan.place[allocation] = (storage, offset)

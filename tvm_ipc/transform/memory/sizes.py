@@ -27,6 +27,10 @@ from tvm_ipc.errors import TransformError
 _Polynomial = dict[tuple[int, ...], int]
 
 
+#: What a variable of 32 bits holds at most says nothing of a program.
+_MOST_OF_A_TYPE = 2**31 - 1
+
+
 @dataclass(frozen=True)
 class Size:
     """`factor` times `unit` bytes; equal units are the same text and number."""
@@ -50,6 +54,7 @@ class Sizes:
         self._atom_of: dict[int, list[int]] = {}
         self._units: dict[frozenset[tuple[tuple[int, ...], int]], int] = {frozenset([((), 1)]): 0}
         self._exprs: list[Any] = [tirx.IntImm("int64", 1)]
+        self._sums: list[bool] = [True]
         self._analyzer = tvm.sym.Analyzer()
         self._domains: dict[Any, Any] = {}
         self._bounded: dict[int, list[tuple[Any, Any]]] = {}
@@ -78,8 +83,10 @@ class Sizes:
             if tvm_ffi.structural_equal(other, extent):
                 return bound
         most = int(self._analyzer.const_int_bound(extent).max_value)
-        if most < ConstIntBound.POS_INF:
+        if most < _MOST_OF_A_TYPE:
             bound = tirx.IntImm("int64", most)
+        elif not self._domains:
+            bound = extent
         else:
             interval = self._analyzer.int_set(extent, self._domains)
             bound = interval.max_value if _has_upper_bound(interval) else extent
@@ -96,6 +103,10 @@ class Sizes:
                 built = built * number
             self._built[factor, unit] = built
         return built
+
+    def is_sum(self, unit: int) -> bool:
+        """Whether the unit is a sum of products of variables, which are not negative."""
+        return self._sums[unit]
 
     def text(self, factor: int, unit: int) -> str:
         """Return factor * unit for people to read."""
@@ -116,6 +127,8 @@ class Sizes:
         if unit is None:
             unit = self._units[key] = len(self._exprs)
             self._exprs.append(self._build(sorted(key)))
+            variables = all(isinstance(self._atoms[a], tvm.ir.Var) for one, _ in key for a in one)
+            self._sums.append(variables and all(factor > 0 for _, factor in key))
         return Size(common, unit)
 
     def _build(self, terms: list[tuple[tuple[int, ...], int]]) -> Any:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `verify_cross_rank_safety` is made of; it shares nothing with the planner but names.
 
-extents     byte offsets, static or symbolic, and what can be proved of them
+polynomials sums of products
+numbers     sizes and offsets in bytes, static or symbolic
+examples    what they are where the shape variables have certain values
+extents     what can be proved of them, and what can be refuted
 steps       a function as plain Python objects
 memory      storages, the buffers that lie in them, and the state of a program at one point
 calls       what a call does to memory, by the name of its callee

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tvm_ipc.transform.safety.extents import Extents
+from tvm_ipc.transform.safety.extents import Example, Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.memory import (
     Access,
     Buffer,
+    Overwrite,
     Pending,
     State,
     Storage,
@@ -36,7 +37,8 @@ class Effects:
         state, reads = self._state, self._summary.reads
         for thing in things:
             if state.lost and isinstance(thing, Buffer) and not thing.weak and thing in state.lost:
-                self._report(HazardKind.LOST, thing, step, state.lost.pop(thing))
+                found = state.lost.pop(thing)
+                self._report(HazardKind.LOST, thing, step, found.step, found.example)
             storage = storage_of(thing)
             if storage.external and storage not in reads and storage not in state.written:
                 reads[storage] = step
@@ -54,7 +56,8 @@ class Effects:
             storage = storage_of(thing)
             for pending in state.pending:
                 if not met(pending.in_group, passed) and self._may_overlap(thing, pending.memory):
-                    self._endanger(HazardKind.WRITE, storage, step, pending)
+                    example = self._overlap(thing, pending.memory)
+                    self._endanger(HazardKind.WRITE, storage, step, pending, example)
             if certain and isinstance(thing, Buffer) and not thing.weak:
                 self._overwrite(thing, step)
             if storage.external:
@@ -74,8 +77,11 @@ class Effects:
             if (other.origin or other) is origin or None in (other.end, buffer.end):
                 continue
             if self._may_overlap(other, buffer):
-                state.lost[other] = step
-                del intact[other]
+                example = self._overlap(other, buffer)
+                state.lost.setdefault(other, Overwrite(step, example))
+                if example is not None:
+                    state.lost[other] = Overwrite(step, example)
+                    del intact[other]
         state.lost.pop(buffer, None)
         intact[buffer] = None
 
@@ -88,19 +94,54 @@ class Effects:
         return not (self._ends_before(a, b) or self._ends_before(b, a))
 
     def _ends_before(self, a: Buffer, b: Buffer) -> bool:
-        return a.end is not None and b.begin is not None and self._extents.at_most(a.end, b.begin)
+        if a.end is None or b.begin is None:
+            return False
+        return self._extents.at_most(a.end, b.begin, a.given + b.given)
+
+    def _overlap(self, a: Storage | Buffer, b: Storage | Buffer) -> Example | None:
+        """Return sizes at which two things that may overlap do so, None if none are known."""
+        if storage_of(a) is not storage_of(b) or isinstance(a, Storage) or isinstance(b, Storage):
+            return ""
+        if a.begin is None or a.end is None or b.begin is None or b.end is None:
+            return None
+        into_a = self._extents.subtract(b.end, self._extents.add(a.begin, 1))
+        into_b = self._extents.subtract(a.end, self._extents.add(b.begin, 1))
+        return self._extents.example(*a.given, *b.given, into_a, into_b)
 
     # ---- reports --------------------------------------------------------------------------
 
-    def _endanger(self, kind: HazardKind, storage: Storage, step: Step, pending: Pending) -> None:
-        """Report what happens to memory that peers may read."""
+    def _endanger(
+        self,
+        kind: HazardKind,
+        storage: Storage,
+        step: Step,
+        pending: Pending,
+        example: Example | None = "",
+    ) -> None:
+        """Report what happens to memory that peers may read, at which sizes."""
         ended = kind in (HazardKind.FREE, HazardKind.RETURN)
         key = (self._name, pending.reader.variable, None if ended else step.variable)
-        if key not in self._hazards:
-            hazard = Hazard(self._name, kind, storage.name, str(step), str(pending.reader))
-            self._hazards[key] = hazard
+        self._add(key, kind, storage.name, step, pending.reader, example)
 
-    def _report(self, kind: HazardKind, thing: Buffer, step: Step, other: object) -> None:
+    def _report(
+        self, kind: HazardKind, thing: Buffer, step: Step, other: object, example: Example | None
+    ) -> None:
+        """Report what is wrong with a buffer, at which sizes."""
         key = (self._name, kind, thing, step.variable)
-        where = f"{thing.name} in {thing.storage.name}"
-        self._hazards.setdefault(key, Hazard(self._name, kind, where, str(step), str(other)))
+        self._add(key, kind, f"{thing.name} in {thing.storage.name}", step, other, example)
+
+    def _add(
+        self,
+        key: tuple[Any, ...],
+        kind: HazardKind,
+        memory: str,
+        step: Step,
+        other: object,
+        example: Example | None,
+    ) -> None:
+        known = self._hazards.get(key)
+        unknown = example is None
+        if known is None or (known.unknown and not unknown):
+            self._hazards[key] = Hazard(
+                self._name, kind, memory, str(step), str(other), example or "", unknown
+            )

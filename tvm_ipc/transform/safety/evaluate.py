@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import tvm
@@ -13,7 +14,7 @@ from tvm import relax, tirx
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.transform.safety import calls, memory
 from tvm_ipc.transform.safety.effects import Effects
-from tvm_ipc.transform.safety.extents import Extents, Number
+from tvm_ipc.transform.safety.extents import Extents, Given
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.memory import (
     NOTHING,
@@ -26,6 +27,7 @@ from tvm_ipc.transform.safety.memory import (
     objects,
     storage_of,
 )
+from tvm_ipc.transform.safety.polynomials import Number
 from tvm_ipc.transform.safety.steps import (
     CALL_GLOBAL,
     CALL_OPERATOR,
@@ -38,7 +40,8 @@ from tvm_ipc.transform.safety.steps import (
     Steps,
 )
 
-_Span = tuple[Number | None, Number | None]
+#: Where a tensor begins and ends, None where that is not known, and what is given by its extents.
+_Span = tuple[Number | None, Number | None, Given]
 
 
 class Module(Protocol):
@@ -185,7 +188,9 @@ class Evaluation(Effects):
                     for target in objects(recv):
                         same = storage_of(target) is storage_of(thing)
                         if same and self._may_overlap(target, thing):
-                            self._endanger(HazardKind.WRITE, storage_of(thing), step, pending)
+                            example = self._overlap(target, thing)
+                            storage = storage_of(thing)
+                            self._endanger(HazardKind.WRITE, storage, step, pending, example)
                     self._state.pending += (pending,)
 
     def _unknown(self, values: list[Value], step: Step) -> Value:
@@ -199,7 +204,7 @@ class Evaluation(Effects):
         weak: set[Storage | Buffer] = set()
         for thing in given:
             if isinstance(thing, Buffer):
-                thing = Buffer(thing.name, thing.storage, thing.begin, thing.end, True)
+                thing = replace(thing, weak=True, origin=None)
             weak.add(thing)
         return frozenset({*weak, Storage(step.bound.name, None, external=True)})
 
@@ -262,18 +267,29 @@ class Evaluation(Effects):
 
     def _alloc_tensor(self, args: list[Argument], step: Step) -> Value:
         source, offset, shape, dtype = args[:4]
-        begin, end = self._span(offset, shape, _item_bytes(dtype))
+        begin, end, given = self._span(offset, shape, _item_bytes(dtype))
         name = str(step.bound.name)
         buffers = []
         for thing in objects(self._value(source)):
-            buffer = Buffer(name, storage_of(thing), begin, end)
+            buffer = Buffer(name, storage_of(thing), begin, end, given=given)
             buffers.append(buffer)
             limit = buffer.storage.size
-            if limit is None or end is None or self._extents.at_most(end, limit):
-                continue
-            bounds = f"ends at byte {self._extents.text(end)} of {self._extents.text(limit)}"
-            self._report(HazardKind.BOUNDS, buffer, step, bounds)
+            if begin is not None:
+                where = f"begins at byte {self._extents.text(begin)}"
+                self._check_bounds(0, begin, buffer, where, step)
+            if end is not None and limit is not None:
+                where = f"ends at byte {self._extents.text(end)} of {self._extents.text(limit)}"
+                self._check_bounds(end, limit, buffer, where, step)
         return frozenset(buffers)
+
+    def _check_bounds(
+        self, low: Number, high: Number, buffer: Buffer, where: str, step: Step
+    ) -> None:
+        extents = self._extents
+        if not extents.at_most(low, high, buffer.given):
+            beyond = extents.subtract(low, extents.add(high, 1))
+            example = extents.example(*buffer.given, beyond)
+            self._report(HazardKind.BOUNDS, buffer, step, where, example)
 
     def _unplanned(self, args: list[Argument], step: Step) -> Value:
         shape, dtype, _device, scope = args
@@ -302,7 +318,8 @@ class Evaluation(Effects):
             begin = self._extents.number(where)
             size = None if dims is None else self._extents.size(dims, item)
             end = None if begin is None or size is None else self._extents.add(begin, size)
-            span = begin, end
+            given = self._extents.given([size, *map(self._extents.number, dims or ())])
+            span = begin, end, given
             if dims is not None:
                 self._spans[key] = span
         return span
@@ -386,7 +403,8 @@ def _map(value: Value, change: Callable[[Storage | Buffer], Leaf]) -> Value:
 def _part(thing: Storage | Buffer, storage: Storage) -> Storage | Buffer:
     if isinstance(thing, Storage):
         return storage
-    return Buffer(thing.name, storage, _static(thing.begin), _static(thing.end), thing.weak)
+    begin, end = _static(thing.begin), _static(thing.end)
+    return Buffer(thing.name, storage, begin, end, thing.weak)
 
 
 def _static(number: Number | None) -> Number | None:

@@ -1,208 +1,199 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte offsets, static or symbolic, and what can be proved of them.
+"""What can be proved of sizes and offsets, and what can be refuted.
 
-A symbolic number is a polynomial over shape variables, which are not negative, and over atoms:
-expressions that are kept whole, such as quotients. Layers of a model repeat the same differences,
-so TVM's analyzer is asked only once about each.
+That one number is at most another is asked of sizes at which certain numbers are not negative: the
+extents of tensors that are there. It is proved for all such sizes, refuted by an example, or
+neither. Layers of a model repeat the same differences, so each is looked at only once.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
-import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 
-#: Monomials, as sorted indices of atoms, with their coefficients; () is the constant.
-Polynomial = tuple[tuple[tuple[int, ...], int], ...]
-Number = int | Polynomial
+from tvm_ipc.transform.safety.examples import POINTS, coordinate, evaluate
+from tvm_ipc.transform.safety.numbers import Numbers
+from tvm_ipc.transform.safety.polynomials import (
+    Number,
+    Polynomial,
+    is_multiple,
+    pack,
+    replaced,
+)
+
+#: Numbers that are not negative where a tensor is.
+Given = tuple[Polynomial, ...]
+#: Sizes at which something is so, such as "n = 1"; "" where no size is symbolic.
+Example = str
 
 
-class Extents:
-    """Arithmetic on numbers of bytes."""
+class Extents(Numbers):
+    """Numbers, and what is known of them."""
 
     def __init__(self) -> None:
-        self._atoms: list[Any] = []
-        self._is_variable: list[bool] = []
-        self._variables: dict[Any, int] = {}
-        self._others: dict[int, list[int]] = {}
-        self._bounds: dict[int, tuple[int, int]] = {}
-        self._orders: dict[tuple[Number, Number], bool] = {}
-        self._proofs: dict[Polynomial, bool] = {}
-        self._analyzer: Any = None
+        super().__init__()
+        self._orders: dict[tuple[Number, Number, Given], bool] = {}
+        self._proofs: dict[tuple[Polynomial, Given], bool] = {}
+        self._examples: dict[tuple[Number, ...], Example | None] = {}
+        self._not_negative: dict[int, bool] = {}
+        self._values: dict[tuple[int, int], int | None] = {}
 
-    def bound(self, variables: Iterable[Any], upper: Mapping[str, int]) -> None:
-        """Learn what a function's attribute `tir_var_upper_bound` says."""
-        for variable in variables:
-            if variable.name in upper:
-                self._bounds[self._variable(variable)] = (0, upper[variable.name])
+    def given(self, numbers: list[Number | None]) -> Given:
+        """Return those of the numbers that, where they are not negative, tell something."""
+        return tuple(
+            dict.fromkeys(
+                number
+                for number in numbers
+                if isinstance(number, tuple) and not self._is_sum(number)
+            )
+        )
 
-    def number(self, expr: Any) -> Number | None:
-        """Return an integer expression as a number, None if it is no such thing."""
-        if isinstance(expr, tirx.IntImm):
-            return int(expr.value)
-        if not tvm.ir.is_prim_expr(expr):
-            return None
-        return _pack(self._polynomial(expr))
-
-    def size(self, shape: Iterable[Any], item_bytes: float) -> Number | None:
-        """Return the bytes of a tensor."""
-        static: float = item_bytes
-        product: dict[tuple[int, ...], int] | None = None
-        for dimension in shape:
-            if isinstance(dimension, tirx.IntImm):
-                static *= int(dimension.value)
-            elif tvm.ir.is_prim_expr(dimension):
-                factor = self._polynomial(dimension)
-                product = factor if product is None else _times(product, factor)
-            else:
-                return None
-        bytes_ = math.ceil(static)
-        return bytes_ if product is None else _pack(_times({(): bytes_}, product))
-
-    def add(self, a: Number, b: Number) -> Number:
-        """Return the sum."""
-        if isinstance(a, int) and isinstance(b, int):
-            return a + b
-        return _pack(_plus(_unpack(a), _unpack(b), 1))
-
-    def at_most(self, a: Number, b: Number) -> bool:
-        """Whether a <= b is proved for all values of the variables."""
+    def at_most(self, a: Number, b: Number, given: Given = ()) -> bool:
+        """Whether a <= b is proved."""
         if isinstance(a, int) and isinstance(b, int):
             return a <= b
-        known = self._orders.get((a, b))
+        known = self._orders.get((a, b, given))
         if known is None:
-            difference = _pack(_plus(_unpack(b), _unpack(a), -1))
-            if isinstance(difference, int):
-                known = difference >= 0
-            elif difference in self._proofs:
-                known = self._proofs[difference]
-            else:
-                known = self._proofs[difference] = self._prove(difference)
-            self._orders[a, b] = known
+            known = self._orders[a, b, given] = self._proves(self.subtract(b, a), given)
         return known
 
-    def text(self, number: Number | None) -> str:
-        """Return the number as people write it."""
-        if number is None:
-            return "?"
-        return str(number) if isinstance(number, int) else str(self._expression(number))
+    def example(self, *numbers: Number) -> Example | None:
+        """Return sizes at which none of the numbers is negative, None if none were found."""
+        if numbers not in self._examples:
+            self._examples[numbers] = self._find(numbers)
+        return self._examples[numbers]
 
-    def _variable(self, variable: Any) -> int:
-        index = self._variables.get(variable)
-        if index is None:
-            index = self._variables[variable] = self._atom(variable, True)
-        return index
+    # ---- proofs ---------------------------------------------------------------------------
 
-    def _atom(self, expr: Any, is_variable: bool) -> int:
-        self._atoms.append(expr)
-        self._is_variable.append(is_variable)
-        return len(self._atoms) - 1
+    def _proves(self, number: Number, given: Given) -> bool:
+        """Whether a number is never negative."""
+        if isinstance(number, int):
+            return number >= 0
+        known = self._proofs.get((number, given))
+        if known is None:
+            known = self._proofs[number, given] = (
+                self._is_sum(number)
+                or any(is_multiple(number, one) for one in given)
+                or (
+                    self.example(*given, self.subtract(-1, number)) is None
+                    and (self._proves_parts(number, given) or self._ask(number, given))
+                )
+            )
+        return known
 
-    def _polynomial(self, expr: Any) -> dict[tuple[int, ...], int]:
-        if isinstance(expr, tirx.IntImm):
-            return {(): int(expr.value)}
-        if isinstance(expr, tirx.Add):
-            return _plus(self._polynomial(expr.a), self._polynomial(expr.b), 1)
-        if isinstance(expr, tirx.Sub):
-            return _plus(self._polynomial(expr.a), self._polynomial(expr.b), -1)
-        if isinstance(expr, tirx.Mul):
-            return _times(self._polynomial(expr.a), self._polynomial(expr.b))
-        if isinstance(expr, tirx.Cast):
-            return self._polynomial(expr.value)
-        if isinstance(expr, tvm.ir.Var):
-            return {(self._variable(expr),): 1}
-        same = self._others.setdefault(tvm_ffi.structural_hash(expr, map_free_vars=False), [])
-        for index in same:
-            if tvm_ffi.structural_equal(self._atoms[index], expr):
-                return {(index,): 1}
-        same.append(self._atom(expr, False))
-        return {(same[-1],): 1}
+    def _is_sum(self, number: Polynomial) -> bool:
+        """Whether it is a sum of what is not negative."""
+        return all(
+            factor >= 0 and all(map(self._is_not_negative, monomial)) for monomial, factor in number
+        )
 
-    def _expression(self, number: Polynomial) -> Any:
-        total: Any = tirx.IntImm("int64", 0)
-        for monomial, coefficient in number:
-            term: Any = tirx.IntImm("int64", coefficient)
+    def _is_not_negative(self, index: int) -> bool:
+        known = self._not_negative.get(index)
+        if known is None:
+            atom = self._atoms[index]
+            known = isinstance(atom, ir.Var) or bool(self._analyzer.can_prove(atom >= 0))
+            self._not_negative[index] = known
+        return known
+
+    def _proves_parts(self, number: Polynomial, given: Given) -> bool:
+        """Whether it is proved by what takes the place of one atom."""
+        for monomial, factor in number:
             for index in monomial:
                 atom = self._atoms[index]
-                term = term * (atom if str(atom.ty) == "int64" else tirx.Cast("int64", atom))
-            total = total + term
-        return total
+                cases = [replaced(number, monomial, index, case, 1) for case in self._cases(atom)]
+                if cases and all(self._proves(case, given) for case in cases):
+                    return True
+                rest = list(monomial)
+                rest.remove(index)
+                if all(map(self._is_not_negative, rest)):
+                    bounds = [
+                        replaced(number, monomial, index, *bound)
+                        for bound in self._bounds_of(atom, factor > 0)
+                    ]
+                    if any(self._proves(bound, given) for bound in bounds):
+                        return True
+        return False
 
-    def _prove(self, difference: Polynomial) -> bool:
-        """Whether the polynomial is never negative."""
-        without = self._without_quotients(difference)
-        if isinstance(without, int):
-            return without >= 0 or self._ask(difference)
-        if all(self._is_variable[index] for monomial, _ in without for index in monomial) and all(
-            coefficient >= 0 for _, coefficient in without
-        ):
-            return True
-        return self._ask(difference)
+    def _cases(self, atom: Any) -> list[Number]:
+        """Return the numbers of which an atom is one."""
+        if isinstance(atom, (tirx.Max, tirx.Min)):
+            cases = [atom.a, atom.b]
+        elif isinstance(atom, tirx.Select):
+            cases = [atom.true_value, atom.false_value]
+        elif isinstance(atom, ir.Call) and getattr(atom.op, "name", "") == "prim.if_then_else":
+            cases = list(atom.args)[1:]
+        else:
+            return []
+        return [pack(self._terms(case)) for case in cases]
 
-    def _without_quotients(self, number: Polynomial) -> Number:
-        """Return what is at most as large: c * (p // c) lies between p - c + 1 and p."""
-        least: dict[tuple[int, ...], int] = {}
-        for monomial, coefficient in number:
-            term = {monomial: coefficient}
-            for index in monomial:
-                atom = self._atoms[index]
-                divisor = atom.b if isinstance(atom, tirx.FloorDiv) else None
-                if isinstance(divisor, tirx.IntImm) and coefficient % int(divisor.value) == 0:
-                    by = int(divisor.value)
-                    rest = list(monomial)
-                    rest.remove(index)
-                    bound = _plus(
-                        self._polynomial(atom.a), {(): by - 1 if coefficient > 0 else 0}, -1
-                    )
-                    term = _times({tuple(rest): coefficient // by}, bound)
-                    break
-            least = _plus(least, term, 1)
-        return _pack(least)
+    def _bounds_of(self, atom: Any, lower: bool) -> list[tuple[Number, int]]:
+        """Return numbers, and what to divide them by, that an atom is at least, or at most."""
+        if isinstance(atom, tirx.Max if lower else tirx.Min):
+            return [(case, 1) for case in self._cases(atom)]
+        if isinstance(atom, tirx.FloorDiv) and isinstance(atom.b, tirx.IntImm):
+            by = int(atom.b.value)
+            if by > 0:  # by * (a // by) lies between a - by + 1 and a
+                dividend = pack(self._terms(atom.a))
+                return [(self.subtract(dividend, by - 1 if lower else 0), by)]
+        return []
 
-    def _ask(self, difference: Polynomial) -> bool:
+    def _ask(self, number: Polynomial, given: Given) -> bool:
         """Let TVM's analyzer prove it."""
-        atoms = {index for monomial, _ in difference for index in monomial}
-        simple = all(self._is_variable[index] for index in atoms)
-        if simple and all(coefficient <= 0 for _, coefficient in difference):
-            return False  # it is negative somewhere: every variable may be 1
-        if self._analyzer is None:
-            self._analyzer = tvm.sym.Analyzer()
-        for variable, index in self._variables.items():
-            low, high = self._bounds.get(index, (0, 2**40))
-            self._analyzer.bind(variable, tvm.ir.Range(low, high + 1), allow_override=True)
-        return bool(self._analyzer.can_prove(self._expression(difference) >= 0))
+        analyzer = self._analyzer
+        with ExitStack() as stack:
+            for one in given:
+                assumed = analyzer.simplify(self._expression(one) >= 0)
+                stack.enter_context(analyzer.constraint_scope(assumed))
+            return bool(analyzer.can_prove(self._expression(number) >= 0))
+
+    # ---- examples -------------------------------------------------------------------------
+
+    def _find(self, numbers: tuple[Number, ...]) -> Example | None:
+        variables = self._variables_in(numbers)
+        for point in range(POINTS if variables else 1):
+            if all(self._at(number, point) for number in numbers):
+                return ", ".join(
+                    f"{variable.name} = {self._coordinate(variable, point)}"
+                    for variable in variables
+                )
+        return None
+
+    def _variables_in(self, numbers: tuple[Number, ...]) -> list[Any]:
+        """Return the variables of some numbers, in the order in which they came up."""
+        found: set[int] = set()
+        atoms = {
+            index for number in numbers for monomial, _ in _terms_of(number) for index in monomial
+        }
+        for index in atoms:
+            tvm_ffi.structural_walk(
+                self._atoms[index], [(ir.Var, lambda one: found.add(self._variables[one]))]
+            )
+        return [self._atoms[index] for index in sorted(found)]
+
+    def _coordinate(self, variable: Any, point: int) -> int:
+        index = self._variables[variable]
+        least, most = self._bounds[index]
+        return least + coordinate(point, index) % (most - least + 1)
+
+    def _at(self, number: Number, point: int) -> bool:
+        """Whether a number has a value at a point, and is not negative there."""
+        total = 0
+        for monomial, factor in _terms_of(number):
+            for index in monomial:
+                if (index, point) not in self._values:
+                    self._values[index, point] = evaluate(
+                        self._atoms[index], lambda one: self._coordinate(one, point)
+                    )
+                value = self._values[index, point]
+                if value is None:
+                    return False
+                factor *= value
+            total += factor
+        return total >= 0
 
 
-def _unpack(number: Number) -> dict[tuple[int, ...], int]:
-    return {(): number} if isinstance(number, int) else dict(number)
-
-
-def _pack(polynomial: dict[tuple[int, ...], int]) -> Number:
-    terms = sorted((key, value) for key, value in polynomial.items() if value)
-    if not terms:
-        return 0
-    return terms[0][1] if len(terms) == 1 and not terms[0][0] else tuple(terms)
-
-
-def _plus(
-    a: dict[tuple[int, ...], int], b: dict[tuple[int, ...], int], sign: int
-) -> dict[tuple[int, ...], int]:
-    total = dict(a)
-    for key, value in b.items():
-        total[key] = total.get(key, 0) + sign * value
-    return total
-
-
-def _times(
-    a: dict[tuple[int, ...], int], b: dict[tuple[int, ...], int]
-) -> dict[tuple[int, ...], int]:
-    product: dict[tuple[int, ...], int] = {}
-    for left, x in a.items():
-        for right, y in b.items():
-            key = tuple(sorted(left + right))
-            product[key] = product.get(key, 0) + x * y
-    return product
+def _terms_of(number: Number) -> Polynomial:
+    return (((), number),) if isinstance(number, int) else number

@@ -19,13 +19,19 @@ class HazardKind(Enum):
 
 @dataclass(frozen=True)
 class Hazard:
-    """One place where a rank may see wrong data."""
+    """One place where a rank sees wrong data, or may do so.
+
+    Where sizes are symbolic a hazard is proved by `example`; `unknown` is one of which neither that
+    it is one nor that it is none could be proved.
+    """
 
     function: str
     kind: HazardKind
     memory: str  #: the storage, or the tensor and its storage
     binding: str  #: where it goes wrong
     other: str  #: the collective whose input peers may read; or what overwrote, or how far it is
+    example: str = ""  #: sizes at which it goes wrong, such as "n = 1"; "" where they do not matter
+    unknown: bool = False
 
     def __str__(self) -> str:
         if self.kind is HazardKind.LOST:
@@ -38,7 +44,12 @@ class Hazard:
                 "the next all-reduce or all-gather of the same ranks has returned, or keep the "
                 "barrier"
             )
+        if self.example:
+            more += f" (for example where {self.example})"
+        if self.unknown:
+            more += " (for no sizes that were tried, and it could not be proved for all)"
+        is_ = "may be" if self.unknown else "is"
         return (
-            f"function {self.function!r}, `{self.binding}`: {self.memory} is {self.kind.value}; "
+            f"function {self.function!r}, `{self.binding}`: {self.memory} {is_} {self.kind.value}; "
             f"{more}"
         )

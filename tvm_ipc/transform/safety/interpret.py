@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -142,12 +143,14 @@ class Run(Evaluation):
         return self._summary
 
     def _bound(self, function: relax.Function) -> None:
-        upper = (function.attrs or {}).get("tir_var_upper_bound")
-        if upper:
-            self._extents.bound(
-                relax.analysis.defined_symbolic_vars(function),
-                {str(key): int(value) for key, value in upper.items()},
-            )
+        attributes = function.attrs or {}
+        lower, upper = (
+            {str(key): int(value) for key, value in attributes.get(name, {}).items()}
+            for name in ("tir_var_lower_bound", "tir_var_upper_bound")
+        )
+        if lower or upper:
+            variables = relax.analysis.tir_vars_in_type(function.ty)
+            self._extents.bound(variables, lower, upper)
 
     def _inline(self, name: str, steps: Steps, values: list[Value], step: Step) -> Value:
         """Run a function in the place of its only call: what its parameters are is known here."""
@@ -228,11 +231,10 @@ class Run(Evaluation):
         result: list[Storage | Buffer] = []
         for thing in leaf:
             if isinstance(thing, Buffer):
-                origin = thing.origin or thing
-                copy = Buffer(thing.name, thing.storage, thing.begin, thing.end, thing.weak, origin)
+                copy = replace(thing, origin=thing.origin or thing)
                 if thing in state.lost:
                     state.lost[copy] = state.lost[thing]
-                elif thing in state.intact.get(thing.storage, ()):
+                if thing in state.intact.get(thing.storage, ()):
                     state.intact[thing.storage][copy] = None
                 result.append(copy)
             else:

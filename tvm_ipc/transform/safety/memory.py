@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ipc.transform.safety.extents import Number
+from tvm_ipc.transform.safety.extents import Example, Given
+from tvm_ipc.transform.safety.polynomials import Number
 from tvm_ipc.transform.safety.steps import Step
 
 
@@ -39,6 +40,7 @@ class Buffer:
     weak: bool = False
     #: The buffer that this one continues under another name after an `if`.
     origin: Buffer | None = None
+    given: Given = ()  #: what is not negative, since the tensor is there
 
 
 Leaf = frozenset[Storage | Buffer]
@@ -78,6 +80,14 @@ def met(in_group: bool | None, passed: frozenset[str]) -> bool:
     return WORLD in passed or (in_group is True and GROUP in passed)
 
 
+@dataclass(frozen=True)
+class Overwrite:
+    """What may have been written over a buffer."""
+
+    step: Step
+    example: Example | None  #: None: at no known sizes
+
+
 @dataclass
 class State:
     """What may be so at one point of a function, on any path that leads there."""
@@ -89,7 +99,8 @@ class State:
     holding: set[Any] = field(default_factory=set)  #: variables that hold what they are
     #: Buffers whose contents are intact, by storage.
     intact: dict[Storage, dict[Buffer, None]] = field(default_factory=dict)
-    lost: dict[Buffer, Step] = field(default_factory=dict)  #: overwritten where
+    #: Those of which part, or maybe part, was overwritten; of the latter it may be intact.
+    lost: dict[Buffer, Overwrite] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()  #: meetings on every path since the function began
     written: set[Storage] = field(default_factory=set)  #: of the caller's memory
 
