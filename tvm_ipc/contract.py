@@ -252,6 +252,11 @@ OWN_FUNCTIONS: Final = (
         "tvm_ipc.session.put", "(value: Any) -> int", "controller: leave a value for worker 0"
     ),
     Function(
+        "tvm_ipc.session.fail_at_exit",
+        "()",
+        "controller: the program ends with exit code 1 where it would end with 0",
+    ),
+    Function(
         "tvm_ipc.worker.guard",
         "(func: Function, *args) -> Any",
         "worker: call func; an exception is sent to the controller instead of escaping",

@@ -256,15 +256,6 @@ def test_interpreter_ends_with_an_exception(threads: bool) -> None:
     assert left(result.stdout) == []
 
 
-@PLACES
-def test_error_that_nobody_asked_for_is_no_noise_at_the_end(threads: bool) -> None:
-    code = START + "session.get_global_func('tests.fail_on')(1, 'ValueError', 'unheard')"
-    result = run(code.replace("{threads}", str(threads)))
-    assert result.returncode == 0
-    assert "terminate" not in result.stderr
-    assert left(result.stdout) == []
-
-
 def test_workers_end_after_a_controller_that_did_not_clean_up() -> None:
     result = run((START + "import os; os._exit(3)").replace("{threads}", "False"))
     assert (result.returncode, result.stderr) == (3, "")

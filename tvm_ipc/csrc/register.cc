@@ -244,6 +244,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.session.detach", Throwing<controller::Detach>::Call)
       .def("tvm_ipc.session.release", Throwing<controller::Release>::Call)
       .def("tvm_ipc.session.put", Throwing<controller::Put>::Call)
+      .def("tvm_ipc.session.fail_at_exit", Throwing<controller::FailAtExit>::Call)
       .def_packed("tvm_ipc.worker.guard", worker::Guard)
       .def("tvm_ipc.worker.done", Throwing<worker::Done>::Call)
       .def("tvm_ipc.worker.fetch", Throwing<worker::Fetch>::Call)

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -272,6 +273,19 @@ int64_t Put(Session session, ffi::Any value) {
   const int64_t key = Mailbox::Global().Put(std::move(value));
   open->posted.insert(key);
   return key;
+}
+
+void FailAtExit() {
+  static std::once_flag once;
+  // Python's own handlers come too early for this: the exit code is decided after them. In glibc
+  // `exit` in a handler goes on with the handlers that are left.
+  std::call_once(once, [] {
+    on_exit(
+        [](int status, void*) {
+          if (status == 0) std::exit(1);
+        },
+        nullptr);
+  });
 }
 
 }  // namespace controller

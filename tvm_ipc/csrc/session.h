@@ -44,6 +44,8 @@ bool WaitLeft(Session session, double seconds);
  */
 int64_t Detach(tvm::runtime::DRef reference);
 void Release(Session session, int64_t reg);
+/*! \brief Let the program end with exit code 1 where it would end with 0. */
+void FailAtExit();
 /*! \brief Leave a value where worker 0, a thread of this process, finds it. */
 int64_t Put(Session session, tvm::ffi::Any value);
 

@@ -26,8 +26,8 @@ from tvm.runtime import disco
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, SHM
-from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import config, log
+from tvm_ipc.errors import IPCError, RankError
+from tvm_ipc.runtime import config, log, unheard
 from tvm_ipc.runtime.commands import SLICE_SECONDS, tickets
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
@@ -69,6 +69,9 @@ class Session(ValueSession):
     device_ids : the device of each worker, as Disco's `init_ccl` takes them. Workers on CPUs use
         none, so there is nothing to choose yet.
     """
+
+    #: An exception of the program leaves the `with` block.
+    _left_by_exception = False
 
     def __init__(
         self,
@@ -193,6 +196,7 @@ class Session(ValueSession):
         path : of a library that `export_library` wrote, or a compiled executable itself.
         device : by default the worker's own.
         """
+        self._check_usable()
         device = as_device("load_vm_module: device", device)
         if hasattr(path, "export_library"):
             executable = path
@@ -267,6 +271,8 @@ class Session(ValueSession):
                 # A thread of ours is stuck in a call. To destroy the session would wait for it
                 # with Python's lock held, for ever: keep it instead.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            if not self._why_unusable:  # else it has been raised
+                unheard.say_errors(self, _errors(self), fail=not self._left_by_exception)
             _close(self)
         self._files.cleanup()
         _log.info("%s: ended%s", self._name, f": {why}" if (why := self._why_unusable) else "")
@@ -285,6 +291,7 @@ class Session(ValueSession):
         if error is None:
             self.close()
         elif not self._closed:
+            self._left_by_exception = True
             self._end()
 
     def __del__(self) -> None:
@@ -314,6 +321,10 @@ def init_ccl(
     log.start()
     _log.info("a session of Disco gets the backend %s: it is the only one in this version", SHM)
     _api.SessionInitCCL(session, SHM, ids)
+
+
+def _errors(session: Session) -> list[RankError]:
+    return [RankError(**error) for error in json.loads(_report(session))["errors"]]
 
 
 def _device_ids(where: str, num_workers: int, device_ids: object) -> tvm_ffi.Shape:
@@ -349,8 +360,10 @@ def _library(path: object) -> Path:
 @atexit.register
 def _close_all() -> None:
     for session in list(_open_sessions):
-        with contextlib.suppress(Exception):
+        try:
             session.close()
+        except Exception as error:
+            unheard.say(session, error)
 
 
 def _disown() -> None:

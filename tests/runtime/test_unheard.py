@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An error that nobody asked for is said all the same, on stderr and by the exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from disco_kinds import HERE
+
+BEGIN = """
+import gc, sys
+sys.path.insert(0, {here!r})
+import numpy as np
+import tvm_ipc
+
+def start():
+    session = tvm_ipc.Session(2, threads={threads})
+    session.import_python_module("worker_functions")
+    session.sync()
+    return session
+
+def fail(session):
+    session.get_global_func("tests.fail_on")(-1, "ValueError", "sad and unseen")
+"""
+
+SAID = "tvm_ipc: <tvm_ipc.Session: 2 {what}, closed> ended with an error that was not raised"
+
+
+def run(body: str, threads: bool) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            BEGIN.format(threads=threads, here=str(HERE)) + textwrap.dedent(body),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("session = start(); fail(session)", 1),
+        ("session = start(); fail(session); sys.exit(0)", 1),
+        ("session = start(); fail(session); sys.exit(3)", 3),
+        ("def main():\n    fail(start())\nmain(); gc.collect(); print('goes on')", 1),
+        ("with start() as session:\n    fail(session)\n    raise KeyError('mine')", 1),
+    ],
+    ids=["end", "exit_0", "exit_3", "garbage", "other_exception"],
+)
+def test_error_that_nobody_asked_for(body: str, code: int, threads: bool) -> None:
+    done = run(body, threads)
+    assert SAID.format(what="threads" if threads else "processes") in done.stderr
+    assert "ranks 0-1: ValueError: sad and unseen\n" in done.stderr
+    assert done.stderr.count("sad and unseen") == 1
+    assert done.returncode == code
+    assert ("goes on" in done.stdout) == ("goes on" in body)
+    assert ("KeyError: 'mine'" in done.stderr) == ("mine" in body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "session = start()",
+        "session = start(); session.put([1.0])",
+        # Raised already, whatever the program made of it.
+        *(
+            f"session = start(); fail(session)\ntry: {hear}\nexcept Exception: pass"
+            for hear in ("session.sync()", "session.close()", "session.get(session.put([1]))")
+        ),
+        # Cut off by the end itself.
+        """
+        session = start()
+        x = session.put(np.ones(1 << 20))
+        for _ in range(50): session.allreduce(x, x)
+        del session, x
+        gc.collect()
+        """,
+    ],
+    ids=["unused", "used", "synced", "closed", "got", "cut_off"],
+)
+def test_nothing_is_said_where_nothing_is_left(body: str) -> None:
+    done = run(body, threads=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_program_without_stderr_fails_too() -> None:
+    assert run("session = start(); fail(session); sys.stderr = None", threads=True).returncode == 1
+
+
+def test_exception_of_the_program_decides_the_exit_code() -> None:
+    done = run(
+        """
+        try:
+            with start() as session:
+                fail(session)
+                raise KeyError
+        except KeyError:
+            print("handled")
+        """,
+        threads=True,
+    )
+    assert done.returncode == 0
+    assert "sad and unseen" in done.stderr
+    assert done.stdout == "handled\n"
