@@ -18,6 +18,9 @@ IPC_MEMORY: Final = "ipc_memory"
 #: Name of the collective backend between workers on CPUs of one machine.
 SHM: Final = "shm"
 
+#: The function of a compiled module that asks for the workers that it was compiled for.
+REQUIRE_WORKERS: Final = "tvm_ipc_require_workers"
+
 #: The most workers that one session can have.
 MAX_WORKERS: Final = 64
 
@@ -170,6 +173,11 @@ OWN_FUNCTIONS: Final = (
         "all-reduce with everything a compiler can say about it",
     ),
     Function(
+        "tvm_ipc.require_workers",
+        "(workers: int, groups: int)",
+        "an error in a session of another size: the caller was compiled for this one",
+    ),
+    Function(
         "tvm_ipc.alloc_tensor",
         "(storage: Storage, offset: int, shape: Shape, dtype: dtype) -> Tensor",
         "tensor in a storage, its data pointer moved by offset bytes",
@@ -291,6 +299,11 @@ OWN_FUNCTIONS: Final = (
         "tvm_ipc.worker.get_function",
         "(module: Module, name: str) -> Function",
         "worker: a function of a module, or an error that names it",
+    ),
+    Function(
+        "tvm_ipc.worker.call_if_present",
+        "(module: Module, name: str)",
+        "worker: call a function without parameters of a module, if that has it",
     ),
     Function(
         "tvm_ipc.create_process_pool",

@@ -14,7 +14,8 @@ TVM's own pipeline for the target, with our passes at the places where they belo
     5 rewrite    all-reduces read their input in memory that peers map; scopes are placed
     6 plan       storages, lifetimes that end when all ranks have read, barriers left out
     7 verify     nothing is written that a peer may still read
-    8 lower      allocations and copies become calls of the runtime
+    8 lower      allocations and copies become calls of the runtime; functions with collectives
+                 refuse another number of workers
     9 finalize   TVM's own rest
 
 A module without collectives passes through the same way.
@@ -42,6 +43,7 @@ from tvm_ipc.transform import (
     LowerExternCalls,
     LowerGPUIPCAllocStorage,
     OffloadBLAS,
+    RequireWorkers,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
     script,
@@ -76,7 +78,8 @@ def get_pipeline(
     Parameters
     ----------
     target : what to compile for: `llvm`, `c` or `cuda`, with its options.
-    world_size : the number of workers that will run the module.
+    world_size : the number of workers that will run the module. Sessions of another size refuse it,
+        if it has a collective.
     allreduce_strategy : "auto", "oneshot", "twoshot", "ring", or an `AllReduceStrategy`.
     num_groups : the number of groups that the session will have.
     barrier_budget : bytes of IPC memory that may be spent on leaving out exit barriers; see
@@ -119,7 +122,14 @@ def get_pipeline(
         ("rewrite", [rewrite]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
-        ("lower", [LowerGPUIPCAllocStorage(), EraseMemoryScopes()]),
+        (
+            "lower",
+            [
+                LowerGPUIPCAllocStorage(),
+                EraseMemoryScopes(),
+                RequireWorkers(world_size, num_groups),
+            ],
+        ),
         ("finalize", finalize),
     ]
 

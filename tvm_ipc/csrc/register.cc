@@ -252,7 +252,9 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.worker.copy_to_host", Throwing<worker::CopyToHost>::Call)
       .def("tvm_ipc.worker.get_global_func", Throwing<worker::GetGlobalFunc>::Call)
       .def("tvm_ipc.worker.set_threads", Throwing<worker::SetThreads>::Call)
-      .def("tvm_ipc.worker.get_function", Throwing<worker::GetFunction>::Call);
+      .def("tvm_ipc.worker.get_function", Throwing<worker::GetFunction>::Call)
+      .def("tvm_ipc.worker.call_if_present", Throwing<worker::CallIfPresent>::Call)
+      .def("tvm_ipc.require_workers", Throwing<worker::RequireWorkers>::Call);
 }
 
 }  // namespace

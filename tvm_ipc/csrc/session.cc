@@ -446,5 +446,23 @@ ffi::Function GetFunction(ffi::Module module, ffi::String name) {
   return *function;
 }
 
+void CallIfPresent(ffi::Module module, ffi::String name) {
+  auto function = module->GetFunction(name, /*query_imports=*/true);
+  if (function.has_value()) (*function)();
+}
+
+void RequireWorkers(int workers, int groups) {
+  const DiscoWorker* worker = DiscoWorker::ThreadLocal();
+  if (worker->num_workers == workers && worker->num_groups == groups) return;
+  auto size = [](int workers, int groups) {
+    std::string text = std::to_string(workers) + (workers == 1 ? " worker" : " workers");
+    return groups == 1 ? text : text + " in " + std::to_string(groups) + " groups";
+  };
+  Fail(kind::kValue, "the module was compiled for ", size(workers, groups),
+       ", and this session has ", size(worker->num_workers, worker->num_groups),
+       "; compile it for this session (world_size and num_groups of get_pipeline), or open a "
+       "session of that size");
+}
+
 }  // namespace worker
 }  // namespace tvm_ipc

@@ -63,6 +63,9 @@ tvm::ffi::Function GetGlobalFunc(tvm::ffi::String name);
 /*! \brief How many threads TVM's kernels may use in the calling worker. */
 void SetThreads(int threads);
 tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);
+void CallIfPresent(tvm::ffi::Module module, tvm::ffi::String name);
+/*! \brief An error if the calling worker's session has not so many workers and groups. */
+void RequireWorkers(int workers, int groups);
 
 }  // namespace worker
 

@@ -25,7 +25,7 @@ import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS, SHM
+from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS, SHM
 from tvm_ipc.errors import IPCError, RankError
 from tvm_ipc.runtime import config, log, unheard
 from tvm_ipc.runtime.commands import SLICE_SECONDS, tickets
@@ -191,6 +191,9 @@ class Session(ValueSession):
     def load_vm_module(self, path: Any, device: Any = None) -> DModule:
         """Load a compiled module in every worker.
 
+        One that `get_pipeline` compiled with collectives for another number of workers, or of
+        groups, is an error.
+
         Parameters
         ----------
         path : of a library that `export_library` wrote, or a compiled executable itself.
@@ -211,7 +214,10 @@ class Session(ValueSession):
         library = _library(path).resolve()
         _log.debug("%s: loads %s", self._name, library)
         load = self._get_cached_method("runtime.disco.load_vm_module")
-        return DModule.of(load(str(library), device))
+        module = DModule.of(load(str(library), device))
+        check = self._get_cached_method("tvm_ipc.worker.call_if_present")
+        check(module, REQUIRE_WORKERS)
+        return module
 
     def init_ccl(self, ccl: str, *device_ids: int) -> None:
         """Refuse: the backend of this session is running already."""

@@ -29,6 +29,7 @@ from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report
+from tvm_ipc.transform.require_workers import RequireWorkers
 from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
 from tvm_ipc.transform.scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
@@ -60,6 +61,7 @@ __all__ = [
     "OutlineCompilerFunctions",
     "PlanMemoryScopes",
     "Report",
+    "RequireWorkers",
     "RunModuleCodegen",
     "ScopeRegistry",
     "StaticPlanBlockMemory",

@@ -94,6 +94,14 @@ def match_collective(expr: relax.Expr) -> Collective | None:
     return None
 
 
+def meets_peers(call: relax.Call) -> bool:
+    """Whether the call is of a function with which workers meet, or makes memory for that."""
+    if not isinstance(call.op, relax.ExternFunc):
+        return False
+    name = str(call.op.global_symbol)
+    return name.startswith("runtime.disco.") or name == OWN_ALLREDUCE
+
+
 def own_allreduce(collective: Collective, flags: AllReduceFlag) -> relax.Call:
     """Return an all-reduce in the form that carries groups and flags."""
     allreduce = collective.allreduce

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a module with collectives refuse a session of another size than it was compiled for.
+
+Before:
+    @R.function
+    def main(x: R.Tensor((4,), "float32")):
+        ...
+        R.call_packed("runtime.disco.allreduce", a, R.shape([0]), False, b)
+
+After, for 4 workers in 2 groups:
+    @R.function
+    def main(x: R.Tensor((4,), "float32")):
+        R.call_packed("tvm_ipc.require_workers", 4, 2)
+        ...
+        R.call_packed("runtime.disco.allreduce", a, R.shape([0]), False, b)
+
+    @R.function
+    def tvm_ipc_require_workers():
+        R.call_packed("tvm_ipc.require_workers", 4, 2)
+        return R.tuple()
+
+On another number of workers such a program gives sums of some of the parts, and no error. The extra
+function is for who loads the module: `tvm_ipc.Session` calls it. The calls are for who does not. A
+module without a collective stays as it is, and runs anywhere.
+
+Runs after `RemovePurityChecking`, since the calls are not pure, and after `RewriteCUDAGraph`.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from tvm_ipc.contract import REQUIRE_WORKERS
+from tvm_ipc.transform.bindings import calls
+from tvm_ipc.transform.collectives import meets_peers
+from tvm_ipc.transform.memory.rewrite import typed
+
+_NAME = "RequireWorkers"
+_REQUIRE = relax.ExternFunc("tvm_ipc.require_workers")
+
+
+@tvm.transform.module_pass(opt_level=0, name=_NAME)
+class RequireWorkers:
+    """Let every function that meets other workers check how many there are.
+
+    Parameters
+    ----------
+    world_size : the number of workers of the session.
+    num_groups : the number of its groups.
+    """
+
+    def __init__(self, world_size: int, num_groups: int = 1) -> None:
+        self.world_size = world_size
+        self.num_groups = num_groups
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module with the calls, and with the function that is one."""
+        result = mod
+        for global_var, function in mod.functions_items():
+            if isinstance(function, relax.Function) and any(map(meets_peers, calls(function))):
+                result = mod.clone() if result is mod else result
+                result.update_func(global_var, self._checked(function))
+        if result is not mod:
+            result[REQUIRE_WORKERS] = self._alone()
+        return result
+
+    def _binding(self) -> relax.Binding:
+        nothing = tvm.ir.TupleType([])
+        numbers = [relax.prim_value(self.world_size), relax.prim_value(self.num_groups)]
+        call = relax.Call(_REQUIRE, numbers, ty_args=[nothing], ret_ty=nothing)
+        return relax.VarBinding(relax.Var("_", nothing), call)
+
+    def _checked(self, function: relax.Function) -> relax.Function:
+        body = function.body
+        blocks = [relax.BindingBlock([self._binding()]), *body.blocks]
+        return relax.Function(
+            function.params,
+            typed(relax.SeqExpr(blocks, body.body, body.span), body.ty),
+            function.ret_ty,
+            function.is_pure,
+            function.attrs,
+            function.span,
+        )
+
+    def _alone(self) -> relax.Function:
+        nothing = relax.Tuple([])
+        body = relax.SeqExpr([relax.BindingBlock([self._binding()])], nothing)
+        function = relax.Function([], typed(body, nothing.ty), nothing.ty, is_pure=False)
+        return function.with_attr("global_symbol", REQUIRE_WORKERS)
