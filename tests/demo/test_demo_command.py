@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -44,11 +45,14 @@ def test_story_of_several_workers(capfd: pytest.CaptureFixture[str]) -> None:
     assert demo.main([*SMALL, "--workers", "4"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
+    assert max(map(len, out.splitlines())) <= 80
     story = facts(out)
     assert "for 1 and 4" in story["compile"]
     assert "12 all-reduces in two functions, 12 rewritten (auto)" in story["compile"]
     assert "12 without exit barrier" in story["compile"]
-    assert "matrix products: kernels of TVM" in story["compile"]
+    kernels = "OpenBLAS" if installed() else "kernels of TVM"
+    assert f"matrix products: {kernels}" in story["compile"]
+    assert "TVM alone" not in story
     assert re.search(r"planned: \S+ \wiB, of it .* TVM's plan: ", story["compile"])
     assert "1/4 of the weights each" in story["4 workers"]
     assert len(story["tokens"].split()) == 6
@@ -69,7 +73,7 @@ def test_story_of_one_worker(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "strategy", "blas"),
-    [("float16", "oneshot", "--blas"), ("bfloat16", "twoshot", "--threads")],
+    [("float16", "oneshot", "--blas"), ("bfloat16", "twoshot", "--no-blas")],
 )
 def test_types_strategies_and_kernels(
     capfd: pytest.CaptureFixture[str], dtype: str, strategy: str, blas: str
@@ -77,11 +81,13 @@ def test_types_strategies_and_kernels(
     if blas == "--blas" and not installed():
         pytest.skip("OpenBLAS is not installed")
     options = [*SMALL, blas, "--workers=2", f"--dtype={dtype}", f"--strategy={strategy}"]
-    assert demo.main(options) == 0
-    story = facts(capfd.readouterr().out)
+    assert demo.main([*options, "--threads"]) == 0
+    out = capfd.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    story = facts(out)
     assert f"rewritten ({strategy})" in story["compile"]
     assert f"products: {'OpenBLAS' if blas == '--blas' else 'kernels of TVM'}" in story["compile"]
-    assert blas != "--threads" or "threads started" in story["2 workers"]
+    assert "threads, 1/2 of the weights each" in story["2 workers"]
     assert (blas == "--blas") == ("TVM alone" in story)
     assert ("without OpenBLAS; its logits" in story["speed"]) == (blas == "--blas")
     assert "WRONG" not in story["result"] + story["speed"]
@@ -116,7 +122,7 @@ def test_two_tokens_that_are_equally_good_are_wrong_only_in_float32(
     assert not verdict(capsys, Config(), one=one, two=two)[0]
     right, out = verdict(capsys, Config(dtype="bfloat16"), one=one, two=two)
     assert right
-    assert "bfloat16 cannot tell two that are 1.0e-03 apart" in out
+    assert "bfloat16 cannot tell two that are 1.0e-03 apart" in " ".join(out.split())
 
 
 def test_ranks_that_disagree_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,27 +217,17 @@ def test_bar_is_drawn_on_a_terminal_and_leaves_nothing() -> None:
         stderr=terminal,
     )
     os.close(terminal)
+    drawn = b""
+    with contextlib.suppress(OSError):  # nobody has the terminal open any more
+        while part := os.read(controller, 1 << 16):
+            drawn += part
     out, _ = process.communicate(timeout=60)
-    drawn = os.read(controller, 1 << 16)
     os.close(controller)
     assert process.returncode == 0
+    assert re.search(rb"\r\x1b\[K\[\.+\] +0% compiling for 1 worker: StaticPlanBlock", drawn)
     assert re.search(rb"\r\x1b\[K\[#+\.+\] +\d+% 1 worker: ", drawn)
     assert drawn.endswith(b"\r\x1b[K")
     assert b"\x1b" not in out
-
-
-def test_reader_that_leaves_is_no_error() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tvm_ipc", "demo", *SMALL, "--workers", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == b""
-    assert process.wait(60) == 1
 
 
 def test_interrupt_ends_everything_at_once() -> None:

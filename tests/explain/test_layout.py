@@ -155,10 +155,19 @@ def test_page_of_a_module_without_anything_to_plan() -> None:
 
 def test_terminal_shows_the_plan() -> None:
     lines = text.render(small_explanation()).splitlines()
+    assert max(map(len, lines)) < 80
     assert (
         "Function main: 7 events, 2 collectives; of 2 all-reduces in memory that peers map, "
-        in ("\n".join(lines))
+        in (" ".join(lines))
     )
     picture = lines[lines.index("  ipc_memory, 512 B") + 1]
     assert re.fullmatch(r" {22}█{20}/{20}", picture), picture
     assert any(re.fullmatch(r" +\| +B", line) for line in lines)
+
+
+def test_picture_in_ascii() -> None:
+    rich, plain = (text.render(small_explanation(), plain=p).splitlines() for p in (False, True))
+    assert all(line.isascii() for line in plain)
+    assert [len(line) for line in plain] == [len(line) for line in rich]
+    picture = plain[plain.index("  ipc_memory, 512 B") + 1]
+    assert re.fullmatch(r" {22}#{20}/{20}", picture), picture

@@ -57,7 +57,7 @@ def test_missing_native_facts_are_unknown(facts: dict[str, Any]) -> None:
 def test_json_has_the_same_facts(
     capsys: pytest.CaptureFixture[str], facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: facts)
+    monkeypatch.setattr(doctor, "examine", lambda _: facts)
     assert main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == facts
 
@@ -76,7 +76,7 @@ def test_a_broken_library_is_an_answer_and_exit_code_1(
 def test_error_of_ours_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> dict[str, Any]:
+    def fail(_: object) -> dict[str, Any]:
         raise IPCError("what\nand where")
 
     monkeypatch.setattr(doctor, "examine", fail)
@@ -88,11 +88,45 @@ def test_error_of_ours_is_one_line(
         main(["doctor", "--traceback"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["doctor", "--no-such-option"]])
-def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
+COMPILERS = {
+    "links": ('exec c++ "$@"', ""),
+    "says no": ("echo no such file; exit 3", "ended with exit code 3: no such file"),
+    "makes nothing": ("exit 0", "answer.so: cannot open shared object file"),
+}
+
+
+@pytest.mark.parametrize("kind", COMPILERS)
+def test_compiler_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    script, reason = COMPILERS[kind]
+    compiler = tmp_path / "my c++"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    found = doctor._compiler(None)
+    assert found["command"] == str(compiler)
+    assert found["works"] == (not reason)
+    assert reason in (found["reason"] or "")
+    assert found["settings"]["CXX"] == str(compiler)
+
+
+def test_without_a_compiler_the_doctor_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    for name in ("CXX", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    table = doctor.render({**facts, "cxx": doctor._compiler(None)})
+    assert "none found" in table
+    assert "install g++ or clang, or name one in the environment variable CXX" in table
+    monkeypatch.setenv("CXX", "ccache g++")
+    assert "TVM takes all of it for one path" in doctor._compiler(None)["reason"]
+
+
+def test_lines_break_on_a_terminal_and_nowhere_else(facts: dict[str, Any]) -> None:
+    wide = {**facts, "blas": {**facts["blas"], "library": "OpenBLAS " * 20}}
+    assert max(map(len, doctor.render(wide).splitlines())) > 180
+    assert max(map(len, doctor.render(wide, 80).splitlines())) <= 80
+    assert doctor.render(wide, 1)
 
 
 def test_cgroup_limit_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:

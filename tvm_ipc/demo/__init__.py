@@ -10,10 +10,9 @@ report      lines and a bar              tour        all of it in turn, and the 
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 
+from tvm_ipc import terminal
 from tvm_ipc.demo.options import OptionError, parse
 from tvm_ipc.demo.report import Report
 
@@ -23,14 +22,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
     except OptionError as error:
-        print(f"tvm-ipc demo: {error} (see tvm-ipc demo --help)", file=sys.stderr)
+        terminal.complain(f"tvm-ipc demo: {error} (see tvm-ipc demo --help)")
         return 2
     report = Report()
-    from tvm_ipc.demo import tour  # loads TVM, which takes a while
+    terminal.progress("loading TVM")
+    from tvm_ipc.demo import tour
 
-    try:
-        return tour.lead(options, report)
-    except BrokenPipeError:
-        # Whoever read the output has seen enough. Python would complain again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return tour.lead(options, report)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from tvm_ipc.demo import model
 from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.schedule import schedule_kernels
 from tvm_ipc.errors import IPCError
-from tvm_ipc.explain.examine import Memory, Question, explain
+from tvm_ipc.explain.examine import Memory, PassNames, Question, explain
 from tvm_ipc.pipeline import get_pipeline
 
 
@@ -43,11 +44,13 @@ def compile_model(
     config: Config,
     workers: int,
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
-    blas: bool = False,
+    blas: bool | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Any:
     """Return an executable of one of `workers` workers, for this machine's processor.
 
-    Its matrix products are kernels of TVM as `schedule` has them, or OpenBLAS's.
+    Its matrix products are kernels of TVM as `schedule` has them, or OpenBLAS's: the latter
+    where it is installed, if it is not said. `progress` hears which pass is running.
     """
     if cc.get_cc() is None:
         raise IPCError(
@@ -56,7 +59,8 @@ def compile_model(
         )
     target = tvm.target.Target.from_device("cpu")
     pipeline = get_pipeline(target, workers, strategy, blas=blas, schedule=schedule_kernels)
-    return relax.build(model.build(config, workers), target, relax_pipeline=pipeline)
+    with tvm.transform.PassContext(instruments=[PassNames(progress)]):
+        return relax.build(model.build(config, workers), target, relax_pipeline=pipeline)
 
 
 def processor() -> str:
@@ -68,11 +72,12 @@ def decisions(
     config: Config,
     workers: int,
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
-    blas: bool = False,
+    blas: bool | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Decisions:
     """Return what the pipeline does with the model."""
     question = Question("the demo's decoder", "llvm", workers, strategy.name.lower(), {})
-    explanation = explain(model.build(config, workers), question, blas=blas)
+    explanation = explain(model.build(config, workers), question, progress=progress, blas=blas)
     events = [event for plan in explanation.report.plans for event in plan.events]
     verdicts = [
         decision.verdict

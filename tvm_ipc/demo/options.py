@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
+from tvm_ipc import terminal
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.demo.config import DTYPES, Config
 
@@ -36,7 +37,7 @@ class Options:
     prompt_length: int = 128
     tokens: int = 32
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO
-    blas: bool = False
+    blas: bool | None = None  #: None: where it is installed
     threads: bool = False
     seed: int = 0
 
@@ -102,7 +103,7 @@ def _config(given: argparse.Namespace, parts: int, need: int) -> Config:
     )
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(terminal.Parser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing all options and exiting."""
         raise OptionError(message)
@@ -148,8 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--blas",
-        action="store_true",
-        help="multiply with OpenBLAS (scipy-openblas64) instead of kernels of TVM",
+        action=argparse.BooleanOptionalAction,
+        help="multiply with OpenBLAS (scipy-openblas64), or with kernels of TVM (default: with "
+        "OpenBLAS if it is installed); --blas compares the two",
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"

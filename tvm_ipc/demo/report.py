@@ -3,62 +3,45 @@
 
 from __future__ import annotations
 
-import sys
+import textwrap
 import time
 from typing import Final
 
+from tvm_ipc import terminal
+
 _LABEL: Final = 11
-_TEXT: Final = 78
+#: Characters of a step's time, at the end of its line.
+_TIME: Final = 6
 _BAR: Final = 30
-#: Seconds between two drawings of the bar.
-_PAUSE: Final = 0.05
 
 
 class Report:
-    """Prints at once, so that the steps are seen while they happen.
-
-    The bar is drawn on the error output, below the lines, and only on a terminal.
-    """
+    """Prints at once, so that the steps are seen while they happen."""
 
     def __init__(self) -> None:
         self._start = self._last = time.monotonic()
-        self._terminal = sys.stderr.isatty()
-        self._drawn = 0.0
-        self._shown = False
 
-    def line(self, label: str, text: str) -> None:
-        """Print a line; an empty label continues the one above."""
-        self.clear()
-        print(f"{label:<{_LABEL}}{text}", flush=True)
+    def line(self, label: str, text: str, end: str = "") -> None:
+        """Print a text, in several lines if it is long; an empty label continues the one above."""
+        width = terminal.WIDTH - _LABEL - len(end)
+        *first, last = textwrap.wrap(text, width, break_long_words=False) or [""]
+        for number, part in enumerate([*first, f"{last:<{width}}{end}"]):
+            terminal.say(f"{'' if number else label:<{_LABEL}}{part}".rstrip())
 
     def step(self, label: str, text: str) -> None:
         """Print what was done, and the time since the step before."""
         now = time.monotonic()
-        self.line(label, f"{text:<{_TEXT}}{now - self._last:6.1f} s")
+        self.line(label, text, f"{now - self._last:{_TIME}.1f} s")
         self._last = now
 
     def gap(self) -> None:
         """Print an empty line."""
-        self.clear()
-        print(flush=True)
+        terminal.say()
 
     def progress(self, done: float, text: str) -> None:
         """Draw a bar; `done` is 0 to 1."""
-        now = time.monotonic()
-        if not self._terminal or (self._shown and now - self._drawn < _PAUSE):
-            return
         full = round(done * _BAR)
-        bar = "#" * full + "." * (_BAR - full)
-        sys.stderr.write(f"\r\x1b[K[{bar}] {done:4.0%} {text}")
-        sys.stderr.flush()
-        self._drawn, self._shown = now, True
-
-    def clear(self) -> None:
-        """Remove the bar."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = False
+        terminal.progress(f"[{'#' * full}{'.' * (_BAR - full)}] {done:4.0%} {text}")
 
     @property
     def seconds(self) -> float:

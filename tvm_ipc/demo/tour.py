@@ -42,13 +42,25 @@ def lead(options: Options, report: Report) -> int:
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     _describe(report, config)
     executables = {}
-    for done, n in enumerate(options.workers):
-        report.progress(done / len(options.workers), f"compiling for {count(n, 'worker')}")
-        executables[n] = compile_model(config, n, options.strategy, options.blas)
-    before = compile_model(config, 1, options.strategy) if options.blas else None
+    contestants = [(n, options.blas) for n in options.workers]
+    if options.blas:
+        contestants.append((1, False))
+    for done, (n, blas) in enumerate(contestants):
+
+        def passing(name: str, done: float = done / len(contestants), n: int = n) -> None:
+            report.progress(done, f"compiling for {count(n, 'worker')}: {name}")
+
+        executables[n, blas] = compile_model(config, n, options.strategy, blas, passing)
+    before = executables.get((1, False)) if options.blas else None
     report.step("compile", f"for {listing(list(options.workers))}: llvm, {processor()}")
     several = options.workers[-1] if options.workers[-1] > 1 else None
-    found = decisions(config, several or 1, options.strategy, options.blas)
+    found = decisions(
+        config,
+        several or 1,
+        options.strategy,
+        options.blas,
+        lambda name: report.progress(1, f"looking at what the passes decided: {name}"),
+    )
     report.line("", f"matrix products: {'OpenBLAS' if found.blas else 'kernels of TVM'}")
     if several is None:
         report.line("", "no all-reduces: there is nobody to share the work with")
@@ -63,7 +75,9 @@ def lead(options: Options, report: Report) -> int:
     said: dict[int, Generation] = {}
     arena: dict[str, int] = {}
     for n in options.workers:
-        said[n], arena = _run(report, options, n, executables[n], model_weights, prompt)
+        said[n], arena = _run(
+            report, options, n, executables[n, options.blas], model_weights, prompt
+        )
     if before is not None:
         plain, _ = _run(report, options, 1, before, model_weights, prompt, "TVM alone")
     report.gap()
@@ -125,9 +139,11 @@ def _explain_passes(report: Report, options: Options, workers: int, found: Decis
     ours, theirs = found.memory.ours, found.memory.upstream
     report.line(
         "",
-        f"planned: {size(sum(ours.values()))}, of it {size(ours.get(IPC_MEMORY, 0))} in "
-        f"ipc_memory; TVM's plan: {size(sum(theirs.values()))} and "
-        f"{size(theirs.get(IPC_MEMORY, 0))}",
+        f"planned: {size(sum(ours.values()))}, of it {size(ours.get(IPC_MEMORY, 0))} in ipc_memory",
+    )
+    report.line(
+        "",
+        f"TVM's plan: {size(sum(theirs.values()))}, of it {size(theirs.get(IPC_MEMORY, 0))}",
     )
 
 
@@ -170,11 +186,11 @@ def _run(
         prefill=statistics.median(again.prefill for again in rounds),
         decode=statistics.median(again.decode for again in rounds),
     )
-    what = "started" if workers == 1 or not options.threads else "threads started"
+    what = "all weights" if workers == 1 else f"1/{workers} of the weights each"
+    if options.threads and workers > 1:
+        what = f"threads, {what}"
     report.step(
-        label,
-        f"{what}, {'all weights' if workers == 1 else f'1/{workers} of the weights each'}, "
-        f"{count(options.prompt_length, 'token')} read, {options.tokens} written, ended",
+        label, f"{what}: {count(options.prompt_length, 'token')} read, {options.tokens} written"
     )
     return said, json.loads(arena)
 
@@ -210,7 +226,7 @@ def _compare(report: Report, config: Config, said: dict[int, Generation]) -> boo
             report.line(
                 "result",
                 f"the same {count(len(tokens), 'token')} on {listing(list(said))} workers; "
-                f"logits differ by up to {worst:.1e}",
+                f"logits within {worst:.1e}",
             )
     return right
 

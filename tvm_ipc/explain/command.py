@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from tvm_ipc import terminal
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 
@@ -47,22 +46,17 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Explain a module and return the exit code."""
-    from tvm_ipc.explain.load import LoadError  # loads TVM
-
     options = None
     try:
         options = parse(argv)
         return _run(options)
-    except (UsageError, LoadError, TransformError) as error:
+    except (UsageError, TransformError) as error:
+        terminal.stop_if_interrupted()  # TVM makes other errors of it
         if options is not None and options.traceback:
             raise
         lines = str(error).splitlines() or [type(error).__name__]
-        print(f"tvm-ipc explain: {lines[0]}", *lines[1:], sep="\n", file=sys.stderr)
+        terminal.complain("\n".join([f"tvm-ipc explain: {lines[0]}", *lines[1:]]))
         return 2
-    except BrokenPipeError:
-        # Whoever read the output has seen enough. Python would complain again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -95,6 +89,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _run(options: Options) -> int:
+    terminal.progress("loading TVM")
     import tvm
 
     from tvm_ipc.explain import page, text
@@ -107,9 +102,11 @@ def _run(options: Options) -> int:
         tvm.target.Target(options.target)
     except Exception as error:  # of many kinds
         raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
+    terminal.progress(f"loading {source}")
     mod = _module(options)
+    budget = options.barrier_budget
     try:
-        explanation = explain(mod, question, barrier_budget=options.barrier_budget)
+        explanation = explain(mod, question, progress=terminal.progress, barrier_budget=budget)
     except TransformError:
         raise
     except Exception as error:  # of many kinds
@@ -120,24 +117,30 @@ def _run(options: Options) -> int:
             "(more with --traceback)"
         ) from error
     if options.text:
-        print(text.render(explanation))
+        terminal.say(text.render(explanation, plain=not terminal.can_say(text.CHARACTERS)))
+    if options.output is None:
+        return 0
+    # A file's name may have bytes that are no text.
+    html = page.render(explanation).encode("utf-8", "xmlcharrefreplace")
     if options.to_stdout:
-        sys.stdout.write(page.render(explanation))
-    elif options.output is not None:
-        try:
-            options.output.write_text(page.render(explanation), "utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
-        print(f"written: {options.output}")
-    sys.stdout.flush()
+        terminal.say_bytes(html)
+        return 0
+    try:
+        options.output.write_bytes(html)
+    except OSError as error:
+        raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
+    terminal.say(f"written: {options.output}")
     return 0
 
 
 def _module(options: Options) -> tvm.IRModule:
     if options.module is not None:
-        from tvm_ipc.explain.load import load_module
+        from tvm_ipc.explain.load import LoadError, load_module
 
-        return load_module(options.module, options.name)
+        try:
+            return load_module(options.module, options.name)
+        except LoadError as error:
+            raise UsageError(str(error)) from error
     from tvm_ipc.demo import model
     from tvm_ipc.demo.config import Config
 
@@ -154,7 +157,7 @@ def _size(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(terminal.Parser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing all options and exiting."""
         raise UsageError(f"{message} (see tvm-ipc explain --help)")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,15 +63,26 @@ class Explanation:
         )
 
 
-def explain(mod: tvm.IRModule, question: Question, **options: Any) -> Explanation:
-    """Run the pipeline; further options are those of `get_pipeline`."""
+def explain(
+    mod: tvm.IRModule,
+    question: Question,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> Explanation:
+    """Run the pipeline; further options are those of `get_pipeline`.
+
+    `progress` hears which pass is running.
+    """
     watch = _Watch()
-    with collect_report() as report, tvm.transform.PassContext(instruments=[watch]):
+    instruments = [watch, PassNames(progress)]
+    with collect_report() as report, tvm.transform.PassContext(instruments=instruments):
         pipeline = get_pipeline(question.target, question.world_size, question.strategy, **options)
         pipeline(mod)
     memory: dict[str, Memory] = {}
     sizes: dict[str, dict[str, int]] = {}
     if watch.before is not None and watch.after is not None:
+        progress("TVM's own memory plan")
         memory = compare(watch.before, watch.after, question.sizes)
         for plan in report.plans:
             known = live.sizes_of(watch.before[plan.function], question.sizes)
@@ -105,6 +116,18 @@ def _sum(parts: Any) -> dict[str, int]:
         for scope, count in part.items():
             total[scope] = total.get(scope, 0) + count
     return total
+
+
+@tvm.ir.instrument.pass_instrument
+class PassNames:
+    """Tells the name of each pass before it runs."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+
+    def run_before_pass(self, _mod: tvm.IRModule, info: Any) -> None:
+        """Hear of a pass."""
+        self.tell(str(info.name))
 
 
 @tvm.ir.instrument.pass_instrument

@@ -37,9 +37,11 @@ def load_module(path: Path, name: str | None = None) -> tvm.IRModule:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _MOST:
+        with path.open("rb") as file:  # a pipe, too, or a device without an end
+            data = file.read(_MOST + 1)
+        if len(data) > _MOST:
             raise LoadError(f"{path} has more than {_MOST >> 30} GiB")
-        return path.read_text("utf-8")
+        return data.decode("utf-8")
     except OSError as error:
         raise LoadError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

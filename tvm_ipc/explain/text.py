@@ -19,36 +19,45 @@ from tvm_ipc.explain.words import (
     setting,
     spent,
 )
+from tvm_ipc.terminal import WIDTH
 from tvm_ipc.transform.report import FunctionPlan
 
 _WIDTH: Final = 72
+#: Of lines of words.
+_LINE: Final = WIDTH - 1
 _ROWS: Final = 12
 _OWN_ROWS: Final = 3
 #: With more events than this only the first are shown: there would be nothing to see.
 _MOST: Final = 3 * _WIDTH
 #: Neighbours in the plan are told apart by these.
 _SHADES: Final = "█▓▒"
+_OWN: Final = "░"
 _PEERS: Final = "/"
+#: Beyond ASCII, and what may stand for it.
+CHARACTERS: Final = f"{_SHADES}{_OWN}\u2026"
+_PLAIN: Final = str.maketrans(CHARACTERS, "#=-.*")
 
 
-def render(explanation: Explanation) -> str:
-    """Return everything but single tensors and events."""
+def render(explanation: Explanation, *, plain: bool = False) -> str:
+    """Return everything but single tensors and events; `plain` is without `CHARACTERS`."""
     parts = [
         f"Memory and collectives of {explanation.question.source}",
-        "  ".join([*setting(explanation), *assumptions(explanation)]),
+        *textwrap.wrap("  ".join([*setting(explanation), *assumptions(explanation)]), _LINE),
         "",
-        headline(explanation),
+        *textwrap.wrap(headline(explanation), _LINE),
         "",
         _totals(explanation.total()),
-        *textwrap.wrap(spent(explanation), 96),
+        *textwrap.wrap(spent(explanation), _LINE),
         "",
         _decisions(explanation),
     ]
     for plan in map(condense, explanation.report.plans):
-        parts += ["", f"Function {plan.function}: {barriers(plan)}"]
+        head = f"Function {plan.function}: {barriers(plan)}"
+        parts += ["", *textwrap.wrap(head, _LINE, break_long_words=False)]
         sizes = explanation.sizes.get(plan.function, {})
         parts += [_picture(plan, band) for band in bands(plan, sizes)]
-    return "\n".join(part.rstrip() for part in "\n".join(parts).splitlines())
+    text = "\n".join(part.rstrip() for part in "\n".join(parts).splitlines())
+    return text.translate(_PLAIN) if plain else text
 
 
 def _totals(memory: Memory) -> str:
@@ -77,10 +86,17 @@ def _decisions(explanation: Explanation) -> str:
     lines = ["Decisions"]
     for one in findings(explanation.report.decisions):
         head = f"{one.functions}: {one.about}: {one.verdict}"
-        lines.append(textwrap.fill(head, 96, initial_indent="  ", subsequent_indent="    "))
+        lines.append(_fill(head, "  ", "    "))
         reason = f"{one.reason} ({one.pass_name})"
-        lines.append(textwrap.fill(reason, 96, initial_indent="      ", subsequent_indent="      "))
+        lines.append(_fill(reason, "      ", "      "))
     return "\n".join(lines) if len(lines) > 1 else "There was nothing to decide."
+
+
+def _fill(text: str, first: str, rest: str) -> str:
+    # Names are long, and of no use in pieces.
+    wrapper = textwrap.TextWrapper(_LINE, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = first, rest
+    return wrapper.fill(text)
 
 
 def _picture(plan: FunctionPlan, band: Band) -> str:
@@ -104,7 +120,7 @@ def _picture(plan: FunctionPlan, band: Band) -> str:
         tensor = block.tensor
         if until(tensor) > tensor.last:
             fill(tensor.last + 1, until(tensor), block.bottom, block.bytes, _PEERS)
-        shade = "░" if band.own else _SHADES[index % len(_SHADES)]
+        shade = _OWN if band.own else _SHADES[index % len(_SHADES)]
         fill(tensor.first, tensor.last, block.bottom, block.bytes, shade)
     marks = [" "] * columns
     for index, event in enumerate(plan.events[:count]):
@@ -125,11 +141,11 @@ def _picture(plan: FunctionPlan, band: Band) -> str:
 
 def _key(marks: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     words = {
-        "|": "| all-reduce without an exit barrier",
+        "|": "| all-reduce, no exit barrier",
         "B": "B all-reduce with one",
         ":": ": other collective",
     }
     parts = [text for mark, text in words.items() if mark in marks]
     if any(_PEERS in row for row in cells):
-        parts.append(f"{_PEERS} kept while peers may read it")
+        parts.append(f"{_PEERS} kept for peers")
     return "   ".join(parts)

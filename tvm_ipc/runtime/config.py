@@ -37,6 +37,8 @@ _TVM_VARIABLES: Final = (
     "TVM_DEVICE_BACKEND_AUTOLOAD",
     "TVM_LIBRARY_PATH",
 )
+#: Variables that decide which compiler TVM links with, the first one first.
+_COMPILER_VARIABLES: Final = ("CXX", "CC")
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,11 @@ def thread_settings() -> dict[str, str | None]:
 def tvm_settings() -> dict[str, str | None]:
     """Return the variables that decide which libraries TVM loads."""
     return {name: os.environ.get(name) for name in _TVM_VARIABLES}
+
+
+def compiler_settings() -> dict[str, str | None]:
+    """Return the variables that decide which compiler TVM links with."""
+    return {name: os.environ.get(name) for name in _COMPILER_VARIABLES}
 
 
 def threads_per_worker(num_workers: int) -> int:

@@ -3,29 +3,46 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
 import resource
+import subprocess
+import tempfile
+import textwrap
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import tvm_ipc
+from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import blas, config, library, repair
 
 #: Engines of later versions, named so that the table says that they were not forgotten.
 _LATER = ("cuda", "nccl", "mpi")
+#: Characters of a line before its fact.
+_NAMES = 23
+#: Nobody waits longer for a compiler.
+_COMPILER_SECONDS = 60
 
 
-def examine() -> dict[str, Any]:
-    """Look at this process's TVM and at the machine, and run two workers once."""
+def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Look at this process's TVM and at the machine, and run two workers once.
+
+    `progress` hears what is being done, for those who wait.
+    """
+    progress("loading TVM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what TVM and we would warn of is in the answer
         tvm_facts = _tvm()
     native = _native_info()
+    progress("starting two workers")
+    backends = _backends(tvm_facts["problem"])
+    progress("linking with the C++ compiler")
+    compiler = _compiler(tvm_facts["problem"])
     return {
         "version": tvm_ipc.__version__,
         "python": platform.python_version(),
@@ -40,7 +57,8 @@ def examine() -> dict[str, Any]:
             for version in library.versions()
         ],
         "tvm": tvm_facts,
-        "backends": _backends(tvm_facts["problem"]),
+        "backends": backends,
+        "cxx": compiler,
         "blas": _blas(tvm_facts["problem"]),
         "cpu": {
             "model": _cpu_model(),
@@ -64,16 +82,24 @@ def examine() -> dict[str, Any]:
     }
 
 
-def render(facts: dict[str, Any]) -> str:
-    """Set the facts as a table for people."""
+def render(facts: dict[str, Any], width: int | None = None) -> str:
+    """Set the facts as a table for people; lines break at a width, if there is one."""
     lines = [f"tvm-ipc {facts['version']}, Python {facts['python']}, {facts['system']}"]
     for title, rows in _sections(facts):
         lines += ["", title]
         for name, text in rows:
-            first, *more = text.splitlines() or [""]
+            first, *more = _broken(text, width and max(width - _NAMES, _NAMES))
             lines.append(f"  {name:<20} {first}")
             lines += [f"  {'':<20} {line}" for line in more]
     return "\n".join(lines)
+
+
+def _broken(text: str, width: int | None) -> list[str]:
+    lines = text.splitlines() or [""]
+    if width is None:
+        return lines
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in wrapper.wrap(line) or [""]]
 
 
 def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -94,6 +120,16 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]
         [
             (name, ("available: " if b["available"] else "not available: ") + b["reason"])
             for name, b in facts["backends"].items()
+        ],
+    )
+    compiler = facts["cxx"]
+    yield (
+        "C++ compiler",
+        [
+            ("command", compiler["command"] or "none found"),
+            ("version", compiler["version"] or "unknown"),
+            ("links", "yes" if compiler["works"] else f"no: {compiler['reason']}"),
+            *((name, value) for name, value in compiler["settings"].items() if value is not None),
         ],
     )
     products = facts["blas"]
@@ -209,6 +245,61 @@ def _blas(problem: str | None) -> dict[str, Any]:
         return {**blas.information(), "reason": None}
     except Exception as error:
         return {**nothing, "reason": _one_line(error)}
+
+
+def _compiler(problem: str | None) -> dict[str, Any]:
+    """Find the compiler that TVM would take, and link a library with it."""
+    facts: dict[str, Any] = {
+        "command": None,
+        "version": None,
+        "works": False,
+        "reason": problem,
+        "settings": config.compiler_settings(),
+    }
+    if problem is not None:
+        return facts
+    from tvm.support import cc
+
+    facts["command"] = command = cc.get_cc()
+    if command is None:
+        facts["reason"] = (
+            "there is none; without it load_vm_module takes paths of libraries only, and not what "
+            "tvm.compile returned: install g++ or clang, or name one in the environment variable "
+            "CXX"
+        )
+        return facts
+    try:
+        with tempfile.TemporaryDirectory(prefix="tvm_ipc-") as folder:
+            source, linked = Path(folder, "answer.cc"), Path(folder, "answer.so")
+            source.write_text('extern "C" int Answer() { return 42; }\n')
+            _run_compiler(command, "-shared", "-fPIC", "-o", str(linked), str(source))
+            facts["works"] = ctypes.CDLL(str(linked)).Answer() == 42
+        facts["version"] = _run_compiler(command, "--version").partition("\n")[0]
+    except Exception as error:
+        facts["reason"] = _one_line(error)
+    return facts
+
+
+def _run_compiler(command: str, *arguments: str) -> str:
+    """Run it and return what it prints."""
+    try:
+        done = subprocess.run(
+            [command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_COMPILER_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        hint = "; TVM takes all of it for one path" if " " in command else ""
+        raise IPCError(f"{command!r} cannot be started: {error.strerror}{hint}") from error
+    except subprocess.TimeoutExpired as error:
+        raise IPCError(f"{command} took more than {_COMPILER_SECONDS} s for one line") from error
+    text = done.stdout.decode("utf-8", "replace").strip()
+    if done.returncode != 0:
+        raise IPCError(f"{command} ended with exit code {done.returncode}: {text or 'no words'}")
+    return text
 
 
 def _configuration() -> dict[str, Any]:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tvm-ipc` understands, and which part does it.
+
+Exit codes: 0 done, 1 an error of ours (or a doctor that found no working backend, or an output
+that takes no more), 2 a command line that was not understood, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+import tvm_ipc
+from tvm_ipc import terminal
+from tvm_ipc.errors import IPCError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    traceback = False
+    of_process = argv is None
+    try:
+        with terminal.command(of_process=of_process):
+            parser = _parser()
+            arguments, rest = parser.parse_known_args(argv)
+            traceback = hasattr(arguments, "traceback")
+            return _run(parser, arguments, rest)
+    except terminal.OutputError as error:
+        if str(error):
+            terminal.complain(f"tvm-ipc: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return _interrupted(of_process)
+    except Exception as error:
+        if terminal.was_interrupted():
+            return _interrupted(of_process)
+        if traceback:
+            raise
+        text = str(error) if isinstance(error, IPCError) else f"{type(error).__name__}: {error}"
+        head, *more = text.splitlines()
+        hint = " (more with --traceback)" if more or not isinstance(error, IPCError) else ""
+        terminal.complain(f"tvm-ipc: {head}{hint}")
+        return 1
+
+
+def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]) -> int:
+    own_options = {"demo": _demo, "explain": _explain}
+    if arguments.command in own_options:
+        traceback = ["--traceback"] * hasattr(arguments, "traceback")
+        return own_options[arguments.command](rest, traceback)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if arguments.command is None:
+        terminal.say(parser.format_help().rstrip("\n"))
+        return 0
+    return _doctor(arguments.json)
+
+
+def _interrupted(of_process: bool) -> int:
+    terminal.complain("tvm-ipc: interrupted")
+    if of_process:
+        terminal.hush()  # TVM warns of what it was in the middle of
+    return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = terminal.Parser(add_help=False)
+    common.add_argument(
+        "--traceback",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show where an error came from instead of one line",
+    )
+    parser = terminal.Parser(
+        "tvm-ipc", description="A multi-worker engine for apache-tvm.", parents=[common]
+    )
+    parser.add_argument("--version", action="version", version=f"tvm-ipc {tvm_ipc.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    doctor = commands.add_parser(
+        "doctor", parents=[common], help="what works on this machine, what does not, and why"
+    )
+    doctor.add_argument("--json", action="store_true", help="print the same facts as JSON")
+    # These read their own options, so their --help is their own too.
+    commands.add_parser(
+        "demo",
+        parents=[common],
+        add_help=False,
+        help="run a tensor-parallel model on two workers and compare it with one",
+    )
+    commands.add_parser(
+        "explain",
+        parents=[common],
+        add_help=False,
+        help="show what the pipeline does to a module: its memory plan and its collectives",
+    )
+    return parser
+
+
+def _doctor(as_json: bool) -> int:
+    from tvm_ipc.runtime import doctor
+
+    facts = doctor.examine(terminal.progress)
+    width = terminal.columns()
+    terminal.say(json.dumps(facts, indent=2) if as_json else doctor.render(facts, width))
+    return 0 if facts["backends"]["shm"]["available"] else 1
+
+
+def _demo(arguments: list[str], _traceback: list[str]) -> int:
+    from tvm_ipc.demo import main as run
+
+    return run(arguments)
+
+
+def _explain(arguments: list[str], traceback: list[str]) -> int:
+    from tvm_ipc.explain import main as run
+
+    return run([*arguments, *traceback])
