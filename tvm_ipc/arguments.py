@@ -16,11 +16,9 @@ import operator
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-
-T = TypeVar("T")
 
 #: Characters of a value in a message.
 _SHOWN = 120
@@ -47,7 +45,7 @@ def wrong_value(name: str, wanted: str, value: object) -> ValueError:
     return ValueError(f"{name} is {wanted}, not {show(value)}")
 
 
-def integer(name: str, value: object, wanted: str, least: int = 0, most: float = math.inf) -> int:
+def integer(name: str, value: object, wanted: str, least: float = 0, most: float = math.inf) -> int:
     """Return an integer from a range."""
     if isinstance(value, (bool, np.bool_, np.ndarray)):
         raise wrong_type(name, wanted, value)
@@ -60,7 +58,7 @@ def integer(name: str, value: object, wanted: str, least: int = 0, most: float =
     return number
 
 
-def integers(name: str, value: object, wanted: str, least: int = 0) -> tuple[int, ...]:
+def integers(name: str, value: object, wanted: str, least: float = 0) -> tuple[int, ...]:
     """Return a sequence of integers that have a lower bound."""
     if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):
         raise wrong_type(name, wanted, value)
@@ -105,6 +103,23 @@ def text(name: str, value: object, wanted: str = "a name") -> str:
     return value
 
 
+def optional_text(name: str, value: object, wanted: str = "a name or None") -> str | None:
+    """Return a text that is not empty, or None."""
+    return None if value is None else text(name, value, wanted)
+
+
+def texts(name: str, value: object, wanted: str) -> tuple[str, ...]:
+    """Return a collection of texts that are not empty."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise wrong_type(name, wanted, value)
+    found = tuple(value)
+    if not all(isinstance(one, str) for one in found):
+        raise wrong_type(name, wanted, value)
+    if not all(found):
+        raise wrong_value(name, wanted, value)
+    return found
+
+
 def one_of(name: str, value: object, choices: Iterable[str]) -> str:
     """Return one of some texts."""
     choices = tuple(choices)
@@ -114,11 +129,10 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> str:
     return str(value)
 
 
-def instance(name: str, value: Any, kind: type[T], wanted: str) -> T:
-    """Return an object of a class."""
+def instance(name: str, value: object, kind: type[Any], wanted: str) -> None:
+    """Refuse what is no object of a class."""
     if not isinstance(value, kind):
         raise wrong_type(name, wanted, value)
-    return value
 
 
 def path(name: str, value: object, wanted: str) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum, IntFlag
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, SupportsIndex
 
 #: The memory scope of a buffer that peers map directly. Upstream's name.
 IPC_MEMORY: Final = "ipc_memory"
@@ -36,10 +36,13 @@ class AllReduceStrategy(IntEnum):
     @classmethod
     def of(cls, given: object) -> AllReduceStrategy:
         """Return the strategy with a number or a name, such as "oneshot"."""
-        for strategy in cls:
-            number = isinstance(given, int) and not isinstance(given, bool) and given == strategy
-            if number or given == strategy.name.lower():
-                return strategy
+        names = {strategy.name.lower(): strategy for strategy in cls}
+        if isinstance(given, str) and given in names:
+            return names[given]
+        if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+            for strategy in cls:
+                if strategy == given.__index__():
+                    return strategy
         known = ", ".join(f"{one.name.lower()!r} ({int(one)})" for one in cls)
         raise ValueError(f"there is no all-reduce strategy {given!r}; there are {known}")
 

@@ -33,6 +33,7 @@ from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 
+from tvm_ipc import arguments
 from tvm_ipc import blas as blas_library
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
@@ -89,13 +90,12 @@ def get_pipeline(
     schedule : a pass that runs on the fused kernels.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
-    target = tvm.target.Target(target)
-    if target.kind.name not in _TARGETS:
-        raise ValueError(
-            f"get_pipeline: workers share no memory on the target {target.kind.name!r}; "
-            f"there is {', '.join(_TARGETS)}"
-        )
-    _check_world(world_size, num_groups)
+    target = _target(target)
+    world_size, num_groups = _check_world(world_size, num_groups)
+    if schedule is not None:
+        wanted = "a pass, or None"
+        arguments.instance("get_pipeline: schedule", schedule, tvm.transform.Pass, wanted)
+    folder = _folder(dump)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
     before_plan, after_plan, finalize = _around_the_plan(target)
@@ -141,8 +141,7 @@ def get_pipeline(
             for number, (name, passes) in enumerate(phases, start=1):
                 with nullcontext() if name == "schedule" else no_collection():
                     mod = tvm.transform.Sequential(passes, name=f"tvm_ipc.{name}")(mod)
-                if dump is not None:
-                    folder = Path(dump)
+                if folder is not None:
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / f"{number}-{name}.py").write_text(script(mod))
         return mod
@@ -152,6 +151,8 @@ def get_pipeline(
 
 def _blas(target: tvm.target.Target, wanted: bool | None) -> tuple[bool, str]:
     """Return whether products are for the BLAS, and why."""
+    if wanted is not None:
+        wanted = arguments.flag("get_pipeline: blas", wanted)
     if _TARGETS[target.kind.name] is not cpu_pipeline:
         if wanted:
             raise ValueError(f"get_pipeline: blas is for CPUs, not for {target.kind.name!r}")
@@ -164,16 +165,43 @@ def _blas(target: tvm.target.Target, wanted: bool | None) -> tuple[bool, str]:
     return False, f"{blas_library.DISTRIBUTION} is not installed"
 
 
-def _check_world(world_size: int, num_groups: int) -> None:
-    for name, value in (("world_size", world_size), ("num_groups", num_groups)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"get_pipeline: {name} is a number of workers, not {value!r}")
-    if not 1 <= world_size <= MAX_WORKERS:
-        raise ValueError(f"get_pipeline: world_size is 1 to {MAX_WORKERS}, not {world_size}")
-    if num_groups < 1 or world_size % num_groups:
+def _target(given: object) -> tvm.target.Target:
+    name, wanted = "get_pipeline: target", f"one of {', '.join(map(repr, _TARGETS))}, with options"
+    if not isinstance(given, (str, dict, tvm.target.Target)):
+        raise arguments.wrong_type(name, wanted, given)
+    try:
+        target = tvm.target.Target(given)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} is {wanted}, not {arguments.show(given)}: {error}") from error
+    if target.kind.name not in _TARGETS:
         raise ValueError(
-            f"get_pipeline: {world_size} workers cannot be divided into {num_groups} equal groups"
+            f"{name} is {wanted}, not {arguments.show(given)}: workers share no memory there"
         )
+    return target
+
+
+def _check_world(world_size: object, num_groups: object) -> tuple[int, int]:
+    wanted = f"a number of workers, 1 to {MAX_WORKERS}"
+    world = arguments.integer("get_pipeline: world_size", world_size, wanted, 1, MAX_WORKERS)
+    groups = arguments.integer(
+        "get_pipeline: num_groups", num_groups, "a number of groups, 1 or more", 1
+    )
+    if world % groups:
+        raise ValueError(
+            f"get_pipeline: world_size {world} cannot be divided into num_groups {groups} groups "
+            "of equal size"
+        )
+    return world, groups
+
+
+def _folder(dump: object) -> Path | None:
+    if dump is None:
+        return None
+    name, wanted = "get_pipeline: dump", "a folder to write to, or None"
+    folder = arguments.path(name, dump, wanted)
+    if any(one.exists() and not one.is_dir() for one in (folder, *folder.parents)):
+        raise arguments.wrong_value(name, wanted, str(dump))
+    return folder
 
 
 def _for_target(target: tvm.target.Target, kind: str) -> list[tvm.transform.Pass]:

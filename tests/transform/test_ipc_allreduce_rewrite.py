@@ -274,9 +274,3 @@ def test_refused_because_the_strategy_is_unknown(strategy):
     known = r"'ring' \(0\), 'oneshot' \(1\), 'twoshot' \(2\), 'auto' \(3\)"
     with pytest.raises(ValueError, match=rf"no all-reduce strategy .*; there are {known}"):
         IPCAllReduceRewrite(strategy)
-
-
-@pytest.mark.parametrize("groups", [0, -1, 1.5, "2", True])
-def test_refused_because_the_number_of_groups_is_none(groups):
-    with pytest.raises(ValueError, match="num_groups is a number of groups"):
-        IPCAllReduceRewrite(1, num_groups=groups)

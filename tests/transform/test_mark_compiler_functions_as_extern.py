@@ -115,11 +115,6 @@ def test_refused_literals_that_have_no_symbol():
     tvm.ir.assert_structural_equal(MarkCompilerFunctionsAsExtern("dd")(Module), Module)
 
 
-def test_a_compiler_must_be_named():
-    with pytest.raises(TypeError, match="compiler is a name, not ''"):
-        MarkCompilerFunctionsAsExtern("")
-
-
 def with_attrs(module: tvm.IRModule, attrs: dict[str, object]) -> tvm.IRModule:
     result = module.clone()
     function = module["scaled"]

@@ -552,14 +552,3 @@ def test_refused_a_literal_that_calls_itself():
     )
     with pytest.raises(TransformError, match="function 'again' in 'main' calls itself"):
         OutlineCompilerFunctions()(module)
-
-
-def test_options_are_checked():
-    with pytest.raises(TypeError, match="compiler is a name or None, not 3"):
-        OutlineCompilerFunctions(3)
-    with pytest.raises(TypeError, match="cache is a GlobalSymbolCache"):
-        OutlineCompilerFunctions(cache="prefix")
-    with pytest.raises(ValueError, match="the prefix is empty"):
-        FreshGlobalSymbols("")
-    with pytest.raises(TypeError, match="names are mapped to symbols"):
-        MappedGlobalSymbols({"f": 1})

@@ -556,20 +556,6 @@ def test_functions_are_named_by_the_policy(compile_cpp, values):
     codegen(builder.get(), compile_fn, cache=FreshGlobalSymbols("kernel"))
 
 
-def test_options_are_checked():
-    def compile_fn(given, options):
-        return []
-
-    with pytest.raises(TypeError, match="compiler is a name, not ''"):
-        RunModuleCodegen("", compile_fn)
-    with pytest.raises(TypeError, match="compile_fn is a function, not 3"):
-        RunModuleCodegen("cc", 3)
-    with pytest.raises(TypeError, match=r"options is a mapping or None, not \[\]"):
-        RunModuleCodegen("cc", compile_fn, [])
-    with pytest.raises(TypeError, match="cache is a GlobalSymbolCache, not 'x'"):
-        RunModuleCodegen("cc", compile_fn, cache="x")
-
-
 def test_paths_are_no_modules(tmp_path: Path):
     message = problem(Elementwise, lambda given, options: tmp_path / "kernels.o")
     assert "returned a PosixPath; a compiler returns a runtime module" in message

@@ -294,8 +294,9 @@ def _dtype(name: str, dtype: Any) -> Any:
     raise wrong(name, _DTYPE, dtype)
 
 
-def _reference(name: str, value: object) -> disco.DRef:
-    return arguments.instance(name, value, disco.DRef, _REFERENCE)
+def _reference(name: str, value: object) -> object:
+    arguments.instance(name, value, disco.DRef, _REFERENCE)
+    return value
 
 
 def _target(name: str, value: DRef | None) -> DRef | None:

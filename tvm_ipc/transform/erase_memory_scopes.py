@@ -21,6 +21,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL
 from tvm_ipc.transform.scopes.specialise import retype
@@ -44,9 +45,11 @@ class EraseMemoryScopes:
     """
 
     def __init__(self, scopes: Iterable[str] | None = None) -> None:
-        if isinstance(scopes, str):
-            raise TypeError(f"scopes is a list of names, not the name {scopes!r}")
-        self.scopes = None if scopes is None else tuple(scopes)
+        if scopes is not None:
+            scopes = arguments.texts(
+                "EraseMemoryScopes: scopes", scopes, "a list of names of scopes"
+            )
+        self.scopes = scopes
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext

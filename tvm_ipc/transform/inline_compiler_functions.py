@@ -26,7 +26,7 @@ Runs before anything that lowers operators.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import tvm
 import tvm_ffi
@@ -34,6 +34,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.utils import copy_with_new_vars
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import values
 from tvm_ipc.transform.byoc.call_shapes import match_call
@@ -63,14 +64,9 @@ class InlineCompilerFunctions:
         compiler: str | None = None,
         functions: Collection[str | tvm.ir.GlobalVar] | None = None,
     ) -> None:
-        if compiler is not None and not isinstance(compiler, str):
-            raise TypeError(
-                f"InlineCompilerFunctions: compiler is a name or None, not {compiler!r}"
-            )
-        if isinstance(functions, str | tvm.ir.GlobalVar):
-            raise TypeError("InlineCompilerFunctions: functions is a collection of names, or None")
-        self.compiler = compiler
-        self.functions = None if functions is None else {_name(one) for one in functions}
+        where = "InlineCompilerFunctions"
+        self.compiler = arguments.optional_text(f"{where}: compiler", compiler)
+        self.functions = None if functions is None else _names(f"{where}: functions", functions)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
@@ -129,8 +125,13 @@ def inline(
     return _apply(mod, bodies, chosen, entries)
 
 
-def _name(function: str | tvm.ir.GlobalVar) -> str:
-    return function if isinstance(function, str) else str(function.name_hint)
+def _names(name: str, functions: object) -> frozenset[str]:
+    if isinstance(functions, Iterable) and not isinstance(functions, str):
+        functions = [
+            str(one.name_hint) if isinstance(one, tvm.ir.GlobalVar) else one for one in functions
+        ]
+    wanted = "a collection of names or GlobalVars, or None"
+    return frozenset(arguments.texts(name, functions, wanted))
 
 
 def _is_composite(function: relax.Function) -> bool:

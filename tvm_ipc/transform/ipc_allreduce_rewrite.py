@@ -27,6 +27,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.contract import AllReduceFlag, AllReduceStrategy, ReduceKind
 from tvm_ipc.transform.collectives import (
     CUSTOM_ALLREDUCE,
@@ -66,8 +67,12 @@ class IPCAllReduceRewrite:
         num_groups: int = 1,
         registry: ScopeRegistry | None = None,
     ) -> None:
-        if not isinstance(num_groups, int) or isinstance(num_groups, bool) or num_groups < 1:
-            raise ValueError(f"num_groups is a number of groups, 1 or more, not {num_groups!r}")
+        where = "IPCAllReduceRewrite"
+        wanted = "a number of groups, 1 or more"
+        num_groups = arguments.integer(f"{where}: num_groups", num_groups, wanted, 1)
+        if registry is not None:
+            wanted = "a ScopeRegistry, or None for the one that all share"
+            arguments.instance(f"{where}: registry", registry, ScopeRegistry, wanted)
         self.allreduce_strategy = AllReduceStrategy.of(allreduce_strategy)
         self.num_groups = num_groups
         self.registry = registry

@@ -39,6 +39,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
@@ -72,9 +73,8 @@ class LowerExternCalls:
     """
 
     def __init__(self, place_arguments: bool = True) -> None:
-        if not isinstance(place_arguments, bool):
-            raise TypeError(f"LowerExternCalls: place_arguments is no bool: {place_arguments!r}")
-        self.place_arguments = place_arguments
+        name = "LowerExternCalls: place_arguments"
+        self.place_arguments = arguments.flag(name, place_arguments)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext

@@ -36,6 +36,7 @@ from collections.abc import Iterable
 import tvm
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import declare
 from tvm_ipc.transform.byoc.literals import compiler_of, contains_literal
@@ -57,9 +58,7 @@ class MarkCompilerFunctionsAsExtern:
     """
 
     def __init__(self, compiler: str) -> None:
-        if not isinstance(compiler, str) or not compiler:
-            raise TypeError(f"MarkCompilerFunctionsAsExtern: compiler is a name, not {compiler!r}")
-        self.compiler = compiler
+        self.compiler = arguments.text("MarkCompilerFunctionsAsExtern: compiler", compiler)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext

@@ -27,6 +27,7 @@ from typing import Final
 import tvm
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.transform.blas.partition import compile_partitions
 from tvm_ipc.transform.blas.product import Product, find_products, replace
 from tvm_ipc.transform.ir.aliases import ModuleFacts
@@ -50,10 +51,9 @@ class OffloadBLAS:
     """
 
     def __init__(self, min_work: int | None = None) -> None:
-        if isinstance(min_work, bool) or not isinstance(min_work, int | None):
-            raise TypeError(f"{_NAME}: min_work is a number of multiplications, not {min_work!r}")
-        if min_work is not None and min_work < 0:
-            raise ValueError(f"{_NAME}: min_work is {min_work}; it must be 0 or more")
+        if min_work is not None:
+            wanted = "a number of multiplications, 0 or more, or None"
+            min_work = arguments.integer(f"{_NAME}: min_work", min_work, wanted)
         self.min_work = min_work
 
     def transform_module(

@@ -45,6 +45,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.global_symbol_cache import (
     GLOBAL_SYMBOL,
@@ -81,15 +82,11 @@ class OutlineCompilerFunctions:
     """
 
     def __init__(self, compiler: str | None = None, cache: GlobalSymbolCache | None = None) -> None:
-        if compiler is not None and not isinstance(compiler, str):
-            raise TypeError(
-                f"OutlineCompilerFunctions: compiler is a name or None, not {compiler!r}"
-            )
-        if cache is not None and not isinstance(cache, GlobalSymbolCache):
-            raise TypeError(
-                f"OutlineCompilerFunctions: cache is a GlobalSymbolCache or None, not {cache!r}"
-            )
-        self.compiler = compiler
+        where = "OutlineCompilerFunctions"
+        self.compiler = arguments.optional_text(f"{where}: compiler", compiler)
+        if cache is not None:
+            wanted = "a GlobalSymbolCache or None"
+            arguments.instance(f"{where}: cache", cache, GlobalSymbolCache, wanted)
         self.cache = cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())
 
     def transform_module(

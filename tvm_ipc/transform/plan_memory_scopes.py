@@ -40,6 +40,7 @@ from collections.abc import Callable
 
 import tvm
 
+from tvm_ipc import arguments
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
@@ -75,10 +76,13 @@ class PlanMemoryScopes:
     def __init__(
         self, *, registry: ScopeRegistry | None = None, specialise_transparent: bool = False
     ) -> None:
-        if registry is not None and not isinstance(registry, ScopeRegistry):
-            raise TypeError(f"registry is a ScopeRegistry, not {type(registry).__name__}")
+        where = "PlanMemoryScopes"
+        if registry is not None:
+            wanted = "a ScopeRegistry, or None for the one that all share"
+            arguments.instance(f"{where}: registry", registry, ScopeRegistry, wanted)
         self.registry = registry
-        self.specialise_transparent = bool(specialise_transparent)
+        name = f"{where}: specialise_transparent"
+        self.specialise_transparent = arguments.flag(name, specialise_transparent)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext

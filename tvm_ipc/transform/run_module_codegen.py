@@ -45,6 +45,7 @@ import tvm
 from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.compiled import (
     Compiled,
@@ -106,19 +107,19 @@ class RunModuleCodegen:
         *,
         lower: bool = True,
     ) -> None:
-        if not isinstance(compiler, str) or not compiler:
-            raise TypeError(f"RunModuleCodegen: compiler is a name, not {compiler!r}")
+        where = "RunModuleCodegen"
+        self.compiler = arguments.text(f"{where}: compiler", compiler)
         if not callable(compile_fn):
-            raise TypeError(f"RunModuleCodegen: compile_fn is a function, not {compile_fn!r}")
-        if options is not None and not isinstance(options, Mapping):
-            raise TypeError(f"RunModuleCodegen: options is a mapping or None, not {options!r}")
-        if cache is not None and not isinstance(cache, GlobalSymbolCache):
-            raise TypeError(f"RunModuleCodegen: cache is a GlobalSymbolCache, not {cache!r}")
-        self.compiler = compiler
+            raise arguments.wrong_type(f"{where}: compile_fn", "a function", compile_fn)
         self.compile_fn = compile_fn
+        if options is not None and not isinstance(options, Mapping):
+            raise arguments.wrong_type(f"{where}: options", "a mapping or None", options)
+        if cache is not None:
+            wanted = "a GlobalSymbolCache or None"
+            arguments.instance(f"{where}: cache", cache, GlobalSymbolCache, wanted)
         self.options = dict(options or {})
         self.cache = cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())
-        self.lower = lower
+        self.lower = arguments.flag(f"{where}: lower", lower)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext

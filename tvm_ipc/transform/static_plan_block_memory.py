@@ -52,6 +52,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tvm_ipc import arguments
 from tvm_ipc.contract import AllReduceFlag
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.collectives import own_allreduce
@@ -77,6 +78,9 @@ def plan_memory(
     barrier_budget: int | None = None,
 ) -> list[Plan]:
     """Return the plan of every Relax function; changes nothing."""
+    arguments.instance("plan_memory: mod", mod, tvm.IRModule, "an IRModule")
+    packed = arguments.flag("plan_memory: packed", packed)
+    alignment, barrier_budget = _check_bytes("plan_memory", alignment, barrier_budget)
     module = ModuleFacts(mod)
     meetings = Meetings(module)
     return [
@@ -90,6 +94,17 @@ def plan_memory(
         for name, function in module.functions.items()
         if isinstance(function, relax.Function)
     ]
+
+
+def _check_bytes(where: str, alignment: object, barrier_budget: object) -> tuple[int, int | None]:
+    wanted = "a number of bytes that is a power of two"
+    aligned = arguments.integer(f"{where}: alignment", alignment, wanted, 1)
+    if aligned & (aligned - 1):
+        raise arguments.wrong_value(f"{where}: alignment", wanted, alignment)
+    if barrier_budget is None:
+        return aligned, None
+    wanted = "a number of bytes, 0 or more, or None"
+    return aligned, arguments.integer(f"{where}: barrier_budget", barrier_budget, wanted)
 
 
 @tvm.transform.module_pass(opt_level=0, name="StaticPlanBlockMemory")
@@ -111,20 +126,9 @@ class StaticPlanBlockMemory:
     def __init__(
         self, *, packed: bool = False, alignment: int = 64, barrier_budget: int | None = None
     ) -> None:
-        if not isinstance(packed, bool):
-            raise TypeError(f"StaticPlanBlockMemory: packed is True or False, not {packed!r}")
-        for name, value in (("alignment", alignment), ("barrier_budget", barrier_budget)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"StaticPlanBlockMemory: {name} is in bytes, not {value!r}")
-        if alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"StaticPlanBlockMemory: alignment is a power of two, not {alignment}")
-        if barrier_budget is not None and barrier_budget < 0:
-            raise ValueError(
-                f"StaticPlanBlockMemory: barrier_budget is 0 or more bytes, not {barrier_budget}"
-            )
-        self.packed = packed
-        self.alignment = alignment
-        self.barrier_budget = barrier_budget
+        self.packed = arguments.flag("StaticPlanBlockMemory: packed", packed)
+        checked = _check_bytes("StaticPlanBlockMemory", alignment, barrier_budget)
+        self.alignment, self.barrier_budget = checked
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext

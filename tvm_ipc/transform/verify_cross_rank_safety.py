@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import tvm
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.report import Decision, note
@@ -51,8 +52,11 @@ def verify_cross_rank_safety(
     assume_no_exit_barrier : judge as if no custom all-reduce had an exit barrier, as is so with
         upstream's kernels, but for those of strategy RING.
     """
+    where = "verify_cross_rank_safety"
+    arguments.instance(f"{where}: mod", mod, tvm.IRModule, "an IRModule")
+    assumed = arguments.flag(f"{where}: assume_no_exit_barrier", assume_no_exit_barrier)
     with no_collection():
-        return Checker(mod, assume_no_exit_barrier).check()
+        return Checker(mod, assumed).check()
 
 
 @tvm.transform.module_pass(opt_level=0, name=_NAME)
@@ -73,14 +77,9 @@ class VerifyCrossRankSafety:
     """
 
     def __init__(self, assume_no_exit_barrier: bool = False, refuse_unknown: bool = False) -> None:
-        for name, value in (
-            ("assume_no_exit_barrier", assume_no_exit_barrier),
-            ("refuse_unknown", refuse_unknown),
-        ):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} is {value!r}; it must be True or False")
-        self.assume_no_exit_barrier = assume_no_exit_barrier
-        self.refuse_unknown = refuse_unknown
+        name = f"{_NAME}: assume_no_exit_barrier"
+        self.assume_no_exit_barrier = arguments.flag(name, assume_no_exit_barrier)
+        self.refuse_unknown = arguments.flag(f"{_NAME}: refuse_unknown", refuse_unknown)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext

@@ -21,6 +21,7 @@ from tvm import relax
 from tvm.relax import dpl
 from tvm.relax.backend.utils import has_leaking_intermediate_variables
 
+from tvm_ipc import arguments
 from tvm_ipc.transform.bindings import values
 from tvm_ipc.transform.blas.product import STEPS, find_products, refusal, replace
 from tvm_ipc.transform.byoc.compiled import Compiled
@@ -86,6 +87,7 @@ def _check(context: relax.transform.PatternCheckContext) -> bool:
 
 def compile_blas(functions: tvm.IRModule, _options: Mapping[str, Any]) -> Compiled:
     """Compile functions for `RunModuleCodegen`: they call the BLAS, and TVM does the rest."""
+    arguments.instance("compile_blas: functions", functions, tvm.IRModule, "an IRModule")
     changed = {}
     plain = tvm.transform.Sequential([InlineCompilerFunctions(COMPILER)])(functions)
     module = ModuleFacts(plain)

@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import Extern, declare, read
 from tvm_ipc.transform.byoc.literals import compiler_of
@@ -48,6 +49,9 @@ def compile_each(
     `compile_one` gets a function, whose symbol is its attribute `global_symbol`, and the options,
     and returns a runtime module. What it raises is said of that function.
     """
+
+    if not callable(compile_one):
+        raise arguments.wrong_type("compile_each: compile_one", "a function", compile_one)
 
     def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]) -> list[Any]:
         modules = []

@@ -28,6 +28,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.global_symbol_cache import own_symbol
 
@@ -110,6 +111,7 @@ def declared_scopes(callee: relax.ExternFunc) -> dict[int, str]:
 
 def script(mod: tvm.IRModule) -> str:
     """Return a module as TVMScript, the signatures of extern declarations as comments."""
+    arguments.instance("script: mod", mod, tvm.IRModule, "an IRModule")
     printable, signatures = mod.clone(), []
     for global_var, function in mod.functions_items():
         if read(function) is not None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 
 GLOBAL_SYMBOL = "global_symbol"
@@ -75,6 +76,13 @@ class GlobalSymbolCache(ABC):
         return True
 
 
+def _check_otherwise(where: str, otherwise: GlobalSymbolCache | None) -> GlobalSymbolCache | None:
+    if otherwise is not None:
+        wanted = "a GlobalSymbolCache or None"
+        arguments.instance(f"{where}: otherwise", otherwise, GlobalSymbolCache, wanted)
+    return otherwise
+
+
 class FreshGlobalSymbols(GlobalSymbolCache):
     """Fresh names: the prefix, or the names of the function around and of the compiler.
 
@@ -82,11 +90,8 @@ class FreshGlobalSymbols(GlobalSymbolCache):
     """
 
     def __init__(self, prefix: str | None = None) -> None:
-        if prefix is not None and not isinstance(prefix, str):
-            raise TypeError(f"FreshGlobalSymbols: the prefix is a str or None, not {prefix!r}")
-        if prefix == "":
-            raise ValueError("FreshGlobalSymbols: the prefix is empty; None derives one")
-        self._prefix = prefix
+        wanted = "a name, or None to derive one"
+        self._prefix = arguments.optional_text("FreshGlobalSymbols: prefix", prefix, wanted)
 
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
         """Return the next free name."""
@@ -100,11 +105,7 @@ class ExistingGlobalSymbols(GlobalSymbolCache):
     """
 
     def __init__(self, otherwise: GlobalSymbolCache | None = None) -> None:
-        if otherwise is not None and not isinstance(otherwise, GlobalSymbolCache):
-            raise TypeError(
-                f"ExistingGlobalSymbols: otherwise is a GlobalSymbolCache, not {otherwise!r}"
-            )
-        self._otherwise = otherwise
+        self._otherwise = _check_otherwise("ExistingGlobalSymbols", otherwise)
 
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
         """Return the function's own symbol."""
@@ -133,13 +134,14 @@ class MappedGlobalSymbols(GlobalSymbolCache):
     def __init__(
         self, symbols: Mapping[str, str], otherwise: GlobalSymbolCache | None = None
     ) -> None:
+        name, wanted = "MappedGlobalSymbols: symbols", "a mapping of names to symbols"
+        if not isinstance(symbols, Mapping):
+            raise arguments.wrong_type(name, wanted, symbols)
         for key, value in symbols.items():
             if not isinstance(key, str) or not isinstance(value, str) or not value:
-                raise TypeError(
-                    f"MappedGlobalSymbols: names are mapped to symbols, not {key!r} to {value!r}"
-                )
+                raise arguments.wrong_type(name, wanted, {key: value})
         self._symbols = dict(symbols)
-        self._otherwise = otherwise
+        self._otherwise = _check_otherwise("MappedGlobalSymbols", otherwise)
 
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
         """Look the symbol up."""

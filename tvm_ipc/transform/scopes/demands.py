@@ -10,10 +10,12 @@ is about programs; it is the same whether or not the function exists on the mach
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tvm_ipc import arguments
 from tvm_ipc.contract import IPC_MEMORY
 
 GLOBAL: Final = "global"
@@ -77,8 +79,8 @@ class ScopeRegistry:
 
     def register_scope(self, scope: str, *, transparent: bool = False) -> None:
         """Make a scope known; transparent says that code for "global" memory works on it."""
-        if not isinstance(scope, str) or not scope:
-            raise ValueError(f"a memory scope is a name, not {scope!r}")
+        scope = arguments.text("register_scope: scope", scope, "the name of a memory scope")
+        transparent = arguments.flag("register_scope: transparent", transparent)
         known = self.scopes.setdefault(scope, transparent)
         if known != transparent:
             raise ValueError(
@@ -99,10 +101,16 @@ class ScopeRegistry:
         writes : indices of all operands that the function may write, from the end where negative.
             Without it a packed function is taken to write everything that it is given.
         """
+        wanted = "the name of a packed function or of a Relax operator"
+        name = arguments.text("demand_scope: name", name, wanted)
+        scope = arguments.text("demand_scope: scope", scope, "the name of a memory scope, or ANY")
         if scope not in self.scopes and scope != ANY:
             raise ValueError(f"unknown memory scope {scope!r}; {self.known_scopes()}")
-        if not isinstance(operand, int) or operand < RESULT:
-            raise ValueError(f"operand is an index or RESULT, not {operand!r}")
+        wanted = "the index of an argument, or RESULT"
+        operand = arguments.integer("demand_scope: operand", operand, wanted, RESULT)
+        if writes is not None:
+            wanted = "indices of arguments, from the end where negative, or None"
+            writes = arguments.integers("demand_scope: writes", writes, wanted, -math.inf)
         if operand == RESULT and scope == ANY:
             raise ValueError("a result is in some scope, not in ANY")
         demands = self.demands.setdefault(name, {})
