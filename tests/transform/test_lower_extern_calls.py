@@ -94,6 +94,8 @@ def run(module: tvm.IRModule, *arguments: np.ndarray):
 def test_in_a_pure_function_the_call_stays_pure():
     @I.ir_module
     class Expected:
+        scaled = R.ExternFunc("scaled")
+
         @R.function
         def main(x: R.Tensor(("n", 4), "float32"), w: R.Tensor((4,), "float32")) -> R.Tensor(
             ("n", 4), "float32"

@@ -21,6 +21,7 @@ import tvm_ipc
 from tvm_ipc.errors import TransformError, WorkerError
 from tvm_ipc.transform import (
     Compiled,
+    CompileError,
     ExistingGlobalSymbols,
     FreshGlobalSymbols,
     LowerExternCalls,
@@ -91,13 +92,17 @@ def codegen(module: tvm.IRModule, compile_fn, **options) -> tvm.IRModule:
     return apply(RunModuleCodegen("cc", compile_fn, **options), module)
 
 
+def defined(module: tvm.IRModule) -> set[str]:
+    return {k for k, one in functions(module).items() if not isinstance(one, relax.ExternFunc)}
+
+
 # The way of a module.
 
 
 @pytest.mark.parametrize("build", [tvm.compile, relax.build])
 def test_what_was_compiled_runs_in_the_executable(scaled, values, build):
     after = codegen(Elementwise, lambda functions, options: scaled)
-    assert set(functions(after)) == {"main"}
+    assert defined(after) == {"main"}
     np.testing.assert_allclose(run(build(after, "llvm"), *values), expected(*values), rtol=1e-5)
     # The input module still builds without the compiler.
     np.testing.assert_allclose(
@@ -200,7 +205,7 @@ def test_an_entry_of_the_module_can_be_compiled_whole(compile_cpp, values):
         return compile_cpp(SCALED.format(name="main_cc_0"), ["main_cc_0"])
 
     after = codegen(module, compile_fn)
-    assert set(functions(after)) == {"main"}
+    assert defined(after) == {"main"}
     x, w = values
     np.testing.assert_allclose(
         run(tvm.compile(after, "llvm"), x, w), np.maximum(x * w, 0), rtol=1e-5
@@ -247,7 +252,7 @@ def test_some_functions_are_compiled_and_the_rest_is_left_to_tvm(scaled, values)
     module["doubled"] = other.with_attr("global_symbol", "doubled")
     module["main"] = caller_of(module, "scaled", "doubled")
     after = codegen(module, lambda given, options: Compiled(modules=[scaled], declined=["doubled"]))
-    assert set(functions(after)) == {"main"}
+    assert defined(after) == {"main"}
     x, w = values
     np.testing.assert_allclose(
         run(tvm.compile(after, "llvm"), x, w), 2 * np.maximum(x * w, 0), rtol=1e-5
@@ -515,6 +520,249 @@ def test_refused_functions_that_were_not_given_or_have_another_signature():
         Elementwise, lambda given, options: Compiled(declined=["scaled"], functions={"main": other})
     )
     assert "returned a new function 'main', and the module has one already" in message
+
+
+def other(name: str = "exp") -> relax.Function:
+    return literal(getattr(relax.op, name), tensor("a", 4), compiler=None)
+
+
+def changed(given: tvm.IRModule, **attrs: object) -> Compiled:
+    function = given["scaled"]
+    for name, value in attrs.items():
+        function = function.with_attr(f"tvm_ipc.{name}", value)
+    return Compiled(functions={"scaled": function}, registered={"scaled": "x"})
+
+
+def registered(**more: object) -> Compiled:
+    return Compiled(**{"registered": {"scaled": "x"}, **more})
+
+
+def calls_nobody(given: tvm.IRModule) -> Compiled:
+    """The function calls one that no module has."""
+    function = given["scaled"]
+    nobody = tvm.ir.GlobalVar("nobody")
+    relax.expr._update_type(nobody, function.ty)
+    params = [relax.Var(param.name, param.ty) for param in function.params]
+    builder = relax.BlockBuilder()
+    with builder.function("scaled", params):
+        builder.emit_func_output(builder.emit(relax.Call(nobody, params)))
+    return Compiled(functions={"scaled": builder.get()["scaled"]})
+
+
+MISBEHAVIOURS = {
+    "registered as a number": (
+        lambda given: registered(registered={"scaled": 7}),
+        "registered 'scaled' as 7, which is no name of a packed function",
+    ),
+    "registered as nothing": (
+        lambda given: registered(registered={"scaled": ""}),
+        "registered 'scaled' as '', which is no name",
+    ),
+    "registered a list": (
+        lambda given: registered(registered=["scaled"]),
+        "Compiled(registered=['scaled']); registered are names of packed functions by name",
+    ),
+    "no modules": (lambda given: Compiled(None), "Compiled(modules=None); modules are a list of"),
+    "the class": (lambda given: Compiled, "returned a type"),
+    "declined a text": (
+        lambda given: Compiled(declined="scaled"),
+        "Compiled(declined='scaled'); declined are names of functions",
+    ),
+    "declined a number": (lambda given: Compiled(declined=[7]), "7 as a name in Compiled(decl"),
+    "an array for a constant": (
+        lambda given: registered(constants={"scaled_c": np.zeros(3)}),
+        "returned a ndarray as the constant 'scaled_c', which is no tensor",
+    ),
+    "a constant without a name": (
+        lambda given: registered(constants={3: tvm.runtime.tensor(np.zeros(3))}),
+        "3 as a name in Compiled(constants=",
+    ),
+    "functions without names": (
+        lambda given: registered(functions=[other()]),
+        "functions are functions by name",
+    ),
+    "a name that is none": (
+        lambda given: registered(functions={"": other()}),
+        "'' as a name in Compiled(functions=",
+    ),
+    "a new function called main": (
+        lambda given: registered(functions={"main": other()}),
+        "a new function 'main', and the module has one already",
+    ),
+    "a new function that is none": (
+        lambda given: registered(functions={"foo": 7}),
+        "a new function 'foo' that is a int",
+    ),
+    "a new function for a compiler": (
+        lambda given: registered(functions={"foo": other().with_attr("Codegen", "cc")}),
+        "a new function 'foo' with the attribute Codegen",
+    ),
+    "a new function of another symbol": (
+        lambda given: registered(functions={"foo": other().with_attr("global_symbol", "main")}),
+        "a new function 'foo' whose global_symbol is 'main'",
+    ),
+    "a function for another compiler": (
+        lambda given: Compiled(functions={"scaled": given["scaled"].with_attr("Codegen", "dd")}),
+        "the function 'scaled' for the compiler 'dd'",
+    ),
+    "a function that calls nobody": (calls_nobody, "'scaled', which uses 'nobody'; neither"),
+    "declined and registered": (
+        lambda given: registered(declined=["scaled"]),
+        "2 answers for the function 'scaled': it declined it and registered it as 'x'",
+    ),
+    "registered and left to TVM": (
+        lambda given: registered(functions={"scaled": given["scaled"].without_attr("Codegen")}),
+        "registered it as 'x' and left a changed one to TVM",
+    ),
+    "declined and compiled": (
+        lambda given: Compiled(declined=["scaled"], functions={"scaled": given["scaled"]}),
+        "declined it and returned it as compiled",
+    ),
+    "in place of a text": (
+        lambda given: changed(given, inplace_outputs="x"),
+        "inplace_outputs is a list of places of parameters, not 'x'",
+    ),
+    "in place of a fraction": (
+        lambda given: changed(given, inplace_outputs=[0.5]),
+        "inplace_outputs is a list of places of parameters",
+    ),
+    "in place of nothing": (
+        lambda given: changed(given, inplace_outputs=[2]),
+        "inplace_outputs names parameter 2 of 2",
+    ),
+    "scopes that are letters": (
+        lambda given: changed(given, argument_scopes="ab"),
+        "argument_scopes is a list of scopes, not 'ab'",
+    ),
+    "scopes that are numbers": (
+        lambda given: changed(given, argument_scopes=[3, 4]),
+        "argument_scopes is a list of scopes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOURS)
+def test_refused_with_words_whatever_a_compiler_returns(name: str):
+    compile_fn, words = MISBEHAVIOURS[name]
+    before = tvm.ir.load_json(tvm.ir.save_json(Elementwise))
+    with pytest.raises(TransformError) as caught:
+        RunModuleCodegen("cc", lambda given, options: compile_fn(given))(Elementwise)
+    tvm.ir.assert_structural_equal(Elementwise, before)
+    assert "the compiler 'cc', given 'scaled'" in str(caught.value)
+    assert words in str(caught.value)
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (NoTextError(), "failed: NoTextError: (its text cannot be had: ValueError)"),
+        (ValueError("\ud800"), r"failed: ValueError: \ud800"),  # which TVM cannot carry
+        (SystemExit("no licence"), "failed: SystemExit: no licence"),
+        (StopIteration("x"), "failed: StopIteration: x"),
+        (CompileError("scaled", "no"), "failed on the function 'scaled': no"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_refused_with_words_whatever_a_compiler_raises(problem: BaseException, words: str):
+    def compile_fn(given, options):
+        raise problem
+
+    with pytest.raises(TransformError) as caught:
+        RunModuleCodegen("cc", compile_fn)(Elementwise)
+    assert "the compiler 'cc', given 'scaled'" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_compiler_may_do_what_it_likes_with_what_it_is_given():
+    options = {"level": 3}
+
+    def compile_fn(given, options):
+        function = given["scaled"]
+        for global_var in given.get_global_vars():
+            del given[global_var]
+        given[tvm.ir.GlobalVar("main")] = function
+        given.update_global_info("vdevice", [relax.VDevice("llvm")])
+        options.clear()
+        return registered()
+
+    after = codegen(Elementwise, compile_fn, options=options)
+    assert defined(after) == {"main"}
+    assert options == {"level": 3}
+    assert not after.global_infos
+
+
+def test_functions_that_a_compiler_returns_may_call_each_other(values):
+    @I.ir_module
+    class Returned:
+        @R.function(private=True)
+        def product(a: R.Tensor(("k", 4), "float32"), b: R.Tensor((4,), "float32")) -> R.Tensor(
+            ("k", 4), "float32"
+        ):
+            k = T.int64()
+            c: R.Tensor((k, 4), "float32") = R.multiply(b, a)
+            return c
+
+        @R.function
+        def scaled(a: R.Tensor(("k", 4), "float32"), b: R.Tensor((4,), "float32")) -> R.Tensor(
+            ("k", 4), "float32"
+        ):
+            k = T.int64()
+            cls = Returned
+            c: R.Tensor((k, 4), "float32") = cls.product(a, b)
+            d: R.Tensor((k, 4), "float32") = R.nn.relu(c)
+            return d
+
+    after = codegen(Elementwise, lambda given, options: Compiled(functions=functions(Returned)))
+    assert defined(after) == {"main", "scaled", "product"}
+    result = run(tvm.compile(after, "llvm"), *values)
+    np.testing.assert_allclose(result, expected(*values), rtol=1e-5)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_symbol_is_never_that_of_a_kernel(compile_cpp, values, lower: bool):
+    @I.ir_module
+    class Module:
+        @R.function
+        def multiply(a: R.Tensor(("m", 4), "float32"), b: R.Tensor((4,), "float32")) -> R.Tensor(
+            ("m", 4), "float32"
+        ):
+            R.func_attr({"Codegen": "cc"})
+            c = R.nn.relu(R.multiply(a, b))
+            return c
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32"), w: R.Tensor((4,), "float32")):
+            cls = Module
+            y = cls.multiply(x, w)
+            z = R.multiply(y, w)
+            return z
+
+    source = SCALED.format(name="multiply")
+    library = compile_cpp(source, ["multiply"], library=True)
+    after = codegen(Module, lambda given, options: library, lower=lower)
+    pipeline = tvm_ipc.get_pipeline("llvm", world_size=1)
+    x, w = values
+    result = run(relax.build(after, "llvm", relax_pipeline=pipeline), x, w)
+    np.testing.assert_allclose(result, np.maximum(x * w, 0) * w, rtol=1e-5)
+
+
+def test_refused_a_symbol_that_is_the_name_of_another_function(values):
+    def compile_fn(given, options):
+        return Compiled(registered={"scaled": "main"})
+
+    with pytest.raises(
+        TransformError, match="registered 'scaled' as 'main', which is a function of"
+    ):
+        RunModuleCodegen("cc", compile_fn)(Elementwise)
+    declared = codegen(Elementwise, lambda given, options: registered(), lower=False)
+    declared["x"] = Elementwise["main"].with_attr("global_symbol", "x")
+    with pytest.raises(TransformError, match="'x' is the symbol of an external function and"):
+        LowerExternCalls()(declared)
 
 
 def test_refused_functions_that_use_others_of_the_module():

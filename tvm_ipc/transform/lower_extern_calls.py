@@ -12,7 +12,9 @@ After:
 Where purity is still tracked, which no such call could keep, it is spelled
     y = R.call_dps_packed("scaled", (x, R.shape([2])), out_ty=R.Tensor((n * 2, 4), "float32"))
 of which `CallTIRRewrite` makes the same: so the pass may run anywhere before the virtual machine's
-own lowering, and what it leaves behind any pipeline of TVM can build.
+own lowering, and what it leaves behind any pipeline of TVM can build. Of a declaration
+`scaled = R.ExternFunc("scaled")` stays, without a type: TVM, which calls its kernels "add" and
+"matmul", shall not give that name to one of its own, since a name is all that a call has.
 
 The shapes of outputs follow from the arguments. Where an argument's type does not tell, or does not
 prove what the signature says, a `match_cast` before the call finds the extents or checks them when
@@ -58,7 +60,7 @@ Externs = dict[tvm.ir.GlobalVar, Extern]
 
 @tvm.transform.module_pass(opt_level=0, name="LowerExternCalls")
 class LowerExternCalls:
-    """Lower all calls of extern declarations, and drop the declarations.
+    """Lower all calls of extern declarations, of which only the symbols stay.
 
     Parameters
     ----------
@@ -68,8 +70,9 @@ class LowerExternCalls:
     Raises
     ------
     TransformError
-        The shape of an output does not follow from the arguments, an output is no tensor, or a
-        declaration is used as a value; the module that was given is as it was.
+        The shape of an output does not follow from the arguments, an output is no tensor, a
+        declaration is used as a value, or its symbol is the name of another function; the module
+        that was given is as it was.
     """
 
     def __init__(self, place_arguments: bool = True) -> None:
@@ -92,6 +95,7 @@ def lower(mod: tvm.IRModule, *, place_arguments: bool = True) -> tvm.IRModule:
             externs[global_var] = extern
     if not externs:
         return mod
+    _check_symbols(mod, externs)
     callers = {
         global_var: function
         for global_var, function in mod.functions_items()
@@ -114,7 +118,32 @@ def lower(mod: tvm.IRModule, *, place_arguments: bool = True) -> tvm.IRModule:
     result = lowering.builder_.get()
     for global_var in externs:
         del result[global_var]
+    _reserve(result, externs)
     return result
+
+
+def _check_symbols(mod: tvm.IRModule, externs: Externs) -> None:
+    names = {
+        str(global_var.name_hint)
+        for global_var, function in mod.functions_items()
+        if not isinstance(function, relax.ExternFunc)
+    }
+    for extern in externs.values():
+        if extern.symbol in names:
+            raise TransformError(
+                f"LowerExternCalls: {extern.symbol!r} is the symbol of an external function and "
+                "the name of a function of the module, which would be called instead. Name one of "
+                "them otherwise; or run RunModuleCodegen with lower=True, before TVM names kernels"
+            )
+
+
+def _reserve(mod: tvm.IRModule, externs: Externs) -> None:
+    """Keep the symbols that TVM could give to kernels of its own."""
+    taken = {str(global_var.name_hint) for global_var in mod.get_global_vars()}
+    by_name = {str(global_var.name_hint): global_var for global_var in externs}
+    for symbol in sorted({extern.symbol for extern in externs.values()} - taken):
+        if symbol.isidentifier():
+            mod[by_name.get(symbol) or tvm.ir.GlobalVar(symbol)] = relax.ExternFunc(symbol)
 
 
 def _calls(function: relax.Function, externs: Externs) -> Iterator[relax.Call]:

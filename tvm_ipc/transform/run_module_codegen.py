@@ -42,6 +42,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
@@ -164,7 +165,7 @@ class RunModuleCodegen:
         where = self._where(given)
         try:
             returned = self.compile_fn(given.clone(), dict(self.options))
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise TransformError(
                 f"{where} failed{_function_in(problem, given)}: {message(problem)}"
             ) from problem
@@ -174,7 +175,7 @@ class RunModuleCodegen:
         return compiled
 
 
-def _function_in(problem: Exception, given: tvm.IRModule) -> str:
+def _function_in(problem: BaseException, given: tvm.IRModule) -> str:
     """Say which function an exception of the compiler is about, if it names one."""
     if isinstance(problem, CompileError):
         return f" on the function {problem.function!r}"
@@ -226,6 +227,36 @@ def _calling(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Func
     return caller if symbol is None else caller.with_attr(GLOBAL_SYMBOL, symbol)
 
 
+def _add_functions(result: tvm.IRModule, compiled: Compiled, done: set[str], where: str) -> None:
+    """Put the functions of a compiler into the module, which may come from a module of its own."""
+    added = {name: one for name, one in compiled.functions.items() if name not in done}
+    if not added:
+        return
+    known = {str(global_var.name_hint): global_var for global_var in result.get_global_vars()}
+    for name, function in added.items():
+        if name not in known:
+            known[name] = tvm.ir.GlobalVar(name)
+            relax.expr._update_type(known[name], function.ty)
+    for name, function in added.items():
+        if isinstance(function, relax.Function):
+            for used, _ in used_global_vars(function):
+                if str(used.name_hint) not in known:
+                    raise TransformError(
+                        f"{where} returned the function {name!r}, which uses {used.name_hint!r}; "
+                        "neither the module nor what the compiler returned has that"
+                    )
+        result[known[name]] = tvm_ffi.structural_map(
+            function, (tvm.ir.GlobalVar, lambda var: known.get(str(var.name_hint), var))
+        )
+    try:
+        relax.analysis.well_formed(result, check_ty=False)
+    except (TypeError, ValueError) as problem:
+        names = ", ".join(map(repr, added))
+        raise TransformError(
+            f"{where} returned {names}, and the module is not well-formed: {message(problem)}"
+        ) from problem
+
+
 def _with_result(
     mod: tvm.IRModule, given: tvm.IRModule, compiled: Compiled, where: str
 ) -> tvm.IRModule:
@@ -235,16 +266,11 @@ def _with_result(
     for global_var in given.get_global_vars():
         name = str(global_var.name_hint)
         if name in done:
-            result[global_var] = declaration(name, given, compiled)
-        elif name in compiled.functions:
-            result[global_var] = compiled.functions[name]
-        else:
+            result[global_var] = declaration(where, name, given, compiled)
+        elif name not in compiled.functions:
             declined.append(global_var)
+    _add_functions(result, compiled, done, where)
     result = inline(result, declined, ())
-    names = {str(one.name_hint) for one in given.get_global_vars()}
-    for name, function in compiled.functions.items():
-        if name not in names:
-            result[tvm.ir.GlobalVar(name)] = function
     attrs = dict(mod.attrs.items()) if mod.attrs else {}
     before = list(attrs.get(_MODULES, []))
     for name in sorted(done - set(compiled.registered)):

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import Extern, declare, read
+from tvm_ipc.transform.byoc.global_symbol_cache import own_symbol
 from tvm_ipc.transform.byoc.literals import compiler_of
 
 
@@ -68,20 +70,32 @@ def compile_each(
 class CompileError(Exception):
     """What went wrong with one function; a compiler may raise it to say which."""
 
-    def __init__(self, function: str, problem: Exception | str) -> None:
+    def __init__(self, function: str, problem: BaseException | str) -> None:
         self.function = function
         self.problem = problem
         super().__init__(message(problem))
 
 
-def message(problem: Exception | str) -> str:
+def message(problem: BaseException | str) -> str:
     """Return the kind and text of an exception, with what a process that failed has printed."""
     if isinstance(problem, str):
-        return problem
+        return _text(problem)
     said = getattr(problem, "stderr", None) or ""
-    said = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    said = said.decode(errors="replace") if isinstance(said, bytes) else _text(said)
     kind = "" if isinstance(problem, CompileError) else f"{type(problem).__name__}: "
-    return "\n".join([f"{kind}{problem}", *([said.strip()] if said else [])])
+    notes = map(_text, getattr(problem, "__notes__", ()))
+    inside = getattr(problem, "exceptions", ())  # of a group
+    inside = inside if isinstance(inside, tuple) else ()
+    lines = [f"{kind}{_text(problem)}", *notes, said.strip(), *map(message, inside)]
+    return "\n".join(line for line in lines if line)
+
+
+def _text(value: object) -> str:
+    """Return a text that can be encoded, whatever a compiler made: TVM crashes on others."""
+    try:
+        return str(value).encode(errors="backslashreplace").decode()
+    except Exception as problem:
+        return f"(its text cannot be had: {type(problem).__name__})"
 
 
 def as_compiled(where: str, result: object) -> Compiled:
@@ -105,12 +119,7 @@ def check_compiled(where: str, given: tvm.IRModule, compiled: Compiled, taken: s
     `taken` are names in the rest of the module.
     """
     names = {str(global_var.name_hint) for global_var in given.get_global_vars()}
-    for module in compiled.modules:
-        if not isinstance(module, tvm.runtime.Module):
-            raise TransformError(
-                f"{where} returned a {type(module).__name__} among its modules, which is no "
-                "runtime module (of tvm.compile give the attribute `mod`)"
-            )
+    _check_kinds(where, compiled)
     for what, known in (("declined", compiled.declined), ("registered", compiled.registered)):
         unknown = sorted(set(known) - names)
         if unknown:
@@ -121,12 +130,19 @@ def check_compiled(where: str, given: tvm.IRModule, compiled: Compiled, taken: s
     for name, function in compiled.functions.items():
         if name in names:
             _check_changed(where, name, given[name], function)
-        elif name in taken:
+        else:
+            _check_new(where, name, function, taken)
+    for name in sorted(names):
+        _check_one_answer(where, name, compiled)
+        if compiled.registered.get(name) in taken - names:
             raise TransformError(
-                f"{where} returned a new function {name!r}, and the module has one already"
+                f"{where} registered {name!r} as {compiled.registered[name]!r}, which is a "
+                "function of the module and would be called instead"
             )
     for name in sorted(to_declare(given, compiled)):
-        if name not in compiled.registered:
+        if name in compiled.registered:
+            declaration(where, name, given, compiled)  # which may be refused
+        else:
             _check_symbol(where, given, name, compiled)
 
 
@@ -137,10 +153,88 @@ def to_declare(given: tvm.IRModule, compiled: Compiled) -> set[str]:
     return names - left - set(compiled.declined)
 
 
-def declaration(name: str, given: tvm.IRModule, compiled: Compiled) -> relax.ExternFunc:
+def declaration(where: str, name: str, given: tvm.IRModule, compiled: Compiled) -> relax.ExternFunc:
     """Return the declaration of a function that has been compiled."""
     function = compiled.functions.get(name, given[name])
-    return declare("RunModuleCodegen", name, function, compiled.registered.get(name))
+    return declare(where.rstrip(","), name, function, compiled.registered.get(name))
+
+
+def _check_kinds(where: str, compiled: Compiled) -> None:
+    """Refuse fields of a `Compiled` that are not what they should be."""
+    kinds: list[tuple[str, Any, str]] = [
+        ("modules", Sequence | tvm_ffi.Array, "a list of runtime modules"),
+        ("declined", Collection, "names of functions"),
+        ("functions", Mapping, "functions by name"),
+        ("registered", Mapping, "names of packed functions by name"),
+        ("constants", Mapping, "tensors by name"),
+    ]
+    for what, kind, wanted in kinds:
+        value = getattr(compiled, what)
+        if not isinstance(value, kind) or isinstance(value, str | bytes):
+            raise TransformError(
+                f"{where} returned Compiled({what}={reprlib.repr(value)}); {what} are {wanted}"
+            )
+        for name in () if what == "modules" else value:
+            if not isinstance(name, str) or not name:
+                raise TransformError(
+                    f"{where} returned {name!r} as a name in Compiled({what}=...); {wanted}"
+                )
+    for module in compiled.modules:
+        if not isinstance(module, tvm.runtime.Module):
+            raise TransformError(
+                f"{where} returned a {type(module).__name__} among its modules, which is no "
+                "runtime module (of tvm.compile give the attribute `mod`)"
+            )
+    for name, symbol in compiled.registered.items():
+        if not isinstance(symbol, str) or not symbol:
+            raise TransformError(
+                f"{where} registered {name!r} as {symbol!r}, which is no name of a packed function"
+            )
+    for name, constant in compiled.constants.items():
+        if not isinstance(constant, tvm.runtime.Tensor):
+            raise TransformError(
+                f"{where} returned a {type(constant).__name__} as the constant {name!r}, which is "
+                "no tensor (tvm.runtime.tensor makes one of an array)"
+            )
+
+
+def _check_one_answer(where: str, name: str, compiled: Compiled) -> None:
+    changed = compiled.functions.get(name)
+    kept = compiler_of(changed) is not None
+    answers = [
+        *(["declined it"] if name in compiled.declined else []),
+        *(
+            [f"registered it as {compiled.registered[name]!r}"]
+            if name in compiled.registered
+            else []
+        ),
+        *(["left a changed one to TVM"] if changed is not None and not kept else []),
+    ]
+    if kept and name in compiled.declined:
+        answers.append("returned it as compiled")
+    if len(answers) > 1:
+        raise TransformError(
+            f"{where} has {len(answers)} answers for the function {name!r}: it "
+            f"{' and '.join(answers)}; give one"
+        )
+
+
+def _check_new(where: str, name: str, function: object, taken: set[str]) -> None:
+    new = f"{where} returned a new function {name!r}"
+    if name in taken:
+        raise TransformError(f"{new}, and the module has one already")
+    if not isinstance(function, relax.Function | tirx.PrimFunc):
+        raise TransformError(
+            f"{new} that is a {type(function).__name__}, neither a relax.Function nor a PrimFunc"
+        )
+    if compiler_of(function) is not None:
+        raise TransformError(
+            f"{new} with the attribute Codegen; it has its functions already, and nobody else "
+            "compiles this one. Return it without"
+        )
+    symbol = own_symbol(function)
+    if symbol not in (None, name):
+        raise TransformError(f"{new} whose global_symbol is {symbol!r}; it has to be its name")
 
 
 def _check_changed(where: str, name: str, given: relax.Function, changed: object) -> None:
@@ -148,6 +242,11 @@ def _check_changed(where: str, name: str, given: relax.Function, changed: object
         raise TransformError(
             f"{where} returned a {type(changed).__name__} for the function {name!r}; its callers "
             "need a relax.Function"
+        )
+    if compiler_of(changed) not in (None, compiler_of(given)):
+        raise TransformError(
+            f"{where} returned the function {name!r} for the compiler {compiler_of(changed)!r}; "
+            "the attribute Codegen stays as it was, or goes"
         )
     if not tvm_ffi.structural_equal(changed.ty, given.ty, map_free_vars=True):
         raise TransformError(
@@ -157,7 +256,7 @@ def _check_changed(where: str, name: str, given: relax.Function, changed: object
 
 
 def _check_symbol(where: str, given: tvm.IRModule, name: str, compiled: Compiled) -> None:
-    extern = read(declaration(name, given, compiled))
+    extern = read(declaration(where, name, given, compiled))
     assert extern is not None
     owners = [one for one in compiled.modules if defines(one, extern.symbol)]
     if not owners:

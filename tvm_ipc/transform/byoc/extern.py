@@ -26,7 +26,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
@@ -63,11 +63,11 @@ class Extern:
 
 
 def declare(
-    pass_name: str, name: str, function: relax.Function, symbol: str | None = None
+    where: str, name: str, function: relax.Function, symbol: str | None = None
 ) -> relax.ExternFunc:
     """Return the declaration that takes the place of a function.
 
-    Its symbol is the function's own where none is given.
+    Its symbol is the function's own where none is given. `where` begins messages.
     """
     symbol = symbol or own_symbol(function) or name
     attrs = {
@@ -75,13 +75,19 @@ def declare(
         for key in (ARGUMENT_SCOPES, OUTPUT_SCOPES, INPLACE_OUTPUTS)
         if function.attrs and key in function.attrs
     }
+    for key, value in attrs.items():
+        kind, what = (int, "places of parameters") if key == INPLACE_OUTPUTS else (str, "scopes")
+        if not _is_list(value, kind):
+            raise TransformError(
+                f"{where}: function {name!r}: {key} is a list of {what}, not {value!r}"
+            )
     declaration = relax.ExternFunc(symbol, function.ty).with_attr(EXTERN, True)
     for key, value in attrs.items():
         declaration = declaration.with_attr(key, value)
     extern = read(declaration)
     assert extern is not None
     for problem in _problems(extern):
-        raise TransformError(f"{pass_name}: function {name!r}: {problem}")
+        raise TransformError(f"{where}: function {name!r}: {problem}")
     return declaration
 
 
@@ -131,6 +137,13 @@ def leaves(ty: Any) -> Iterator[Any]:
 
 def _strings(function: relax.ExternFunc, key: str, length: int) -> tuple[str, ...]:
     return tuple(map(str, function.attrs.get(key) or [""] * length))
+
+
+def _is_list(value: object, kind: type) -> bool:
+    if not isinstance(value, tvm_ffi.Array | list | tuple):
+        return False
+    kinds = (int, tirx.IntImm) if kind is int else kind
+    return all(isinstance(one, kinds) and not isinstance(one, bool) for one in value)
 
 
 def _problems(extern: Extern) -> Iterator[str]:
