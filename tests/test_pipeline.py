@@ -207,3 +207,48 @@ def test_module_with_a_call_of_no_type() -> None:
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     with pytest.raises(TransformError, match="not well-formed: The ty of Expr"):
         tvm_ipc.get_pipeline("llvm", 2)(mod)
+
+
+@I.ir_module
+class Hints:
+    """Values that are said to be where they are anyhow."""
+
+    I.module_global_infos({"vdevice": [I.vdevice("llvm", 0, "global")]})
+
+    @R.function
+    def main(c: R.Tensor((), "bool"), x: R.Tensor(("n", 4), "float32")):
+        given = R.hint_on_device(x, R.device(1, 0), "global")
+        y = R.exp(given)
+        once = R.hint_on_device(y, R.device(1, 0))
+        twice = R.hint_on_device(once, R.device(1, 0), "global")
+        constant = R.hint_on_device(R.const([1.0, 2.0, 3.0, 4.0]), R.device(1, 0), "global")
+        if c:
+            branch = R.hint_on_device(twice, R.device(1, 0), "global")
+        else:
+            total = R.add(twice, constant)
+            branch = R.hint_on_device(total, R.device(1, 0), "global")
+        moved = R.to_vdevice(branch, "llvm:0")
+        again = R.to_vdevice(moved, "llvm:0")
+        result = R.hint_on_device(again, R.device(1, 0), "global")
+        return (result, branch)
+
+
+def test_hints_of_the_ordinary_scope_change_nothing() -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", 1)
+    executable = relax.build(Hints, "llvm", relax_pipeline=pipeline)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    x = np.random.default_rng(0).random((3, 4), dtype="float32")
+    for c in (True, False):
+        right = np.exp(x) if c else np.exp(x) + np.arange(1, 5, dtype="float32")
+        for found in machine["main"](*map(tvm.runtime.tensor, (np.array(c), x))):
+            np.testing.assert_allclose(found.numpy(), right, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", [tvm.cuda(0), tvm.cpu(1)], ids=str)
+def test_hints_of_other_devices_are_refused(device: Any) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", R.Tensor((4,), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.hint_on_device(x, device)))
+    with pytest.raises(TransformError, match="function 'main' has a hint_on_device for"):
+        tvm_ipc.get_pipeline("llvm", 1)(builder.get())

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tvm
 from tvm import relax
@@ -59,6 +59,10 @@ _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipelin
 _ALIGNMENT: Final = {"llvm": 64, "c": 64, "cuda": 256}
 _PLAN: Final = "StaticPlanBlockMemory"
 _LOWER: Final = "LowerAllocTensor"
+
+_HINT: Final = "relax.hint_on_device"
+#: Operators that are for so many workers, or for a device.
+_TOLD: Final = ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0", _HINT)
 
 Phase = tuple[str, list[tvm.transform.Pass]]
 
@@ -135,7 +139,7 @@ def get_pipeline(
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ipc.pipeline")  # type: ignore[untyped-decorator]
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        _check_module(mod, world_size, world_size // num_groups)
+        _check_module(mod, target, world_size, world_size // num_groups)
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
         with target:
             for number, (name, passes) in enumerate(phases, start=1):
@@ -231,28 +235,45 @@ def _around_the_plan(
     return passes[:plan], passes[plan + 1 : lower], passes[lower:]
 
 
-def _check_module(mod: tvm.IRModule, world_size: int, group_size: int) -> None:
+def _check_module(
+    mod: tvm.IRModule, target: tvm.target.Target, world_size: int, group_size: int
+) -> None:
     try:
         # With `check_ty` it looks into the type at every use of a variable, which is quadratic
         # where weights are one tuple. A type that is missing is found without it, too.
         relax.analysis.well_formed(mod, check_ty=False)
     except (TypeError, ValueError) as error:
         raise TransformError(f"get_pipeline: the module is not well-formed: {error}") from error
-    for name, collective, workers, in_group in _sized_collectives(mod):
-        expected = group_size if in_group else world_size
-        if workers != expected:
-            raise TransformError(
-                f"get_pipeline: function {name!r} has a {collective} over {workers} workers, and "
-                f"{'a group' if in_group else 'the session'} has {expected}; build the module "
-                f"for {expected}, or give the world_size it was built for"
-            )
+    for name, op, attrs in _told(mod):
+        if op == _HINT:
+            _check_hint(name, tvm.device(int(attrs.device_type), int(attrs.index)), target)
+        else:
+            in_group = bool(getattr(attrs, "in_group", False))
+            expected = group_size if in_group else world_size
+            _check_workers(name, op, int(attrs.num_workers), in_group, expected)
 
 
-def _sized_collectives(mod: tvm.IRModule) -> Iterator[tuple[str, str, int, bool]]:
-    """Yield the operators whose result depends on the number of workers."""
+def _check_hint(name: str, device: tvm.runtime.Device, target: tvm.target.Target) -> None:
+    if (device.dlpack_device_type(), device.index) != (target.get_target_device_type(), 0):
+        raise TransformError(
+            f"get_pipeline: function {name!r} has a hint_on_device for {device}, and a worker has "
+            f"one device, which is compiled for as {target.kind.name!r}; take the hint out"
+        )
+
+
+def _check_workers(name: str, op: str, workers: int, in_group: bool, expected: int) -> None:
+    if workers != expected:
+        raise TransformError(
+            f"get_pipeline: function {name!r} has a {op} over {workers} workers, and "
+            f"{'a group' if in_group else 'the session'} has {expected}; build the module "
+            f"for {expected}, or give the world_size it was built for"
+        )
+
+
+def _told(mod: tvm.IRModule) -> Iterator[tuple[str, str, Any]]:
+    """Yield the operators that say for how many workers or what device they are."""
     for global_var, function in mod.functions_items():
         for call in calls(function) if isinstance(function, relax.Function) else ():
-            name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-            if name in ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0"):
-                in_group = bool(getattr(call.attrs, "in_group", False))
-                yield global_var.name_hint, str(name), int(call.attrs.num_workers), in_group
+            name = str(call.op.name) if isinstance(call.op, tvm.ir.Op) else ""
+            if name in _TOLD:
+                yield str(global_var.name_hint), name, call.attrs

@@ -252,6 +252,7 @@ class Calls(Values):
         if name == "relax.hint_on_device":
             scope = self.check_scope(str(call.attrs.memory_scope), where)
             if scope in ("", GLOBAL):
+                self.program.hints.append((self.region, self.index))
                 return self.rerooted(value, Root(var))
         else:
             scope = self.check_scope(str(call.attrs.dst_vdevice.memory_scope), where)
