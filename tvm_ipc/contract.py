@@ -210,13 +210,29 @@ OWN_FUNCTIONS: Final = (
     ),
     Function(
         "tvm_ipc.session.open",
-        "(session: Session, device_ids: Shape, timeout: float, arena_limit: int)",
-        "controller: make the group and invite the workers; 0 means the configured value",
+        "(session: Session, device_ids: Shape, timeout: float, arena_limit: int, room: int)",
+        "controller: make the group and invite the workers; 0 means the configured value; "
+        "at most `room` bytes of commands are sent before workers read",
     ),
     Function(
         "tvm_ipc.session.wait_joined",
         "(session: Session, seconds: float) -> bool",
         "controller: whether every worker joined",
+    ),
+    Function(
+        "tvm_ipc.session.send",
+        "(session: Session, 0, 0, func: DRef, *args) -> DRef | int",
+        "controller: call func on every worker; without room for it, the number of its bytes",
+    ),
+    Function(
+        "tvm_ipc.session.send_ticket",
+        "(session: Session, done: DRef, ticket: int)",
+        "controller: let every worker call tvm_ipc.worker.done",
+    ),
+    Function(
+        "tvm_ipc.session.get_function",
+        "(session: Session, name: str) -> DRef",
+        "controller: a function that every worker has",
     ),
     Function(
         "tvm_ipc.session.wait",
@@ -226,17 +242,17 @@ OWN_FUNCTIONS: Final = (
     Function(
         "tvm_ipc.session.report",
         "(session: Session) -> str",
-        "controller: JSON of joined, dead and failed ranks; takes the errors",
+        "controller: JSON of joined, dead and failed ranks and of their errors",
     ),
     Function(
-        "tvm_ipc.session.take_value",
-        "(session: Session, ticket: int) -> Any",
-        "controller: the value that tvm_ipc.worker.fetch sent",
+        "tvm_ipc.session.expect",
+        "(session: Session, key: int) -> Function",
+        "controller: a function that takes the value which tvm_ipc.worker.fetch sends",
     ),
     Function(
         "tvm_ipc.session.recover",
         "(session: Session)",
-        "controller: make the group usable again after an error; every worker is idle",
+        "controller: forget errors and make the group usable again; every worker is idle",
     ),
     Function(
         "tvm_ipc.session.abort",
@@ -250,17 +266,9 @@ OWN_FUNCTIONS: Final = (
         "controller: whether every worker left",
     ),
     Function(
-        "tvm_ipc.session.detach",
-        "(reference: DRef) -> int",
-        "controller: the reference no longer frees its register; returns the register",
-    ),
-    Function(
-        "tvm_ipc.session.release",
-        "(session: Session, register: int)",
-        "controller: free a register on every worker",
-    ),
-    Function(
-        "tvm_ipc.session.put", "(value: Any) -> int", "controller: leave a value for worker 0"
+        "tvm_ipc.session.put",
+        "(session: Session, value: Any) -> int",
+        "controller: leave a value for worker 0",
     ),
     Function(
         "tvm_ipc.session.fail_at_exit",
@@ -275,7 +283,7 @@ OWN_FUNCTIONS: Final = (
     Function("tvm_ipc.worker.done", "(ticket: int)", "worker: tell the controller it got here"),
     Function(
         "tvm_ipc.worker.fetch",
-        "(value: Any, rank: int, ticket: int)",
+        "(value: Any, rank: int, key: int)",
         "worker: send a value to the controller, if this is the rank",
     ),
     Function(
@@ -292,6 +300,26 @@ OWN_FUNCTIONS: Final = (
         "tvm_ipc.worker.get_global_func",
         "(name: str) -> Function",
         "worker: a global function, or an error that says how to make it known",
+    ),
+    Function(
+        "tvm_ipc.worker.find_function",
+        "(name: str) -> Function",
+        "worker: a global function; one that is missing fails when it is called",
+    ),
+    Function(
+        "tvm_ipc.worker.append",
+        "(values: Array | None, *args) -> Array",
+        "worker: gather the arguments of a command that is too long to be sent at once",
+    ),
+    Function(
+        "tvm_ipc.worker.join_pieces",
+        "(kind: str, pieces: Array) -> str | bytes | Shape",
+        "worker: one long argument out of its bytes",
+    ),
+    Function(
+        "tvm_ipc.worker.call_with_list",
+        "(func: Function, args: Array) -> Any",
+        "worker: call func with arguments that were gathered",
     ),
     Function(
         "tvm_ipc.worker.set_threads",

@@ -90,7 +90,7 @@ class Ranks {
     Send(order);
     for (std::thread& thread : threads_) thread.join();
     if (!hub_->WaitLeft(60)) Die("the ranks did not leave");
-    if (!hub_->TakeReport().dead.empty()) Die("a rank that said goodbye counts as dead");
+    if (!hub_->Report().dead.empty()) Die("a rank that said goodbye counts as dead");
     for (pid_t child : children_) {
       int status = 0;
       waitpid(child, &status, 0);
@@ -118,7 +118,7 @@ class Ranks {
     const Hub::Progress progress = hub_->WaitDone(ticket_, seconds);
     if (progress == Hub::Progress::kDone) return {};
     if (progress == Hub::Progress::kPending) Die("a round hangs");
-    const HubReport report = hub_->TakeReport();
+    const HubReport report = hub_->Report();
     if (!report.dead.empty()) Die("a rank died");
     hub_->Recover();
     return report.errors;

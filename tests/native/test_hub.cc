@@ -160,7 +160,7 @@ void TestLastWords() {
                  Client::Frame(frame::kDone, Client::Number(7)) + Client::Frame(frame::kBye, ""));
     client.Leave();
     EXPECT(hub.WaitLeft(30));
-    const HubReport report = hub.TakeReport();
+    const HubReport report = hub.Report();
     EXPECT(report.dead.empty(), "a goodbye was taken for a death, session ", i);
     EXPECT(report.errors.size() == 1 && report.errors[0].message == "the last word");
     EXPECT(report.done[0] == 7);
@@ -176,7 +176,7 @@ void TestDeathOfAConnection() {
             Client::Frame(frame::kValue, Client::Number(9) + "abc").substr(0, 20));
   two.Leave();
   EXPECT(hub.WaitDone(5, 30) == Hub::Progress::kAttention);
-  const HubReport report = hub.TakeReport();
+  const HubReport report = hub.Report();
   EXPECT(report.dead == std::vector<int>{1});
   EXPECT(report.done[1] == 3);
   EXPECT(!hub.WaitLeft(0.01));
@@ -190,8 +190,11 @@ void TestCutFrames() {
   std::mt19937_64 random(4);
   std::string value(3 << 20, '\0');
   for (char& byte : value) byte = static_cast<char>(random());
+  hub.WantValue(8);
+  hub.WantValue(9);
   const std::string stream = Client::Frame(frame::kValue, Client::Number(8) + value) +
                              Client::Frame(frame::kValue, Client::Number(9)) +
+                             Client::Frame(frame::kValue, Client::Number(7) + "unwanted") +
                              Client::Frame(frame::kDone, Client::Number(10));
   for (size_t at = 0; at < stream.size();) {
     const size_t size = std::min<size_t>(stream.size() - at, 1 + random() % 40000);
@@ -200,7 +203,7 @@ void TestCutFrames() {
   }
   EXPECT(hub.WaitDone(10, 30) == Hub::Progress::kDone);
   EXPECT(hub.TakeValue(8) == value);
-  EXPECT(hub.TakeValue(8).empty() && hub.TakeValue(9).empty());
+  EXPECT(hub.TakeValue(8).empty() && hub.TakeValue(9).empty() && hub.TakeValue(7).empty());
 }
 
 enum Action { kLoop, kWaitForRank1, kReceiveFromRank1, kOnce };
@@ -269,19 +272,17 @@ void TestKilledRank(int rounds) {
     const auto before = Clock::now();
     ranks.Kill(victim);
     EXPECT(ranks.hub().WaitDone(ticket, 30) == Hub::Progress::kAttention);
-    HubReport report = ranks.hub().TakeReport();
+    HubReport report = ranks.hub().Report();
     EXPECT(report.dead == std::vector<int>{victim});
-    std::vector<RankReport> errors = report.errors;
-    while (errors.size() < 2) {
+    while (report.errors.size() < 2) {
       EXPECT(Clock::now() - before < std::chrono::seconds(30), "peers go on waiting");
       usleep(1000);
-      report = ranks.hub().TakeReport();
-      errors.insert(errors.end(), report.errors.begin(), report.errors.end());
+      report = ranks.hub().Report();
     }
     const std::chrono::duration<double> spent = Clock::now() - before;
     slowest = std::max(slowest, spent.count());
     const std::string name = Text("rank ", victim, " (pid ", ranks.pid(victim), ") died");
-    for (const RankReport& error : errors) {
+    for (const RankReport& error : report.errors) {
       EXPECT(error.kind == std::string(kind::kPeer) && Contains(error.message, name), error.kind,
              ": ", error.message);
     }

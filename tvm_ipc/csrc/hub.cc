@@ -24,6 +24,9 @@ namespace tvm_ipc {
 
 namespace {
 
+/*! \brief 31 years. */
+constexpr double kLongestSeconds = 1e9;
+
 int MakeFile(const char* name, size_t bytes) {
   const int file = memfd_create(name, MFD_CLOEXEC);
   if (file < 0) {
@@ -79,6 +82,8 @@ Hub::Hub(const HubOptions& options) : options_(options) {
   if (n < 1 || n > kMaxRanks) {
     Fail(kind::kValue, "a session has 1 to ", kMaxRanks, " workers, not ", n);
   }
+  // What is no deadline in practice must not become one in the past when it is counted in ns.
+  options_.timeout_seconds = std::min(options_.timeout_seconds, kLongestSeconds);
   if (options_.arena_bytes == 0) options_.arena_bytes = DefaultArenaBytes(n);
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   options_.arena_bytes = (options_.arena_bytes + page - 1) / page * page;
@@ -323,7 +328,9 @@ void Hub::HandleFrame(int rank, uint32_t type, std::string payload) {
       members_[rank].done = std::max(members_[rank].done, ticket);
       break;
     case frame::kValue:
-      values_[ticket] = payload.substr(sizeof(ticket));
+      if (auto value = values_.find(ticket); value != values_.end()) {
+        value->second = payload.substr(sizeof(ticket));
+      }
       break;
     case frame::kError: {
       size_t position = 0;
@@ -389,7 +396,7 @@ bool Hub::WaitLeft(double seconds) {
   });
 }
 
-HubReport Hub::TakeReport() {
+HubReport Hub::Report() {
   std::lock_guard<std::mutex> lock(mutex_);
   HubReport report;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
@@ -400,14 +407,19 @@ HubReport Hub::TakeReport() {
     report.pids.push_back(member.pid);
     report.done.push_back(member.done);
   }
-  report.errors.swap(errors_);
+  report.errors = errors_;
   report.refusals = refusals_;
   return report;
 }
 
-std::string Hub::TakeValue(uint64_t ticket) {
+void Hub::WantValue(uint64_t key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto it = values_.find(ticket);
+  values_[key];
+}
+
+std::string Hub::TakeValue(uint64_t key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = values_.find(key);
   if (it == values_.end()) return "";
   std::string value = std::move(it->second);
   values_.erase(it);
@@ -416,6 +428,7 @@ std::string Hub::TakeValue(uint64_t ticket) {
 
 void Hub::Recover() {
   std::lock_guard<std::mutex> lock(mutex_);
+  errors_.clear();
   Control& control = *control_;
   auto clear = [](Slot(&slots)[2]) {
     for (Slot& slot : slots) slot.seq.store(0, std::memory_order_relaxed);

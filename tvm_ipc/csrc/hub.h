@@ -72,12 +72,14 @@ class Hub {
   /*! \brief Wait until every rank said goodbye or died. */
   bool WaitLeft(double seconds);
 
-  /*! \brief What happened so far; the errors are taken out. */
-  HubReport TakeReport();
-  /*! \brief The bytes of a value that a rank sent for the ticket; empty if none came. */
-  std::string TakeValue(uint64_t ticket);
+  /*! \brief What happened so far; of the errors, those since the last recovery. */
+  HubReport Report();
+  /*! \brief Keep the value that a rank will send for the key, until it is taken. */
+  void WantValue(uint64_t key);
+  /*! \brief The bytes of that value; empty if none came. Nobody wants it any more. */
+  std::string TakeValue(uint64_t key);
 
-  /*! \brief Clear the traces of an error. All ranks live, and none is inside an operation. */
+  /*! \brief Clear the errors and their traces. All ranks live, and none is inside an operation. */
   void Recover();
   /*! \brief End all waits because the session closes. */
   void AbortClosed();

@@ -12,14 +12,16 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
+#include <vector>
 
 #include "collectives.h"
 #include "hub.h"
+#include "outbox.h"
 #include "tensor_view.h"
 #include "value.h"
 
@@ -48,47 +50,83 @@ class Mailbox {
     static Mailbox* mailbox = new Mailbox();
     return *mailbox;
   }
-  /*! \brief Positive keys are made here; negative ones are the tickets of fetches. */
-  int64_t Put(ffi::Any value) {
+  /*! \brief Leave a value for a worker, until it takes it or the session discards it. */
+  int64_t Put(const void* owner, ffi::Any value) {
     std::lock_guard<std::mutex> lock(mutex_);
-    values_[++last_] = std::move(value);
+    values_[++last_] = Letter{owner, std::move(value)};
     return last_;
-  }
-  void Put(int64_t key, ffi::Any value) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    values_[key] = std::move(value);
   }
   bool Take(int64_t key, ffi::Any* value) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto it = values_.find(key);
     if (it == values_.end()) return false;
-    *value = std::move(it->second);
+    *value = std::move(it->second.value);
     values_.erase(it);
     return true;
+  }
+  void Discard(const void* owner) {
+    std::vector<ffi::Any> values;  // end after the lock is gone
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = values_.begin(); it != values_.end();) {
+      if (it->second.owner == owner) values.push_back(std::move(it->second.value));
+      it = it->second.owner == owner ? values_.erase(it) : std::next(it);
+    }
+  }
+
+ private:
+  struct Letter {
+    const void* owner;
+    ffi::Any value;
+  };
+  std::mutex mutex_;
+  std::map<int64_t, Letter> values_;
+  int64_t last_ = 0;
+};
+
+/*! \brief What a worker fetches for the controller: kept only as long as somebody wants it. */
+class Expected {
+ public:
+  static Expected& Global() {
+    static Expected* expected = new Expected();
+    return *expected;
+  }
+  struct Value {
+    bool came = false;
+    ffi::Any value;
+  };
+  void Want(int64_t key, std::weak_ptr<Value> value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wanted_[key] = std::move(value);
+  }
+  void Forget(int64_t key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wanted_.erase(key);
+  }
+  void Deliver(int64_t key, ffi::Any value) {
+    std::shared_ptr<Value> last;  // ends, if nobody else holds it, after the lock is gone
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = wanted_.find(key);
+    if (it == wanted_.end() || !(last = it->second.lock())) return;
+    last->came = true;
+    last->value = std::move(value);
   }
 
  private:
   std::mutex mutex_;
-  std::map<int64_t, ffi::Any> values_;
-  int64_t last_ = 0;
+  std::map<int64_t, std::weak_ptr<Value>> wanted_;
 };
 
 struct OpenSession {
   std::unique_ptr<Hub> hub;
-  /*! \brief Mailbox keys that nobody may have collected. */
-  std::set<int64_t> posted;
+  Outbox outbox;
   /*! \brief Keeps the address, by which sessions are found, from being used again. */
   ffi::WeakObjectPtr<ffi::Object> session;
 
-  OpenSession(const Session& session, const HubOptions& options)
+  OpenSession(const Session& session, const HubOptions& options, int64_t room)
       : hub(std::make_unique<Hub>(options)),
+        outbox(room),
         session(ffi::details::ObjectUnsafe::ObjectPtrFromObjectRef<ffi::Object>(session)) {}
-  ~OpenSession() { Discard(); }
-  void Discard() {
-    ffi::Any value;
-    for (int64_t key : posted) Mailbox::Global().Take(key, &value);
-    posted.clear();
-  }
+  ~OpenSession() { Mailbox::Global().Discard(this); }
 };
 
 class OpenSessions {
@@ -98,7 +136,7 @@ class OpenSessions {
     return *sessions;
   }
 
-  void Add(const Session& session, const HubOptions& options) {
+  void Add(const Session& session, const HubOptions& options, int64_t room) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto it = sessions_.begin(); it != sessions_.end();) {
       it = it->second->hub->finished() ? sessions_.erase(it) : std::next(it);
@@ -106,7 +144,7 @@ class OpenSessions {
     if (sessions_.count(session.get())) {
       Fail(kind::kRuntime, "init_ccl: the session has been initialised already");
     }
-    sessions_[session.get()] = std::make_shared<OpenSession>(session, options);
+    sessions_[session.get()] = std::make_shared<OpenSession>(session, options, room);
   }
 
   std::shared_ptr<OpenSession> Get(const Session& session) {
@@ -158,23 +196,23 @@ void Configure(double timeout_seconds, int64_t arena_bytes, ffi::String instruct
   Defaults().instruction_set = instruction_set;
 }
 
-void Open(Session session, ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes) {
+void Open(Session session, ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes,
+          int64_t room) {
   HubOptions options = Defaults();
   options.num_ranks = static_cast<int>(session->GetNumWorkers());
   if (timeout_seconds > 0) options.timeout_seconds = timeout_seconds;
   if (arena_bytes > 0) options.arena_bytes = static_cast<size_t>(arena_bytes);
-  OpenSessions::Global().Add(session, options);
-  const std::string invitation = OpenSessions::Global().Get(session)->hub->invitation();
-  // Detached, for a worker may end before these references do. Their registers stay taken.
-  DRef join = session->GetGlobalFunc("runtime.disco.shm.init_ccl_per_worker");
-  Detach(join);
-  Detach(session->CallPacked(join, device_ids, ffi::Bytes(invitation)));
+  OpenSessions::Global().Add(session, options, room);
+  auto open = OpenSessions::Global().Get(session);
+  // Adopted, for a worker may end before these references do.
+  DRef join = open->outbox.Adopt(session->GetGlobalFunc("runtime.disco.shm.init_ccl_per_worker"));
+  open->outbox.Adopt(session->CallPacked(join, device_ids, ffi::Bytes(open->hub->invitation())));
 }
 
 void InitCCL(Session session, ffi::Shape device_ids) {
-  Open(session, device_ids, 0, 0);
+  Open(session, device_ids, 0, 0, 0);
   if (WaitJoined(session, kJoinSeconds)) return;
-  const HubReport report = OpenSessions::Global().Get(session)->hub->TakeReport();
+  const HubReport report = OpenSessions::Global().Get(session)->hub->Report();
   std::ostringstream os;
   os << "init_ccl: " << report.joined.size() << " of " << report.pids.size()
      << " workers joined the session";
@@ -194,13 +232,30 @@ bool WaitJoined(Session session, double seconds) {
   return OpenSessions::Global().Get(session)->hub->WaitJoined(seconds);
 }
 
+void Send(ffi::PackedArgs args, ffi::Any* result) {
+  const Session session = args[0].cast<Session>();
+  *result = OpenSessions::Global().Get(session)->outbox.Send(session, args.Slice(1));
+}
+
+DRef GetFunction(Session session, ffi::String name) {
+  return OpenSessions::Global().Get(session)->outbox.Adopt(session->GetGlobalFunc(name));
+}
+
+void SendTicket(Session session, DRef done, int64_t ticket) {
+  ffi::AnyView args[4];
+  ffi::PackedArgs::Fill(args, 0, 0, done, ticket);
+  OpenSessions::Global().Get(session)->outbox.SendTicket(session, ffi::PackedArgs(args, 4), ticket);
+}
+
 int Wait(Session session, int64_t ticket, double seconds) {
-  return static_cast<int>(
-      OpenSessions::Global().Get(session)->hub->WaitDone(static_cast<uint64_t>(ticket), seconds));
+  auto open = OpenSessions::Global().Get(session);
+  const Hub::Progress progress = open->hub->WaitDone(static_cast<uint64_t>(ticket), seconds);
+  if (progress == Hub::Progress::kDone) open->outbox.Passed(ticket);
+  return static_cast<int>(progress);
 }
 
 ffi::String Report(Session session) {
-  const HubReport report = OpenSessions::Global().Get(session)->hub->TakeReport();
+  const HubReport report = OpenSessions::Global().Get(session)->hub->Report();
   auto numbers = [](const std::vector<int>& values) {
     ffi::Array<ffi::Any> array;
     for (int value : values) array.push_back(value);
@@ -230,18 +285,43 @@ ffi::String Report(Session session) {
   return ffi::json::Stringify(json);
 }
 
-ffi::Any TakeValue(Session session, int64_t ticket) {
-  ffi::Any value;
-  if (Mailbox::Global().Take(-ticket, &value)) return value;
-  const std::string bytes =
-      OpenSessions::Global().Get(session)->hub->TakeValue(static_cast<uint64_t>(ticket));
-  if (bytes.empty()) Fail(kind::kRuntime, "no value came for ticket ", ticket);
-  return UnpackValue(bytes);
+namespace {
+
+/*! \brief A fetched value on its way; it is forgotten with the last who could take it. */
+struct Parcel {
+  int64_t key;
+  std::weak_ptr<OpenSession> open;
+  std::shared_ptr<Expected::Value> value = std::make_shared<Expected::Value>();
+
+  Parcel(int64_t key, const std::shared_ptr<OpenSession>& open) : key(key), open(open) {
+    Expected::Global().Want(key, value);
+    open->hub->WantValue(static_cast<uint64_t>(key));
+  }
+  Parcel(const Parcel&) = delete;
+  ~Parcel() {
+    Expected::Global().Forget(key);
+    if (auto session = open.lock()) session->hub->TakeValue(static_cast<uint64_t>(key));
+  }
+  ffi::Any Take() {
+    if (value->came) return value->value;
+    auto session = open.lock();
+    if (!session) Fail(kind::kRuntime, "the session is not open");
+    const std::string bytes = session->hub->TakeValue(static_cast<uint64_t>(key));
+    if (bytes.empty()) Fail(kind::kRuntime, "no value came for key ", key);
+    return UnpackValue(bytes);
+  }
+};
+
+}  // namespace
+
+ffi::Function Expect(Session session, int64_t key) {
+  auto parcel = std::make_shared<Parcel>(key, OpenSessions::Global().Get(session));
+  return ffi::Function::FromTyped([parcel]() -> ffi::Any { return parcel->Take(); });
 }
 
 void Recover(Session session) {
   auto open = OpenSessions::Global().Get(session);
-  open->Discard();
+  Mailbox::Global().Discard(open.get());
   open->hub->Recover();
 }
 
@@ -253,26 +333,9 @@ bool WaitLeft(Session session, double seconds) {
   return OpenSessions::Global().Get(session)->hub->WaitLeft(seconds);
 }
 
-int64_t Detach(DRef reference) {
-  auto* object = const_cast<tvm::runtime::DRefObj*>(reference.get());
-  object->session = ffi::ObjectRef{nullptr};
-  return object->reg_id;
-}
-
-void Release(Session session, int64_t reg) {
-  // A protected member of a base class, named through a class that may name it.
-  struct Access : tvm::runtime::SessionObj {
-    using SessionObj::DeallocReg;
-  };
-  auto* object = const_cast<tvm::runtime::SessionObj*>(session.operator->());
-  (object->*(&Access::DeallocReg))(static_cast<int>(reg));
-}
-
 int64_t Put(Session session, ffi::Any value) {
   auto open = OpenSessions::Global().Get(session);
-  const int64_t key = Mailbox::Global().Put(std::move(value));
-  open->posted.insert(key);
-  return key;
+  return Mailbox::Global().Put(open.get(), std::move(value));
 }
 
 void FailAtExit() {
@@ -301,8 +364,8 @@ void ReportError(Rank& rank, const std::string& kind, const std::string& message
   rank.FailSession();
 }
 
-std::string Ticket(int64_t ticket) {
-  return std::string(reinterpret_cast<const char*>(&ticket), sizeof(ticket));
+std::string Number(int64_t number) {
+  return std::string(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
 /*! \brief The two tensors of a copy between the controller and worker 0, ready to copy. */
@@ -352,6 +415,11 @@ void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
 void Guard(ffi::PackedArgs args, ffi::Any* result) {
   Rank& rank = RequireRank();
   if (rank.control().ranks[rank.id()].failed.load(std::memory_order_acquire) != 0) return;
+  // What an earlier error left behind must not be taken for one of this call.
+  if (TVMFFIObjectHandle stale = nullptr; true) {
+    TVMFFIErrorMoveFromRaised(&stale);
+    if (stale != nullptr) TVMFFIObjectDecRef(stale);
+  }
   try {
     auto function = args[0].as<ffi::Function>();
     if (!function.has_value() || *function == nullptr) {
@@ -360,6 +428,13 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
     }
     function->CallPacked(args.Slice(1), result);
   } catch (const ffi::Error& error) {
+    if (error.get() == nullptr) {
+      ReportError(rank, kind::kRuntime,
+                  "a Python exception whose text cannot be told: its __str__ raised, or returned"
+                  " what cannot be encoded; the worker's own output above says more",
+                  "");
+      return;
+    }
     ReportError(rank, error.kind(), error.message(), error.TracebackMostRecentCallLast());
   } catch (const Error& error) {
     ReportError(rank, error.kind(), error.what(), "");
@@ -370,15 +445,15 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
   }
 }
 
-void Done(int64_t ticket) { RequireRank().SendFrame(frame::kDone, Ticket(ticket)); }
+void Done(int64_t ticket) { RequireRank().SendFrame(frame::kDone, Number(ticket)); }
 
-void Fetch(ffi::Any value, int rank, int64_t ticket) {
+void Fetch(ffi::Any value, int rank, int64_t key) {
   Rank& self = RequireRank();
   if (self.id() != rank) return;
   if (self.control().controller_pid == getpid()) {
-    Mailbox::Global().Put(-ticket, std::move(value));
+    Expected::Global().Deliver(key, std::move(value));
   } else {
-    self.SendFrame(frame::kValue, Ticket(ticket) + PackValue(value));
+    self.SendFrame(frame::kValue, Number(key) + PackValue(value));
   }
 }
 
@@ -416,6 +491,39 @@ ffi::Function GetGlobalFunc(ffi::String name) {
          " the compiler want tvm_ipc.Session(..., compiler=True)");
   }
   return *function;
+}
+
+ffi::Function FindFunction(ffi::String name) {
+  auto function = ffi::Function::GetGlobal(name);
+  if (function.has_value()) return *function;
+  return ffi::Function::FromPacked([name](ffi::PackedArgs, ffi::Any*) { GetGlobalFunc(name); });
+}
+
+void Append(ffi::PackedArgs args, ffi::Any* result) {
+  ffi::Array<ffi::Any> values;
+  if (auto before = args[0].as<ffi::Array<ffi::Any>>()) values = *before;
+  for (int i = 1; i < args.size(); ++i) values.push_back(args[i]);
+  *result = std::move(values);
+}
+
+ffi::Any JoinPieces(ffi::String kind, ffi::Array<ffi::Any> pieces) {
+  std::string bytes;
+  for (const ffi::Any& piece : pieces) {
+    const ffi::Bytes part = piece.cast<ffi::Bytes>();
+    bytes.append(part.data(), part.size());
+  }
+  if (kind == "str") return ffi::String(std::move(bytes));
+  if (kind == "bytes") return ffi::Bytes(std::move(bytes));
+  std::vector<int64_t> extents(bytes.size() / sizeof(int64_t));
+  memcpy(extents.data(), bytes.data(), extents.size() * sizeof(int64_t));
+  return ffi::Shape(extents);
+}
+
+void CallWithList(ffi::PackedArgs args, ffi::Any* result) {
+  const ffi::Array<ffi::Any> values = args[1].cast<ffi::Array<ffi::Any>>();
+  std::vector<ffi::AnyView> views(values.begin(), values.end());
+  args[0].cast<ffi::Function>().CallPacked(
+      ffi::PackedArgs(views.data(), static_cast<int32_t>(views.size())), result);
 }
 
 void SetThreads(int threads) {

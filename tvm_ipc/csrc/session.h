@@ -7,6 +7,7 @@
 #ifndef TVM_IPC_SESSION_H_
 #define TVM_IPC_SESSION_H_
 
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
@@ -25,25 +26,29 @@ using tvm::runtime::Session;
 
 /*! \brief What sessions use that name nothing else. */
 void Configure(double timeout_seconds, int64_t arena_bytes, tvm::ffi::String instruction_set);
-/*! \brief Make the hub and invite the workers. Zeros mean the configured values. */
-void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes);
+/*!
+ * \brief Make the hub and invite the workers. Zeros mean the configured values.
+ * \param room Bytes of commands that the workers may leave unread.
+ */
+void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes,
+          int64_t room);
 /*! \brief Open, and wait until every worker joined: for a session that the user made. */
 void InitCCL(Session session, tvm::ffi::Shape device_ids);
 bool WaitJoined(Session session, double seconds);
+/*! \brief Send a command: see Outbox::Send. The first argument is the session. */
+void Send(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+/*! \brief A function that every worker has; without it they end. */
+tvm::runtime::DRef GetFunction(Session session, tvm::ffi::String name);
+void SendTicket(Session session, tvm::runtime::DRef done, int64_t ticket);
 int Wait(Session session, int64_t ticket, double seconds);
 tvm::ffi::String Report(Session session);
-tvm::ffi::Any TakeValue(Session session, int64_t ticket);
+/*! \brief Returns a function that takes the value which worker::Fetch sends for the key. */
+tvm::ffi::Function Expect(Session session, int64_t key);
 void Recover(Session session);
 void Abort(Session session);
 void Close(Session session);
 /*! \brief Whether every worker left within the time. */
 bool WaitLeft(Session session, double seconds);
-/*!
- * \brief Make a reference harmless: its end no longer writes to the workers' pipes, which throws
- *        in a destructor if one of them died. The register it names is freed with `Release`.
- */
-int64_t Detach(tvm::runtime::DRef reference);
-void Release(Session session, int64_t reg);
 /*! \brief Let the program end with exit code 1 where it would end with 0. */
 void FailAtExit();
 /*! \brief Leave a value where worker 0, a thread of this process, finds it. */
@@ -56,10 +61,17 @@ namespace worker {
 void InitCCLPerWorker(tvm::ffi::Shape device_ids, tvm::ffi::Bytes invitation);
 void Guard(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 void Done(int64_t ticket);
-void Fetch(tvm::ffi::Any value, int rank, int64_t ticket);
+void Fetch(tvm::ffi::Any value, int rank, int64_t key);
 void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);
 void CopyToHost(int64_t key, tvm::ffi::Optional<tvm::runtime::Tensor> source);
 tvm::ffi::Function GetGlobalFunc(tvm::ffi::String name);
+/*! \brief The same, but what is missing fails when it is called. */
+tvm::ffi::Function FindFunction(tvm::ffi::String name);
+/*! \brief A list, or none, with more values at its end: arguments of a command that is too long. */
+void Append(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+/*! \brief One str, bytes or Shape, out of a list of its bytes. */
+tvm::ffi::Any JoinPieces(tvm::ffi::String kind, tvm::ffi::Array<tvm::ffi::Any> pieces);
+void CallWithList(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 /*! \brief How many threads TVM's kernels may use in the calling worker. */
 void SetThreads(int threads);
 tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);

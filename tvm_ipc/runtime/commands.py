@@ -4,21 +4,28 @@
 Disco runs commands in its workers without catching anything: an exception ends the worker, in
 the controller's process too. So every command goes through the native function
 `tvm_ipc.worker.guard`, which catches, reports to the controller's hub, ends the other ranks'
-waits, and skips what follows until the controller has heard. The controller never waits on
+waits, and skips what follows until the controller has recovered. The controller never waits on
 Disco's own pipes; it waits on the hub, which also notices dead workers: it sends a ticket behind
 the commands, and every worker that comes to it tells the hub.
+
+Any thread may send, wait and close. A lock orders the commands; no thread waits for workers while
+it holds it, but for the one that recovers from an error: it lets nobody send until every worker
+has come to rest. An error may have cost any command that was on its way. So it is told to each
+thread that had one, at that thread's next command or wait, and to the thread that found it.
+
+Ctrl-C may end any of this between any two lines. What is written down before a step is therefore
+true, or errs on the safe side, whether the step was taken or not.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 import tvm_ffi
@@ -27,6 +34,7 @@ from tvm.runtime import disco
 from tvm_ipc import arguments
 from tvm_ipc.errors import (
     DeadlineError,
+    IPCError,
     RankError,
     SessionClosedError,
     WorkerDiedError,
@@ -37,143 +45,222 @@ from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 
 _log: Final = logging.getLogger("tvm_ipc.session")
-_api: Any = disco._ffi_api
-_wait = tvm_ffi.get_global_func("tvm_ipc.session.wait")
-_report = tvm_ffi.get_global_func("tvm_ipc.session.report")
-_recover = tvm_ffi.get_global_func("tvm_ipc.session.recover")
-_abort = tvm_ffi.get_global_func("tvm_ipc.session.abort")
-_detach = tvm_ffi.get_global_func("tvm_ipc.session.detach")
-_release = tvm_ffi.get_global_func("tvm_ipc.session.release")
+_native = tvm_ffi.get_global_func
+_send = _native("tvm_ipc.session.send")
+_send_ticket = _native("tvm_ipc.session.send_ticket")
+_get_function = _native("tvm_ipc.session.get_function")
+_wait = _native("tvm_ipc.session.wait")
+_report = _native("tvm_ipc.session.report")
+_recover = _native("tvm_ipc.session.recover")
+_abort = _native("tvm_ipc.session.abort")
 
 #: A Python signal handler, Ctrl-C among them, runs at least this often while we wait.
 SLICE_SECONDS: Final = 0.1
 #: The workers' own deadline comes first: it knows who is missing.
 _GRACE_SECONDS: Final = 2.0
-#: Commands that may be on their way; they fit into a pipe, so that writing never blocks.
-_COMMANDS_ON_THE_WAY: Final = 48 << 10
-_COMMAND_BYTES: Final = 64
-#: One counter for all sessions: a ticket also names a value on its way to the controller.
-tickets = itertools.count(1)
+#: What `_wait` returns.
+_DONE, _PENDING, _ATTENTION = range(3)
+#: One counter for all sessions: it names values on their way to the controller.
+keys = itertools.count(1)
 _numbers = itertools.count(1)
+
+
+class _Caller:
+    """What a session knows of one thread that sends commands."""
+
+    __slots__ = ("__weakref__", "error", "last")
+
+    def __init__(self) -> None:
+        #: The number of its last command.
+        self.last = 0
+        #: Makes the error that it has yet to hear of.
+        self.error: Callable[[], IPCError] | None = None
 
 
 class CommandSession(disco.Session):  # type: ignore[misc]
     """A Disco session that sends guarded commands. Its subclass starts and ends it."""
 
     __slots__ = ("__dict__", "__weakref__")
-    #: The worker processes, if there are any.
-    _pool: ProcessPool | None
     #: The process of each worker.
     _pids: tuple[int, ...]
     #: Raw functions that every worker has: they cannot fail, so nothing guards them.
     _guard: DRef
     _done: DRef
-    _lookup: DRef
+    _find: DRef
 
-    def _prepare(self, pool: ProcessPool | None, timeout: float) -> None:
+    def _prepare(self, timeout: float) -> None:
         """Set the state that commands need; before anything is sent."""
         self.timeout = timeout
         #: What log lines call it.
         self._name = f"session {next(_numbers)}"
-        self._pool = pool
+        #: The worker processes, if there are any.
+        self._pool: ProcessPool | None = None
+        #: Bytes of commands that workers may leave unread; see Outbox.
+        self._room = 0
+        # Reentrant: a signal handler or a finalizer may use the session that it interrupts.
+        self._lock = threading.RLock()
         self._closed = False
         self._why_unusable = ""
-        self._on_the_way = 0
-        #: Registers of references that ended, to be freed on the workers.
-        self._freed: deque[int] = deque()
         self._functions: dict[str, DPackedFunc] = {}
+        #: Commands are numbered. A ticket has the number of the last command before it.
+        self._commands = 0
+        self._last_ticket = 0
+        #: Up to here every worker is known to have come, and all errors to have been told.
+        self._settled = 0
+        #: Errors have been told, but the workers may not have been made to go on.
+        self._recovering = False
+        self._local = threading.local()
+        self._callers: weakref.WeakSet[_Caller] = weakref.WeakSet()
+        #: Makes the error that no thread has heard of yet.
+        self._unheard: Callable[[], IPCError] | None = None
 
     def _start_commands(self) -> None:
         """Make ready to send: every worker has joined."""
         self._pids = tuple(json.loads(_report(self))["pids"])
         self._guard = self._raw_function("tvm_ipc.worker.guard")
         self._done = self._raw_function("tvm_ipc.worker.done")
-        self._lookup = self._raw_function("tvm_ipc.worker.get_global_func")
+        self._find = self._raw_function("tvm_ipc.worker.find_function")
 
     @property
     def usable(self) -> bool:
         """Whether commands can be sent: not closed, nobody died, no deadline passed."""
         return not (self._closed or self._why_unusable)
 
+    def _caller(self) -> _Caller:
+        """What is known of the calling thread."""
+        caller: _Caller | None = getattr(self._local, "caller", None)
+        if caller is None:
+            caller = _Caller()
+            self._callers.add(caller)
+            self._local.caller = caller
+        return caller
+
+    def _hear(self) -> None:
+        """Raise what the calling thread has yet to hear of."""
+        caller = self._caller()
+        if caller.error is None:
+            return
+        try:
+            raise caller.error()
+        except IPCError:
+            caller.error = self._unheard = None  # told; not so if Ctrl-C came before
+            raise
+
+    def _enter(self) -> None:
+        """Raise why the calling thread may not go on now, if it may not; with the lock."""
+        self._check_usable()
+        if self._recovering:
+            self._finish_recovery()
+
     def _check_usable(self) -> None:
+        self._hear()
         if self._closed:
             raise SessionClosedError("the session is closed")
         if self._why_unusable:
             raise SessionClosedError(f"the session is not usable any more: {self._why_unusable}")
 
-    def _break(self, why: str) -> None:
-        _log.error("%s: %s", self._name, why)
-        self._why_unusable = why
-        _abort(self)
-        if self._pool is not None:
-            self._pool.kill()
-            self._pool.mute()
+    # ---- sending --------------------------------------------------------------------------
 
     def _raw_function(self, name: str) -> DRef:
         """Return a function that every worker is known to have."""
-        reference = _api.SessionGetGlobalFunc(self, name)
-        return DRef(reference, self, _detach(reference))
+        return DRef(_get_function(self, name), self)
 
-    def _command(self, *args: Any) -> DRef:
-        """Send one command to every worker."""
-        self._check_usable()
-        if any(isinstance(a, disco.DRef) and getattr(a, "session", None) is not self for a in args):
-            raise ValueError(
-                "a value of another session has no meaning in this one: get it there, put it here"
-            )
-        size = _COMMAND_BYTES * len(args) + sum(
-            len(a) for a in args if isinstance(a, (str, bytes, bytearray, tvm_ffi.Shape))
-        )
-        if self._on_the_way + size > _COMMANDS_ON_THE_WAY:
-            self._pass_ticket()
-        return self._send(size, *args)
+    def _command(self, func: DRef, *args: Any) -> DRef | None:
+        """Send one command, when there is room for it; None if it is too long for that."""
+        while True:
+            with self._lock:
+                self._enter()
+                self._commands += 1
+                self._caller().last = self._commands
+                answer = self._try(_send, self, 0, 0, func, *args)
+                if isinstance(answer, disco.DRef):
+                    return DRef(answer, self)
+                if answer > self._room // 2:  # the rest is for registers that are freed first
+                    return None
+                ticket = self._ticket()
+            self._wait_for(ticket)
 
-    def _send(self, size: int, *args: Any) -> DRef:
+    def _ticket(self) -> int:
+        """Return a ticket behind all commands so far; with the lock."""
+        if self._last_ticket < self._commands:
+            self._try(_send_ticket, self, self._done, self._commands)
+            self._last_ticket = self._commands
+        return self._last_ticket
+
+    def _try(self, send: Any, *args: Any) -> Any:
         try:
-            while self._freed and self._on_the_way + _COMMAND_BYTES <= _COMMANDS_ON_THE_WAY:
-                _release(self, self._freed.popleft())
-                self._on_the_way += _COMMAND_BYTES
-            with self._watch_large_command(size):
-                reference = _api.SessionCallPacked(self, 0, 0, *args)
+            return send(*args)
         except Exception as error:
             if "Write Error" in str(error):  # a worker's pipe has nobody at its end
                 self._raise_died(f"a command could not be sent: {error}")
             raise  # an argument that Disco cannot send: nothing was sent
-        self._on_the_way += size
-        return DRef(reference, self, _detach(reference))
-
-    @contextlib.contextmanager
-    def _watch_large_command(self, size: int) -> Iterator[None]:
-        """End the workers if one of them does not take a command that fills its pipe."""
-        if size <= _COMMANDS_ON_THE_WAY or self._pool is None:
-            yield
-            return
-        timer = threading.Timer(self.timeout, self._pool.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def call_packed(self, func: disco.DRef, *args: Any) -> DRef:
         """Call a function on every worker; the result stays there."""
-        return self._command(self._guard, func, *args)
+        self._check_references(args)
+        result = self._command(self._guard, func, *args)
+        return result if result is not None else self._call_in_pieces(func, args)
+
+    def _check_references(self, args: tuple[Any, ...]) -> None:
+        if any(isinstance(a, disco.DRef) and getattr(a, "session", None) is not self for a in args):
+            raise ValueError(
+                "a value of another session has no meaning in this one: get it there, put it here"
+            )
+
+    def _call_in_pieces(self, func: disco.DRef, args: tuple[Any, ...]) -> DRef:
+        """Call with more than fits into a pipe: it is gathered on the workers first."""
+        most = self._room // 4
+        args = tuple(self._send_in_pieces(a, most) if _most_bytes(a) > most else a for a in args)
+        append = self._get_cached_method("tvm_ipc.worker.append")
+        values, piece = append(None), []
+        for number, argument in enumerate(args, 1):
+            piece.append(argument)
+            if number == len(args) or sum(map(_most_bytes, piece)) > most:
+                values, piece = append(values, *piece), []
+        return self._get_cached_method("tvm_ipc.worker.call_with_list")(func, values)
+
+    def _send_in_pieces(self, value: Any, most: int) -> DRef:
+        """Send one long argument."""
+        if isinstance(value, str):
+            kind, data = "str", value.encode()
+        elif isinstance(value, tvm_ffi.Shape):
+            kind, data = "Shape", b"".join(n.to_bytes(8, "little", signed=True) for n in value)
+        else:
+            kind, data = "bytes", bytes(value)
+        append = self._get_cached_method("tvm_ipc.worker.append")
+        pieces = append(None)
+        for start in range(0, len(data), most):
+            pieces = append(pieces, data[start : start + most])
+        return self._get_cached_method("tvm_ipc.worker.join_pieces")(kind, pieces)
 
     def _get_cached_method(self, name: str) -> DPackedFunc:
         if name not in self._functions:
-            self._functions[name] = self.get_global_func(name)
+            # Not guarded: looked up even if an error makes the workers skip what this thread, or
+            # another one that uses the function meanwhile, wants it for.
+            function = self._command(self._find, name)
+            assert function is not None
+            self._functions[name] = DPackedFunc.of(function)
         return self._functions[name]
 
     def get_global_func(self, name: str) -> DPackedFunc:
         """Return a function by its global name; an error at the next sync if a worker lacks it."""
         arguments.text("get_global_func: name", name, "the name of a function")
-        return DPackedFunc.of(self.call_packed(self._lookup, name))
+        return DPackedFunc.of(self._get_cached_method("tvm_ipc.worker.get_global_func")(name))
+
+    # ---- waiting --------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Wait until every worker has done every command; raise what went wrong."""
-        self._check_usable()
-        self._pass_ticket()
+        """Wait until every worker has done every command; raise what went wrong.
+
+        An error reaches every thread with commands that it may have cost: each hears of it once,
+        at its next command, `sync`, `get` or `close`. So does a thread without any that finds it.
+        """
+        with self._lock:
+            self._enter()
+            if self._last_ticket <= self._settled:
+                self._commands += 1  # ask even those who have done everything: they may be dead
+            ticket = self._ticket()
+        self._wait_for(ticket)
 
     def _sync_worker(self, worker_id: int) -> None:
         self.sync()
@@ -181,19 +268,83 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     def _sync_all(self) -> None:
         self.sync()
 
-    def _pass_ticket(self) -> None:
-        ticket = next(tickets)
-        self._send(_COMMAND_BYTES, self._done, ticket)
+    def _wait_for(self, ticket: int) -> None:
+        """Wait until every worker has come to the ticket; raise what this thread must hear."""
         end = time.monotonic() + self.timeout + _GRACE_SECONDS
         while True:
-            progress = _wait(self, ticket, SLICE_SECONDS)
-            if progress == 0:
-                self._on_the_way = 0
-                break
-            if progress == 2:
-                self._raise_report()
+            progress = self._wait(ticket)
+            with self._lock:
+                self._hear()
+                if progress != _ATTENTION and ticket <= self._settled:
+                    return  # known to another thread, which may have closed the session since
+                self._enter()
+                if progress == _DONE:
+                    self._settled = max(self._settled, ticket)
+                    return
+                if progress == _ATTENTION:
+                    self._settle()
+                elif time.monotonic() > end:
+                    self._raise_deadline(ticket)
+
+    def _wait(self, ticket: int) -> int:
+        try:
+            return int(_wait(self, ticket, SLICE_SECONDS))
+        except RuntimeError:
+            if self._closed:  # by another thread
+                return _PENDING
+            raise
+
+    def _settle(self) -> None:
+        """Hear all there is to hear, tell it to whom it concerns, and go on; with the lock."""
+        ticket = self._ticket()
+        end = time.monotonic() + self.timeout + _GRACE_SECONDS
+        while self._wait(ticket) == _PENDING:
+            self._check_usable()
             if time.monotonic() > end:
                 self._raise_deadline(ticket)
+        report = json.loads(_report(self))
+        errors = [RankError(**error) for error in report["errors"]]
+        causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
+        causes = tuple(sorted(causes, key=lambda e: e.rank))
+        if report["dead"] or report["left"]:
+            self._raise_died("".join(f"\n{e}" for e in causes if e.kind != "PeerError"))
+        if not causes:
+            return  # another thread has told them
+        for error in causes:
+            _log.warning("%s: rank %d: %s: %s", self._name, error.rank, error.kind, error.message)
+        self._tell(lambda: _error_of(causes))
+        self._recovering = True
+        self._finish_recovery()
+        self._hear()
+
+    def _tell(self, error: Callable[[], IPCError]) -> None:
+        """Let everybody hear of an error whose commands it may have cost, and the finder."""
+        self._unheard = error
+        for caller in list(self._callers):
+            if caller.last > self._settled and caller.error is None:
+                caller.error = error
+        finder = self._caller()
+        finder.error = finder.error or error
+
+    def _finish_recovery(self) -> None:
+        """Let the workers go on: all of them are idle, and nobody has sent anything since."""
+        _recover(self)
+        _log.info("%s: recovered: its workers take commands again", self._name)
+        self._settled = self._commands
+        self._recovering = False
+
+    # ---- the end of a session -------------------------------------------------------------
+
+    def _break(self, error: Callable[[], IPCError]) -> None:
+        """Give up, and say why to everybody; with the lock."""
+        self._why_unusable = str(error()).partition("\n")[0]
+        _log.error("%s: %s", self._name, self._why_unusable)
+        self._tell(error)
+        _abort(self)
+        if self._pool is not None:
+            self._pool.kill()
+            self._pool.mute()
+        self._hear()
 
     def _raise_deadline(self, ticket: int) -> None:
         report = json.loads(_report(self))
@@ -202,28 +353,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         parts = [f"{who} did not answer within {self.timeout:g} s"]
         parts += [f"rank {e['rank']}: {e['kind']}: {e['message']}" for e in report["errors"]]
         parts.append("the session is no longer usable; a longer timeout may be what it needs")
-        self._break("; ".join(parts))
-        raise DeadlineError("; ".join(parts))
-
-    def _raise_report(self) -> None:
-        """Raise what the workers reported; they have passed the ticket, or one is dead."""
-        report = json.loads(_report(self))
-        errors = [RankError(**error) for error in report["errors"]]
-        causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
-        causes = tuple(sorted(causes, key=lambda e: e.rank))
-        for error in causes:
-            _log.warning("%s: rank %d: %s: %s", self._name, error.rank, error.kind, error.message)
-        if report["dead"] or report["left"]:
-            self._raise_died("".join(f"\n{e}" for e in causes if e.kind != "PeerError"))
-        # What was looked up since the error was skipped: it is no function.
-        self._functions.clear()
-        # No worker is inside an operation, so the group may start afresh.
-        _recover(self)
-        _log.info("%s: recovered: its workers take commands again", self._name)
-        self._on_the_way = 0
-        if all(error.kind == "DeadlineError" for error in causes):
-            raise DeadlineError(describe(causes))
-        raise WorkerError(causes)
+        self._break(lambda: DeadlineError("; ".join(parts)))
 
     def _raise_died(self, details: str) -> None:
         end = time.monotonic() + 1.0
@@ -234,11 +364,28 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             if dead or codes or time.monotonic() > end:
                 break
             time.sleep(0.01)
+        ranks = tuple(sorted(dead | codes.keys()))
         who = ", ".join(
             f"rank {rank} (pid {self._pids[rank]}"
             + (f", exit code {codes[rank]})" if rank in codes else ")")
-            for rank in sorted(dead | codes.keys())
+            for rank in ranks
         )
         message = f"{who or 'a worker'} died; the session is no longer usable"
-        self._break(message)
-        raise WorkerDiedError(f"{message}{details}", tuple(sorted(dead | codes.keys())))
+        self._break(lambda: WorkerDiedError(f"{message}{details}", ranks))
+
+
+def _error_of(causes: tuple[RankError, ...]) -> IPCError:
+    if all(cause.kind == "DeadlineError" for cause in causes):
+        return DeadlineError(describe(causes))
+    return WorkerError(causes)
+
+
+def _most_bytes(argument: Any) -> int:
+    """As many bytes as an argument may take on its way, or more."""
+    if isinstance(argument, str):
+        return 32 + 4 * len(argument)
+    if isinstance(argument, tvm_ffi.Shape):
+        return 32 + 8 * len(argument)
+    if isinstance(argument, (bytes, bytearray)):
+        return 32 + len(argument)
+    return 32

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import subprocess
@@ -52,6 +53,15 @@ class ProcessPool:
             self.join(0.0)
             self.forget()
             raise
+
+    def room(self) -> int:
+        """How many bytes a worker may leave unread before a write to it waits.
+
+        Half of what its pipe is said to hold: a message that does not fit into what is left of a
+        page of the pipe takes another page.
+        """
+        sizes = [fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) for _, write in self._pipes.values()]
+        return min(sizes, default=64 << 10) // 2
 
     def pipes(self, worker_id: int) -> tuple[int, int]:
         """Return the descriptors to read from a worker and to write to it."""

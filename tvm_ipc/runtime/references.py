@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """References to values that live on the workers of a `tvm_ipc.Session`.
 
-Disco's own references write to the workers' pipes when they end, and abort the process if a
-worker is dead by then. Ours are detached from that: the register they name is put on a list,
-and the session frees it before its next command.
+When one ends, in any thread and at any time, the native library notes the register that it names,
+and frees it with the session's next command. (Disco's own write to the workers' pipes then, and
+abort the process if a worker is dead.)
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,25 +29,15 @@ class _Remote:
     #: What it refers to, for people.
     _what = "value"
     session: Session
-    _register: int
-    _freed: deque[int]
 
-    def __init__(self, reference: disco.DRef, session: Session, register: int) -> None:
+    def __init__(self, reference: disco.DRef, session: Session) -> None:
         self.__move_handle_from__(reference)
         self.session = session  # type: ignore[misc]  # the slots are those of the subclasses
-        self._register = register  # type: ignore[misc]
-        self._freed = session._freed  # type: ignore[misc]
 
     @classmethod
     def of(cls, reference: _Remote) -> Self:
         """Take over a reference, as what it is known to refer to."""
-        del reference._freed  # it no longer frees the register; the new one does
-        return cls(reference, reference.session, reference._register)
-
-    def __del__(self) -> None:
-        # Any thread, any time: only noted here, and freed before the next command.
-        with contextlib.suppress(AttributeError):
-            self._freed.append(self._register)
+        return cls(reference, reference.session)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: a {self._what} on the workers of {self.session!r}>"
@@ -80,13 +68,13 @@ class _Remote:
 class DRef(_Remote, disco.DRef):  # type: ignore[misc]
     """A value that lives on every worker."""
 
-    __slots__ = ("_freed", "_register", "session")
+    __slots__ = ("session",)
 
 
 class DPackedFunc(_Remote, disco.DPackedFunc):  # type: ignore[misc]
     """A function that every worker has."""
 
-    __slots__ = ("_freed", "_register")
+    __slots__ = ()
     _what = "function"
 
     def __call__(self, *args: Any) -> DRef:
@@ -97,7 +85,7 @@ class DPackedFunc(_Remote, disco.DPackedFunc):  # type: ignore[misc]
 class DModule(_Remote, disco.DModule):  # type: ignore[misc]
     """A module that every worker loaded."""
 
-    __slots__ = ("_freed", "_register")
+    __slots__ = ()
     _what = "module"
 
     def __getitem__(self, name: str) -> DPackedFunc:

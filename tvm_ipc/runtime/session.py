@@ -13,7 +13,8 @@ import ctypes
 import json
 import logging
 import os
-import tempfile
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -26,11 +27,13 @@ from tvm.runtime import disco
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS, SHM
-from tvm_ipc.errors import IPCError, RankError
+from tvm_ipc.errors import IPCError, RankError, SessionClosedError
 from tvm_ipc.runtime import config, log, unheard
-from tvm_ipc.runtime.commands import SLICE_SECONDS, tickets
+from tvm_ipc.runtime.commands import SLICE_SECONDS, keys
+from tvm_ipc.runtime.folder import Folder, remove_orphans
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
+from tvm_ipc.runtime.uninterrupted import uninterrupted
 from tvm_ipc.runtime.values import ValueSession, as_device
 
 _log: Final = logging.getLogger("tvm_ipc.session")
@@ -46,7 +49,11 @@ _native_info = _native("tvm_ipc.native_info")
 
 _START_SECONDS: Final = 120.0
 _LEAVE_SECONDS: Final = 5.0
+#: Bytes of commands on their way to workers that are threads; their queues have no end.
+_ROOM: Final = 32 << 10
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+#: Sessions that nobody holds, whose end was interrupted.
+_unfinished: list[Session] = []
 
 
 class Session(ValueSession):
@@ -54,6 +61,10 @@ class Session(ValueSession):
 
     All methods of Disco's sessions work. Commands are asynchronous; an error is raised by the
     next `sync`, `get` or `close`, or by leaving the `with` block.
+
+    Any thread may use a session, and each thread's commands keep their order. An error is raised
+    in every thread that had commands on their way, since it may have cost any of them, and in the
+    one that finds it: in each once, at its next command, `sync`, `get` or `close`.
 
     Parameters
     ----------
@@ -107,43 +118,60 @@ class Session(ValueSession):
             self._workers += f" in {num_groups} groups"
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
         log.start()
-        self._files = tempfile.TemporaryDirectory(prefix="tvm_ipc-")
-        threads_each = config.threads_per_worker(num_workers)
-        pool = None
-        if not threads:
+        self._prepare(settings.timeout)
+        _open_sessions.add(self)
+        shape = (num_workers, num_groups)
+        processes = not threads
+
+        def start() -> None:
+            try:
+                self._start(shape, processes, compiler, ids, settings)
+            except BaseException as error:
+                self._why_unusable = self._why_unusable or f"it could not start: {error}"
+                self._end_now()
+                raise
+
+        uninterrupted(start, self._stop_starting)
+
+    def _stop_starting(self) -> None:
+        self._why_unusable = "its start was interrupted"
+
+    def _start(
+        self,
+        shape: tuple[int, int],
+        processes: bool,
+        compiler: bool,
+        ids: tvm_ffi.Shape,
+        settings: config.Config,
+    ) -> None:
+        remove_orphans()
+        threads_each = config.threads_per_worker(shape[0])
+        self._room = _ROOM
+        if processes:
             environment = config.worker_environment(threads_each, compiler)
             try:
-                pool = ProcessPool(num_workers, num_groups, environment)
+                self._pool = ProcessPool(*shape, environment)
             except OSError as error:
                 raise IPCError(f"the session cannot start its workers: {error}") from error
-        self._prepare(pool, settings.timeout)
-        self._log_start(num_workers, num_groups, threads_each, settings)
-        if pool is None:
-            self.__init_handle_by_constructor__(_api.SessionThreaded, num_workers, num_groups)
+            self._room = self._pool.room()
+        self._log_start(*shape, threads_each, settings)
+        if self._pool is None:
+            self.__init_handle_by_constructor__(_api.SessionThreaded, *shape)
         else:
             self.__init_handle_by_constructor__(
-                _api.SessionProcess,
-                num_workers,
-                num_groups,
-                "tvm_ipc.create_process_pool",
-                pool.key,
+                _api.SessionProcess, *shape, "tvm_ipc.create_process_pool", self._pool.key
             )
-        _open_sessions.add(self)
+        self._made = True
         try:
-            try:
-                _open(self, ids, settings.timeout, settings.arena_limit or 0)
-            except (RuntimeError, MemoryError) as error:
-                if "Write Error" not in str(error):  # else a worker has ended; the wait says which
-                    raise IPCError(f"the session cannot start: {error}") from error
-            self._wait_until_joined()
-            self._start_commands()
-            self.get_global_func("tvm_ipc.worker.set_threads")(threads_each)
-            self.sync()
-            _log.info("%s: all workers are ready", self._name)
-        except BaseException as error:
-            self._why_unusable = self._why_unusable or f"it could not start: {error}"
-            self.close()
-            raise
+            _open(self, ids, settings.timeout, settings.arena_limit or 0, self._room)
+        except (RuntimeError, MemoryError) as error:
+            if "Write Error" not in str(error):  # else a worker has ended; the wait says which
+                raise IPCError(f"the session cannot start: {error}") from error
+        self._wait_until_joined()
+        self._start_commands()
+        self._get_cached_method("tvm_ipc.worker.set_threads")(threads_each)
+        self.sync()
+        _log.info("%s: all workers are ready", self._name)
 
     def _log_start(
         self, num_workers: int, num_groups: int, threads_each: int, settings: config.Config
@@ -165,6 +193,7 @@ class Session(ValueSession):
         end = time.monotonic() + _START_SECONDS
         known: set[int] = set()
         while True:
+            self._check_usable()
             complete = _wait_joined(self, SLICE_SECONDS)
             report = json.loads(_report(self))
             for rank in sorted({*report["joined"]} - known):
@@ -203,7 +232,7 @@ class Session(ValueSession):
         device = as_device("load_vm_module: device", device)
         if hasattr(path, "export_library"):
             executable = path
-            path = Path(self._files.name, f"module-{next(tickets)}.so")
+            path = self._folder.path() / f"module-{next(keys)}.so"
             try:
                 executable.export_library(str(path))
             except TypeError as error:
@@ -254,34 +283,76 @@ class Session(ValueSession):
         if self._closed:
             return
         try:
-            if self.usable:
+            with contextlib.suppress(SessionClosedError):  # nobody can be waited for any more
                 self.sync()
         finally:
             self._end()
 
+    def _prepare(self, timeout: float) -> None:
+        super()._prepare(timeout)
+        self._folder = Folder()
+        #: Whether there is a session of Disco.
+        self._made = False
+        self._end_lock = threading.RLock()
+        self._ended = self._hurried = False
+
     def _end(self) -> None:
-        self._closed = True
-        self._functions.clear()
+        """End the workers, which are not waited for."""
+        # A signal handler may close the session of a line that holds the lock.
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            self._end_now()
+        else:
+            uninterrupted(self._end_now, self._kill)
+
+    def _kill(self) -> None:
+        self._hurried = True
+        if self._pool is not None:
+            self._pool.kill()
+
+    def _end_now(self) -> None:
+        self._closed = True  # whoever waits in another thread, with the lock or without, leaves
+        with self._end_lock:
+            if self._ended:
+                return
+            locked = self._lock.acquire(timeout=_LEAVE_SECONDS)
+            try:
+                self._functions.clear()
+                if self._made:
+                    self._end_workers()
+                elif self._pool is not None:
+                    self._pool.kill()
+                    self._pool.join(0.0)
+                    self._pool.forget()
+                self._folder.remove()
+                self._ended = True
+            finally:
+                if locked:
+                    self._lock.release()
+        _log.info("%s: ended%s", self._name, f": {why}" if (why := self._why_unusable) else "")
+
+    def _end_workers(self) -> None:
         with contextlib.suppress(RuntimeError):  # not open: it did not come that far
             _abort(self)
         with contextlib.suppress(Exception):
             _api.SessionShutdown(self)
         if self._pool is not None:
-            try:
-                self._pool.join(_LEAVE_SECONDS if not self._why_unusable else 0.0)
-            finally:  # an impatient Ctrl-C, too, leaves nobody behind
-                self._pool.kill()
-                self._pool.mute()
+            patient = not (self._why_unusable or self._hurried)
+            self._pool.join(_LEAVE_SECONDS if patient else 0.0)
+            self._pool.mute()
         with contextlib.suppress(RuntimeError):
-            if not _wait_left(self, _LEAVE_SECONDS):
+            end = time.monotonic() + _LEAVE_SECONDS
+            while not (left := _wait_left(self, SLICE_SECONDS)):
+                if self._hurried or time.monotonic() > end:
+                    break
+            if not left:
                 # A thread of ours is stuck in a call. To destroy the session would wait for it
                 # with Python's lock held, for ever: keep it instead.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             if not self._why_unusable:  # else it has been raised
                 unheard.say_errors(self, _errors(self), fail=not self._left_by_exception)
+            if self._unheard is not None:
+                unheard.say(self, self._unheard(), fail=not self._left_by_exception)
             _close(self)
-        self._files.cleanup()
-        _log.info("%s: ended%s", self._name, f": {why}" if (why := self._why_unusable) else "")
 
     def __enter__(self) -> Session:
         """Return the session."""
@@ -301,9 +372,14 @@ class Session(ValueSession):
             self._end()
 
     def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True) and "_files" in self.__dict__:
-            with contextlib.suppress(Exception):
-                self._end()
+        if self.__dict__.get("_ended", True):
+            return
+        try:
+            # Not in another thread: this one may hold any lock.
+            self._end_now()
+        except BaseException:
+            _unfinished.append(self)
+            raise
 
 
 def init_ccl(
@@ -365,9 +441,15 @@ def _library(path: object) -> Path:
 
 @atexit.register
 def _close_all() -> None:
-    for session in list(_open_sessions):
+    # As for a `with` block: if the program ends by an exception, no worker is waited for.
+    failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+    for session in [*_open_sessions, *_unfinished]:
         try:
-            session.close()
+            if failed or session._closed:
+                session._left_by_exception = failed
+                session._end()
+            else:
+                session.close()
         except Exception as error:
             unheard.say(session, error)
 
@@ -375,8 +457,9 @@ def _close_all() -> None:
 def _disown() -> None:
     """Keep a process that the controller forked away from the workers: they are not its own."""
     for session in list(_open_sessions):
-        session._closed = True
-        session._files._finalizer.detach()  # type: ignore[attr-defined]  # the files stay
+        session._closed = session._ended = True
+        session._lock = threading.RLock()  # another thread may have held it
+        session._folder.disown()
         # Disco's destructor would shut the workers down, and wait for threads that are not here.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 

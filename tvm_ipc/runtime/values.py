@@ -21,10 +21,10 @@ from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import ReduceKind
-from tvm_ipc.runtime.commands import CommandSession, tickets
+from tvm_ipc.runtime.commands import CommandSession, keys
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 
-_take_value = tvm_ffi.get_global_func("tvm_ipc.session.take_value")
+_expect = tvm_ffi.get_global_func("tvm_ipc.session.expect")
 _put = tvm_ffi.get_global_func("tvm_ipc.session.put")
 
 _SHAPE: Final = "a sequence of extents, 0 or more, such as (3, 4)"
@@ -86,11 +86,16 @@ class ValueSession(CommandSession):
     def _fetch(self, where: str, reference: object, rank: int, rank_name: str = "rank") -> Any:
         _reference(f"{where}: reference", reference)
         rank = self._rank(f"{where}: {rank_name}", rank)
-        key = next(tickets)
+        key = next(keys)
+        with self._lock:
+            self._enter()
+            take = _expect(self, key)
         fetch = self._get_cached_method("tvm_ipc.worker.fetch")
         self.call_packed(fetch, reference, rank, key)
         self.sync()
-        return _take_value(self, key)
+        with self._lock:
+            self._check_usable()  # another thread may have closed it
+            return take()
 
     def get(self, reference: DRef, rank: int = 0) -> np.ndarray[Any, Any]:
         """Return a copy of a tensor on one worker, after the commands before it."""
@@ -142,9 +147,16 @@ class ValueSession(CommandSession):
         self._copy_to(reference, rank, host_tensor("debug_copy_from: value", value))
 
     def _copy_to(self, reference: object, rank: int, value: Tensor) -> None:
-        self._check_usable()
-        copy = self._get_cached_method("tvm_ipc.worker.copy_from_host")
-        self.call_packed(copy, _put(self, value), rank, reference)
+        self._call_with_host("tvm_ipc.worker.copy_from_host", value, rank, reference)
+
+    def _call_with_host(self, name: str, host: Tensor, *args: Any) -> None:
+        """Call a function whose first argument is a tensor of the controller, for worker 0."""
+        self._check_references(args)
+        function = self._get_cached_method(name)
+        # A recovery discards what waits for commands that were skipped. None comes in between.
+        with self._lock:
+            self._enter()
+            self.call_packed(function, _put(self, host), *args)
 
     def copy_to_worker_0(
         self, host_array: npt.ArrayLike | Tensor, remote_array: DRef | None = None
@@ -167,9 +179,7 @@ class ValueSession(CommandSession):
                 host_array,
             )
         _reference("copy_from_worker_0: remote_array", remote_array)
-        self._check_usable()
-        copy = self._get_cached_method("tvm_ipc.worker.copy_to_host")
-        self.call_packed(copy, _put(self, host_array), remote_array)
+        self._call_with_host("tvm_ipc.worker.copy_to_host", host_array, remote_array)
 
     # ---- from and to the first worker -----------------------------------------------------
 
