@@ -14,7 +14,7 @@ import subprocess
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import pytest
 from plans import small_explanation, small_plan
 
 from tvm_ipc.explain import page
+from tvm_ipc.explain.examine import Memory
 from tvm_ipc.transform.report import Decision, FunctionPlan
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -63,6 +64,10 @@ document.body.dataset.seen = JSON.stringify({
   shapes: document.querySelectorAll(".inner svg .t").length,
   heights: [...document.querySelectorAll(".inner svg")].map((e) => box(e).height),
   widths, room: plan.querySelector(".scroll").clientWidth, width: innerWidth,
+  bars: [...document.querySelectorAll(".bar")].map((bar) => {
+    const fill = bar.querySelector(".fill");
+    return [box(bar.querySelector(".track")).width, fill ? box(fill).width : 0];
+  }),
   paper: getComputedStyle(document.body).backgroundColor,
 });
 """
@@ -98,8 +103,15 @@ def browse(tmp_path: Path) -> Callable[..., str]:
     return run
 
 
+#: The browser's window is never narrower than 500 pixels; a frame in it can be.
+FRAME = """<!DOCTYPE html><body><iframe width="{}" height="{}" style="border: 0" srcdoc="{}"
+onload="document.body.dataset.seen = this.contentDocument.body.dataset.seen"></iframe></body>"""
+
+
 def look(browse: Callable[..., str], html: str, size: tuple[int, int], *options: str) -> Any:
     html = html.replace("</body>", f"<script>{LOOK}</script></body>")
+    if size[0] < 500:
+        html, size = FRAME.format(*size, escape(html)), (size[0] + 500, size[1])
     dom = browse(html, "--dump-dom", *options, size=size)
     seen = re.search(r'data-seen="([^"]*)"', dom)
     assert seen is not None, "the script of the page, or of the test, failed"
@@ -125,15 +137,20 @@ def many_layers(layers: int) -> FunctionPlan:
 
 
 @pytest.mark.parametrize("layers", [1, 12, 160])
-@pytest.mark.parametrize("width", [500, 820, 1400])
+@pytest.mark.parametrize("width", [320, 420, 820, 1400])
 def test_nothing_overlaps_or_is_cut_off(
     browse: Callable[..., str], width: int, layers: int
 ) -> None:
     explanation = small_explanation()
     explanation.report.plans[:] = [many_layers(layers), replace(small_plan(), function="a" * 90)]
     name = "runtime.disco.cuda_ipc.custom_allreduce"
+    explanation.memory["a_scope_of_somebody_with_a_long_name" * 2] = Memory(
+        {"a_scope_of_somebody_with_a_long_name" * 2: 1}, {}, {}
+    )
     reason = f"a {name} that is rather long, for a reason that takes some words to tell"
-    explanation.report.decisions.append(Decision("LowerGPUIPC", "main", name * 3, "kept", reason))
+    explanation.report.decisions.append(
+        Decision("LowerGPUIPC" * 5, "main", name * 3, "kept", reason)
+    )
     seen = look(browse, page.render(explanation), (width, 1200))
     assert seen["width"] == width
     assert seen["overlaps"] == []
@@ -142,6 +159,25 @@ def test_nothing_overlaps_or_is_cut_off(
     assert seen["sideways"] <= 0
     assert seen["shapes"] == 5 * layers + 5
     assert min(seen["heights"]) >= 70
+
+
+@pytest.mark.parametrize("width", [320, 420, 800, 1400])
+def test_bars_keep_their_proportions(browse: Callable[..., str], width: int) -> None:
+    explanation = small_explanation()
+    sizes = {"global": (2_570, 2_770, 2_000), "ipc_memory": (1_000, 2_010, 0), "tiny": (1, 0, 0)}
+    plans = [{scope: size[i] << 10 for scope, size in sizes.items()} for i in range(3)]
+    explanation.memory["main"] = Memory(*plans)
+    html = page.render(explanation)
+    seen = look(browse, html, (width, 1200))
+    (track,) = {round(track, 1) for track, _ in seen["bars"]}
+    assert track > 100
+    largest = max(max(size) for size in sizes.values())
+    scopes = explanation.memory["main"].scopes
+    counts = [count for scope in scopes for count in sizes[scope]]
+    for count, (_, bar) in zip(counts, seen["bars"], strict=True):
+        # What there is can be seen, and nothing else.
+        least = 2 if count else 0
+        assert bar == pytest.approx(max(least, track * count / largest), abs=0.6), count
 
 
 def test_tap_shows_what_a_tensor_is(browse: Callable[..., str]) -> None:

@@ -81,7 +81,7 @@ def test_decisions_for_the_same_reason_are_one_line() -> None:
 
 
 def test_numbers_of_bytes_for_people() -> None:
-    texts = {0: "0 B", 1023: "1023 B", 1536: "1.50 KiB", 12 << 20: "12 MiB", 1 << 40: "1024 GiB"}
+    texts = {0: "0 B", 1023: "1023 B", 1536: "1.50 KiB", 12 << 20: "12 MiB", 1 << 40: "1 TiB"}
     texts |= {int(123.4 * 1024): "123 KiB", int(12.34 * 1024): "12.3 KiB"}
     for count, expected in texts.items():
         assert bytes_text(count) == expected

@@ -85,12 +85,7 @@ def _totals(memory: Memory, remark: str) -> str:
             ("TVM's plan", memory.upstream.get(scope, 0), "faint"),
             ("the least", memory.least.get(scope, 0), "hollow"),
         ]
-        bars = "".join(
-            f'<div class="bar"><span>{name}</span><span class="track"><span class="fill {look}" '
-            f'style="width:{60 * count / largest:.2f}%"></span><span>{bytes_text(count)}'
-            f"{_share(ours, count) if look else ''}</span></span></div>"
-            for name, count, look in rows
-        )
+        bars = "".join(_bar(name, count, largest, look, ours) for name, count, look in rows)
         parts.append(
             f'<section class="{scope_class(scope)}"><h3>{escape(scope)}</h3>{bars}</section>'
         )
@@ -98,6 +93,14 @@ def _totals(memory: Memory, remark: str) -> str:
         f'<div class="totals">{"".join(parts)}</div><p class="muted">TVM\'s plan of the same '
         "module counts as its runtime allocates it. The least is what is live at once in the "
         f"worst moment: no plan can take less. {escape(remark)}</p>"
+    )
+
+
+def _bar(name: str, count: int, largest: int, look: str, ours: int) -> str:
+    fill = f'<span class="fill {look}" style="width:{100 * count / largest:.2f}%"></span>'
+    return (
+        f'<div class="bar"><span>{name}</span><span class="track">{fill if count else ""}</span>'
+        f'<span class="value">{bytes_text(count)}{_share(ours, count) if look else ""}</span></div>'
     )
 
 
@@ -120,7 +123,7 @@ def _function(explanation: Explanation, plan: FunctionPlan, index: int) -> str:
     memory = explanation.memory.get(plan.function)
     head = f'<h2 id="function-{index}">Function <code>{escape(plan.function)}</code></h2>'
     if not placed:
-        return f"<section>{head}<p>It allocates no tensors.</p></section>"
+        return f"<section>{head}<p>It allocates no memory.</p></section>"
     least = memory.least if memory is not None else plan.lower_bound
     return (
         f"<section>{head}<p>{escape(barriers(plan))}</p>"
@@ -168,7 +171,7 @@ def _decisions(explanation: Explanation) -> str:
             [
                 _breakable(one.functions),
                 about,
-                f"<b>{escape(one.verdict)}</b>",
+                f"<b>{_breakable(one.verdict)}</b>",
                 _breakable(one.reason),
                 f'<span class="muted nowrap">{escape(one.pass_name)}</span>',
             ]
@@ -186,9 +189,10 @@ def _tensors(placed: Sequence[Band]) -> str:
             if tensor.bytes is None:
                 size += f'<br><span class="muted">{escape(tensor.size)}</span>'
             peers = str(until(tensor)) if until(tensor) > tensor.last else ""
-            cells = [tensor.name, tensor.dtype, tensor.scope, block.storage]
+            cells = [tensor.dtype, tensor.scope, block.storage]
             rows.append(
                 [
+                    f'<span class="name">{escape(tensor.name)}</span>',
                     *(escape(cell) for cell in cells),
                     size,
                     escape(tensor.offset) if tensor.storage >= 0 else "",

@@ -14,7 +14,13 @@ from tvm_ipc.transform.report import Decision, FunctionPlan
 
 def bytes_text(count: int) -> str:
     """Return a number of bytes for people."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, size in (
+        ("PiB", 1 << 50),
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+    ):
         if count >= size:
             value = count / size
             digits = 0 if value == int(value) or value >= 100 else 1 if value >= 10 else 2
@@ -29,6 +35,8 @@ def against(ours: int, theirs: int) -> str:
     if ours == theirs:
         return "the same"
     share = 100 * ours / theirs
+    if share >= 1000:
+        return f"{share / 100:.0f} times" if share < 100_000 else "over 1000 times"
     return f"{share:.0f}%" if abs(share - 100) >= 0.5 else f"{share:.2f}%"
 
 
