@@ -81,6 +81,10 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _config(given: argparse.Namespace, parts: int, need: int) -> Config:
     """Fill in what was not given with sizes that can be divided into so many parts."""
+    for name in ("hidden", "heads", "kv_heads", "inner", "vocabulary"):
+        size = getattr(given, name)
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")
     heads = given.heads
     if heads is None:
         heads = _next_multiple((given.hidden or _HIDDEN) // _HEAD or 1, parts)

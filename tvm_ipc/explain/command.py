@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -64,6 +64,8 @@ def parse(argv: Sequence[str]) -> Options:
     given = _parser().parse_args(argv)
     if given.demo == (given.module is not None):
         raise UsageError("give one of a module's file and --demo (see tvm-ipc explain --help)")
+    if given.demo and given.module_name is not None:
+        raise UsageError("--module chooses one of a file's modules, and --demo has no file")
     if not 1 <= given.world_size <= MAX_WORKERS:
         raise UsageError(f"--world-size is {given.world_size}; it must be 1 to {MAX_WORKERS}")
     if given.barrier_budget is not None and given.barrier_budget < 0:
@@ -104,6 +106,7 @@ def _run(options: Options) -> int:
         raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
     terminal.progress(f"loading {source}")
     mod = _module(options)
+    _check_sizes(mod, options.sizes)
     budget = options.barrier_budget
     try:
         explanation = explain(mod, question, progress=terminal.progress, barrier_budget=budget)
@@ -148,6 +151,21 @@ def _module(options: Options) -> tvm.IRModule:
         return model.build(Config(), options.world_size)
     except ValueError as error:
         raise UsageError(f"--demo with --world-size {options.world_size}: {error}") from error
+
+
+def _check_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> None:
+    from tvm import relax
+
+    functions = [one for _, one in mod.functions_items() if isinstance(one, relax.Function)]
+    known = {
+        str(var.name) for one in functions for var in relax.analysis.defined_symbolic_vars(one)
+    }
+    for name in sizes:
+        if name not in known:
+            raise UsageError(
+                f"--size is '{name}={sizes[name]}'; the module's symbolic sizes are "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
 
 
 def _size(text: str) -> tuple[str, int]:

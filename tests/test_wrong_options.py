@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option of every `tvm-ipc` command is refused in one line where it is wrong.
+
+The options are found by inspection: one without a line here fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+
+from tvm_ipc.command_line import _parser as main_parser
+from tvm_ipc.command_line import main
+from tvm_ipc.demo.options import _parser as demo_parser
+from tvm_ipc.explain.command import _parser as explain_parser
+
+SIZES = ["x", "0", "-1", "2.5", ""]
+#: What is wrong for each option that takes a value; "" stands for a command's own argument.
+WRONG = {
+    "demo": {
+        **dict.fromkeys(
+            ("--layers", "--hidden", "--heads", "--kv-heads", "--inner", "--vocabulary"), SIZES
+        ),
+        **dict.fromkeys(("--context", "--prompt-length", "--tokens"), SIZES),
+        "--workers": [*SIZES, "65"],
+        "--seed": ["x", "-1", "2.5", ""],
+        "--dtype": ["float8", "", "FLOAT32"],
+        "--strategy": ["fastest", "", "1"],
+    },
+    "explain": {
+        "--module": ["x"],
+        "--output": ["/no/such/folder/page.html", "/"],
+        "--target": ["x", "", "vulkan"],
+        "--world-size": [*SIZES, "65", "3"],
+        "--strategy": ["fastest", "", "1"],
+        "--barrier-budget": ["x", "-1", "2.5", ""],
+        "--size": ["x", "n", "n=", "=3", "n=x", "n=-1", "no_such_size=3"],
+    },
+    "doctor": {},
+}
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The options that take a value."""
+    for action in parser._actions:
+        if action.option_strings and action.nargs != 0:
+            yield action.option_strings[0]
+
+
+def complaints(argv: list[str], capfd: pytest.CaptureFixture[str]) -> Iterator[str]:
+    try:
+        code = main(argv)
+    except SystemExit as end:
+        code = end.code
+    out, err = capfd.readouterr()
+    if code != 2:
+        yield f"{argv} ends with {code}"
+    if len(err.splitlines()) != 1 or "Traceback" in err or out:
+        yield f"{argv} says {err!r} and {out!r}"
+    elif argv[-2] not in err and argv[-1] not in err:
+        yield f"{argv} does not name the option or its value: {err}"
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_wrong_options(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    start = [command, "--demo"] if command == "explain" else [command]
+    problems = [
+        problem
+        for option, values in WRONG[command].items()
+        for value in values
+        for problem in complaints([*start, option, value], capfd)
+    ]
+    problems += [*complaints([*start, "--no-such-option"], capfd)]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("command", "parser"), [("demo", demo_parser()), ("explain", explain_parser())]
+)
+def test_every_option_has_wrong_values(command: str, parser: argparse.ArgumentParser) -> None:
+    known = {option for option in options(parser) if option != "--blas"}
+    assert known == set(WRONG[command])
+    (commands,) = (one.choices for one in main_parser()._actions if one.choices)
+    assert set(commands) == set(WRONG)
+    assert list(options(commands["doctor"])) == []
