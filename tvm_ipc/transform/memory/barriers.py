@@ -9,12 +9,14 @@ those barriers are left out that are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from tvm_ipc.transform.ir.aliases import Allocation
 from tvm_ipc.transform.ir.program import Region
-from tvm_ipc.transform.memory.lifetimes import Lifetime, lifetime
+from tvm_ipc.transform.memory.levels import Levels
+from tvm_ipc.transform.memory.lifetimes import Lifetime, extended, lifetime
 from tvm_ipc.transform.memory.peers import Chance
 
 #: Scope, device index and unit of size of the tensors that may share a storage.
@@ -29,9 +31,11 @@ class Memory:
     def __init__(
         self,
         groups: Mapping[GroupKey, Sequence[tuple[Allocation, int]]],
+        lifetimes: Mapping[Allocation, Lifetime],
         total: Callable[[GroupKey, Mapping[Allocation, Lifetime], Until], int],
     ) -> None:
         self.groups = groups
+        self.lifetimes = lifetimes  #: no barrier left out
         self._total = total
         self.size = {
             allocation: (key, size)
@@ -41,10 +45,7 @@ class Memory:
 
     def total(self, key: GroupKey, ends: Until) -> int:
         """Return what a group needs, some lifetimes extended."""
-        lifetimes = {
-            allocation: lifetime(allocation, ends.get(allocation, ()))
-            for allocation, _ in self.groups[key]
-        }
+        lifetimes = {**self.lifetimes, **{one: lifetime(one, until) for one, until in ends.items()}}
         return self._total(key, lifetimes, ends)
 
 
@@ -94,41 +95,50 @@ def _affordable(
     chances: Sequence[Chance], memory: Memory, limits: Mapping[GroupKey, int]
 ) -> list[Chance]:
     """Return those, small ones first, with which what is live at once stays in the limits."""
-    live: dict[GroupKey, dict[int, int]] = {key: {} for key in limits}
-
-    def events(span: Lifetime) -> set[int]:
-        return {event for first, last in span.spans for event in range(first, last + 1)}
-
-    def change(key: GroupKey, more: Iterable[int], size: int) -> int:
-        table = live[key]
-        for event in more:
-            table[event] = table.get(event, 0) + size
-        return max((table[event] for event in more), default=0)
-
+    lifetimes = dict(memory.lifetimes)
+    events = 1 + max(span.last for span in lifetimes.values())
+    events = max(events, 1 + max(chance.meeting.index for chance in chances))
+    live: dict[GroupKey, Levels] = {}
     for key in limits:
+        live[key] = Levels(events)
         for allocation, size in memory.groups[key]:
-            change(key, events(lifetime(allocation)), size)
+            for first, last in lifetimes[allocation].spans:
+                live[key].add(first, last, size)
     chosen: list[Chance] = []
-    ends: Until = {}
     order = sorted(
         chances,
         key=lambda one: (max(memory.size[part][1] for part in one.inputs), one.step.index),
     )
     for chance in order:
-        added: list[tuple[GroupKey, set[int], int]] = []
+        added: list[tuple[Levels, int, int, int]] = []
+        longer: dict[Allocation, Lifetime] = {}
         fits = True
         for allocation in chance.inputs:
             key, size = memory.size[allocation]
-            before = lifetime(allocation, ends.get(allocation, ()))
-            after = lifetime(allocation, [*ends.get(allocation, ()), chance.until])
-            more = events(after) - events(before)
-            added.append((key, more, size))
-            fits = change(key, more, size) <= limits[key] and fits
+            known = lifetimes[allocation]
+            longer[allocation] = extended(known, *chance.until)
+            for first, last in _without(longer[allocation].spans, known.spans):
+                fits = live[key].add(first, last, size) <= limits[key] and fits
+                added.append((live[key], first, last, size))
         if fits:
             chosen.append(chance)
-            for allocation in chance.inputs:
-                ends.setdefault(allocation, []).append(chance.until)
+            lifetimes.update(longer)
         else:
-            for key, more, size in added:
-                change(key, more, -size)
+            for levels, first, last, size in added:
+                levels.add(first, last, -size)
     return chosen
+
+
+def _without(
+    spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the parts of spans that lie in none of the others, which are parts of them."""
+    rest = deque(others)
+    for first, last in spans:
+        while rest and rest[0][1] <= last:
+            begin, end = rest.popleft()
+            if first < begin:
+                yield first, begin - 1
+            first = end + 1
+        if first <= last:
+            yield first, last

@@ -7,11 +7,11 @@ in the other branch. It begins with the first use, not with the allocation, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tvm_ipc.transform.ir.aliases import Allocation
-from tvm_ipc.transform.ir.program import Region, common_region
+from tvm_ipc.transform.ir.program import Region
 
 
 @dataclass(eq=False, slots=True)
@@ -44,16 +44,15 @@ def lifetime(allocation: Allocation, more: Sequence[tuple[int, Region]] = ()) ->
         return Lifetime(((start, start),), home)
     if not more and all(use.region is home for use in uses):
         return Lifetime(((uses[0].event, uses[-1].event),), home)
-    last: dict[int, tuple[int, Region]] = {}
-    for event, region in [*((use.event, use.region) for use in uses), *more]:
-        known = last.get(id(region))
-        if known is None or known[0] < event:
-            last[id(region)] = (event, region)
     start = _within(uses[0].event, uses[0].region, home)
-    spans: list[tuple[int, int]] = []
-    for event, region in last.values():
-        spans += _path(start, home, event, region)
-    return Lifetime(_merge(spans), home)
+    moments = [*((use.event, use.region) for use in uses), *more]
+    return Lifetime(_paths(start, home, moments), home)
+
+
+def extended(known: Lifetime, event: int, region: Region) -> Lifetime:
+    """Return a lifetime, extended as `lifetime` would."""
+    more = _paths(known.first, known.region, [(event, region)])
+    return Lifetime(_merge([*known.spans, *more]), known.region)
 
 
 def _within(event: int, region: Region, home: Region) -> int:
@@ -63,21 +62,37 @@ def _within(event: int, region: Region, home: Region) -> int:
     return region.path[len(home.path)][0].entry
 
 
-def _path(start: int, home: Region, event: int, region: Region) -> list[tuple[int, int]]:
-    """Return the spans from an event in `home` to one in `region`, which comes later."""
-    depth = len(common_region(home, region))
-    spans = []
+def _paths(
+    start: int, home: Region, moments: Iterable[tuple[int, Region]]
+) -> tuple[tuple[int, int], ...]:
+    """Return the spans from an event in `home` to moments, which come later."""
+    last: dict[Region, int] = {}
+    top = home
+    for event, region in moments:
+        # Into the branches that the moment lies in, seen from inside.
+        while last.get(region, -1) < event:
+            known = region in last
+            last[region] = event
+            if region.begin <= home.begin and home.end <= region.end:
+                if len(region.path) < len(top.path):
+                    top = region
+                break
+            if known:
+                break  # and so are those around it
+            outer = region.parent
+            assert outer is not None
+            event, region = outer.entry, outer.region
+    spans: list[tuple[int, int]] = []
     at, here = start, home
-    while len(here.path) > depth:  # out of the branches that only the start lies in
+    while here is not top:  # out of the branches that only the start lies in
         spans.append((at, here.end))
+        last.pop(here, None)
         outer = here.parent
         assert outer is not None
         at, here = outer.index, outer.region
-    for step, branch in region.path[depth:]:  # into those that only the event lies in
-        spans.append((at, step.entry))
-        at = step.branches[branch].begin
-    spans.append((at, event))
-    return [(first, last) for first, last in spans if first <= last]
+    spans.append((at, last.pop(top)))
+    spans += [(region.begin, end) for region, end in last.items()]
+    return _merge([(first, last) for first, last in spans if first <= last])
 
 
 def _merge(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -21,7 +21,7 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.transform.collectives import Collective
-from tvm_ipc.transform.ir.aliases import Allocation, Facts, ModuleFacts, Root
+from tvm_ipc.transform.ir.aliases import Allocation, Facts, ModuleFacts, Root, Use
 from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.memory.writes import read_only
 
@@ -53,20 +53,27 @@ class Meetings:
         self._module = module
         self._passed: dict[str, frozenset[bool]] = {}
         self._steps: dict[Step, frozenset[bool]] = {}
+        self._suffice: dict[tuple[Region, bool], list[Step]] = {}
         self._read_only: dict[str, frozenset[int]] = {}
 
     def after(self, step: Step, in_group: bool) -> Step | None:
         """Return the next binding after `step` that all paths pass and that suffices."""
         region = step.region
         while True:
-            for place in range(
-                bisect_right(region.crossings, step.index, key=_index), len(region.crossings)
-            ):
-                if in_group in self.of(region.crossings[place]):
-                    return region.crossings[place]
+            found = self._sufficing(region, in_group)
+            place = bisect_right(found, step.index, key=_index)
+            if place < len(found):
+                return found[place]
             if region.parent is None:
                 return None
             step, region = region.parent, region.parent.region
+
+    def _sufficing(self, region: Region, in_group: bool) -> list[Step]:
+        """Return the bindings of a region that suffice, those in its branches left out."""
+        key = region, in_group
+        if key not in self._suffice:
+            self._suffice[key] = [s for s in region.crossings if in_group in self.of(s)]
+        return self._suffice[key]
 
     def of(self, step: Step) -> frozenset[bool]:
         """Return what passing a binding suffices for."""
@@ -135,6 +142,10 @@ def _index(step: Step) -> int:
     return step.index
 
 
+def _event(use: Use) -> int:
+    return use.event
+
+
 def chances(facts: Facts, meetings: Meetings) -> tuple[list[Chance], dict[Step, str]]:
     """Return the barriers that can be left out, and for the other ones why they cannot."""
     found: list[Chance] = []
@@ -170,8 +181,12 @@ def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective
         whom = "its group" if collective.in_group else "all ranks"
         return f"no later meeting of {whom} is passed on every path to the end of the function"
     for allocation in inputs:
-        for use in allocation.uses:
-            if step.index < use.event <= meeting.index and meetings.writes(facts, use.step, roots):
+        uses = allocation.uses  # in the order of the program
+        for place in range(bisect_right(uses, step.index, key=_event), len(uses)):
+            use = uses[place]
+            if use.event > meeting.index:
+                break
+            if meetings.writes(facts, use.step, roots):
                 name = use.step.var.name
                 return f"binding {name} may write into its input before the next meeting"
     return Chance(step, collective, inputs, meeting)

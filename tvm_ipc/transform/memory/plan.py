@@ -110,13 +110,12 @@ def plan_function(
     plan = Plan(facts, Sizes(name, facts.program.function))
     outputs = _sort(plan)
     groups: dict[GroupKey, list[Tensor]] = {}
-    for tensor in plan.tensors.values():
+    for allocation, tensor in plan.tensors.items():
         groups.setdefault(tensor.group, []).append(tensor)
+        plan.lifetimes[allocation] = lifetime(allocation)
     ends = _barriers(plan, meetings, groups, alignment, budget)
+    plan.lifetimes.update((one, lifetime(one, until)) for one, until in ends.items())
     for key, tensors in groups.items():
-        for tensor in tensors:
-            allocation = tensor.allocation
-            plan.lifetimes[allocation] = lifetime(allocation, ends.get(allocation, ()))
         for block in arrange(tensors, plan.lifetimes, alignment, ends).blocks:
             _settle(plan, key, block)
     for tensor in outputs:
@@ -135,10 +134,12 @@ def _barriers(
     budget: int | None,
 ) -> Until:
     """Decide which exit barriers are left out; return how long that keeps the inputs live."""
-    possible, plan.with_barrier = chances(plan.facts, meetings)
-    for chance in list(possible):
-        if any(allocation not in plan.tensors for allocation in chance.inputs):
-            possible.remove(chance)
+    found, plan.with_barrier = chances(plan.facts, meetings)
+    possible = []
+    for chance in found:
+        if all(allocation in plan.tensors for allocation in chance.inputs):
+            possible.append(chance)
+        else:
             plan.with_barrier[chance.step] = "the size of its input is not known"
     if not possible:
         return {}
@@ -151,6 +152,7 @@ def _barriers(
             for key, tensors in groups.items()
             if any(tensor.allocation in inputs for tensor in tensors)
         },
+        plan.lifetimes,
         lambda key, lifetimes, ends: arrange(groups[key], lifetimes, alignment, ends).size,
     )
     chosen, limits = choose(possible, memory, budget)
