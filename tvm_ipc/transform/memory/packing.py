@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
+from operator import itemgetter
 
 from tvm_ipc.transform.ir.program import Region, exclusive
 from tvm_ipc.transform.memory.lifetimes import Lifetime
@@ -27,6 +28,7 @@ _MANY_PAIRS = 200_000
 _MANY_PAIRS_EACH = 64
 #: How much work the search for a better order may do: moves times items.
 _SEARCH = 4000
+_SIZE = itemgetter(0)
 
 
 @dataclass(eq=False, slots=True)
@@ -73,20 +75,21 @@ def most_live(items: Sequence[Item]) -> int:
     """Return the largest sum of sizes that are live at once: no packing needs less."""
     if not any(item.lifetime.region.path for item in items):
         return _most_live_of_one_path(items)
-    changes: dict[int, list[tuple[int, Region]]] = defaultdict(list)
+    changes: dict[int, list[tuple[int, Region, Region]]] = defaultdict(list)
     for item in items:
-        region = item.lifetime.region
-        for first, last in item.lifetime.spans:
-            changes[first].append((item.size, region))
-            changes[last + 1].append((-item.size, region))
-    # Of two branches that exclude each other the larger one counts.
-    needs: dict[Region, int] = defaultdict(int)  # of a region and all branches in it
+        if item.size:
+            for first, last, here in _stays(item.lifetime):
+                changes[first].append((item.size, item.lifetime.region, here))
+                changes[last + 1].append((-item.size, item.lifetime.region, here))
+    # After an if, of what comes from its two branches the larger one counts.
+    needs: dict[Region, int] = defaultdict(int)
 
-    def change(region: Region, by: int) -> int:
-        """Return by how much the whole function needs more."""
-        while by and region.parent is not None:
+    def change(region: Region, here: Region, by: int) -> int:
+        """Return by how much more is needed where `region` has ended, and not `here`."""
+        while by and region is not here:
             before = needs[region]
             needs[region] = after = before + by
+            assert region.parent is not None
             one, other = region.parent.branches
             beside = needs[other if region is one else one]
             by = max(after, beside) - max(before, beside)
@@ -95,10 +98,22 @@ def most_live(items: Sequence[Item]) -> int:
 
     most = now = 0
     for event in sorted(changes):
-        for size, region in changes[event]:
-            now += change(region, size)
+        for by, region, here in sorted(changes[event], key=_SIZE):  # what ends comes first
+            now += change(region, here, by)
         most = max(most, now)
     return most
+
+
+def _stays(lifetime: Lifetime) -> Iterator[tuple[int, int, Region]]:
+    """Yield a lifetime in parts, each with the innermost region around its home that holds it."""
+    here = lifetime.region
+    for first, last in lifetime.spans:
+        while first <= last:
+            while here.parent is not None and not here.holds(first):
+                here = here.parent.region
+            end = last if here.parent is None else min(last, here.end)
+            yield first, end, here
+            first = end + 1
 
 
 def _most_live_of_one_path(items: Sequence[Item]) -> int:

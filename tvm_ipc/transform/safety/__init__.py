@@ -7,6 +7,7 @@ examples    what they are where the shape variables have certain values
 extents     what can be proved of them, and what can be refuted
 steps       a function as plain Python objects
 memory      storages, the buffers that lie in them, and the state of a program at one point
+intact      the buffers of a storage whose contents are intact
 calls       what a call does to memory, by the name of its callee
 prim_funcs  which parameters a PrimFunc writes
 effects     reads and writes, and the hazards that they are

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm_ipc.transform.safety.extents import Example, Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.intact import Intact
 from tvm_ipc.transform.safety.memory import (
     Access,
     Buffer,
@@ -71,9 +72,9 @@ class Effects:
     def _overwrite(self, buffer: Buffer, step: Step) -> None:
         """What lies in the same bytes is lost."""
         state = self._state
-        intact = state.intact.setdefault(buffer.storage, {})
+        intact = state.intact.setdefault(buffer.storage, Intact())
         origin = buffer.origin or buffer
-        for other in list(intact):
+        for other in list(intact.near(buffer)):
             if (other.origin or other) is origin or None in (other.end, buffer.end):
                 continue
             if self._may_overlap(other, buffer):
@@ -81,9 +82,9 @@ class Effects:
                 state.lost.setdefault(other, Overwrite(step, example))
                 if example is not None:
                     state.lost[other] = Overwrite(step, example)
-                    del intact[other]
+                    intact.discard(other)
         state.lost.pop(buffer, None)
-        intact[buffer] = None
+        intact.add(buffer)
 
     def _may_overlap(self, a: Storage | Buffer, b: Storage | Buffer) -> bool:
         one, other = storage_of(a), storage_of(b)

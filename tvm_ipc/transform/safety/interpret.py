@@ -235,7 +235,7 @@ class Run(Evaluation):
                 if thing in state.lost:
                     state.lost[copy] = state.lost[thing]
                 if thing in state.intact.get(thing.storage, ()):
-                    state.intact[thing.storage][copy] = None
+                    state.intact[thing.storage].add(copy)
                 result.append(copy)
             else:
                 result.append(thing)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_ipc.transform.safety.extents import Example, Given
+from tvm_ipc.transform.safety.intact import Intact
 from tvm_ipc.transform.safety.polynomials import Number
 from tvm_ipc.transform.safety.steps import Step
 
@@ -97,8 +98,7 @@ class State:
     holders: dict[Storage | Buffer, int] = field(default_factory=dict)
     lying: dict[Storage, set[Buffer]] = field(default_factory=dict)
     holding: set[Any] = field(default_factory=set)  #: variables that hold what they are
-    #: Buffers whose contents are intact, by storage.
-    intact: dict[Storage, dict[Buffer, None]] = field(default_factory=dict)
+    intact: dict[Storage, Intact] = field(default_factory=dict)
     #: Those of which part, or maybe part, was overwritten; of the latter it may be intact.
     lost: dict[Buffer, Overwrite] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()  #: meetings on every path since the function began
@@ -111,7 +111,7 @@ class State:
             dict(self.holders),
             {storage: set(buffers) for storage, buffers in self.lying.items()},
             set(self.holding),
-            {storage: dict(buffers) for storage, buffers in self.intact.items()},
+            {storage: buffers.copy() for storage, buffers in self.intact.items()},
             dict(self.lost),
             self.passed,
             set(self.written),
@@ -126,7 +126,7 @@ class State:
             self.lying.setdefault(storage, set()).update(held)
         self.holding |= other.holding
         for storage, buffers in other.intact.items():
-            self.intact.setdefault(storage, {}).update(buffers)
+            self.intact.setdefault(storage, Intact()).update(buffers)
         self.lost = {**other.lost, **self.lost}
         self.passed &= other.passed
         self.written |= other.written
@@ -150,7 +150,8 @@ class State:
             storage = storage_of(thing)
             if isinstance(thing, Buffer):
                 self.lost.pop(thing, None)
-                self.intact.get(storage, {}).pop(thing, None)
+                if storage in self.intact:
+                    self.intact[storage].discard(thing)
                 self.lying.get(storage, set()).discard(thing)
             if storage not in self.holders and not self.lying.get(storage):
                 self.lying.pop(storage, None)
