@@ -71,7 +71,7 @@ class Epilogue(IntEnum):
 
     ADD = 1
     MULTIPLY = 2
-    RELU = 3
+    RELU = 3  #: of NaN it is 0, as in TVM's kernels
     GELU = 4
     GELU_TANH = 5
     SILU = 6

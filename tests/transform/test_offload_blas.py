@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -101,6 +102,40 @@ def test_types(dtype: str) -> None:
     x, w, b = (a.astype("float64") for a in values)
     tolerance = {"float16": 5e-3, "bfloat16": 5e-2, "float64": 1e-12}[dtype]
     np.testing.assert_allclose(found, x @ w + b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_extreme_numbers_come_out_as_from_the_kernels_of_tvm(dtype: str) -> None:
+    info = ml_dtypes.finfo(dtype)
+    least, most = float(info.smallest_subnormal), float(info.max)
+    numbers = [0.0, least, float(info.tiny), 1.0, 20.0, 90.0, most, np.inf, np.nan]
+    x = np.array([sign * number for number in numbers for sign in (1, -1)])[:, None].astype(dtype)
+    shapes = [x.shape, (1, 2), (2,)]
+    given = [x, np.ones((1, 2), dtype), np.full((2,), -0.0, dtype)]
+
+    def steps(e: Any, x: Any, w: Any, zeros: Any) -> Any:
+        activations = (op.nn.relu, op.nn.gelu, op.nn.gelu_tanh, op.nn.silu)
+        results = [e(activation(e(op.matmul(x, w)))) for activation in activations]
+        # A zero of either sign is what comes next to it.
+        results.append(e(op.nn.relu(e(op.multiply(e(op.matmul(x, w)), zeros)))))
+        cast = "bfloat16" if dtype == "float16" else "float16"
+        results.append(e(op.astype(e(op.nn.relu(e(op.matmul(x, w)))), cast)))
+        return relax.Tuple([e(op.astype(result, "float64")) for result in results])
+
+    mod = built(shapes, dtype, steps)
+    assert len(calls(offload(mod))) == 6
+    for number, (ours, theirs) in enumerate(
+        zip(results(offload(mod), given), results(mod, given), strict=True)
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-2, atol=1e-5, err_msg=str(number))
+        same = np.signbit(ours) == np.signbit(theirs)
+        assert (same | np.isnan(ours)).all(), f"{number}: {ours[~same]} instead of {theirs[~same]}"
+
+
+def results(mod: Any, given: list[Any]) -> list[Any]:
+    machine = relax.VirtualMachine(tvm.compile(mod, "llvm", relax_pipeline="default"), tvm.cpu())
+    with np.errstate(all="ignore"):
+        return [one.numpy() for one in machine["main"](*map(tvm.runtime.tensor, given))]
 
 
 def test_sum_in_float32_and_cast() -> None:

@@ -112,12 +112,18 @@ void Widen(float* to, const char* from, int64_t count) {
 // ---- products of few rows ------------------------------------------------------------------
 
 /*!
+ * \brief So many products are added one after the other; the sums of such stretches are added then.
+ *        The rounding errors of a sum grow with the number of its terms.
+ */
+constexpr int64_t kStretch = 256;
+
+/*!
  * \brief Weights in rows along k: each output is a dot product. Some outputs at a time share
  *        the loads of x, all rows of x share the load and the widening of a weight.
  */
 template <FloatType type, int kRows, int kCols>
-TVM_IPC_INLINE void DotBlock(const float* x, int64_t ldx, const char* w, int64_t stride, int64_t k,
-                             float* y, int64_t ldy) {
+TVM_IPC_INLINE void DotStretch(const float* x, int64_t ldx, const char* w, int64_t stride,
+                               int64_t k, float* y, int64_t ldy) {
   constexpr int64_t kSize = Format<type>::kSize;
   Floats sums[kRows][kCols] = {};
   int64_t i = 0;
@@ -147,6 +153,22 @@ TVM_IPC_INLINE void DotBlock(const float* x, int64_t ldx, const char* w, int64_t
   }
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kCols; ++c) y[r * ldy + c] = Isa::Sum(sums[r][c]);
+  }
+}
+
+template <FloatType type, int kRows, int kCols>
+TVM_IPC_INLINE void DotBlock(const float* x, int64_t ldx, const char* w, int64_t stride, int64_t k,
+                             float* y, int64_t ldy) {
+  constexpr int64_t kDeep = kStretch * kLanes;
+  float more[kRows * kCols];
+  for (int64_t i = 0; i < k; i += kDeep) {
+    DotStretch<type, kRows, kCols>(x + i, ldx, w + i * Format<type>::kSize, stride,
+                                   k - i < kDeep ? k - i : kDeep, i == 0 ? y : more,
+                                   i == 0 ? ldy : kCols);
+    if (i == 0) continue;
+    for (int r = 0; r < kRows; ++r) {
+      for (int c = 0; c < kCols; ++c) y[r * ldy + c] += more[r * kCols + c];
+    }
   }
 }
 
@@ -207,29 +229,42 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
 }
 
 template <FloatType type, int kRows>
+TVM_IPC_INLINE void AxpyStretch(const float* x, int64_t ldx, const char* w, int64_t stride,
+                                int64_t k, int64_t n, float* y, int64_t ldy) {
+  constexpr int kDepth = kRows == 1 ? 8 : 4;
+  int64_t i = 0;
+  if (k >= kDepth) {
+    AxpyBlock<type, kRows, kDepth, true>(x, ldx, w, stride, n, y, ldy);
+    for (i = kDepth; i + kDepth <= k; i += kDepth) {
+      AxpyBlock<type, kRows, kDepth, false>(x + i, ldx, w + i * stride, stride, n, y, ldy);
+    }
+  } else {
+    AxpyBlock<type, kRows, 1, true>(x, ldx, w, stride, n, y, ldy);
+    i = 1;
+  }
+  for (; i < k; ++i) {
+    AxpyBlock<type, kRows, 1, false>(x + i, ldx, w + i * stride, stride, n, y, ldy);
+  }
+}
+
+template <FloatType type, int kRows>
 void Axpy(const float* x, int64_t ldx, Weights weights, int64_t k, int64_t n, float* y,
           int64_t ldy) {
-  constexpr int kDepth = kRows == 1 ? 8 : 4;
   // The outputs of one block stay in the nearest cache.
   constexpr int64_t kBlock = 4096 / kRows;
+  alignas(Isa::kBytes) float more[kRows * kBlock];
   const int64_t stride = weights.ld * Format<type>::kSize;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t count = n - begin < kBlock ? n - begin : kBlock;
     const char* w = weights.data + begin * Format<type>::kSize;
     float* target = y + begin;
-    int64_t i = 0;
-    if (k >= kDepth) {
-      AxpyBlock<type, kRows, kDepth, true>(x, ldx, w, stride, count, target, ldy);
-      for (i = kDepth; i + kDepth <= k; i += kDepth) {
-        AxpyBlock<type, kRows, kDepth, false>(x + i, ldx, w + i * stride, stride, count, target,
-                                              ldy);
+    for (int64_t i = 0; i < k; i += kStretch) {
+      const int64_t deep = k - i < kStretch ? k - i : kStretch;
+      AxpyStretch<type, kRows>(x + i, ldx, w + i * stride, stride, deep, count,
+                               i == 0 ? target : more, i == 0 ? ldy : kBlock);
+      for (int r = 0; r < kRows && i > 0; ++r) {
+        for (int64_t j = 0; j < count; ++j) target[r * ldy + j] += more[r * kBlock + j];
       }
-    } else {
-      AxpyBlock<type, kRows, 1, true>(x, ldx, w, stride, count, target, ldy);
-      i = 1;
-    }
-    for (; i < k; ++i) {
-      AxpyBlock<type, kRows, 1, false>(x + i, ldx, w + i * stride, stride, count, target, ldy);
     }
   }
 }
@@ -286,7 +321,7 @@ TVM_IPC_INLINE Floats GeluTanh(Floats x) {
 
 TVM_IPC_INLINE Floats Relu(Floats x) {
   Floats zero = {};
-  return x < zero ? zero : x;  // a NaN stays one
+  return x > zero ? x : zero;  // of a NaN, too, as TVM's kernels have it
 }
 
 constexpr int64_t kChunk = 256;

@@ -296,7 +296,7 @@ struct Work : Piece {
             row[j] = x * operand[at];
             break;
           case kStepRelu:
-            row[j] = x < 0 ? 0 : x;
+            row[j] = x > 0 ? x : 0;
             break;
           case kStepGelu:
             row[j] = 0.5 * x * std::erfc(-x * 0.70710678118654752440);
