@@ -247,6 +247,11 @@ def compiler_calls() -> dict[str, Call]:
             {},
             {"registry": registries, "specialise_transparent": FLAGS},
         ),
+        "RequireWorkers": Call(
+            transform.RequireWorkers,
+            {"world_size": 2},
+            {"world_size": [*COUNTS, 65], "num_groups": [*COUNTS, 3]},
+        ),
         "RunModuleCodegen": Call(
             transform.RunModuleCodegen,
             {"compiler": "mine", "compile_fn": max},

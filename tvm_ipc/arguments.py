@@ -58,6 +58,19 @@ def integer(name: str, value: object, wanted: str, least: float = 0, most: float
     return number
 
 
+def workers(where: str, name: str, count: object, num_groups: object, most: int) -> tuple[int, int]:
+    """Return a number of workers, called `name`, and that of the groups they are divided into."""
+    wanted = f"a number of workers, 1 to {most}"
+    number = integer(f"{where}: {name}", count, wanted, 1, most)
+    groups = integer(f"{where}: num_groups", num_groups, "a number of groups, 1 or more", 1)
+    if number % groups:
+        raise ValueError(
+            f"{where}: {name} {number} cannot be divided into num_groups {groups} groups of equal "
+            "size"
+        )
+    return number, groups
+
+
 def integers(name: str, value: object, wanted: str, least: float = 0) -> tuple[int, ...]:
     """Return a sequence of integers that have a lower bound."""
     if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):

@@ -95,7 +95,9 @@ def get_pipeline(
     dump : a folder to write the module to after each phase, as TVMScript.
     """
     target = _target(target)
-    world_size, num_groups = _check_world(world_size, num_groups)
+    world_size, num_groups = arguments.workers(
+        "get_pipeline", "world_size", world_size, num_groups, MAX_WORKERS
+    )
     if schedule is not None:
         wanted = "a pass, or None"
         arguments.instance("get_pipeline: schedule", schedule, tvm.transform.Pass, wanted)
@@ -182,20 +184,6 @@ def _target(given: object) -> tvm.target.Target:
             f"{name} is {wanted}, not {arguments.show(given)}: workers share no memory there"
         )
     return target
-
-
-def _check_world(world_size: object, num_groups: object) -> tuple[int, int]:
-    wanted = f"a number of workers, 1 to {MAX_WORKERS}"
-    world = arguments.integer("get_pipeline: world_size", world_size, wanted, 1, MAX_WORKERS)
-    groups = arguments.integer(
-        "get_pipeline: num_groups", num_groups, "a number of groups, 1 or more", 1
-    )
-    if world % groups:
-        raise ValueError(
-            f"get_pipeline: world_size {world} cannot be divided into num_groups {groups} groups "
-            "of equal size"
-        )
-    return world, groups
 
 
 def _folder(dump: object) -> Path | None:

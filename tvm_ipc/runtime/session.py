@@ -95,21 +95,9 @@ class Session(ValueSession):
         arena_limit: int | str | None = None,
         device_ids: Sequence[int] | None = None,
     ) -> None:
-        num_workers = arguments.integer(
-            "Session: num_workers",
-            num_workers,
-            f"a number of workers, 1 to {MAX_WORKERS}",
-            1,
-            MAX_WORKERS,
+        num_workers, num_groups = arguments.workers(
+            "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
         )
-        num_groups = arguments.integer(
-            "Session: num_groups", num_groups, "a number of groups, 1 or more", 1
-        )
-        if num_workers % num_groups != 0:
-            raise ValueError(
-                f"Session: num_workers {num_workers} cannot be divided into num_groups "
-                f"{num_groups} groups of equal size"
-            )
         threads = arguments.flag("Session: threads", threads)
         compiler = arguments.flag("Session: compiler", compiler)
         ids = _device_ids("Session", num_workers, device_ids)

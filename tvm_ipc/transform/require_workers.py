@@ -31,7 +31,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from tvm_ipc.contract import REQUIRE_WORKERS
+from tvm_ipc import arguments
+from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS
 from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.collectives import meets_peers
 from tvm_ipc.transform.memory.rewrite import typed
@@ -51,8 +52,9 @@ class RequireWorkers:
     """
 
     def __init__(self, world_size: int, num_groups: int = 1) -> None:
-        self.world_size = world_size
-        self.num_groups = num_groups
+        self.world_size, self.num_groups = arguments.workers(
+            _NAME, "world_size", world_size, num_groups, MAX_WORKERS
+        )
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
