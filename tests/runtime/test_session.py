@@ -20,6 +20,7 @@ from tvm_ffi import Shape
 
 import tvm_ipc
 from tvm_ipc.errors import IPCError, SessionClosedError
+from tvm_ipc.runtime.references import DModule
 
 PLACES = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
 
@@ -126,6 +127,8 @@ def test_reference_is_no_array(trio: tvm_ipc.Session) -> None:
             use(x)
     with pytest.raises(AttributeError, match=r"'numpy'.*session\.get\(reference, rank\)"):
         x.numpy()
+    with pytest.raises(AttributeError, match=r"'main'.*module\[name\] is one of its functions"):
+        DModule.of(x).main  # noqa: B018
 
 
 def test_texts_say_what_things_are() -> None:
@@ -136,6 +139,8 @@ def test_texts_say_what_things_are() -> None:
         assert repr(x) == f"<DRef: a value on the workers of {session!r}>"
         assert repr(function) == f"<DPackedFunc: a function on the workers of {session!r}>"
     assert repr(session) == "<tvm_ipc.Session: 4 threads in 2 groups, closed>"
+    with pytest.raises(SessionClosedError), session:
+        pass
     assert repr(x).endswith("closed>>")
     assert repr(tvm_ipc.Session.__new__(tvm_ipc.Session)) == "<tvm_ipc.Session: no workers, closed>"
 

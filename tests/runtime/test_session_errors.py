@@ -321,9 +321,15 @@ def test_file_that_is_not_there(trio: tvm_ipc.Session) -> None:
         trio.load_vm_module("/no/such/file.so")
 
 
+def test_tensor_that_no_memory_holds(trio: tvm_ipc.Session) -> None:
+    trio.empty((1 << 46,), "float32")
+    assert {kind for _, kind, _ in errors_at_sync(trio)} == {"MemoryError"}
+
+
 def test_python_module_that_is_not_there(trio: tvm_ipc.Session) -> None:
     trio.import_python_module("no_such_module")
-    for rank, _, message in errors_at_sync(trio):
+    for rank, kind, message in errors_at_sync(trio):
+        assert kind == "ModuleNotFoundError"
         assert rank in range(RANKS)
         assert "No module named 'no_such_module'" in message
 

@@ -438,6 +438,8 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
     ReportError(rank, error.kind(), error.message(), error.TracebackMostRecentCallLast());
   } catch (const Error& error) {
     ReportError(rank, error.kind(), error.what(), "");
+  } catch (const std::bad_alloc&) {
+    ReportError(rank, kind::kMemory, "the system has no memory for what was to be allocated", "");
   } catch (const std::exception& error) {
     ReportError(rank, kind::kRuntime, error.what(), "");
   } catch (...) {

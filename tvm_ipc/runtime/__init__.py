@@ -18,6 +18,6 @@ def ready() -> None:
     try:
         log.start()
     finally:
+        python_errors.install()  # before Disco registers functions of its own
         repair.repair()
-        python_errors.install()
     library.load()

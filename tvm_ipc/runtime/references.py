@@ -26,8 +26,9 @@ class _Remote:
     """What the references of our sessions do in their own way."""
 
     __slots__ = ()
-    #: What it refers to, for people.
+    #: What it refers to, and how that is used, for people.
     _what = "value"
+    _use = "session.get(reference, rank) returns a worker's tensor as a NumPy array"
     session: Session
 
     def __init__(self, reference: disco.DRef, session: Session) -> None:
@@ -49,12 +50,8 @@ class _Remote:
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
-        raise AttributeError(
-            f"a {type(self).__name__} has no attribute {name!r}: its {self._what} is on the "
-            "workers; session.get(reference, rank) returns a worker's tensor as a NumPy array"
-        )
+        use = "" if name.startswith("_") else f": its {self._what} is on the workers; {self._use}"
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{use}")
 
     def debug_get_from_remote(self, worker_id: int) -> Any:
         """Return the value on one worker; waits for the commands before it."""
@@ -76,6 +73,7 @@ class DPackedFunc(_Remote, disco.DPackedFunc):  # type: ignore[misc]
 
     __slots__ = ()
     _what = "function"
+    _use = "function(...) calls it on every worker"
 
     def __call__(self, *args: Any) -> DRef:
         """Call it on every worker; the result stays there."""
@@ -87,6 +85,7 @@ class DModule(_Remote, disco.DModule):  # type: ignore[misc]
 
     __slots__ = ()
     _what = "module"
+    _use = "module[name] is one of its functions"
 
     def __getitem__(self, name: str) -> DPackedFunc:
         """Return a function of the module."""

@@ -344,6 +344,7 @@ class Session(ValueSession):
 
     def __enter__(self) -> Session:
         """Return the session."""
+        self._check_usable()
         return self
 
     def __exit__(
@@ -413,8 +414,8 @@ def _library(path: object) -> Path:
     wanted = "the path of a compiled library, or what tvm.compile returned"
     if hasattr(path, "functions_items"):
         raise TypeError(
-            f"load_vm_module: path is {wanted}, not a {type(path).__name__}, which is not compiled "
-            "yet; give it tvm.compile(module, target='llvm')"
+            f"load_vm_module: path is {wanted}, not an IRModule, which is not compiled yet; "
+            "give it tvm.compile(module, target='llvm')"
         )
     found = arguments.path("load_vm_module: path", path, wanted)
     if not found.is_file():
