@@ -9,8 +9,10 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tvm_ipc.explain.examine import Question, explain
 from tvm_ipc.explain.live import Allocation, allocations
 from tvm_ipc.explain.sizes import UNKNOWN, evaluate, variables
+from tvm_ipc.explain.words import headline
 
 
 def peak(mod: tvm.IRModule, **sizes: int) -> dict[str, int]:
@@ -33,7 +35,7 @@ def test_two_tensors_of_a_chain_are_live_at_a_time() -> None:
     assert peak(Module) == {"global": 256 + 128, "ipc_memory": 128}
 
 
-def test_an_allocation_counts_from_its_first_use_and_a_result_not_at_all() -> None:
+def test_an_allocation_counts_from_its_first_use_and_a_result_apart() -> None:
     @I.ir_module
     class Module:
         @R.function(pure=False)
@@ -47,6 +49,50 @@ def test_an_allocation_counts_from_its_first_use_and_a_result_not_at_all() -> No
             return out
 
     assert peak(Module) == {"global": 256}
+    assert allocations(Module, {})["main"].results == {"global": 4000}
+
+
+def test_results_are_live_together() -> None:
+    @I.ir_module
+    class Module:
+        @R.function(pure=False)
+        def main(x: R.Tensor((64,), "float32"), choose: R.Tensor((), "bool")):
+            a = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, R.str("global"))
+            _ = R.call_packed("f", x, a)
+            b = R.builtin.alloc_tensor(R.shape([16]), R.dtype("int8"), 0, R.str("ipc_memory"))
+            _ = R.call_packed("f", a, b)
+            if choose:
+                c = R.builtin.alloc_tensor(R.shape([100]), R.dtype("float32"), 0, R.str("global"))
+                _ = R.call_packed("f", x, c)
+                y = c
+            else:
+                d = R.builtin.alloc_tensor(R.shape([30]), R.dtype("float32"), 0, R.str("global"))
+                _ = R.call_packed("f", x, d)
+                y = d
+            return ((a, x), R.reshape(a, R.shape([2, 4])), b, y)
+
+    found = allocations(Module, {})["main"]
+    assert found == Allocation({}, {}, {"global": 4 * (8 + 100), "ipc_memory": 16})
+    assert found.total() == {}
+
+
+def test_the_headline_tells_what_is_returned_apart() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((256,), "float32")):
+            with R.dataflow():
+                a = R.sort(x)
+                b = R.sort(a)
+                c = R.sort(b)
+                R.output(b, c)
+            return (b, c)
+
+    explanation = explain(Module, Question("here", "llvm", 2, "auto", {}))
+    assert headline(explanation) == (
+        "The plan takes 1 KiB; TVM's takes 1 KiB; 1 KiB are live at once, and no plan can "
+        "take less. What is returned takes 2 KiB beside it."
+    )
 
 
 def test_a_tensor_lives_as_long_as_what_stands_for_it() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -31,11 +31,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one function by memory scope."""
+    """Bytes of one function by memory scope. What it returns counts in `results` alone."""
 
     ours: dict[str, int]
     upstream: dict[str, int]  #: as TVM's passes plan it, and its runtime would allocate it
     least: dict[str, int]  #: what is live at once: no plan can take less
+    results: dict[str, int] = field(default_factory=dict)
 
     @property
     def scopes(self) -> list[str]:
@@ -58,7 +59,7 @@ class Explanation:
         return Memory(
             *(
                 _sum(getattr(m, kind) for m in self.memory.values())
-                for kind in ("ours", "upstream", "least")
+                for kind in ("ours", "upstream", "least", "results")
             )
         )
 
@@ -104,7 +105,9 @@ def compare(
     ours = live.allocations(after, given)
     upstream = live.allocations(theirs, given, typed_ipc=True)
     return {
-        name: Memory(ours[name].total(), upstream[name].total(), least[name].total())
+        name: Memory(
+            ours[name].total(), upstream[name].total(), least[name].total(), ours[name].results
+        )
         for name in least
         if name in ours and least[name].total()
     }

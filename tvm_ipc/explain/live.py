@@ -59,9 +59,11 @@ class Allocation:
     storages: dict[str, int] = field(default_factory=dict)
     #: tensors with an allocation of their own, as many as are live at once; results not counted
     peak: dict[str, int] = field(default_factory=dict)
+    #: tensors with an allocation of their own that are returned: no plan has a say in them
+    results: dict[str, int] = field(default_factory=dict)
 
     def total(self) -> dict[str, int]:
-        """Return both together, by scope."""
+        """Return what a plan may place, by scope."""
         scopes = sorted({*self.storages, *self.peak})
         return {s: self.storages.get(s, 0) + self.peak.get(s, 0) for s in scopes}
 
@@ -108,6 +110,7 @@ class _Function:
 
     def count(self) -> Allocation:
         returned = self._forward(self.body)
+        self.result.results = _by_scope(_flat(returned))
         self.escaped = _closure(_flat(returned))
         self._backward(self.body, set())
         return self.result
@@ -214,11 +217,7 @@ class _Function:
         return before
 
     def _peak(self, live: set[_Token]) -> None:
-        totals: dict[str, int] = {}
-        for token in live:
-            if token not in self.escaped:
-                totals[token.scope] = totals.get(token.scope, 0) + token.bytes
-        for scope, total in totals.items():
+        for scope, total in _by_scope(live - self.escaped).items():
             self.result.peak[scope] = max(total, self.result.peak.get(scope, 0))
 
 
@@ -238,6 +237,13 @@ def _closure(tokens: Iterable[_Token]) -> set[_Token]:
     for token in tokens:
         found |= {token}.union(*(_closure(side) for side in token.sides))
     return found
+
+
+def _by_scope(tokens: Iterable[_Token]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for token in tokens:
+        totals[token.scope] = totals.get(token.scope, 0) + token.bytes
+    return totals
 
 
 def _bytes(tokens: Iterable[_Token]) -> int:

@@ -108,9 +108,11 @@ def headline(explanation: Explanation) -> str:
     )
     if not ours:
         return "The module allocates no tensors that a plan could place."
+    results = sum(memory.results.values())
+    beside = f" What is returned takes {bytes_text(results)} beside it." if results else ""
     return (
         f"The plan takes {bytes_text(ours)}; TVM's takes {bytes_text(theirs)}; "
-        f"{bytes_text(least)} are live at once, and no plan can take less."
+        f"{bytes_text(least)} are live at once, and no plan can take less.{beside}"
     )
 
 
