@@ -105,6 +105,26 @@ def test_an_error_that_nobody_expected_is_one_line(
         main(["--traceback", "demo"])
 
 
+@pytest.mark.parametrize("command", ["demo", "explain"])
+def test_a_wrong_variable_is_one_line(command: str) -> None:
+    options = ("--demo", "--text") if command == "explain" else ()
+    result = run(command, *options, env={"TVM_IPC_LOG": "loud"})
+    assert result.returncode == 1
+    assert result.stdout == b""
+    assert re.fullmatch(rb"tvm-ipc: TVM_IPC_LOG is 'loud'; it must be one of .*\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"), [("ccache g++", b"No such file"), ("false", b"Command line: false")]
+)
+def test_a_compiler_that_does_not_link_is_one_line(compiler: str, reason: bytes) -> None:
+    result = run(*DEMO, env={"CXX": compiler})
+    assert result.returncode == 1
+    assert result.stderr.startswith(b"tvm-ipc: the executable could not be linked into a library")
+    assert reason in result.stderr
+    assert result.stderr.endswith(b"`tvm-ipc doctor` tries the one that it would take\n")
+
+
 @pytest.mark.parametrize("width", [80, 20])
 def test_a_terminal_is_told_what_is_being_done(width: int) -> None:
     controller, screen = pty.openpty()

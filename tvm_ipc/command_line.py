@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if traceback:
             raise
         text = str(error) if isinstance(error, IPCError) else f"{type(error).__name__}: {error}"
-        head, *more = text.splitlines()
+        head, *more = text.splitlines() or [type(error).__name__]
         hint = " (more with --traceback)" if more or not isinstance(error, IPCError) else ""
         terminal.complain(f"tvm-ipc: {head}{hint}")
         return 1

@@ -13,8 +13,11 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
+
+from tvm_ipc.runtime.config import log_level
 
 #: Lines of ours are no longer, where a text in them does not force them to be.
 WIDTH: Final = 80
@@ -71,6 +74,17 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def load_tvm() -> None:
+    """Import TVM and make it ready; what is wrong with the environment is an error, no warning."""
+    progress("loading TVM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tvm  # noqa: F401
+
+        from tvm_ipc import runtime
+    runtime.ready()
+
+
 def hush() -> None:
     """Let what is still written to the error output, by native code too, go nowhere."""
     with contextlib.suppress(OSError):
@@ -86,12 +100,13 @@ def _discard(descriptor: int) -> None:
 def progress(text: str) -> None:
     """Show on the error output what is being done, until something is printed.
 
-    Only a terminal is shown this, and in one line, which the next text replaces.
+    Only a terminal is shown this, and in one line, which the next text replaces. Where the log is
+    printed, it says more.
     """
     global _shown
     stop_if_interrupted()
     with contextlib.suppress(OSError, ValueError):
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and log_level() is None:
             room = os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH
             sys.stderr.write(_CLEAR + text[: room - 1])
             sys.stderr.flush()

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         terminal.complain(f"tvm-ipc demo: {error} (see tvm-ipc demo --help)")
         return 2
     report = Report()
-    terminal.progress("loading TVM")
+    terminal.load_tvm()
     from tvm_ipc.demo import tour
 
     return tour.lead(options, report)

@@ -91,7 +91,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _run(options: Options) -> int:
-    terminal.progress("loading TVM")
+    terminal.load_tvm()
     import tvm
 
     from tvm_ipc.explain import page, text
@@ -216,7 +216,9 @@ def _parser() -> argparse.ArgumentParser:
         help="show it in the terminal; a page is then written only with --output",
     )
     parser.add_argument(
-        "--target", default=default.target, help="llvm, c or cuda, with options (default llvm)"
+        "--target",
+        default=default.target,
+        help='llvm, c or cuda; with options as JSON: {"kind": "llvm", "mcpu": ...} (default llvm)',
     )
     parser.add_argument(
         "--world-size",

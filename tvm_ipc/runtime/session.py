@@ -180,6 +180,7 @@ class Session(ValueSession):
     def _wait_until_joined(self) -> None:
         end = time.monotonic() + _START_SECONDS
         known: set[int] = set()
+        refused = 0
         while True:
             self._check_usable()
             complete = _wait_joined(self, SLICE_SECONDS)
@@ -187,6 +188,9 @@ class Session(ValueSession):
             for rank in sorted({*report["joined"]} - known):
                 _log.debug("%s: rank %d joined, pid %d", self._name, rank, report["pids"][rank])
             known = {*report["joined"]}
+            for refusal in report["refusals"][refused:]:
+                _log.warning("%s: refused: %s", self._name, refusal)
+            refused = len(report["refusals"])
             if complete:
                 return
             ended = self._pool.ended() if self._pool else {}
@@ -223,11 +227,8 @@ class Session(ValueSession):
             path = self._folder.path() / f"module-{next(keys)}.so"
             try:
                 executable.export_library(str(path))
-            except TypeError as error:
-                raise IPCError(
-                    "the executable could not be linked into a library; TVM needs a C++ compiler "
-                    "for that: install g++ or clang, or name one in the environment variable CXX"
-                ) from error
+            except (TypeError, OSError, RuntimeError) as error:
+                raise IPCError(_unlinked(error)) from error
         library = _library(path).resolve()
         _log.debug("%s: loads %s", self._name, library)
         load = self._get_cached_method("runtime.disco.load_vm_module")
@@ -369,6 +370,15 @@ class Session(ValueSession):
         except BaseException:
             _unfinished.append(self)
             raise
+
+
+def _unlinked(error: Exception) -> str:
+    """Say why TVM could not link; it raises a TypeError where it found no compiler at all."""
+    text = "the executable could not be linked into a library; TVM needs a C++ compiler for that"
+    if not isinstance(error, TypeError):
+        why = next((x for x in str(error).splitlines() if x and x != "Compilation error:"), "")
+        return f"{text}: {why}; `tvm-ipc doctor` tries the one that it would take"
+    return f"{text}: install g++ or clang, or name one in the environment variable CXX"
 
 
 def init_ccl(
