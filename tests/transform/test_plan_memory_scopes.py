@@ -332,9 +332,10 @@ def test_only_the_branch_that_brings_a_parameter_copies():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
+            y = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
             if c:
                 a = R.builtin.alloc_tensor(
                     R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
@@ -348,9 +349,10 @@ def test_only_the_branch_that_brings_a_parameter_copies():
     @I.ir_module
     class Expected:
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
+            y = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
             if c:
                 a = R.builtin.alloc_tensor(
                     R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
@@ -418,10 +420,11 @@ def test_a_recursive_function_gets_its_parameter_where_it_needs_it():
             return r
 
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
             cls = Before
+            y = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
             cls.again(c, p, y)
             return R.tuple()
 

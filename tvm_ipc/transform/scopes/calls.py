@@ -54,7 +54,7 @@ class Calls(Values):
                 self.visit_packed(name, enumerate(call.args), len(call.args), declared=declared)
             else:
                 self.defer(name, call)
-            return self.packed_result(var, name)
+            return self.packed_result(var, name, call.args)
         if isinstance(op, tvm.ir.GlobalVar):
             name = self.name_of(op)
             callee = self.globals.get(name)
@@ -75,7 +75,7 @@ class Calls(Values):
         if isinstance(callee, FunctionValue):
             return self.visit_relax_call(var, call, callee)
         self.visit_packed("", enumerate(call.args), len(call.args))
-        return self.packed_result(var, "")
+        return self.packed_result(var, "", call.args)
 
     def visit_relax_call(self, var: relax.Var, call: relax.Call, callee: FunctionValue) -> Value:
         """Tie arguments and result to the parameters and the result of a Relax function."""
@@ -173,8 +173,13 @@ class Calls(Values):
                 if written:
                     self.function.writes.append(Write(self.number, tensor.leaf, None))
 
-    def packed_result(self, var: relax.Var, name: str) -> Value:
-        """Return the result of a function that nothing is known of but its name."""
+    def packed_result(self, var: relax.Var, name: str, operands: Any = None) -> Value:
+        """Return the result of a function that nothing is known of but its name.
+
+        It may be one of the operands. Most functions return nothing, which nothing ever reads.
+        """
+        if operands is not None and name not in self.registry.writes:
+            self.handed_on[hash(var)] = operands
         if name == "runtime.disco.cuda_ipc.alloc_storage":
             return Storage(IPC_MEMORY)
         scope = self.registry.demands.get(name, {}).get(RESULT, GLOBAL)
@@ -211,7 +216,7 @@ class Calls(Values):
             packed = args[0]
             symbol = str(packed.global_symbol) if isinstance(packed, relax.ExternFunc) else ""
             self.visit_packed(symbol, list(enumerate(args))[1:], len(args) - 1, first=1)
-            return self.packed_result(var, symbol)
+            return self.packed_result(var, symbol, args)
         demands = self.registry.demands.get(name, {})
         for k, argument in enumerate(args):
             for path, tensor in _with_paths(self.value_of(argument)):
@@ -219,6 +224,7 @@ class Calls(Values):
         if name.startswith(("relax.call_builtin_with_ctx", "relax.invoke")):
             for tensor in tensors(tuple(map(self.value_of, args))):
                 self.function.writes.append(Write(self.number, tensor.leaf, None))
+            return self.packed_result(var, name, args)
         return self.packed_result(var, name)
 
     def visit_alloc(self, var: relax.Var, call: relax.Call) -> Value:

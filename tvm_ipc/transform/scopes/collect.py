@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import tvm
 from tvm import relax
@@ -90,6 +91,9 @@ class _Collector(Calls):
 
     def fix_boundary(self, facts: FunctionFacts) -> None:
         given = self.param_scopes(facts)
+        whole = [one.leaf for one in tensors(facts.value.params)]
+        for one, other in pairwise(whole):  # a caller may pass one tensor twice
+            self.program.unite(one, other)
         for scope, value in zip(given, facts.value.params, strict=True):
             for tensor in tensors(value):
                 self.program.fixed.setdefault(
@@ -175,7 +179,7 @@ class _Collector(Calls):
 
     def visit_binding(self, binding: relax.Binding, value: relax.Expr) -> None:
         var = binding.var
-        if isinstance(binding, relax.MatchCast):
+        if isinstance(binding, relax.MatchCast) and type(value) is not relax.Call:
             result = self.rerooted(self.value_of(value), Root(var))
         elif type(value) is relax.Call:
             result = self.visit_call(var, value)

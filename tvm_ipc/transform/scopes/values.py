@@ -19,6 +19,7 @@ from tvm_ipc.transform.scopes.facts import (
     Tensor,
     Use,
     Value,
+    tensors,
 )
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 
@@ -39,6 +40,7 @@ class Values:
         self.values: dict[int, Value] = {}
         self._names: dict[int, str] = {}
         self._constants: dict[tuple[int, int], Value] = {}
+        self.handed_on: dict[int, Any] = {}  #: operands, to results that nothing has read yet
         self.number = 0
         self.private = False  #: whether there are functions whose callers may all be known
         self.function: FunctionFacts
@@ -92,6 +94,9 @@ class Values:
         """Return what an expression stands for that is no call."""
         if type(expr) in _VARS:
             value = self.values.get(hash(expr))
+            if self.handed_on and hash(expr) in self.handed_on:
+                for operand in self.handed_on.pop(hash(expr)):
+                    self._unite(value, self.value_of(operand))
             if type(value) is FunctionValue:
                 value.escapes = True  # `visit_call` does not ask here for what it calls
             return value
@@ -122,6 +127,12 @@ class Values:
                 f"one: {expr}; run relax.transform.Normalize"
             )
         return None
+
+    def _unite(self, value: Value, other: Value) -> None:
+        """Note that tensors of one value may be those of another, whichever."""
+        for one in tensors(value):
+            for two in tensors(other):
+                self.program.unite(one.leaf, two.leaf)
 
     def rerooted(self, value: Value, root: Root) -> Value:
         """Return the same memory, read through another variable."""
