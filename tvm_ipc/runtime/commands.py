@@ -107,8 +107,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         self._last_ticket = 0
         #: Up to here every worker is known to have come, and all errors to have been told.
         self._settled = 0
-        #: Errors have been told, but the workers may not have been made to go on.
-        self._recovering = False
+        #: Makes the error from which the session recovers; None if it does not.
+        self._news: Callable[[], IPCError] | None = None
         self._local = threading.local()
         self._callers: weakref.WeakSet[_Caller] = weakref.WeakSet()
         #: Makes the error that no thread has heard of yet.
@@ -148,9 +148,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
 
     def _enter(self) -> None:
         """Raise why the calling thread may not go on now, if it may not; with the lock."""
+        self._finish_recovery()
         self._check_usable()
-        if self._recovering:
-            self._finish_recovery()
 
     def _check_usable(self) -> None:
         self._hear()
@@ -274,6 +273,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         while True:
             progress = self._wait(ticket)
             with self._lock:
+                self._finish_recovery()
                 self._hear()
                 if progress != _ATTENTION and ticket <= self._settled:
                     return  # known to another thread, which may have closed the session since
@@ -312,8 +312,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             return  # another thread has told them
         for error in causes:
             _log.warning("%s: rank %d: %s: %s", self._name, error.rank, error.kind, error.message)
-        self._tell(lambda: _error_of(causes))
-        self._recovering = True
+        self._news = lambda: _error_of(causes)
         self._finish_recovery()
         self._hear()
 
@@ -327,11 +326,18 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         finder.error = finder.error or error
 
     def _finish_recovery(self) -> None:
-        """Let the workers go on: all of them are idle, and nobody has sent anything since."""
+        """Tell an error, and let the workers go on; with the lock.
+
+        All workers are idle, and nobody has sent anything, or heard, since the error was found: if
+        Ctrl-C ends this, whoever comes next does it.
+        """
+        if self._news is None:
+            return
+        self._tell(self._news)
         _recover(self)
         _log.info("%s: recovered: its workers take commands again", self._name)
         self._settled = self._commands
-        self._recovering = False
+        self._news = None
 
     # ---- the end of a session -------------------------------------------------------------
 

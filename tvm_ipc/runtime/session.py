@@ -132,6 +132,8 @@ class Session(ValueSession):
         ids: tvm_ffi.Shape,
         settings: config.Config,
     ) -> None:
+        while _unfinished:
+            _unfinished.pop()._end_now()
         remove_orphans()
         threads_each = config.threads_per_worker(shape[0])
         self._room = _ROOM

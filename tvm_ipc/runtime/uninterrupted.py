@@ -31,18 +31,15 @@ def uninterrupted(work: Callable[[], Result], hurry: Callable[[], None] = lambda
     except RuntimeError:  # at its end the interpreter starts no threads any more
         return work()
     interruption = None
-    while True:
+    while thread.is_alive():
         try:
-            result = future.result()
-            break
+            thread.join()
         except BaseException as error:
-            if future.done() and future.exception() is error:
-                raise
             interruption = interruption or error
             hurry()
     if interruption is not None:
         raise interruption
-    return result
+    return future.result()
 
 
 def _run(work: Callable[[], Result], future: Future[Result]) -> None:

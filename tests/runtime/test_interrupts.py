@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C at every line of a session: no crash, no hang, no error lost, and nothing left behind.
+
+Every scenario runs in an interpreter of its own (interrupt_scenarios.py), with a time limit. The
+ordinary run leaves lines out; `--fault-rounds 100` comes to nearly every one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCENARIOS = Path(__file__).with_name("interrupt_scenarios.py")
+#: How many lines are left out between two that are tried, in the ordinary run.
+STRIDES = {
+    "values": 7,
+    "long_commands": 11,
+    "errors": 3,
+    "threads": 41,
+    "processes": 151,
+    "block": 67,
+    "close": 5,
+}
+
+
+@pytest.mark.parametrize("scenario", STRIDES)
+def test_interrupt_at_every_line(scenario: str, request: pytest.FixtureRequest) -> None:
+    rounds = int(request.config.getoption("--fault-rounds"))
+    stride = max(1, STRIDES[scenario] * 6 // rounds)
+    result = subprocess.run(
+        [sys.executable, str(SCENARIOS), scenario, str(stride)],
+        capture_output=True,
+        text=True,
+        timeout=120 + 30 * rounds,
+        env={**os.environ, "PYTHONPATH": str(SCENARIOS.parent)},
+    )
+    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stderr[-5000:]}"
+    assert result.stdout.endswith("done\n")
