@@ -42,6 +42,7 @@ _ARGUMENT: Final = (
 #: Types of arguments that are sent as they are.
 _PLAIN: Final = frozenset({type(None), bool, float, str, bytes, DRef, DPackedFunc, DModule})
 _SENT: Final = (disco.DRef, tvm_ffi.Shape, tvm_ffi.core.DataType, tvm_ffi.core.Device, str, bytes)
+_KINDS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
 #: Bits of the elements of types that exist.
 _BITS: Final = (1, 2, 4, 6, 8, 16, 32, 64)
 
@@ -239,8 +240,7 @@ class ValueSession(CommandSession):
         ----------
         op : "sum", "prod", "min", "max" or "avg".
         """
-        kinds = {kind.name.lower(): int(kind) for kind in ReduceKind}
-        kind = kinds[arguments.one_of("allreduce: op", op, kinds)]
+        kind = _KINDS[arguments.one_of("allreduce: op", op, _KINDS)]
         self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
 
     def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> None:
