@@ -192,8 +192,7 @@ def test_configuration_is_complete() -> None:
     (table,) = re.findall(r"### Configuration\n(.*?)\n#", TEXT, re.DOTALL)
     parameters = set(inspect.signature(Session.__init__).parameters)
     named = set(re.findall(r"`([a-z_]+)`", table))
-    # The CPU backend has no use for device ids.
-    assert parameters - named == {"self", "device_ids"}
+    assert parameters - named == {"self"}
 
 
 def test_added_methods_exist() -> None:
