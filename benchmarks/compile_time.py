@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the time of compiling a decoder our passes take, and how that grows with layers.
+"""How much of the time of compiling a module our passes take, and how that grows.
 
-    python benchmarks/compile_time.py [--layers 20 80 320] [--json results.json]
+    python benchmarks/compile_time.py [--layers 20 80 320] [--shapes WORD] [--json results.json]
 
-The processor time of `get_pipeline`, pass by pass, measured by an instrument (what one pass runs
-inside another counts for the inner one), next to TVM's default pipeline for the same module, which
-has neither IPC memory nor our plan. Code generation comes after both and is left out: a few tenths
-of a second, as the kernels of all layers are the same.
+The processor time of `get_pipeline`, pass by pass, next to that of TVM's default pipeline for the
+same module, which has neither IPC memory nor our plan. Code generation comes after both and is left
+out. All numbers are medians of rounds, in each of which everything is measured once, and so are the
+ratios: other work on the machine slows down both sides of each.
 
-`OffloadBLAS` is shown and not counted as ours: what it takes, TVM's passes save on kernels that are
-not made. So the pipeline is also run without it.
+The first module is a decoder. `OffloadBLAS` is shown there and not counted as ours: what it takes,
+TVM's passes save on kernels that are not made. So the pipeline is also run without it. The others
+are those of `shapes.py`, each at a size and at four times that. The power of growth is that of our
+passes together; TVM's own passes are quadratic in some shapes, and their power is shown, too.
 
 The exit code is 1 where a goal is missed.
 """
@@ -17,140 +19,93 @@ The exit code is 1 where a goal is missed.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-import tvm
 import zoo
+from pass_times import OURS, Passes, medians, ours, pipeline, upstream
 from report import layout, machine
-from tvm import relax
+from shapes import SHAPES, Shape
 
-import tvm_ipc
 from tvm_ipc.demo.config import Config
 
-#: TVM's own check, which our pipeline runs first; TVM's does not.
-WELL_FORMED = "relax.analysis.well_formed"
-#: What our pipeline does more than TVM's, by what it is called in TVM.
-OURS = frozenset(
-    {
-        WELL_FORMED,
-        "tvm_ipc.pipeline",
-        "PlanMemoryScopes",
-        "IPCAllReduceRewrite",
-        "StaticPlanBlockMemory",
-        "VerifyCrossRankSafety",
-        "LowerGPUIPCAllocStorage",
-    }
-)
-#: Most time that our passes may add to TVM's pipeline. What they take themselves is shown as their
-#: share; part of it is saved later, where a plan of one storage leaves less to do.
+#: Most time that our passes may add to TVM's pipeline for a decoder. What they take themselves is
+#: shown as their share; part of it is saved later, where a plan of one storage leaves less to do.
 MORE = 0.10
 #: Linear is a power of 1; memory that no longer fits a cache adds to it, for TVM's passes too.
-POWER = 1.25
+POWER = 1.2
+#: Most of our pipeline's time that our passes may take together, whatever the shape.
+SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one compilation."""
+    """Seconds of compilations of a decoder."""
 
     layers: int
-    whole: float
-    passes: dict[str, float]  #: time of their own
     upstream: float
+    whole: float
     without_blas: float
-
-    @property
-    def ours(self) -> float:
-        return sum(seconds for name, seconds in self.passes.items() if name in OURS)
+    more: float  #: against TVM's pipeline
+    more_without_blas: float
+    passes: Passes  #: time of their own
 
     @property
     def share(self) -> float:
-        return self.ours / self.whole
+        return ours(self.passes) / self.whole
 
 
-def instrument() -> Any:
-    """Measure each pass without the passes that it runs."""
-    passes: dict[str, float] = {}
-    running: list[float] = []  # of each pass that is running: when its own time last went on
+@dataclass(frozen=True)
+class Growth:
+    """What compiling a shape takes at its two sizes."""
 
-    @tvm.ir.instrument.pass_instrument
-    class Clock:
-        def __init__(self) -> None:
-            self.passes = passes
-            self.names: list[str] = []
-
-        def run_before_pass(self, _mod: tvm.IRModule, info: Any) -> None:
-            now = time.process_time()
-            if running:
-                passes[self.names[-1]] += now - running[-1]
-            name = str(info.name)
-            self.names.append(name)
-            passes.setdefault(name, 0.0)
-            running.append(time.process_time())
-
-        def run_after_pass(self, _mod: tvm.IRModule, _info: Any) -> None:
-            now = time.process_time()
-            passes[self.names.pop()] += now - running.pop()
-            if running:
-                running[-1] = time.process_time()
-
-    return Clock()
-
-
-@contextmanager
-def checked() -> Iterator[list[float]]:
-    """Measure TVM's check of the module, which is no pass."""
-    seconds: list[float] = []
-    check = relax.analysis.well_formed
-
-    def timed(mod: tvm.IRModule, check_ty: bool = True) -> None:
-        start = time.process_time()
-        check(mod, check_ty)
-        seconds.append(time.process_time() - start)
-
-    relax.analysis.well_formed = timed
-    try:
-        yield seconds
-    finally:
-        relax.analysis.well_formed = check
+    name: str
+    sizes: tuple[int, int]
+    upstream: float  #: at the second
+    whole: float
+    ours: float
+    share: float
+    power: float  #: of our passes
+    upstream_power: float  #: of TVM's pipeline
 
 
 def measure(layers: int, rounds: int) -> Times:
     """Compile a decoder of so many layers with both pipelines."""
     config = Config(layers, 2048, 32, 8, 8192, 32000, context=2048, dtype="float16")
-    target = tvm.target.Target("llvm")
-    found: list[tuple[float, dict[str, float]]] = []
-    upstream, plain = [], []
+    theirs, whole, plain = [], [], []
+    passes: list[Passes] = []
     for _ in range(rounds):
-        mod = zoo.decoder(config)
-        gc.collect()
-        start = time.process_time()
-        relax.get_default_pipeline(target)(mod)
-        upstream.append(time.process_time() - start)
-        mod = zoo.decoder(config)
-        gc.collect()
-        clock = instrument()
-        with tvm.transform.PassContext(instruments=[clock]), checked() as check:
-            start = time.process_time()
-            tvm_ipc.get_pipeline(target, zoo.WORLD)(mod)
-            whole = time.process_time() - start
-        clock.passes["tvm_ipc.pipeline"] -= sum(check)
-        mod = zoo.decoder(config)
-        gc.collect()
-        start = time.process_time()
-        tvm_ipc.get_pipeline(target, zoo.WORLD, blas=False)(mod)
-        plain.append(time.process_time() - start)
-        found.append((whole, {**clock.passes, WELL_FORMED: sum(check)}))
-    whole, passes = min(found, key=lambda entry: entry[0])
-    return Times(layers, whole, passes, min(upstream), min(plain))
+        theirs.append(upstream(lambda: zoo.decoder(config)))
+        seconds, each = pipeline(lambda: zoo.decoder(config))
+        whole.append(seconds)
+        passes.append(each)
+        plain.append(pipeline(lambda: zoo.decoder(config), blas=False)[0])
+    more, more_plain = (
+        median(one / other for one, other in zip(mine, theirs, strict=True)) - 1
+        for mine in (whole, plain)
+    )
+    seconds = median(theirs), median(whole), median(plain)
+    return Times(layers, *seconds, more, more_plain, medians(passes))
+
+
+def grow(shape: Shape, rounds: int) -> Growth:
+    """Compile a shape at both sizes."""
+    few, many = shape.sizes
+    found: list[tuple[float, ...]] = []
+    steps = log(many / few)
+    for _ in range(rounds):
+        theirs = [upstream(lambda size=size: shape.build(size)) for size in shape.sizes]
+        (_, first), (whole, last) = (
+            pipeline(lambda size=size: shape.build(size), blas=False) for size in shape.sizes
+        )
+        mine = ours(last)
+        power, upstream_power = log(mine / ours(first)) / steps, log(theirs[1] / theirs[0]) / steps
+        found.append((theirs[1], whole, mine, mine / whole, power, upstream_power))
+    return Growth(shape.name, shape.sizes, *map(median, zip(*found, strict=True)))
 
 
 def pass_table(found: list[Times], at: Times) -> str:
@@ -176,21 +131,41 @@ def pass_table(found: list[Times], at: Times) -> str:
     return layout(rows)
 
 
-def growth_table(found: list[Times]) -> str:
+def layers_table(found: list[Times]) -> str:
     rows = [["layers", "TVM's pipeline ms", "ours ms", "against TVM's", "without BLAS ms"]]
     rows[0] += ["against TVM's", "our passes ms", "share", "ms a layer"]
     for times in found:
+        mine = ours(times.passes)
         rows.append(
             [
                 str(times.layers),
                 f"{times.upstream * 1e3:.0f}",
                 f"{times.whole * 1e3:.0f}",
-                f"{times.whole / times.upstream - 1:+.1%}",
+                f"{times.more:+.1%}",
                 f"{times.without_blas * 1e3:.0f}",
-                f"{times.without_blas / times.upstream - 1:+.1%}",
-                f"{times.ours * 1e3:.1f}",
+                f"{times.more_without_blas:+.1%}",
+                f"{mine * 1e3:.1f}",
                 f"{times.share:.1%}",
-                f"{times.ours * 1e3 / times.layers:.3f}",
+                f"{mine * 1e3 / times.layers:.3f}",
+            ]
+        )
+    return layout(rows)
+
+
+def shapes_table(found: list[Growth]) -> str:
+    rows = [["shape", "sizes", "TVM's pipeline ms", "ours ms", "our passes ms", "share"]]
+    rows[0] += ["power", "TVM's power"]
+    for growth in found:
+        rows.append(
+            [
+                growth.name,
+                f"{growth.sizes[0]}, {growth.sizes[1]}",
+                f"{growth.upstream * 1e3:.0f}",
+                f"{growth.whole * 1e3:.0f}",
+                f"{growth.ours * 1e3:.0f}",
+                f"{growth.share:.1%}",
+                f"{growth.power:.2f}",
+                f"{growth.upstream_power:.2f}",
             ]
         )
     return layout(rows)
@@ -206,27 +181,32 @@ def powers(found: list[Times]) -> dict[str, float]:
     return {
         name: log(last.passes[name] / first.passes[name]) / layers
         for name in sorted(OURS)
-        if first.passes.get(name, 0) > 0 and last.passes.get(name, 0) > last.ours / 10
+        if first.passes.get(name, 0) > 0 and last.passes.get(name, 0) > ours(last.passes) / 10
     }
 
 
-def goals(found: list[Times], at: Times) -> dict[str, bool]:
+def goals(found: list[Times], at: Times, shapes: list[Growth]) -> dict[str, bool]:
     made = {}
-    for what, seconds in (("", at.whole), (" without the BLAS", at.without_blas)):
-        more = seconds / at.upstream - 1
+    for what, more in (("", at.more), (" without the BLAS", at.more_without_blas)):
         text = f"the pipeline{what} takes {more:+.1%} of TVM's at {at.layers} layers"
         made[f"{text}, at most {MORE:+.0%}"] = more <= MORE
     if len(found) > 1:
         for name, power in powers(found).items():
             text = f"{name} grows with layers to the power of {power:.2f}, at most {POWER}"
             made[text] = power <= POWER
+    for growth in shapes:
+        text = f"{growth.name}: our passes grow to the power of {growth.power:.2f}, at most {POWER}"
+        made[text] = growth.power <= POWER
+        text = f"{growth.name}: our passes take {growth.share:.0%}, at most {SHARE:.0%}"
+        made[text] = growth.share <= SHARE
     return made
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[20, 80, 320])
-    parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
+    parser.add_argument("--shapes", default="", help="only shapes with this in their name")
+    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
     parser.add_argument("--json", type=Path, help="write everything there, too")
     options = parser.parse_args()
     measure(1, 1)  # what is loaded and registered at first use
@@ -234,15 +214,20 @@ def main() -> int:
     at = next((times for times in found if times.layers >= 80), found[-1])
     print(f"\na decoder of {at.layers} layers, prefill and decode, pass by pass\n")
     print(pass_table(found, at))
-    print(f"\n{growth_table(found)}")
-    print()
-    held = goals(found, at)
+    print(f"\n{layers_table(found)}")
+    shapes = [grow(shape, options.rounds) for shape in SHAPES if options.shapes in shape.name]
+    print("\nother shapes, without the BLAS; times and share at the larger size\n")
+    print(f"{shapes_table(shapes)}\n")
+    held = goals(found, at, shapes)
     for goal, holds in held.items():
         print(f"{'met' if holds else 'MISSED'}: {goal}")
     if options.json is not None:
         document = {
             "machine": machine(),
-            "times": [{**vars(times), "ours": times.ours, "share": times.share} for times in found],
+            "times": [
+                {**vars(times), "ours": ours(times.passes), "share": times.share} for times in found
+            ],
+            "shapes": [vars(growth) for growth in shapes],
             "goals": held,
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n")

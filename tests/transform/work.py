@@ -35,5 +35,5 @@ def power(action: Callable[[int], object], least: int) -> float:
     """
     few, more, many = (
         work(lambda size=size: action(size)) for size in (least, 2 * least, 4 * least)
-    )  # type: ignore[misc]
+    )
     return log2((many - more) / (more - few))
