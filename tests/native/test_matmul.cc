@@ -144,9 +144,10 @@ void CheckProduct(FloatType type, int64_t batch, int64_t m, int64_t k, int64_t n
 }  // namespace
 
 int main() {
-  const int64_t shapes[][3] = {{1, 1, 1},   {1, 33, 70},  {3, 17, 5},   {5, 40, 33},  {8, 9, 64},
-                               {17, 31, 3}, {33, 65, 31}, {40, 600, 1}, {1, 70, 300}, {66, 33, 290},
-                               {2, 0, 3},   {0, 3, 3},    {520, 20, 20}};
+  const int64_t shapes[][3] = {{1, 1, 1},     {1, 33, 70},   {3, 17, 5},    {5, 40, 33},
+                               {8, 9, 64},    {17, 31, 3},   {33, 65, 31},  {40, 600, 1},
+                               {1, 70, 300},  {66, 33, 290}, {2, 0, 3},     {0, 3, 3},
+                               {520, 20, 20}, {3, 4500, 9},  {1, 9000, 17}, {33, 4200, 5}};
   int kinds = 0;
   for (const char* kernels : {"auto", "avx512", "avx2", "portable"}) {
     if (!UseBlasInstructionSet(kernels)) continue;

@@ -33,6 +33,9 @@ constexpr int64_t kBlockRows = 512, kBlockCols = 512, kBlockDepth = 512;
 // The second cache holds a part of b, which every block of rows of a meets; a is read once for it.
 constexpr int64_t kPackedBytesA = 16 << 20, kPackedBytesB = 1 << 20;
 constexpr int64_t kPanelCols = 256;
+// So many steps of k are summed in tile registers; the sums of such stretches are added outside,
+// since the rounding errors of a sum grow with the number of its terms.
+constexpr int64_t kStretchSteps = 4096 / kTileStep;
 // After so many bytes of a result its steps are taken, before it has left the second cache; but
 // each block costs the BLAS a new look at b, so it has this many rows at least.
 constexpr int64_t kStepBytes = 1 << 20;
@@ -203,7 +206,8 @@ struct Work : Piece {
     const int64_t block_cols = std::min(fitting(n, kPackedBytesB), kPanelCols);
     char* packed_a = reinterpret_cast<char*>(scratch_a.Floats(block_rows * deep / 2));
     char* packed_b = reinterpret_cast<char*>(scratch_b.Floats(block_cols * deep / 2));
-    float* sums = scratch_c.Floats(kTileEdge * block_cols);
+    float* sums = scratch_c.Floats(kTileEdge * (block_cols + kTileEdge));
+    float* more = sums + kTileEdge * block_cols;
     const TileMatrix from_a{a.data, a.row, a.col}, from_b{b.data, b.row, b.col};
     tiles->begin();
     for (int64_t i = 0; i < m; i += block_rows) {
@@ -215,8 +219,21 @@ struct Work : Piece {
         for (int64_t r = 0; r < rows; r += kTileEdge) {
           const int64_t height = std::min(kTileEdge, rows - r);
           for (int64_t c = 0; c < cols; c += kTileEdge) {
-            tiles->block(packed_a + r * deep * 2, packed_b + c * deep * 2, steps,
-                         height > kTileEdge / 2, sums + c, block_cols);
+            const bool two_rows = height > kTileEdge / 2;
+            const char* of_a = packed_a + r * deep * 2;
+            const char* of_b = packed_b + c * deep * 2;
+            tiles->block(of_a, of_b, std::min(steps, kStretchSteps), two_rows, sums + c,
+                         block_cols);
+            for (int64_t p = kStretchSteps; p < steps; p += kStretchSteps) {
+              const int64_t done = p * kTileStep * kTileEdge * 2;
+              tiles->block(of_a + done, of_b + done, std::min(steps - p, kStretchSteps), two_rows,
+                           more, kTileEdge);
+              for (int64_t i = 0; i < (two_rows ? kTileEdge : kTileEdge / 2); ++i) {
+                for (int64_t j = 0; j < kTileEdge; ++j) {
+                  sums[i * block_cols + c + j] += more[i * kTileEdge + j];
+                }
+              }
+            }
           }
           Finish(sums, block_cols, i + r, height, j, cols);
         }
