@@ -90,8 +90,40 @@ def test_nothing_is_said_where_nothing_is_left(body: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_program_without_stderr_fails_too() -> None:
-    assert run("session = start(); fail(session); sys.stderr = None", threads=True).returncode == 1
+@pytest.mark.parametrize("stderr", ["None", "Broken()"])
+def test_program_without_stderr_fails_too(stderr: str) -> None:
+    done = run(
+        f"""
+        class Broken:
+            def write(self, text):
+                raise RuntimeError("broken")
+            def flush(self):
+                pass
+        session = start()
+        fail(session)
+        sys.stderr = {stderr}
+        """,
+        threads=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_process_that_is_forked_afterwards_has_its_own_exit_code() -> None:
+    done = run(
+        """
+        import os
+        session = start()
+        fail(session)
+        del session
+        gc.collect()
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        threads=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "0\n")
 
 
 def test_exception_of_the_program_decides_the_exit_code() -> None:

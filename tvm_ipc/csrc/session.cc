@@ -339,16 +339,17 @@ int64_t Put(Session session, ffi::Any value) {
 }
 
 void FailAtExit() {
-  static std::once_flag once;
   // Python's own handlers come too early for this: the exit code is decided after them. In glibc
-  // `exit` in a handler goes on with the handlers that are left.
-  std::call_once(once, [] {
-    on_exit(
-        [](int status, void*) {
-          if (status == 0) std::exit(1);
-        },
-        nullptr);
-  });
+  // `exit` in a handler goes on with the handlers that are left. What this process forks is
+  // another.
+  static pid_t process = 0;
+  if (process == getpid()) return;
+  process = getpid();
+  on_exit(
+      [](int status, void*) {
+        if (status == 0 && process == getpid()) std::exit(1);
+      },
+      nullptr);
 }
 
 }  // namespace controller

@@ -30,8 +30,8 @@ def say(session: object, error: object, *, fail: bool = True) -> None:
     """Say what went wrong in a session that has ended; with `fail`, by the exit code too."""
     if fail:
         _fail_at_exit()
-    # Without a stderr, or with one that is closed, there is nobody to say it to.
-    with contextlib.suppress(AttributeError, OSError, ValueError):
+    # Without a stderr, or with one that is closed or broken, there is nobody to say it to.
+    with contextlib.suppress(Exception):
         sys.stderr.write(
             f"tvm_ipc: {session!r} ended with an error that was not raised, for no sync, get or "
             f"close came after it:\n{error}\n"
