@@ -57,6 +57,7 @@ from tvm_ipc.transform.report import Decision, note
 _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
 #: Where tensors in a storage start, in multiples of so many bytes.
 _ALIGNMENT: Final = {"llvm": 64, "c": 64, "cuda": 256}
+_FUSION: Final = ("FoldConstant", "FuseOps", "FuseTIR")
 _PLAN: Final = "StaticPlanBlockMemory"
 _LOWER: Final = "LowerAllocTensor"
 
@@ -116,7 +117,7 @@ def get_pipeline(
                 *_for_target(target, "library_dispatch_passes"),
             ],
         ),
-        ("legalize", _before("FuseOps", KeepFromFusion(), _for_target(target, "legalize_passes"))),
+        ("legalize", _around_fusion(_for_target(target, "legalize_passes"))),
         ("schedule", [schedule] if schedule is not None else []),
         (
             "dataflow",
@@ -201,11 +202,11 @@ def _for_target(target: tvm.target.Target, kind: str) -> list[tvm.transform.Pass
     return list(getattr(_TARGETS[target.kind.name], kind)(target))
 
 
-def _before(
-    name: str, new: tvm.transform.Pass, passes: list[tvm.transform.Pass]
-) -> list[tvm.transform.Pass]:
-    """Put a pass before those of a name."""
-    return [one for old in passes for one in ([new, old] if old.info.name == name else [old])]
+def _around_fusion(passes: list[tvm.transform.Pass]) -> list[tvm.transform.Pass]:
+    """Keep from the passes of fusion what they do not know."""
+    first, *others = [n for n, one in enumerate(passes) if str(one.info.name) in _FUSION]
+    last = max(others, default=first) + 1
+    return [*passes[:first], KeepFromFusion(passes[first:last]), *passes[last:]]
 
 
 def _around_the_plan(

@@ -41,6 +41,15 @@ class Program:
         self.functions = self.generator.program()
         self.main: Function = self.functions[-1]
 
+    def sizes(self, rows: tuple[int, ...]) -> list[dict[str, int]]:
+        """Return what its shape variables are where it is run."""
+        rows = rows if self.main.symbols else rows[:1]
+        return [{"n": n, "m": (n * 7 + 3) % 31} for n in rows]
+
+    def arguments(self, sizes: dict[str, int]) -> list[Arrays]:
+        """Return the arrays to call it with."""
+        return self.generator.arguments(self.main, sizes, self.seed + sizes["n"])
+
     def source(self) -> str:
         """Return its functions as TVMScript."""
         return "\n".join("    " + line for f in self.functions for line in f.lines()) + "\n"
@@ -183,16 +192,15 @@ def run(session: Any, programs: list[Program], path: Path, rows: tuple[int, ...]
     module = session.load_vm_module(str(path))
     calls = []
     for program in programs:
-        for n in rows if program.main.symbols else rows[:1]:
-            sizes = {"n": n, "m": (n * 7 + 3) % 31}
-            arguments = program.generator.arguments(program.main, sizes, program.seed + n)
+        for sizes in program.sizes(rows):
+            arguments = program.arguments(sizes)
             expected = program.main.execute(program.world, sizes, arguments)
-            calls.append((program, n, _put(session, arguments), expected))
+            calls.append((program, sizes, _put(session, arguments), expected))
     try:
         results = [module[program.main.name](*given) for program, _, given, _ in calls]
-        for (program, n, _, expected), result in zip(calls, results, strict=True):
+        for (program, sizes, _, expected), result in zip(calls, results, strict=True):
             for rank in range(session.num_workers):
-                compare(program, n, rank, _get(result, rank), expected)
+                compare(program, sizes, rank, _get(result, rank), expected)
     except (RuntimeError, MemoryError, TypeError, ValueError) as error:
         names = [program.seed for program, *_ in calls]
         raise RuntimeError(f"programs {names}: {type(error).__name__}: {error}") from error
@@ -214,11 +222,13 @@ def _get(result: Any, rank: int) -> list[Any]:
     return [np.array(part.numpy()) for part in parts]
 
 
-def compare(program: Program, n: int, rank: int, found: list[Any], expected: list[Arrays]) -> None:
+def compare(
+    program: Program, sizes: dict[str, int], rank: int, found: list[Any], expected: list[Arrays]
+) -> None:
     """Raise an error where a result differs."""
     for value, got, wanted in zip(program.main.results, found, expected, strict=True):
         right = wanted[rank]
-        where = f"n = {n}, rank {rank}, result {value.name}"
+        where = f"{sizes}, rank {rank}, result {value.name}"
         if got.shape != right.shape or got.dtype != right.dtype:
             raise WrongProgramError(
                 program, f"{where}: {got.dtype}{got.shape} instead of {right.dtype}{right.shape}"

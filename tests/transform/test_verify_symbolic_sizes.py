@@ -37,6 +37,7 @@ EXTENTS = [
     "T.Select(n < m, m - n, n - m - 1)",
     "T.shift_left(n, T.int64(2)) - m",
     "T.shift_right(n, T.int64(1))",
+    "(n - m) * (n % 4)",
     "T.bitwise_and(n, m)",
     "T.bitwise_or(n, T.int64(5)) - 7",
     "T.bitwise_xor(n, m)",

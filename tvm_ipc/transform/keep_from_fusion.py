@@ -1,24 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps functions from TVM's fusion whose shapes it refuses or gets wrong.
 
-Before:
-    with R.dataflow():
-        y = R.call_tir(cls.slice, (x,), out_ty=R.Tensor((T.if_then_else(m < 0, m + n, m), 8)))
-        z = R.call_tir(cls.relu, (y,), ...)
-        R.output(z)
+    KeepFromFusion([FoldConstant(), FuseOps(), FuseTIR()])
 
-After:
-    y = R.call_tir(cls.slice, (x,), out_ty=R.Tensor((T.if_then_else(m < 0, m + n, m), 8)))
-    z = R.call_tir(cls.relu, (y,), ...)
-
-`FuseOps` and `FuseTIR` do not know `if_then_else`, shifts, bitwise operators and casts in a shape,
-which is where slices of a dynamic length have the first; they leave alone what is in no dataflow
-block. Runs before `FuseOps`.
+does what these passes do, but for functions in which the shape of a tensor has an `if_then_else`, a
+shift, a bitwise operator or a cast: the passes do not know them there. Slices of a dynamic length
+have the first. Such a function stays as it is, as in TVM's pipeline without fusion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -37,26 +29,38 @@ _UNKNOWN = (
 
 @tvm.transform.module_pass(opt_level=0, name=_NAME)
 class KeepFromFusion:
-    """Take functions with such shapes out of dataflow blocks; the report says which and why."""
+    """Apply passes to functions whose shapes they know; the report says which others are left.
+
+    Parameters
+    ----------
+    passes : those of fusion, and others that rebuild types.
+    """
+
+    def __init__(self, passes: Sequence[tvm.transform.Pass]) -> None:
+        self.passes = list(passes)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
-        """Return the module with these functions changed."""
-        kept = {}
+        """Return the module that the passes give, with what they do not know as it was."""
+        rest, kept = mod.clone(), {}
         for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                extent = _unknown_extent(function)
-                if extent is not None:
-                    kept[global_var] = function
-                    reason = f"TVM's fusion does not know the shape {extent}"
-                    note(Decision(_NAME, global_var.name_hint, "fusion", "left out", reason))
+            extent = _unknown_extent(function) if isinstance(function, relax.Function) else None
+            if extent is not None:
+                name = global_var.name_hint
+                kept[name] = function
+                rest.update_func(global_var, relax.ExternFunc(name, function.ty))
+                reason = f"TVM's fusion does not know the shape {extent}"
+                note(Decision(_NAME, name, "fusion", "left out", reason))
+        result = tvm.transform.Sequential(self.passes)(rest)
         if not kept:
-            return mod
-        result = mod.clone()
-        changed = relax.transform.ToNonDataflow()(tvm.IRModule(kept))
-        for global_var in kept:
-            result.update_func(global_var, changed[global_var.name_hint])
+            return result
+        there = {global_var.name_hint for global_var in result.functions}
+        for global_var, function in mod.functions_items():
+            name = global_var.name_hint
+            if name in kept or (isinstance(function, tirx.PrimFunc) and name not in there):
+                place = result.get_global_var(name) if name in there else global_var
+                result.update_func(place, function)
         return result
 
 

@@ -27,10 +27,6 @@ from tvm_ipc.errors import TransformError
 _Polynomial = dict[tuple[int, ...], int]
 
 
-#: What a variable of 32 bits holds at most says nothing of a program.
-_MOST_OF_A_TYPE = 2**31 - 1
-
-
 @dataclass(frozen=True)
 class Size:
     """`factor` times `unit` bytes; equal units are the same text and number."""
@@ -83,7 +79,9 @@ class Sizes:
             if tvm_ffi.structural_equal(other, extent):
                 return bound
         most = int(self._analyzer.const_int_bound(extent).max_value)
-        if most < _MOST_OF_A_TYPE:
+        if _has_cast(extent):
+            bound = extent  # what a narrower type can hold says nothing of the program
+        elif most < ConstIntBound.POS_INF:
             bound = tirx.IntImm("int64", most)
         elif not self._domains:
             bound = extent
@@ -236,6 +234,12 @@ def _int(number: Any) -> int:
     if isinstance(number, int):
         return number
     raise TypeError(number)
+
+
+def _has_cast(extent: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(extent, [(tirx.Cast, found.append)])
+    return bool(found)
 
 
 def _has_upper_bound(interval: Any) -> bool:

@@ -13,9 +13,10 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.sym import ConstIntBound
 
 from tvm_ipc.transform.safety.examples import POINTS, coordinate, evaluate
-from tvm_ipc.transform.safety.numbers import Numbers
+from tvm_ipc.transform.safety.numbers import MOST, Numbers
 from tvm_ipc.transform.safety.polynomials import (
     Number,
     Polynomial,
@@ -26,6 +27,8 @@ from tvm_ipc.transform.safety.polynomials import (
 
 #: Numbers that are not negative where a tensor is.
 Given = tuple[Polynomial, ...]
+#: How many numbers a proof may look at.
+_TRIES = 200
 #: Sizes at which something is so, such as "n = 1"; "" where no size is symbolic.
 Example = str
 
@@ -40,6 +43,7 @@ class Extents(Numbers):
         self._examples: dict[tuple[Number, ...], Example | None] = {}
         self._not_negative: dict[int, bool] = {}
         self._values: dict[tuple[int, int], int | None] = {}
+        self._tries = 0
 
     def given(self, numbers: list[Number | None]) -> Given:
         """Return those of the numbers that, where they are not negative, tell something."""
@@ -57,6 +61,7 @@ class Extents(Numbers):
             return a <= b
         known = self._orders.get((a, b, given))
         if known is None:
+            self._tries = _TRIES
             known = self._orders[a, b, given] = self._proves(self.subtract(b, a), given)
         return known
 
@@ -74,6 +79,9 @@ class Extents(Numbers):
             return number >= 0
         known = self._proofs.get((number, given))
         if known is None:
+            self._tries -= 1
+            if self._tries < 0:
+                return False
             known = self._proofs[number, given] = (
                 self._is_sum(number)
                 or any(is_multiple(number, one) for one in given)
@@ -100,22 +108,44 @@ class Extents(Numbers):
 
     def _proves_parts(self, number: Polynomial, given: Given) -> bool:
         """Whether it is proved by what takes the place of one atom."""
-        for monomial, factor in number:
-            for index in monomial:
-                atom = self._atoms[index]
-                cases = [replaced(number, monomial, index, case, 1) for case in self._cases(atom)]
-                if cases and all(self._proves(case, given) for case in cases):
-                    return True
-                rest = list(monomial)
-                rest.remove(index)
-                if all(map(self._is_not_negative, rest)):
-                    bounds = [
-                        replaced(number, monomial, index, *bound)
-                        for bound in self._bounds_of(atom, factor > 0)
-                    ]
-                    if any(self._proves(bound, given) for bound in bounds):
+        places = [(monomial, index) for monomial, _ in number for index in monomial]
+        for index in dict.fromkeys(index for _, index in places):
+            ends = self._ends(number, index)
+            if ends and all(self._proves(end, given) for end in ends):
+                return True
+        factors = dict(number)
+        for monomial, index in places:
+            atom = self._atoms[index]
+            cases = [replaced(number, monomial, index, case, 1) for case in self._cases(atom)]
+            if cases and all(self._proves(case, given) for case in cases):
+                return True
+            rest = list(monomial)
+            rest.remove(index)
+            if all(map(self._is_not_negative, rest)):
+                for bound in self._bounds_of(atom, factors[monomial] > 0):
+                    if self._proves(replaced(number, monomial, index, *bound), given):
                         return True
         return False
+
+    def _ends(self, number: Polynomial, index: int) -> list[Number]:
+        """Return a number with the least and the most that an atom can be in its place.
+
+        Where the number is linear in the atom, it is least at one of them.
+        """
+        limits = self._analyzer.const_int_bound(self._atoms[index])
+        ends = [int(limits.min_value), int(limits.max_value)]
+        if ends[0] == ConstIntBound.NEG_INF or ends[1] >= MOST:
+            return []
+        if any(monomial.count(index) > 1 for monomial, _ in number):
+            return []
+        found: list[Number] = []
+        for end in ends:
+            value: Number = number
+            for monomial, _ in number:
+                if index in monomial and not isinstance(value, int):
+                    value = replaced(value, monomial, index, end, 1)
+            found.append(value)
+        return found
 
     def _cases(self, atom: Any) -> list[Number]:
         """Return the numbers of which an atom is one."""

@@ -25,8 +25,8 @@ from tvm_ipc.transform.safety.polynomials import (
     unpack,
 )
 
-#: No extent is larger.
-_MOST = 2**40
+#: No variable is larger.
+MOST = 2**40
 
 
 class Numbers:
@@ -45,8 +45,8 @@ class Numbers:
         """Learn what a function's attributes `tir_var_lower_bound` and `_upper_bound` say."""
         for variable in variables:
             least = max(lower.get(variable.name, 0), 0)
-            most = upper.get(variable.name, _MOST)
-            if variable not in self._variables and (least, most) != (0, _MOST):
+            most = upper.get(variable.name, MOST)
+            if variable not in self._variables and (least, most) != (0, MOST):
                 self._variable(variable, least, most)
 
     def number(self, expr: Any) -> Number | None:
@@ -88,7 +88,7 @@ class Numbers:
             return "?"
         return str(number) if isinstance(number, int) else str(self._expression(number))
 
-    def _variable(self, variable: Any, least: int = 0, most: int = _MOST) -> int:
+    def _variable(self, variable: Any, least: int = 0, most: int = MOST) -> int:
         index = self._variables.get(variable)
         if index is None:
             index = self._variables[variable] = len(self._atoms)
