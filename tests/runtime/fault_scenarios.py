@@ -9,6 +9,7 @@ An abort or a hang of the controller is then an exit code or a time limit of the
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tvm_ffi import get_global_func, register_global_func
+from tvm_ffi import Shape, get_global_func, register_global_func
 
 import tvm_ipc
 from tvm_ipc.errors import DeadlineError, IPCError, SessionClosedError, WorkerDiedError
@@ -40,6 +41,11 @@ def reduce_for_ever(elements: int) -> None:
     allreduce = get_global_func("runtime.disco.cuda_ipc.custom_allreduce")
     while True:
         allreduce(x, 3, x)
+
+
+@register_global_func("tests.ignore", override=True)
+def ignore(*_arguments: Any) -> None:
+    pass
 
 
 @register_global_func("tests.sleep_on", override=True)
@@ -221,6 +227,58 @@ def stop(rounds: int, chance: random.Random) -> None:
         session.close()
 
 
+LONG: dict[str, Callable[[tvm_ipc.Session], Any]] = {
+    "str": lambda s: s.get_global_func("tests.ignore")("\N{GRINNING FACE}" * 40_000),
+    "bytes": lambda s: s.get_global_func("tests.ignore")(b"x" * 200_000),
+    "bytearray": lambda s: s.get_global_func("tests.ignore")(bytearray(200_000)),
+    "Shape": lambda s: s.get_global_func("tests.ignore")(Shape([1] * 20_000)),
+    "many": lambda s: s.get_global_func("tests.ignore")(*range(20_000)),
+    "references": lambda s: s.get_global_func("tests.ignore")(*[s.empty((1,), "int8")] * 5000),
+    # More than half a page each, so that only one of them goes into a page of the pipe.
+    "pages": lambda s: [s.get_global_func("tests.ignore")("x" * 2100) for _ in range(100)],
+    "array": lambda s: s.get_global_func("tests.ignore")(np.ones(100_000)),
+    "frees": lambda s: [s.empty((1,), "int8") for _ in range(5000)],
+}
+
+
+def stop_with_long_commands(rounds: int, chance: random.Random) -> None:
+    """Whatever is sent to a stopped worker, nobody waits longer than the deadline."""
+    make_pipe = os.pipe
+
+    def small_pipe() -> tuple[int, int]:
+        """What the system gives to a user who has many."""
+        ends = make_pipe()
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
+        return ends
+
+    for number in range(rounds):
+        os.pipe = small_pipe if number % 2 else make_pipe
+        sessions = {what: open_session(2, timeout=1.0) for what in LONG}
+        os.pipe = make_pipe
+        ended = []
+
+        def work(what: str, ended: list[str] = ended, sessions: Any = sessions) -> None:
+            session = sessions[what]
+            LONG[what](session)  # it works
+            session.sync()
+            os.kill(session.pids[1], signal.SIGSTOP)
+            try:
+                LONG[what](session)
+                session.sync()
+            except DeadlineError as error:
+                assert f"rank 1 (pid {session.pids[1]})" in str(error), error
+                ended.append(what)
+
+        threads = [threading.Thread(target=work, args=(what,), daemon=True) for what in LONG]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(ended) == sorted(LONG), sorted(set(LONG) - set(ended))
+        for session in sessions.values():
+            session.close()
+
+
 def pause(rounds: int, chance: random.Random) -> None:
     """A worker that stops for a while, shorter than the deadline, is waited for."""
     session = open_session(3, timeout=30)
@@ -257,7 +315,8 @@ def sessions(rounds: int, chance: random.Random) -> None:
 
 
 SCENARIOS: dict[str, Callable[[int, random.Random], None]] = {
-    scenario.__name__: scenario for scenario in (kill, kill_at_the_ends, stop, pause, sessions)
+    scenario.__name__: scenario
+    for scenario in (kill, kill_at_the_ends, stop, stop_with_long_commands, pause, sessions)
 }
 
 if __name__ == "__main__":

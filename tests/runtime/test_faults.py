@@ -50,6 +50,10 @@ def test_a_stopped_worker_is_named_after_the_deadline(rounds):
     run("stop", 1 + rounds // 10)
 
 
+def test_a_stopped_worker_takes_no_command_and_nobody_waits_for_that(rounds):
+    run("stop_with_long_commands", 2 + rounds // 10)
+
+
 def test_a_worker_that_pauses_is_waited_for(rounds):
     run("pause", rounds)
 

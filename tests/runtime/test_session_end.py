@@ -256,6 +256,21 @@ def test_interpreter_ends_with_an_exception(threads: bool) -> None:
     assert left(result.stdout) == []
 
 
+@pytest.mark.parametrize("where", ["session.sync()", "time.sleep(100)"])
+def test_one_interrupt_ends_a_program_whose_worker_does_not(where: str) -> None:
+    """Without a `with` block: nobody waits for the worker again at the end of the program."""
+    code = f"""
+import os, signal, threading, time
+session.get_global_func("tests.sleep_on")(1, 100.0)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+{where}
+"""
+    result = run((START + code).replace("{threads}", "False"))
+    assert result.returncode == -signal.SIGINT
+    assert result.stderr.endswith("KeyboardInterrupt\n")
+    assert left(result.stdout) == []
+
+
 def test_workers_end_after_a_controller_that_did_not_clean_up() -> None:
     result = run((START + "import os; os._exit(3)").replace("{threads}", "False"))
     assert (result.returncode, result.stderr) == (3, "")

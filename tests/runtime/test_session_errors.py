@@ -334,6 +334,16 @@ def test_python_module_that_is_not_there(trio: tvm_ipc.Session) -> None:
         assert "No module named 'no_such_module'" in message
 
 
+@pytest.mark.parametrize("timeout", [1e10, 1e300])
+def test_deadline_that_never_comes(timeout: float) -> None:
+    with tvm_ipc.Session(2, threads=True, timeout=timeout) as session:
+        session.import_python_module("worker_functions")
+        x = session.put(np.ones(3))
+        call(session, "tests.sleep_on", 1, 0.3)
+        session.allreduce(x, x)
+        np.testing.assert_array_equal(session.get(x), np.full(3, 2.0))
+
+
 # ---- errors at the end ----------------------------------------------------------------------
 
 

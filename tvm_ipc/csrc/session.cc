@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -322,6 +323,7 @@ ffi::Function Expect(Session session, int64_t key) {
 void Recover(Session session) {
   auto open = OpenSessions::Global().Get(session);
   Mailbox::Global().Discard(open.get());
+  open->outbox.Passed(std::numeric_limits<int64_t>::max());
   open->hub->Recover();
 }
 

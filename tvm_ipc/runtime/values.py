@@ -70,6 +70,8 @@ class ValueSession(CommandSession):
         name = f"argument {position} of a call"
         if isinstance(value, _SENT):
             return value
+        if isinstance(value, bytearray):
+            return bytes(value)
         if isinstance(value, np.bool_):
             return bool(value)
         if isinstance(value, numbers.Integral):
