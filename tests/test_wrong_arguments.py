@@ -458,3 +458,12 @@ def test_numbers_of_numpy_are_numbers(number: Any, session: Any) -> None:
     with tvm_ipc.Session(number, num_groups=number, device_ids=np.arange(2), **options) as opened:
         x = opened.empty((number, np.int32(3)), np.float32, "cpu")
         assert opened.get(x, number - 1).shape == (2, 3)
+
+
+def test_numbers_of_numpy_are_numbers_for_the_compiler() -> None:
+    one, two = np.int64(1), np.uint8(2)
+    tvm_ipc.get_pipeline("llvm", two, one, num_groups=two, barrier_budget=two, blas=np.False_)
+    assert transform.IPCAllReduceRewrite(one).allreduce_strategy == 1
+    assert type(transform.StaticPlanBlockMemory(alignment=two).alignment) is int
+    assert type(transform.OffloadBLAS(two).min_work) is int
+    assert type(transform.RequireWorkers(two, two).world_size) is int
