@@ -158,7 +158,10 @@ def session_calls(session: Any) -> dict[str, Call]:
             session.load_vm_module, {"path": "/no/such.so"}, {"path": PATHS, "device": DEVICES}
         ),
         "init_ccl of a session": Call(
-            session.init_ccl, free={"ccl": "refused in any case", "device_ids": "the same"}
+            session.init_ccl,
+            {},
+            {"ccl": [*NAMES, "nccl"]},
+            free={"device_ids": "each is one of many"},
         ),
         "debug_get_from_remote": Call(x.debug_get_from_remote, {}, {"worker_id": RANKS}),
         "debug_copy_from": Call(

@@ -119,7 +119,11 @@ UPSTREAM_FUNCTIONS: Final = (
 
 #: The collective backend `shm`, in the form that Disco's own functions dispatch to.
 SHM_FUNCTIONS: Final = (
-    Function(_SHM + "init_ccl", "(session: Session, device_ids: Shape)", "controller: start"),
+    Function(
+        _SHM + "init_ccl",
+        "(session: Session, device_ids: Shape)",
+        "controller: start, and wait for the workers; registered from Python",
+    ),
     Function(
         _SHM + "init_ccl_per_worker",
         "(device_ids: Shape, invitation: bytes)",
@@ -336,6 +340,28 @@ OWN_FUNCTIONS: Final = (
         "(module: Module, name: str)",
         "worker: call a function without parameters of a module, if that has it",
     ),
+    Function(
+        "tvm_ipc.worker.serve_parent",
+        "(read_fd: int, write_fd: int)",
+        "worker: this process serves the one that started it, through these pipes alone",
+    ),
+    Function(
+        "tvm_ipc.session.of",
+        "(reference: DRef) -> Session | None",
+        "controller: the session of a reference of Disco's",
+    ),
+    Function(
+        "tvm_ipc.keep_from_children",
+        "(file: int)",
+        "a descriptor leads nowhere in processes that are forked off this one",
+    ),
+    Function("tvm_ipc.close_kept", "(file: int)", "close such a descriptor"),
+    Function(
+        "tvm_ipc.pipes.watch",
+        "(pid: int, reading_end: int, writing_end: int)",
+        "controller: a worker's pipe that can be written to when the worker has ended",
+    ),
+    Function("tvm_ipc.pipes.close", "(writing_end: int)", "controller: close such a pipe"),
     Function(
         "tvm_ipc.create_process_pool",
         "(num_workers: int, num_groups: int, key: str) -> Function",

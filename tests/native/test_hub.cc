@@ -8,12 +8,15 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <utility>
 
 #include "expect.h"
 #include "ranks.h"
@@ -31,17 +34,33 @@ HubOptions Options(int num_ranks, double timeout_seconds = 60) {
   return options;
 }
 
+/*! \brief Connects, while the hub lets anybody, and says nothing. */
+class Connection {
+ public:
+  explicit Connection(const Invitation& invitation) {
+    socket_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    memcpy(address.sun_path + 1, invitation.socket_name.data(), invitation.socket_name.size());
+    const auto length =
+        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + invitation.socket_name.size());
+    connected_ = connect(socket_, reinterpret_cast<sockaddr*>(&address), length) == 0;
+  }
+  ~Connection() {
+    if (socket_ >= 0) close(socket_);
+  }
+
+  bool connected_ = false;
+  int socket_ = -1;
+};
+
 /*! \brief Something that speaks to the hub without being a rank. */
 class Client {
  public:
   explicit Client(const Hub& hub) : invitation_(Invitation::Unpack(hub.invitation())) {
-    socket_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    memcpy(address.sun_path + 1, invitation_.socket_name.data(), invitation_.socket_name.size());
-    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
-                                               invitation_.socket_name.size());
-    EXPECT(connect(socket_, reinterpret_cast<sockaddr*>(&address), length) == 0);
+    Connection connection(invitation_);
+    EXPECT(connection.connected_);
+    socket_ = std::exchange(connection.socket_, -1);
   }
   ~Client() { Leave(); }
 
@@ -138,7 +157,90 @@ void TestRefusals() {
   while (!hub.WaitJoined(0.1)) EXPECT(Clock::now() < end);
 }
 
-/*! \brief One who connects and stalls delays nobody for long. */
+/*!
+ * \brief Any program of the user may connect: one that says nothing, half a greeting, or nonsense,
+ *        many that come and go, and more than fit. No rank waits for them, and none is refused.
+ */
+void TestStrangers() {
+  Hub hub(Options(3));
+  const Invitation invitation = Invitation::Unpack(hub.invitation());
+  std::vector<std::unique_ptr<Client>> strangers;
+  for (int i = 0; i < 3 * kMaxRanks; ++i) strangers.push_back(std::make_unique<Client>(hub));
+  for (const char* words : {"x", "GET / HTTP/1.1\r\n\r\n"}) {
+    strangers.push_back(std::make_unique<Client>(hub));
+    strangers.back()->Write(words);
+  }
+  strangers.push_back(std::make_unique<Client>(hub));
+  strangers.back()->Write(Client::Frame(frame::kBye, std::string(1000, 'y')));
+  strangers.push_back(std::make_unique<Client>(hub));
+  Hello impostor = strangers.back()->hello(0, 3);
+  impostor.token[0] ^= 1;
+  EXPECT(!strangers.back()->Introduce(impostor).accepted);
+
+  std::atomic<bool> enough{false};
+  std::vector<std::thread> crowd;
+  for (int i = 0; i < 2; ++i) {
+    crowd.emplace_back([&] {
+      while (!enough) Connection one(invitation);
+    });
+  }
+  usleep(20000);
+  const auto before = Clock::now();
+  std::vector<std::thread> ranks;
+  std::atomic<int> leave{0};
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] {
+      SetCurrentRank(Join(invitation, rank, 3, 1));
+      while (leave == 0) usleep(1000);
+      SetCurrentRank(nullptr);
+    });
+  }
+  while (!hub.WaitJoined(1)) EXPECT(Clock::now() - before < std::chrono::seconds(30));
+  EXPECT(hub.Report().refusals.empty());
+  enough = true;
+  for (std::thread& thread : crowd) thread.join();
+  leave = 1;
+  for (std::thread& thread : ranks) thread.join();
+}
+
+/*! \brief What a worker of the session was refused for ends the wait for it. */
+void TestRefusalEndsTheWait() {
+  Hub hub(Options(2));
+  Client client(hub);
+  EXPECT(!client.Introduce(client.hello(0, 3)).accepted);
+  const auto before = Clock::now();
+  EXPECT(!hub.WaitJoined(30));
+  EXPECT(Clock::now() - before < std::chrono::seconds(10));
+  EXPECT(hub.Report().refusals.size() == 1);
+}
+
+/*! \brief A child has its parent's memory, and none of its parent's connections. */
+void TestForkedChild() {
+  Hub hub(Options(2));
+  const Invitation invitation = Invitation::Unpack(hub.invitation());
+  Client other(hub);
+  EXPECT(other.Introduce(other.hello(1, 2)).accepted);
+  auto rank = Join(invitation, 0, 2, 1);
+  EXPECT(!rank->forked());
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool alone = rank->forked() && !rank->SendFrame(frame::kDone, Client::Number(1000));
+    rank.reset();  // says goodbye, to nobody
+    _exit(alone ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
+  EXPECT(rank->SendFrame(frame::kDone, Client::Number(7)));
+  const auto end = Clock::now() + std::chrono::seconds(30);
+  HubReport report;
+  do {
+    EXPECT(Clock::now() < end);
+    report = hub.Report();
+  } while (report.done[0] == 0);
+  EXPECT(report.done[0] == 7 && report.left.empty() && report.dead.empty());
+}
+
+/*! \brief One who connects and stalls delays nobody. */
 void TestStall() {
   Hub hub(Options(1));
   Client stalled(hub);
@@ -383,6 +485,9 @@ int main(int argc, char** argv) {
   using namespace tvm_ipc;
   TestRefusals();
   TestStall();
+  TestStrangers();
+  TestRefusalEndsTheWait();
+  TestForkedChild();
   TestLastWords();
   TestDeathOfAConnection();
   TestCutFrames();

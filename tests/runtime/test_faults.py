@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -92,7 +91,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_killed_worker_does_not_hang_a_session_that_the_user_made():
-    """Disco aborts the controller then, as it does for every error in worker 0; we cannot help."""
+    """Nor does it abort the program, though worker 0 is a thread of it and stops in an error."""
     code = """
 import os, signal, threading
 from tvm.runtime import disco
@@ -111,5 +110,5 @@ session._sync_worker(0)
         capture_output=True,
         timeout=60,
     )
-    assert result.returncode == -signal.SIGABRT
-    assert b"died" in result.stderr
+    assert result.returncode == 1
+    assert b"WorkerDiedError: rank 1 (pid " in result.stderr

@@ -10,22 +10,26 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <fstream>
 #include <thread>
 
-#include "error.h"
+#include "forked.h"
 #include "group.h"
 
 namespace tvm_ipc {
 
 namespace {
 
-/*! \brief How long a hub that accepted the connection may take to answer. */
+/*! \brief How long the hub may take to answer. */
 constexpr int kWelcomeSeconds = 30;
+
+const char* FilesHint(int error) { return error == EMFILE || error == ENFILE ? kMoreFiles : ""; }
 
 bool SendAll(int socket, const void* data, size_t bytes) {
   const char* next = static_cast<const char*>(data);
@@ -39,10 +43,11 @@ bool SendAll(int socket, const void* data, size_t bytes) {
   return true;
 }
 
-Welcome ReceiveWelcome(int socket, std::vector<int>* files) {
+/*! \brief The hub's answer; false if it closed the connection without one. */
+bool ReceiveWelcome(int socket, Welcome* answer, std::vector<int>* files) {
   const timeval limit{kWelcomeSeconds, 0};
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  Welcome welcome{};
+  Welcome& welcome = *answer;
   iovec data{&welcome, sizeof(welcome)};
   alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int) * (kMaxRanks + 1))];
   msghdr message{};
@@ -60,15 +65,17 @@ Welcome ReceiveWelcome(int socket, std::vector<int>* files) {
     files->resize(count);
     memcpy(files->data(), CMSG_DATA(part), count * sizeof(int));
   }
+  if (got == 0 || (got < 0 && errno == ECONNRESET)) return false;
   if (got != sizeof(welcome)) {
-    Fail(kind::kRuntime, "the controller closed the connection during the start of the session");
+    Fail(kind::kRuntime, "the controller did not answer during the start of the session: ",
+         got < 0 ? strerror(errno) : "it stopped half-way");
   }
   if (!welcome.accepted) Fail(kind::kRuntime, welcome.reason);
   if (static_cast<size_t>(welcome.num_files) != files->size()) {
     Fail(kind::kRuntime, "the session's memory needs ", welcome.num_files, " files, but ",
-         files->size(), " arrived; a higher RLIMIT_NOFILE helps");
+         files->size(), " arrived", kMoreFiles);
   }
-  return welcome;
+  return true;
 }
 
 /*!
@@ -85,8 +92,8 @@ void EndWithController(int watched, int controller, std::shared_ptr<std::atomic<
                        std::shared_ptr<Segments> segments) {
   const int process = OpenProcess(controller);
   if (process < 0 && errno == ESRCH) _exit(1);
-  BlockSignals blocked;
-  std::thread([watched, process, left, segments] {
+  KeepFromChildren(watched);
+  StartThread("the watch over the controller", [watched, process, left, segments] {
     pollfd polled[2] = {{watched, 0, 0}, {process, POLLIN, 0}};
     while (true) {
       if (poll(polled, 2, -1) < 0 && errno == EINTR) continue;
@@ -97,7 +104,7 @@ void EndWithController(int watched, int controller, std::shared_ptr<std::atomic<
       if (process < 0) break;
       polled[0].fd = -1;  // closed, but the worker has not come to its end yet
     }
-    close(watched);
+    CloseKept(watched);
     if (process >= 0) close(process);
   }).detach();
 }
@@ -195,43 +202,77 @@ bool SendWelcome(int socket, const Welcome& welcome, const std::vector<int>& fil
   return sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(copy));
 }
 
-std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks, int num_groups) {
-  const std::string machine = ThisMachine();
-  if (machine != invitation.machine) {
-    Fail(kind::kRuntime, "rank ", rank, " runs on another machine (", machine,
-         ") than the controller (", invitation.machine,
-         "); the shm backend connects workers of one machine only");
-  }
+namespace {
+
+/*! \brief A connection to the hub, and who is at its other end. */
+int Connect(const Invitation& invitation, int rank, ucred* controller) {
   const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (connection < 0) Fail(kind::kRuntime, "socket: ", strerror(errno));
+  if (connection < 0) {
+    Fail(kind::kRuntime, "rank ", rank, " cannot open a socket: ", strerror(errno),
+         FilesHint(errno));
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // A leading zero byte puts the name in the abstract namespace: no file, nothing to clean up.
+  memcpy(address.sun_path + 1, invitation.socket_name.data(),
+         std::min(invitation.socket_name.size(), sizeof(address.sun_path) - 1));
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + invitation.socket_name.size());
+  int done;
+  do {
+    done = connect(connection, reinterpret_cast<sockaddr*>(&address), length);
+  } while (done != 0 && errno == EINTR);
+  if (done != 0) {
+    const int error = errno;
+    close(connection);
+    // A machine whose name cannot be read, for want of descriptors or of /proc, is no other one.
+    const std::string machine = ThisMachine();
+    if (machine != invitation.machine && machine[0] != ' ' && invitation.machine[0] != ' ') {
+      Fail(kind::kRuntime, "rank ", rank, " runs on another machine (", machine,
+           ") than the controller (", invitation.machine,
+           "); the shm backend connects workers of one machine only");
+    }
+    Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(error),
+         "; both must run in one network namespace of one machine");
+  }
+  socklen_t size = sizeof(*controller);
+  getsockopt(connection, SOL_SOCKET, SO_PEERCRED, controller, &size);
+  if (controller->uid != geteuid()) {
+    close(connection);
+    Fail(kind::kRuntime, "the invitation's socket belongs to user ", controller->uid,
+         ", but this worker runs as user ", geteuid());
+  }
+  return connection;
+}
+
+}  // namespace
+
+std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks, int num_groups) {
+  Hello hello{};
+  memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
+  hello.rank = rank;
+  hello.num_ranks = num_ranks;
+  hello.num_groups = num_groups;
+  hello.pid = getpid();
+  const std::string greeting(reinterpret_cast<char*>(&hello), sizeof(hello));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(kWelcomeSeconds);
+  ucred controller{};
+  int connection = Connect(invitation, rank, &controller);
   std::vector<int> files;
+  std::unique_ptr<Rank> result;
   try {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    // A leading zero byte puts the name in the abstract namespace: no file, nothing to clean up.
-    memcpy(address.sun_path + 1, invitation.socket_name.data(), invitation.socket_name.size());
-    const auto length =
-        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + invitation.socket_name.size());
-    if (connect(connection, reinterpret_cast<sockaddr*>(&address), length) != 0) {
-      Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(errno),
-           "; both must run in one network namespace of one machine");
+    Welcome welcome{};
+    // The hub turns out who has not said hello yet when too many others come: then once more.
+    while (!frame::Send(connection, frame::kHello, greeting) ||
+           !ReceiveWelcome(connection, &welcome, &files)) {
+      if (std::chrono::steady_clock::now() > end) {
+        Fail(kind::kRuntime, "the controller closed every connection for ", kWelcomeSeconds,
+             " s during the start of the session");
+      }
+      close(std::exchange(connection, -1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      connection = Connect(invitation, rank, &controller);
     }
-    ucred controller{};
-    socklen_t size = sizeof(controller);
-    getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &controller, &size);
-    if (controller.uid != geteuid()) {
-      Fail(kind::kRuntime, "the invitation's socket belongs to user ", controller.uid,
-           ", but this worker runs as user ", geteuid());
-    }
-    Hello hello{};
-    memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
-    hello.rank = rank;
-    hello.num_ranks = num_ranks;
-    hello.num_groups = num_groups;
-    hello.pid = getpid();
-    frame::Send(connection, frame::kHello,
-                std::string(reinterpret_cast<char*>(&hello), sizeof(hello)));
-    const Welcome welcome = ReceiveWelcome(connection, &files);
     const timeval forever{0, 0};
     setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof(forever));
     UseInstructionSet(welcome.instruction_set);
@@ -243,13 +284,16 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
     options.wait = WaitPolicy{welcome.spins, welcome.yields};
     const bool elsewhere = controller.pid != getpid();
     const int watched = elsewhere ? fcntl(connection, F_DUPFD_CLOEXEC, 0) : -1;
-    if (elsewhere && watched < 0) Fail(kind::kRuntime, "fcntl: ", strerror(errno));
+    if (elsewhere && watched < 0) {
+      Fail(kind::kRuntime, "rank ", rank, " cannot watch the controller: ", strerror(errno),
+           FilesHint(errno));
+    }
     const int own_segment = files[1 + rank];
     files[1 + rank] = -1;
-    auto result = std::make_unique<Rank>(rank, segments, options, connection, own_segment);
+    result = std::make_unique<Rank>(rank, segments, options, connection, own_segment);
     if (elsewhere) EndWithController(watched, controller.pid, result->left(), segments);
-    for (int file : files) {
-      if (file >= 0) close(file);
+    for (int& file : files) {
+      if (file >= 0) close(std::exchange(file, -1));
     }
     result->SendFrame(frame::kJoined, "");
     return result;
@@ -258,7 +302,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
       if (file >= 0) close(file);
     }
     frame::Send(connection, frame::kError, PackError(error.kind(), error.what(), ""));
-    close(connection);
+    if (result == nullptr && connection >= 0) close(connection);
     throw;
   }
 }

@@ -17,7 +17,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
 #include <vector>
+
+#include "error.h"
 
 namespace tvm_ipc {
 
@@ -96,6 +101,22 @@ class BlockSignals {
  private:
   sigset_t before_;
 };
+
+/*! \brief A new thread without signals, or an error that says what could not be started. */
+template <typename Function>
+std::thread StartThread(const char* what, Function function) {
+  BlockSignals blocked;
+  try {
+    return std::thread(std::move(function));
+  } catch (const std::system_error& error) {
+    Fail(kind::kRuntime, "cannot start the thread of ", what, ": ", error.what(),
+         "; a higher limit of processes helps (RLIMIT_NPROC, pids.max of the container)");
+  }
+}
+
+/*! \brief What to say where a process has no descriptor left. */
+constexpr const char* kMoreFiles =
+    "; a higher limit of open files helps (RLIMIT_NOFILE, `ulimit -n`)";
 
 /*! \brief Boot id and host name of this machine. */
 std::string ThisMachine();

@@ -3,7 +3,8 @@
 # library and by tests/native, so that the sanitizers see what is shipped.
 set(TVM_IPC_REDUCE_SOURCES reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc)
 set(TVM_IPC_CORE_SOURCES
-  allreduce.cc arena.cc bootstrap.cc collectives.cc group.cc hub.cc point_to_point.cc wait.cc)
+  allreduce.cc arena.cc bootstrap.cc collectives.cc forked.cc group.cc hub.cc point_to_point.cc
+  wait.cc worker_pipes.cc)
 set(TVM_IPC_BLAS_SOURCES
   blas_library.cc blas_select.cc matmul.cc matmul_piece.cc
   blas_portable.cc blas_avx2.cc blas_avx512.cc blas_tiles.cc)

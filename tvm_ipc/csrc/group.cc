@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "bootstrap.h"
+#include "forked.h"
 
 namespace tvm_ipc {
 
@@ -166,6 +167,7 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options, int 
       group_size_(num_ranks_ / segments->control().num_groups),
       segments_(segments),
       options_(options),
+      born_(Generation()),
       connection_(connection),
       world_(segments, 0, Members(0, num_ranks_), id, options_),
       group_(segments, 1, Members(id / group_size_ * group_size_, group_size_), id % group_size_,
@@ -173,12 +175,14 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options, int 
       generation_(control().generation.load(std::memory_order_acquire)),
       sent_(num_ranks_),
       received_(num_ranks_),
-      arena_(MakeArena(segments, segment)) {}
+      arena_(MakeArena(segments, segment)) {
+  KeepFromChildren(connection_);
+}
 
 Rank::~Rank() {
   left_->store(true);
   SendFrame(frame::kBye, "");
-  close(connection_);
+  CloseKept(connection_);
 }
 
 void Rank::CheckSession() {
@@ -218,6 +222,8 @@ void Rank::FailSession() {
   control().ranks[id_].failed.store(1, std::memory_order_release);
   Abort(control(), AbortReason::kFailed, id_);
 }
+
+bool Rank::forked() const { return born_ != Generation(); }
 
 bool Rank::SendFrame(uint32_t type, const std::string& payload) {
   return frame::Send(connection_, type, payload);

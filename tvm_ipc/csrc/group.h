@@ -156,6 +156,9 @@ class Rank {
   /*! \brief Set once the rank says goodbye; the end of the connection means nothing then. */
   const std::shared_ptr<std::atomic<bool>>& left() const { return left_; }
 
+  /*! \brief Whether this is the copy of a rank in a process that was forked off its worker. */
+  bool forked() const;
+
   /*! \brief End the waits of all ranks, since this one failed. */
   void FailSession();
   /*! \brief Send a frame to the hub; false if it is gone. */
@@ -167,6 +170,7 @@ class Rank {
   int group_size_;
   std::shared_ptr<Segments> segments_;
   RankOptions options_;
+  uint32_t born_;
   int connection_;
   std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
   Team world_;

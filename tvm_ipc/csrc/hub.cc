@@ -18,6 +18,7 @@
 #include <fstream>
 
 #include "error.h"
+#include "forked.h"
 #include "group.h"
 
 namespace tvm_ipc {
@@ -26,12 +27,20 @@ namespace {
 
 /*! \brief 31 years. */
 constexpr double kLongestSeconds = 1e9;
+using Clock = std::chrono::steady_clock;
+
+/*! \brief Strangers at a time: all workers of a session at once, and as many others. */
+constexpr size_t kMaxStrangers = 2 * kMaxRanks;
+/*! \brief How long a stranger may take to say who it is. */
+constexpr std::chrono::seconds kStrangerTime{10};
+/*! \brief How long to leave connections waiting when there is no descriptor for them. */
+constexpr int kNoDescriptorMs = 50;
 
 int MakeFile(const char* name, size_t bytes) {
   const int file = memfd_create(name, MFD_CLOEXEC);
   if (file < 0) {
-    Fail(kind::kRuntime, "cannot make shared memory (memfd_create): ", strerror(errno),
-         "; a session needs two files and one more for each worker (RLIMIT_NOFILE)");
+    const char* hint = errno == EMFILE || errno == ENFILE ? kMoreFiles : "";
+    Fail(kind::kRuntime, "cannot make shared memory (memfd_create): ", strerror(errno), hint);
   }
   if (ftruncate(file, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
@@ -53,6 +62,12 @@ std::string Hex(const std::string& bytes) {
     result += digits[byte & 15];
   }
   return result;
+}
+
+void SendRefusal(int socket, const std::string& reason) {
+  Welcome welcome{};
+  reason.copy(welcome.reason, sizeof(welcome.reason) - 1);
+  SendWelcome(socket, welcome, {});
 }
 
 std::string TakeField(const std::string& payload, size_t* position) {
@@ -102,13 +117,13 @@ Hub::Hub(const HubOptions& options) : options_(options) {
       segment_files_.push_back(MakeFile("tvm_ipc segment", ArenaStart(n) + options_.arena_bytes));
     }
     Listen();
-    BlockSignals blocked;
-    thread_ = std::thread([this] { Run(); });
+    KeepFromChildren(listener_);
+    thread_ = StartThread("the session's hub", [this] { Run(); });
   } catch (...) {
     for (int file : segment_files_) close(file);
     if (control_file_ >= 0) close(control_file_);
     if (control_ != nullptr) munmap(control_, control_bytes_);
-    if (listener_ >= 0) close(listener_);
+    CloseKept(listener_);
     if (wake_ >= 0) close(wake_);
     throw;
   }
@@ -124,13 +139,10 @@ Hub::~Hub() {
   }
   thread_.join();
   for (Member& member : members_) {
-    if (member.socket >= 0) close(member.socket);
+    CloseKept(member.socket);
     if (member.process >= 0) close(member.process);
   }
-  for (int socket : strangers_) close(socket);
-  for (int file : segment_files_) close(file);
-  if (control_file_ >= 0) close(control_file_);
-  if (listener_ >= 0) close(listener_);
+  CloseDoor();
   close(wake_);
   munmap(control_, control_bytes_);
 }
@@ -147,24 +159,27 @@ void Hub::Listen() {
   if (wake_ < 0 || listener_ < 0 ||
       bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       listen(listener_, kMaxRanks) != 0) {
-    Fail(kind::kRuntime, "cannot listen for workers: ", strerror(errno));
+    const char* hint = errno == EMFILE || errno == ENFILE ? kMoreFiles : "";
+    Fail(kind::kRuntime, "cannot listen for workers: ", strerror(errno), hint);
   }
 }
 
 void Hub::Run() {
   std::vector<pollfd> polled;
   std::vector<int> owners;  // the rank a polled file belongs to, -1 for strangers
+  bool descriptors = true;  // for one more connection
   while (true) {
     polled.clear();
     owners.clear();
+    int patience;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (stop_) return;
       polled.push_back({wake_, POLLIN, 0});
-      polled.push_back({listener_, POLLIN, 0});
+      polled.push_back({descriptors ? listener_ : -1, POLLIN, 0});
       owners = {-1, -1};
-      for (int socket : strangers_) {
-        polled.push_back({socket, POLLIN, 0});
+      for (const Stranger& stranger : strangers_) {
+        polled.push_back({stranger.socket, POLLIN, 0});
         owners.push_back(-1);
       }
       for (size_t rank = 0; rank < members_.size(); ++rank) {
@@ -174,18 +189,21 @@ void Hub::Run() {
           owners.push_back(static_cast<int>(rank));
         }
       }
+      patience = Patience();
     }
-    if (poll(polled.data(), polled.size(), -1) < 0) continue;
+    if (!descriptors) patience = kNoDescriptorMs;
+    descriptors = true;
+    if (poll(polled.data(), polled.size(), patience) < 0) continue;
     for (size_t i = 0; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
       const int file = polled[i].fd;
       if (file == wake_) {
         uint64_t count;
         if (read(wake_, &count, sizeof(count)) < 0) continue;
-      } else if (file == listener_) {
-        Accept();
+      } else if (i == 1) {
+        descriptors = Accept();
       } else if (owners[i] < 0) {
-        Greet(file);
+        HearStranger(file);
       } else if (file == members_[owners[i]].process) {
         // What the process sent before it ended is still to be read from its socket.
         Hear(owners[i]);
@@ -194,29 +212,43 @@ void Hub::Run() {
         Hear(owners[i]);
       }
     }
+    std::lock_guard<std::mutex> lock(mutex_);
+    while (!strangers_.empty() && (strangers_.size() > kMaxStrangers ||
+                                   Clock::now() - strangers_.front().came > kStrangerTime)) {
+      CloseKept(strangers_.front().socket);
+      strangers_.erase(strangers_.begin());
+    }
   }
 }
 
-void Hub::Accept() {
-  const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-  if (socket < 0) return;
+int Hub::Patience() const {
+  if (strangers_.empty()) return -1;
+  const auto left = strangers_.front().came + kStrangerTime - Clock::now();
+  return std::max<int>(0, std::chrono::ceil<std::chrono::milliseconds>(left).count()) + 1;
+}
+
+/*! \brief Let somebody in; false when there is no descriptor left for anybody. */
+bool Hub::Accept() {
+  const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (socket < 0) return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
   ucred peer{};
   socklen_t size = sizeof(peer);
   getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
   if (peer.uid != geteuid()) {  // anybody may connect to an abstract socket
     close(socket);
-    return;
+    return true;
   }
-  const timeval limit{1, 0};
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   std::lock_guard<std::mutex> lock(mutex_);
-  strangers_.push_back(socket);
+  KeepFromChildren(socket);
+  strangers_.push_back({socket, Clock::now(), ""});
+  return true;
+}
+
+bool Hub::KnowsToken(const Hello& hello) const {
+  return memcmp(hello.token, invitation_.token.data(), sizeof(hello.token)) == 0;
 }
 
 std::string Hub::CheckHello(const Hello& hello) const {
-  if (memcmp(hello.token, invitation_.token.data(), sizeof(hello.token)) != 0) {
-    return "the token is not this session's";
-  }
   const int n = options_.num_ranks;
   const int groups = control_->num_groups;  // 0 until the first worker says it
   if (hello.num_ranks != n || (groups != 0 && hello.num_groups != groups)) {
@@ -231,59 +263,81 @@ std::string Hub::CheckHello(const Hello& hello) const {
   return "";
 }
 
-void Hub::Greet(int socket) {
+void Hub::HearStranger(int socket) {
   struct {
     frame::Header header;
     Hello hello;
-  } request{};
-  const ssize_t got = recv(socket, &request, sizeof(request), MSG_WAITALL);
+  } request;
   std::lock_guard<std::mutex> lock(mutex_);
-  strangers_.erase(std::remove(strangers_.begin(), strangers_.end(), socket), strangers_.end());
-  std::string refusal = got != sizeof(request) || request.header.type != frame::kHello
-                            ? "something connected that is not a worker"
-                            : CheckHello(request.hello);
+  auto stranger = std::find_if(strangers_.begin(), strangers_.end(),
+                               [&](const Stranger& one) { return one.socket == socket; });
+  if (stranger == strangers_.end()) return;  // the door was closed meanwhile
+  char bytes[sizeof(request)];
+  const ssize_t got = recv(socket, bytes, sizeof(request) - stranger->said.size(), 0);
+  if (got < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return;
+  if (got > 0) stranger->said.append(bytes, static_cast<size_t>(got));
+  const bool whole = stranger->said.size() == sizeof(request);
+  if (got > 0 && !whole) return;
+  if (whole) memcpy(&request, stranger->said.data(), sizeof(request));
+  strangers_.erase(stranger);
+  if (whole && request.header.type == frame::kHello) {
+    if (KnowsToken(request.hello)) return Admit(socket, request.hello);
+    SendRefusal(socket, "the token is not this session's");
+  }
+  CloseKept(socket);  // none of ours, and nothing to this session
+}
+
+/*! \brief Give a worker the files, or the reason why not. */
+void Hub::Admit(int socket, const Hello& hello) {
+  // What it reads and writes from here on may wait; `Hear` says where it must not.
+  fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
   Welcome welcome{};
-  std::vector<int> files;
+  std::string refusal = CheckHello(hello);
   if (refusal.empty()) {
-    if (control_->num_groups == 0) control_->num_groups = request.hello.num_groups;
+    if (control_->num_groups == 0) control_->num_groups = hello.num_groups;
     // Known before the rank itself can say it: it may die at once.
-    control_->ranks[request.hello.rank].pid.store(request.hello.pid, std::memory_order_relaxed);
+    control_->ranks[hello.rank].pid.store(hello.pid, std::memory_order_relaxed);
     const WaitPolicy policy = ChooseWaitPolicy(options_.num_ranks, AvailableCores());
     welcome.accepted = 1;
     welcome.deadline_ns = static_cast<int64_t>(options_.timeout_seconds * 1e9);
     welcome.spins = policy.spins;
     welcome.yields = policy.yields;
     options_.instruction_set.copy(welcome.instruction_set, sizeof(welcome.instruction_set) - 1);
-    files.push_back(control_file_);
+    std::vector<int> files{control_file_};
     files.insert(files.end(), segment_files_.begin(), segment_files_.end());
     welcome.num_files = static_cast<int32_t>(files.size());
-  } else {
-    refusal.copy(welcome.reason, sizeof(welcome.reason) - 1);
-    refusals_.push_back(refusal);
-  }
-  const bool sent = SendWelcome(socket, welcome, files);
-  if (!sent || !refusal.empty()) {
-    close(socket);
-    changed_.notify_all();
-    return;
-  }
-  Member& member = members_[request.hello.rank];
-  member.socket = socket;
-  member.greeted = true;
-  member.pid = request.hello.pid;
-  if (member.pid != getpid()) member.process = OpenProcess(member.pid);
-  const bool all =
-      std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.greeted; });
-  if (all) {
-    // Nobody else comes: what is mapped stays, the files need no names here.
-    for (int& file : segment_files_) close(file);
-    segment_files_.clear();
-    close(control_file_);
-    control_file_ = -1;
-    close(listener_);
-    listener_ = -1;
+    errno = 0;
+    if (!SendWelcome(socket, welcome, files)) {
+      refusal = Text("the files of the shared memory could not be sent: ", strerror(errno),
+                     errno == ETOOMANYREFS ? kMoreFiles : "");
+    }
   }
   changed_.notify_all();
+  if (!refusal.empty()) {
+    SendRefusal(socket, refusal);
+    CloseKept(socket);
+    refusals_.push_back(refusal);
+    return;
+  }
+  Member& member = members_[hello.rank];
+  member.socket = socket;
+  member.greeted = true;
+  member.pid = hello.pid;
+  if (member.pid != getpid()) member.process = OpenProcess(member.pid);
+  // Nobody else comes: what is mapped stays, the files need no names here.
+  if (std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.greeted; })) {
+    CloseDoor();
+  }
+}
+
+void Hub::CloseDoor() {
+  for (const Stranger& stranger : strangers_) CloseKept(stranger.socket);
+  strangers_.clear();
+  for (int file : segment_files_) close(file);
+  segment_files_.clear();
+  if (control_file_ >= 0) close(control_file_);
+  CloseKept(listener_);
+  control_file_ = listener_ = -1;
 }
 
 void Hub::Hear(int rank) {
@@ -353,7 +407,7 @@ void Hub::Leave(int rank, bool dead) {
   if (member.left) return;
   member.left = true;
   member.dead = dead;
-  if (member.socket >= 0) close(member.socket);
+  CloseKept(member.socket);
   if (member.process >= 0) close(member.process);
   member.socket = member.process = -1;
   if (dead) Abort(*control_, AbortReason::kDied, rank);
@@ -366,11 +420,17 @@ bool Hub::WaitJoined(double seconds) {
     return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
   };
   auto over = [&] {
-    return all_joined() || !refusals_.empty() ||
+    return all_joined() || !refusals_.empty() || !errors_.empty() ||
            std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.dead; });
   };
   changed_.wait_for(lock, Seconds(seconds), over);
   return all_joined();
+}
+
+void Hub::ReportError(RankReport error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  errors_.push_back(std::move(error));
+  changed_.notify_all();
 }
 
 Hub::Progress Hub::WaitDone(uint64_t ticket, double seconds) {

@@ -10,6 +10,7 @@
 #ifndef TVM_IPC_HUB_H_
 #define TVM_IPC_HUB_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -50,6 +51,7 @@ struct HubReport {
   /*! \brief The last ticket each rank passed. */
   std::vector<uint64_t> done;
   std::vector<RankReport> errors;
+  /*! \brief Why workers that know the token were not let in. */
   std::vector<std::string> refusals;
 };
 
@@ -62,8 +64,11 @@ class Hub {
 
   std::string invitation() const { return invitation_.Pack(); }
 
-  /*! \brief Whether all ranks joined within the time; false at once when one died. */
+  /*! \brief Whether all ranks joined within the time; false at once when one cannot any more. */
   bool WaitJoined(double seconds);
+  /*! \brief A worker of this process could not come as far as the connection, which would say so.
+   */
+  void ReportError(RankReport error);
 
   enum class Progress { kDone = 0, kPending = 1, kAttention = 2 };
   /*! \brief Wait until every rank passed the ticket, or one is gone. */
@@ -99,13 +104,28 @@ class Hub {
     std::string received;
   };
 
+  /*!
+   * \brief Somebody who connected and has not shown the token yet. Any program of the user can do
+   *        that, any number of times: it costs a descriptor while there is room, and no wait.
+   */
+  struct Stranger {
+    int socket;
+    std::chrono::steady_clock::time_point came;
+    std::string said;
+  };
+
   void Listen();
   void Run();
-  void Accept();
-  void Greet(int socket);
+  /*! \brief How long `poll` may sleep, in milliseconds, before somebody has to leave. */
+  int Patience() const;
+  bool Accept();
+  void HearStranger(int socket);
+  void Admit(int socket, const Hello& hello);
+  void CloseDoor();
   void Hear(int rank);
   void HandleFrame(int rank, uint32_t type, std::string payload);
   void Leave(int rank, bool dead);
+  bool KnowsToken(const Hello& hello) const;
   std::string CheckHello(const Hello& hello) const;
 
   HubOptions options_;
@@ -120,7 +140,7 @@ class Hub {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Member> members_;
-  std::vector<int> strangers_;  // connected, not yet introduced
+  std::vector<Stranger> strangers_;  // in the order in which they came
   std::vector<RankReport> errors_;
   std::vector<std::string> refusals_;
   std::map<uint64_t, std::string> values_;

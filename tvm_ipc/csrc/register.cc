@@ -15,10 +15,12 @@
 
 #include "blas.h"
 #include "collectives.h"
+#include "forked.h"
 #include "hub.h"
 #include "session.h"
 #include "storage.h"
 #include "tensor_view.h"
+#include "worker_pipes.h"
 
 namespace tvm_ipc {
 
@@ -206,7 +208,6 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def(TVM_IPC_CUDA_IPC "alloc_storage", Throwing<AllocStorage>::Call)
       .def(TVM_IPC_CUDA_IPC "custom_allreduce", Throwing<CustomAllReduce>::Call)
       .def(TVM_IPC_CUDA_IPC "cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
-      .def(TVM_IPC_SHM "init_ccl", Throwing<controller::InitCCL>::Call)
       .def(TVM_IPC_SHM "init_ccl_per_worker", Throwing<worker::InitCCLPerWorker>::Call)
       .def(TVM_IPC_SHM "allreduce", Throwing<PlainAllReduce>::Call)
       .def(TVM_IPC_SHM "allgather", Throwing<PlainAllGather>::Call)
@@ -246,6 +247,13 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.session.wait_left", Throwing<controller::WaitLeft>::Call)
       .def("tvm_ipc.session.put", Throwing<controller::Put>::Call)
       .def("tvm_ipc.session.fail_at_exit", Throwing<controller::FailAtExit>::Call)
+      .def("tvm_ipc.session.of", Throwing<controller::SessionOf>::Call)
+      .def("tvm_ipc.pipes.watch", Throwing<WatchPipe>::Call)
+      .def("tvm_ipc.pipes.close", Throwing<ClosePipe>::Call)
+      .def("tvm_ipc.keep_from_children",
+           [](int64_t file) { KeepFromChildren(static_cast<int>(file)); })
+      .def("tvm_ipc.close_kept", [](int64_t file) { CloseKept(static_cast<int>(file)); })
+      .def("tvm_ipc.worker.serve_parent", Throwing<worker::ServeParent>::Call)
       .def_packed("tvm_ipc.worker.guard", worker::Guard)
       .def("tvm_ipc.worker.done", Throwing<worker::Done>::Call)
       .def("tvm_ipc.worker.fetch", Throwing<worker::Fetch>::Call)

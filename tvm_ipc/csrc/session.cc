@@ -2,6 +2,7 @@
 /*! \file session.cc */
 #include "session.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
@@ -9,6 +10,7 @@
 #include <tvm/runtime/disco/disco_worker.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "collectives.h"
+#include "forked.h"
 #include "hub.h"
 #include "outbox.h"
 #include "tensor_view.h"
@@ -40,9 +43,6 @@ using tvm::runtime::Session;
 using tvm::runtime::Tensor;
 
 namespace {
-
-/*! \brief How long workers may take to start and join a session that the user made. */
-constexpr double kJoinSeconds = 120;
 
 /*! \brief Values on their way between the controller and a worker of its own process. */
 class Mailbox {
@@ -133,7 +133,14 @@ struct OpenSession {
 class OpenSessions {
  public:
   static OpenSessions& Global() {
-    static OpenSessions* sessions = new OpenSessions();
+    // A process that was forked off starts with none: its parent's need threads that are not here.
+    // No mutex, which another thread might have held in the parent.
+    static std::atomic<OpenSessions*> latest{nullptr};
+    OpenSessions* sessions = latest.load();
+    if (sessions != nullptr && sessions->generation_ == Generation()) return *sessions;
+    auto* fresh = new OpenSessions();
+    if (latest.compare_exchange_strong(sessions, fresh)) return *fresh;
+    delete fresh;
     return *sessions;
   }
 
@@ -155,6 +162,18 @@ class OpenSessions {
     return it->second;
   }
 
+  /*! \brief Say to the hub that sent the invitation, if it is in this process, why a rank is
+   * missing. */
+  bool ReportError(const std::string& invitation, const RankReport& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [session, open] : sessions_) {
+      if (open->hub->invitation() != invitation) continue;
+      open->hub->ReportError(error);
+      return true;
+    }
+    return false;
+  }
+
   void Remove(const Session& session) {
     std::shared_ptr<OpenSession> last;  // ends after the lock is gone
     std::lock_guard<std::mutex> lock(mutex_);
@@ -165,6 +184,7 @@ class OpenSessions {
   }
 
  private:
+  const uint32_t generation_ = Generation();
   std::mutex mutex_;
   std::map<const ffi::Object*, std::shared_ptr<OpenSession>> sessions_;
 };
@@ -182,6 +202,10 @@ Rank& RequireRank() {
     Fail(kind::kRuntime,
          "this function runs only in a worker of an initialised session: use tvm_ipc.Session, or"
          " call tvm_ipc.init_ccl(session) first");
+  }
+  if (rank->forked()) {
+    Fail(kind::kRuntime, "this process was forked off worker ", rank->id(),
+         "; it is no worker, and has no part in the session");
   }
   return *rank;
 }
@@ -208,25 +232,6 @@ void Open(Session session, ffi::Shape device_ids, double timeout_seconds, int64_
   // Adopted, for a worker may end before these references do.
   DRef join = open->outbox.Adopt(session->GetGlobalFunc("runtime.disco.shm.init_ccl_per_worker"));
   open->outbox.Adopt(session->CallPacked(join, device_ids, ffi::Bytes(open->hub->invitation())));
-}
-
-void InitCCL(Session session, ffi::Shape device_ids) {
-  Open(session, device_ids, 0, 0, 0);
-  if (WaitJoined(session, kJoinSeconds)) return;
-  const HubReport report = OpenSessions::Global().Get(session)->hub->Report();
-  std::ostringstream os;
-  os << "init_ccl: " << report.joined.size() << " of " << report.pids.size()
-     << " workers joined the session";
-  for (const RankReport& error : report.errors) {
-    os << "; rank " << error.rank << ": " << error.message;
-  }
-  for (const std::string& refusal : report.refusals) os << "; " << refusal;
-  for (int rank : report.dead) os << "; rank " << rank << " ended";
-  os << ". All workers must run on this machine, in one network namespace, with tvm_ipc"
-     << " installed; the workers' own output may say more";
-  Abort(session);
-  Close(session);
-  throw Error(kind::kRuntime, os.str());
 }
 
 bool WaitJoined(Session session, double seconds) {
@@ -335,6 +340,8 @@ bool WaitLeft(Session session, double seconds) {
   return OpenSessions::Global().Get(session)->hub->WaitLeft(seconds);
 }
 
+ffi::ObjectRef SessionOf(DRef reference) { return reference->session; }
+
 int64_t Put(Session session, ffi::Any value) {
   auto open = OpenSessions::Global().Get(session);
   return Mailbox::Global().Put(open.get(), std::move(value));
@@ -369,6 +376,19 @@ void ReportError(Rank& rank, const std::string& kind, const std::string& message
 
 std::string Number(int64_t number) {
   return std::string(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+/*! \brief Whether this is a process of its own, started by the controller to be a worker. */
+bool serves_parent = false;
+
+/*! \brief End a process that was forked in a worker's function and did not end there. */
+void LeaveIfForked(const Rank& rank, const char* error = "") {
+  if (!rank.forked()) return;
+  std::fprintf(stderr,
+               "tvm_ipc: process %d, forked in a function of worker %d, came back from the function"
+               " and ends here: it is no worker; end it with os._exit%s%s\n",
+               getpid(), rank.id(), *error ? ". It had raised: " : "", error);
+  _exit(1);
 }
 
 /*! \brief The two tensors of a copy between the controller and worker 0, ready to copy. */
@@ -406,13 +426,25 @@ void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
     SetCurrentRank(Join(Invitation::Unpack(std::string(invitation)), worker->worker_id,
                         worker->num_workers, worker->num_groups));
   } catch (const Error& error) {
-    // To throw would end the worker, in a user's session the controller too. The controller
-    // misses this rank and says so.
+    // To throw would end the worker, in a user's session the controller too.
+    const RankReport report{worker->worker_id, error.kind(), error.what(), ""};
+    if (OpenSessions::Global().ReportError(std::string(invitation), report)) return;
     std::fprintf(stderr, "tvm_ipc: rank %d could not join its session: %s\n", worker->worker_id,
                  error.what());
+    // Whoever started this process sees its end, and need not wait for the rank.
+    if (serves_parent) _exit(1);
     return;
   }
   worker->ccl = "shm";
+}
+
+void ServeParent(int64_t read_fd, int64_t write_fd) {
+  for (int64_t pipe : {read_fd, write_fd}) {
+    // It came here by being left open; what this process starts has no business with it.
+    fcntl(static_cast<int>(pipe), F_SETFD, FD_CLOEXEC);
+    KeepFromChildren(static_cast<int>(pipe));
+  }
+  serves_parent = true;
 }
 
 void Guard(ffi::PackedArgs args, ffi::Any* result) {
@@ -430,7 +462,9 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
            "; the call that should have made it failed, or was skipped after an error");
     }
     function->CallPacked(args.Slice(1), result);
+    LeaveIfForked(rank);
   } catch (const ffi::Error& error) {
+    LeaveIfForked(rank, error.get() == nullptr ? "an exception" : error.what());
     if (error.get() == nullptr) {
       ReportError(rank, kind::kRuntime,
                   "a Python exception whose text cannot be told: its __str__ raised, or returned"
@@ -440,6 +474,7 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
     }
     ReportError(rank, error.kind(), error.message(), error.TracebackMostRecentCallLast());
   } catch (const Error& error) {
+    LeaveIfForked(rank, error.what());
     ReportError(rank, error.kind(), error.what(), "");
   } catch (const std::bad_alloc&) {
     ReportError(rank, kind::kMemory, "the system has no memory for what was to be allocated", "");

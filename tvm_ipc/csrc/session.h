@@ -32,8 +32,6 @@ void Configure(double timeout_seconds, int64_t arena_bytes, tvm::ffi::String ins
  */
 void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes,
           int64_t room);
-/*! \brief Open, and wait until every worker joined: for a session that the user made. */
-void InitCCL(Session session, tvm::ffi::Shape device_ids);
 bool WaitJoined(Session session, double seconds);
 /*! \brief Send a command: see Outbox::Send. The first argument is the session. */
 void Send(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
@@ -51,6 +49,8 @@ void Close(Session session);
 bool WaitLeft(Session session, double seconds);
 /*! \brief Let the program end with exit code 1 where it would end with 0. */
 void FailAtExit();
+/*! \brief The session of a reference; null if it was detached. */
+tvm::ffi::ObjectRef SessionOf(tvm::runtime::DRef reference);
 /*! \brief Leave a value where worker 0, a thread of this process, finds it. */
 int64_t Put(Session session, tvm::ffi::Any value);
 
@@ -59,6 +59,8 @@ int64_t Put(Session session, tvm::ffi::Any value);
 namespace worker {
 
 void InitCCLPerWorker(tvm::ffi::Shape device_ids, tvm::ffi::Bytes invitation);
+/*! \brief Mark this process as a worker, and keep its pipes to itself. */
+void ServeParent(int64_t read_fd, int64_t write_fd);
 void Guard(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 void Done(int64_t ticket);
 void Fetch(tvm::ffi::Any value, int rank, int64_t key);

@@ -21,3 +21,6 @@ def ready() -> None:
         python_errors.install()  # before Disco registers functions of its own
         repair.repair()
     library.load()
+    from tvm_ipc.runtime import disco_sessions  # wants the native library
+
+    disco_sessions.mend()

@@ -28,9 +28,10 @@ from tvm.runtime import disco
 from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS, SHM
 from tvm_ipc.errors import IPCError, RankError, SessionClosedError
-from tvm_ipc.runtime import config, log, unheard
+from tvm_ipc.runtime import config, disco_sessions, log, unheard
 from tvm_ipc.runtime.commands import SLICE_SECONDS, keys
 from tvm_ipc.runtime.folder import Folder, remove_orphans
+from tvm_ipc.runtime.joining import wait_until_joined
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
 from tvm_ipc.runtime.uninterrupted import uninterrupted
@@ -40,14 +41,12 @@ _log: Final = logging.getLogger("tvm_ipc.session")
 _api: Any = disco._ffi_api
 _native = tvm_ffi.get_global_func
 _open = _native("tvm_ipc.session.open")
-_wait_joined = _native("tvm_ipc.session.wait_joined")
 _report = _native("tvm_ipc.session.report")
 _abort = _native("tvm_ipc.session.abort")
 _wait_left = _native("tvm_ipc.session.wait_left")
 _close = _native("tvm_ipc.session.close")
 _native_info = _native("tvm_ipc.native_info")
 
-_START_SECONDS: Final = 120.0
 _LEAVE_SECONDS: Final = 5.0
 #: Bytes of commands on their way to workers that are threads; their queues have no end.
 _ROOM: Final = 32 << 10
@@ -157,7 +156,7 @@ class Session(ValueSession):
         except (RuntimeError, MemoryError) as error:
             if "Write Error" not in str(error):  # else a worker has ended; the wait says which
                 raise IPCError(f"the session cannot start: {error}") from error
-        self._wait_until_joined()
+        wait_until_joined(self, self._name, self._lost_processes)
         self._start_commands()
         self._get_cached_method("tvm_ipc.worker.set_threads")(threads_each)
         self.sync()
@@ -179,31 +178,9 @@ class Session(ValueSession):
         arena = f"{settings.arena_limit} bytes" if settings.arena_limit else "the default"
         _log.info("%s: deadline %g s, arena limit %s", self._name, self.timeout, arena)
 
-    def _wait_until_joined(self) -> None:
-        end = time.monotonic() + _START_SECONDS
-        known: set[int] = set()
-        refused = 0
-        while True:
-            self._check_usable()
-            complete = _wait_joined(self, SLICE_SECONDS)
-            report = json.loads(_report(self))
-            for rank in sorted({*report["joined"]} - known):
-                _log.debug("%s: rank %d joined, pid %d", self._name, rank, report["pids"][rank])
-            known = {*report["joined"]}
-            for refusal in report["refusals"][refused:]:
-                _log.warning("%s: refused: %s", self._name, refusal)
-            refused = len(report["refusals"])
-            if complete:
-                return
-            ended = self._pool.ended() if self._pool else {}
-            if not (ended or report["dead"] or report["errors"] or time.monotonic() > end):
-                continue
-            missing = sorted({*range(self.num_workers)} - {*report["joined"]})
-            parts = [f"workers {missing} did not join the session"] if missing else []
-            parts += [f"worker {r} ended with exit code {code}" for r, code in ended.items()]
-            parts += [f"worker {e['rank']}: {e['message']}" for e in report["errors"]]
-            parts.append("the workers' own output above may say more; see also `tvm-ipc doctor`")
-            raise IPCError("; ".join(parts))
+    def _lost_processes(self) -> dict[int, int]:
+        self._check_usable()
+        return self._pool.ended() if self._pool else {}
 
     def import_python_module(self, module_name: str) -> None:
         """Import a Python module in every worker, to register the functions it defines."""
@@ -240,11 +217,12 @@ class Session(ValueSession):
         return module
 
     def init_ccl(self, ccl: str, *device_ids: int) -> None:
-        """Refuse: the backend of this session is running already."""
-        raise IPCError(
-            f"init_ccl({arguments.show(ccl)}): this session already runs the backend {SHM!r}; "
-            "leave the call out"
-        )
+        """Accept the backend that this session runs, as programs that begin with this call name it.
+
+        There is nothing left to do. Any other backend is refused.
+        """
+        arguments.one_of("init_ccl: ccl", ccl, ("auto", SHM))
+        arguments.integers("init_ccl: device_ids", device_ids, "numbers of devices")
 
     def __repr__(self) -> str:
         known = self.__dict__
@@ -391,19 +369,29 @@ def init_ccl(
     Parameters
     ----------
     session : of `tvm.runtime.disco`.
-    ccl : "shm", workers of one machine over shared memory; or "auto", which is that.
+    ccl : "shm", workers of one machine over shared memory; "auto", which is that; or a backend that
+        another library has registered.
     device_ids : one for each worker; the CPU backend needs none.
     """
     if isinstance(session, Session):
-        session.init_ccl(ccl)
+        session.init_ccl(ccl, *(device_ids or ()))
+        return
     arguments.instance(
         "init_ccl: session", session, disco.Session, "a session of tvm.runtime.disco"
     )
-    arguments.one_of("init_ccl: ccl", ccl, ("auto", SHM))
-    ids = _device_ids("init_ccl", session.num_workers, device_ids)
+    disco_sessions.check(session)
+    if isinstance(session, disco.SocketSession) and device_ids is not None:  # those of each node
+        ids = tvm_ffi.Shape(arguments.integers("init_ccl: device_ids", device_ids, "numbers"))
+    else:
+        ids = _device_ids("init_ccl", session.num_workers, device_ids)
+    name = arguments.text("init_ccl: ccl", ccl, "the name of a backend")
+    if name not in ("auto", SHM) and _native(f"runtime.disco.{name}.init_ccl", True):
+        _api.SessionInitCCL(session, name, ids)  # another library's
+        session._clear_ipc_memory_pool()
+        return
+    arguments.one_of("init_ccl: ccl", name, ("auto", SHM))
     log.start()
-    _log.info("a session of Disco gets the backend %s: it is the only one in this version", SHM)
-    _api.SessionInitCCL(session, SHM, ids)
+    disco_sessions.start_shm(session, ids)
 
 
 def _errors(session: Session) -> list[RankError]:

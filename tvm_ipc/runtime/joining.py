@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the controller waits for the workers of a session to join it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import tvm_ffi
+
+from tvm_ipc.errors import IPCError
+
+_wait_joined = tvm_ffi.get_global_func("tvm_ipc.session.wait_joined")
+_report = tvm_ffi.get_global_func("tvm_ipc.session.report")
+_log: Final = logging.getLogger("tvm_ipc.session")
+
+#: A Python signal handler, Ctrl-C among them, runs at least this often while we wait.
+_SLICE_SECONDS: Final = 0.1
+_START_SECONDS: Final = 120.0
+
+
+def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int]]) -> None:
+    """Wait until every worker has joined.
+
+    Parameters
+    ----------
+    session : whose hub is open.
+    name : of the session, in the log.
+    ended : returns the exit codes of worker processes that are no more; may raise what else ends
+        the wait.
+
+    Raises
+    ------
+    IPCError
+        A worker cannot join any more, or 120 seconds have passed.
+    """
+    end = time.monotonic() + _START_SECONDS
+    known: set[int] = set()
+    refused = 0
+    while True:
+        complete = _wait_joined(session, _SLICE_SECONDS)
+        report = json.loads(_report(session))
+        for rank in sorted({*report["joined"]} - known):
+            _log.debug("%s: rank %d joined, pid %d", name, rank, report["pids"][rank])
+        known = {*report["joined"]}
+        for refusal in report["refusals"][refused:]:
+            _log.warning("%s: refused: %s", name, refusal)
+        refused = len(report["refusals"])
+        if complete:
+            return
+        codes = ended()
+        trouble = codes or report["dead"] or report["errors"] or report["refusals"]
+        if not trouble and time.monotonic() < end:
+            continue
+        missing = sorted({*range(session.num_workers)} - known)
+        parts = [f"workers {missing} did not join the session"] if missing else []
+        if not trouble:
+            parts.append(f"{_START_SECONDS:g} s have passed")
+        parts += [f"worker {e['rank']}: {e['message']}" for e in report["errors"]]
+        parts += report["refusals"]
+        parts += [f"worker {rank} ended with exit code {code}" for rank, code in codes.items()]
+        parts.append("the workers' own output above may say more; see also `tvm-ipc doctor`")
+        raise IPCError("; ".join(parts))
