@@ -237,6 +237,11 @@ def compiler_calls() -> dict[str, Call]:
             {},
             {"compiler": names, "functions": ["main", 3, [3], [""], ANYTHING]},
         ),
+        "KeepFromFusion": Call(
+            transform.KeepFromFusion,
+            {},
+            {"passes": [3, None, "passes", [3], [transform.OffloadBLAS], ANYTHING]},
+        ),
         "LowerExternCalls": Call(transform.LowerExternCalls, {}, {"place_arguments": FLAGS}),
         "MarkCompilerFunctionsAsExtern": Call(
             transform.MarkCompilerFunctionsAsExtern, {}, {"compiler": NAMES}
@@ -342,7 +347,7 @@ def compiler_calls() -> dict[str, Call]:
         # TVM's wrapper shows no signature of a pass without options.
         **{
             name: Call(getattr(transform, name), free={"args": "none", "kwargs": "none"})
-            for name in ("KeepFromFusion", "LowerGPUIPCAllocStorage", "LowerPackedAllocTensor")
+            for name in ("LowerGPUIPCAllocStorage", "LowerPackedAllocTensor")
         },
     }
 

@@ -10,13 +10,14 @@ have the first. Such a function stays as it is, as in TVM's pipeline without fus
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from tvm_ipc import arguments
 from tvm_ipc.transform.bindings import variables
 from tvm_ipc.transform.report import Decision, note
 
@@ -37,7 +38,12 @@ class KeepFromFusion:
     """
 
     def __init__(self, passes: Sequence[tvm.transform.Pass]) -> None:
+        wanted = "a sequence of passes"
+        arguments.instance(f"{_NAME}: passes", passes, Iterable, wanted)
         self.passes = list(passes)
+        for one in self.passes:
+            if not isinstance(one, tvm.transform.Pass):
+                raise arguments.wrong_type(f"{_NAME}: passes", wanted, passes)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
