@@ -668,6 +668,31 @@ def test_the_solver_makes_arguments_in_their_scopes():
     ]
 
 
+def test_what_a_call_only_reads_is_copied_there_and_not_back():
+    @I.ir_module
+    class Module:
+        @R.function
+        def negated(a: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            R.func_attr({"Codegen": "cc"})
+            b = R.negative(a)
+            return b
+
+        @R.function
+        def main(x: R.Tensor((4,), "float32")):
+            cls = Module
+            z = cls.negated(x)
+            return z
+
+    module = TO_CALLS(declared(Module, argument_scopes=["ipc_memory"]))
+    after = apply(PlanMemoryScopes(), LowerExternCalls(place_arguments=False)(module))
+    assert lowered_calls(after) == [
+        "alloc = alloc (4) global",
+        "x_ipc = alloc (4) ipc_memory",
+        "tvm_ipc.copy(x, x_ipc)",
+        "negated(x_ipc, alloc)",
+    ]
+
+
 def test_refused_by_the_solver_scopes_that_nobody_knows():
     module = TO_CALLS(declared(Elementwise, argument_scopes=["global.nowhere", ""]))
     lowered = apply(LowerExternCalls(place_arguments=False), module)

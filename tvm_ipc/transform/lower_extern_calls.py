@@ -29,7 +29,8 @@ overwrites a copy everywhere else. Functions with such calls lose their
 dataflow blocks here, so this pass best runs where they are gone anyhow, right after
 `CallTIRRewrite`. The scopes of all arguments of a lowered call are its callee's attribute
 `tvm_ipc.scopes`, where `PlanMemoryScopes` finds them: with `place_arguments=False` it is left to
-that pass to make arguments where they are needed, or to copy them.
+that pass to make arguments where they are needed, or to copy them. `tvm_ipc.writes` says which of
+them such a call writes: its outputs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
-from tvm_ipc.transform.byoc.extern import SCOPES, Extern, read
+from tvm_ipc.transform.byoc.extern import SCOPES, WRITES, Extern, read
 from tvm_ipc.transform.byoc.literals import used_global_vars
 from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
 from tvm_ipc.transform.ir.program import Step
@@ -312,7 +313,11 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
                 shared[index] = argument
             scopes[index] = needed
             results.append(arguments[index])
+        written = [index for index in extern.inplace if index != -1]
+        written += range(len(arguments), len(arguments) + len(passed))
         callee = relax.ExternFunc(extern.symbol)
+        if not extern.is_plain:
+            callee = callee.with_attr(WRITES, written)
         if any(scopes):
             callee = callee.with_attr(SCOPES, scopes)
         self.builder_.emit(relax.Call(callee, [*arguments, *passed]), "_")

@@ -38,6 +38,8 @@ OUTPUT_SCOPES = "tvm_ipc.output_scopes"
 INPLACE_OUTPUTS = "tvm_ipc.inplace_outputs"
 #: Of the callee of a lowered call: the memory scope of each argument, outputs included.
 SCOPES = "tvm_ipc.scopes"
+#: Of the callee of a lowered call: the places of the arguments that it writes.
+WRITES = "tvm_ipc.writes"
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,12 @@ def declared_scopes(callee: relax.ExternFunc) -> dict[int, str]:
     """Return the memory scopes that a lowered call needs its arguments in, where it matters."""
     scopes = callee.attrs.get(SCOPES) if callee.attrs else None
     return {index: str(scope) for index, scope in enumerate(scopes or []) if scope}
+
+
+def declared_writes(callee: relax.ExternFunc) -> tuple[int, ...] | None:
+    """Return the places of the arguments that a lowered call writes, None where nothing is said."""
+    writes = callee.attrs.get(WRITES) if callee.attrs else None
+    return None if writes is None else tuple(map(int, writes))
 
 
 def script(mod: tvm.IRModule) -> str:

@@ -11,7 +11,7 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.extern import declared_scopes
+from tvm_ipc.transform.byoc.extern import declared_scopes, declared_writes
 from tvm_ipc.transform.scopes.build import device_of, same_device
 from tvm_ipc.transform.scopes.demands import GLOBAL, RESULT
 from tvm_ipc.transform.scopes.facts import (
@@ -51,7 +51,7 @@ class Calls(Values):
             name = str(op.global_symbol)
             declared = declared_scopes(op)
             if declared or name in self.registry.demands or self.private:
-                self.visit_packed(name, enumerate(call.args), len(call.args), declared=declared)
+                self.visit_packed_call(name, call)
             else:
                 self.defer(name, call)
             return self.packed_result(var, name, call.args)
@@ -121,8 +121,7 @@ class Calls(Values):
             for call in deferred:
                 self.number, self.region, self.index = call.number, call.region, call.index
                 if type(call.call.op) is relax.ExternFunc:
-                    args = call.call.args
-                    self.visit_packed(call.name, enumerate(args), len(args))
+                    self.visit_packed_call(call.name, call.call)
                 else:
                     self.visit_destination_passing(call.name, call.call)
 
@@ -150,6 +149,16 @@ class Calls(Values):
             use.fresh = fresh is not None and k >= fresh
             self.function.writes.append(Write(self.number, value.leaf, param))
 
+    def visit_packed_call(self, name: str, call: relax.Call) -> None:
+        """Read a call of a packed function, which may say of itself what it needs and writes."""
+        self.visit_packed(
+            name,
+            enumerate(call.args),
+            len(call.args),
+            declared=declared_scopes(call.op),
+            writes=declared_writes(call.op),
+        )
+
     def visit_packed(
         self,
         name: str,
@@ -157,10 +166,11 @@ class Calls(Values):
         count: int,
         first: int = 0,
         declared: Mapping[int, str] | None = None,
+        writes: tuple[int, ...] | None = None,
     ) -> None:
         """Note what a packed function needs of its operands."""
         demands = {**self.registry.demands.get(name, {}), **(declared or {})}
-        writes = self.registry.writes.get(name)
+        writes = self.registry.writes.get(name, writes)
         for place, argument in arguments:
             k = place - first
             written = writes is None or k in writes or k - count in writes
