@@ -97,8 +97,7 @@ def _value(expr: Any) -> int:
 def bytes_storages(module: tvm.IRModule) -> tvm.IRModule:
     """Return the module with every storage of type uint8, which says nothing of its size."""
 
-    def change(binding: relax.Binding) -> list[relax.Binding] | None:
-        call = binding.value
+    def change(binding: relax.Binding, call: relax.Expr) -> list[relax.Binding] | None:
         if not isinstance(call, relax.Call) or not call.op.same_as(_ALLOC_STORAGE):
             return None
         size, device, scope, _ = call.args

@@ -73,16 +73,15 @@ _TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 _TENSOR_OF_STORAGE = tvm.ir.Op.get("relax.memory.alloc_tensor")
 
 
-def _lower(function: str, binding: relax.Binding) -> list[relax.Binding] | None:
-    call = binding.value
-    if not isinstance(call, relax.Call):
+def _lower(function: str, binding: relax.Binding, call: relax.Expr) -> list[relax.Binding] | None:
+    if type(call) is not relax.Call:
         return None
     op = call.op
     # Most calls are of kernels, or make a tensor of a storage; to look at arguments takes time.
-    if isinstance(op, tvm.ir.GlobalVar):
+    if type(op) is tvm.ir.GlobalVar:
         return None
     if op.same_as(_TENSOR_OF_STORAGE):
-        return lower_packed(binding)
+        return lower_packed(binding, call)
     if not any(map(_is_ipc_memory, call.args[:])):
         return None
     if op.same_as(_STORAGE):

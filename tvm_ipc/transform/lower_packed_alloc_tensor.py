@@ -22,7 +22,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.transform.memory.rewrite import rewrite, typed
+from tvm_ipc.transform.memory.rewrite import rewrite
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _PACKED = relax.ExternFunc("tvm_ipc.alloc_tensor")
@@ -50,13 +50,14 @@ class LowerPackedAllocTensor:
         return result
 
 
-def lower_packed(binding: relax.Binding) -> list[relax.Binding] | None:
+def lower_packed(binding: relax.Binding, call: relax.Expr) -> list[relax.Binding] | None:
     """Return what stands in for the binding, if it is of a tensor at an offset."""
-    call = binding.value
-    if not isinstance(call, relax.Call) or not call.op.same_as(_ALLOC_TENSOR):
+    if type(call) is not relax.Call or not call.op.same_as(_ALLOC_TENSOR):
         return None
-    storage, offset, shape, dtype = call.args[:4]
-    if isinstance(offset, tirx.IntImm) and int(offset.value) == 0:
+    arguments = call.args[:4]
+    offset = arguments[1]
+    if type(offset) is tirx.IntImm and int(offset.value) == 0:
         return None
-    packed = relax.Call(_PACKED, [storage, offset, shape, dtype], ty_args=[binding.var.ty])
-    return [relax.VarBinding(binding.var, typed(packed, binding.var.ty), binding.span)]
+    var = binding.var
+    packed = relax.Call(_PACKED, arguments, ty_args=[var.ty], ret_ty=var.ty)
+    return [relax.VarBinding(var, packed, binding.span)]

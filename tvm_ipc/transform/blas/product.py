@@ -203,7 +203,7 @@ def replace(function: relax.Function, products: list[Product]) -> relax.Function
         *inner, last = product.bindings
         calls.update({binding.var: [] for binding in inner})
         calls[last.var] = [relax.VarBinding(last.var, product.call(builder), last.span)]
-    return rewrite(function, lambda binding: calls.get(binding.var))
+    return rewrite(function, lambda binding, _: calls.get(binding.var))
 
 
 def _unused_permutations(products: list[Product]) -> set[Any]:

@@ -12,8 +12,10 @@ from tvm.relax.expr import _update_type
 
 from tvm_ipc.transform.ir.program import Program, Region, Step
 
-#: Returns what stands in place of a binding, in order; None where nothing changes.
-Change = Callable[[relax.Binding], Sequence[relax.Binding] | None]
+#: Given a binding and its value, what stands in its place, in order; None where nothing changes.
+Change = Callable[[relax.Binding, relax.Expr], Sequence[relax.Binding] | None]
+
+_WITH_BINDINGS = frozenset((relax.If, relax.Function))
 
 
 def rewrite(function: relax.Function, change: Change) -> relax.Function:
@@ -35,8 +37,10 @@ def _body(body: Any, change: Change) -> Any:
         bindings: list[relax.Binding] = []
         same = True
         for binding in block.bindings[:]:
-            inner = _inside(binding, change)
-            replaced = change(binding)
+            value = binding.value
+            # Whether a TVM object is an instance of another class takes long to tell.
+            inner = _inside(binding, value, change) if type(value) in _WITH_BINDINGS else binding
+            replaced = change(binding, value)
             if replaced is None and inner is binding:
                 bindings.append(binding)
                 continue
@@ -53,17 +57,13 @@ def _body(body: Any, change: Change) -> Any:
     return typed(relax.SeqExpr(blocks, body.body, body.span), body.ty)
 
 
-def _inside(binding: relax.Binding, change: Change) -> relax.Binding:
-    """Return the binding of the branches or the local function with their bindings changed."""
-    value = binding.value
-    kind = type(value)  # whether a TVM object is an instance of another class takes long to tell
-    if kind is relax.Function:
+def _inside(binding: relax.Binding, value: Any, change: Change) -> relax.Binding:
+    """Return the binding of an if or of a local function with the bindings in it changed."""
+    if type(value) is relax.Function:
         inner = rewrite(value, change)
         if inner is value:
             return binding
         return relax.VarBinding(binding.var, inner, binding.span)
-    if kind is not relax.If:
-        return binding
     then, other = _body(value.true_branch, change), _body(value.false_branch, change)
     if then.same_as(value.true_branch) and other.same_as(value.false_branch):
         return binding

@@ -269,27 +269,28 @@ class Evaluation(Effects):
         source, offset, shape, dtype = args[:4]
         begin, end, given = self._span(offset, shape, _item_bytes(dtype))
         name = str(step.bound.name)
-        buffers = []
+        extents, buffers = self._extents, []
         for thing in objects(self._value(source)):
             buffer = Buffer(name, storage_of(thing), begin, end, given=given)
             buffers.append(buffer)
             limit = buffer.storage.size
-            if begin is not None:
-                where = f"begins at byte {self._extents.text(begin)}"
-                self._check_bounds(0, begin, buffer, where, step)
-            if end is not None and limit is not None:
-                where = f"ends at byte {self._extents.text(end)} of {self._extents.text(limit)}"
-                self._check_bounds(end, limit, buffer, where, step)
+            if begin is not None and not extents.at_most(0, begin, given):
+                where = f"begins at byte {extents.text(begin)}"
+                self._out_of_bounds(0, begin, buffer, where, step)
+            if end is None or limit is None:
+                continue
+            if not extents.at_most(end, limit, given):
+                where = f"ends at byte {extents.text(end)} of {extents.text(limit)}"
+                self._out_of_bounds(end, limit, buffer, where, step)
         return frozenset(buffers)
 
-    def _check_bounds(
+    def _out_of_bounds(
         self, low: Number, high: Number, buffer: Buffer, where: str, step: Step
     ) -> None:
-        extents = self._extents
-        if not extents.at_most(low, high, buffer.given):
-            beyond = extents.subtract(low, extents.add(high, 1))
-            example = extents.example(*buffer.given, beyond)
-            self._report(HazardKind.BOUNDS, buffer, step, where, example)
+        """Report that low may be more than high."""
+        beyond = self._extents.subtract(low, self._extents.add(high, 1))
+        example = self._extents.example(*buffer.given, beyond)
+        self._report(HazardKind.BOUNDS, buffer, step, where, example)
 
     def _unplanned(self, args: list[Argument], step: Step) -> Value:
         shape, dtype, _device, scope = args

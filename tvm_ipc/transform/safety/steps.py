@@ -124,13 +124,13 @@ class Steps:
         elif kind is relax.TupleGetItem:
             step.kind = ITEM
             step.args = [self._argument(value.tuple_value, used), int(value.index)]
-        elif isinstance(value, relax.If):
+        elif kind is relax.If:
             step.kind = IF
             step.args = [self._argument(value.cond, used)]
             step.then, in_then = self._sequence(value.true_branch)
             step.otherwise, in_otherwise = self._sequence(value.false_branch)
             used += in_then | in_otherwise
-        elif isinstance(value, relax.Function):
+        elif kind is relax.Function:
             step.kind = LITERAL
             inner = Steps(value)
             self.variables.update(inner.variables)

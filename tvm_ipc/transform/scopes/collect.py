@@ -179,15 +179,16 @@ class _Collector(Calls):
 
     def visit_binding(self, binding: relax.Binding, value: relax.Expr) -> None:
         var = binding.var
-        if isinstance(binding, relax.MatchCast) and type(value) is not relax.Call:
+        kind = type(value)  # told faster than whether it is an instance
+        if type(binding) is relax.MatchCast and kind is not relax.Call:
             result = self.rerooted(self.value_of(value), Root(var))
-        elif type(value) is relax.Call:
+        elif kind is relax.Call:
             result = self.visit_call(var, value)
-        elif isinstance(value, relax.If):
+        elif kind is relax.If:
             result = self.visit_if(var, value)
-        elif isinstance(value, relax.Function):
+        elif kind is relax.Function:
             result = self.visit_local_function(var, value)
-        elif isinstance(value, relax.SeqExpr):
+        elif kind is relax.SeqExpr:
             raise TransformError(
                 f"PlanMemoryScopes: in function {self.function.name!r} {var.name} is bound to "
                 "a sequence of bindings; run relax.transform.Normalize"

@@ -61,7 +61,7 @@ class Values:
         if isinstance(ty, relax.TupleType):
             return tuple(
                 self.fresh(part, Root(root.base, (*root.path, index)), owner)
-                for index, part in enumerate(ty.fields)
+                for index, part in enumerate(ty.fields[:])
             )
         return None
 
@@ -92,7 +92,8 @@ class Values:
 
     def value_of(self, expr: Any) -> Value:
         """Return what an expression stands for that is no call."""
-        if type(expr) in _VARS:
+        kind = type(expr)  # told faster than whether it is an instance
+        if kind in _VARS:
             value = self.values.get(hash(expr))
             if self.handed_on and hash(expr) in self.handed_on:
                 for operand in self.handed_on.pop(hash(expr)):
@@ -100,7 +101,7 @@ class Values:
             if type(value) is FunctionValue:
                 value.escapes = True  # `visit_call` does not ask here for what it calls
             return value
-        if isinstance(expr, tvm.ir.GenericConst):
+        if kind is tvm.ir.GenericConst:
             if not isinstance(expr.ty, relax.TensorType):
                 return None
             key = (id(self.function), hash(expr))
@@ -110,12 +111,12 @@ class Values:
                 assert isinstance(known, Tensor)
                 self.program.fixed.setdefault(known.leaf, (GLOBAL, "is a constant"))
             return known
-        if isinstance(expr, relax.Tuple):
-            return tuple(self.value_of(part) for part in expr.fields)
-        if isinstance(expr, relax.TupleGetItem):
+        if kind is relax.Tuple:
+            return tuple(map(self.value_of, expr.fields[:]))
+        if kind is relax.TupleGetItem:
             value = self.value_of(expr.tuple_value)
             return value[int(expr.index)] if isinstance(value, tuple) else None
-        if isinstance(expr, tvm.ir.GlobalVar):
+        if kind is tvm.ir.GlobalVar:
             self.program.referenced.add(str(expr.name_hint))
             facts = self.globals.get(str(expr.name_hint))
             if isinstance(facts, FunctionFacts):
@@ -130,9 +131,10 @@ class Values:
 
     def _unite(self, value: Value, other: Value) -> None:
         """Note that tensors of one value may be those of another, whichever."""
-        for one in tensors(value):
-            for two in tensors(other):
-                self.program.unite(one.leaf, two.leaf)
+        some, others = tensors(value), tensors(other)
+        if some and others:
+            for tensor in some + others:
+                self.program.unite(some[0].leaf, tensor.leaf)
 
     def rerooted(self, value: Value, root: Root) -> Value:
         """Return the same memory, read through another variable."""
