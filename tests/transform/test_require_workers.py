@@ -17,7 +17,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
-from tvm_ipc.errors import WorkerError
+from tvm_ipc.errors import TransformError, WorkerError
 from tvm_ipc.transform import RequireWorkers
 
 
@@ -113,6 +113,18 @@ def test_functions_that_meet_others_ask_first():
     tvm.ir.assert_structural_equal(RequireWorkers(4, 2)(Alone), Alone)
 
 
+def test_the_name_of_the_check_is_taken() -> None:
+    @I.ir_module
+    class Taken:
+        @R.function(pure=False)
+        def tvm_ipc_require_workers(x: R.Tensor((4,), "float32")) -> R.Tuple:
+            _ = R.call_packed("tvm_ipc.allreduce", x, 0, 0, 0, 0, x, ty_args=(R.Tuple([]),))
+            return R.tuple()
+
+    with pytest.raises(TransformError, match="'tvm_ipc_require_workers' already"):
+        RequireWorkers(2)(Taken)
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     folder = tmp_path_factory.mktemp("libraries")
@@ -200,6 +212,7 @@ def test_sessions_of_disco_refuse_it_too(world: int, library: Callable[..., str]
     )
     if world == 2:
         assert result.stdout == "[4.0, 4.0, 4.0, 4.0]\n", result.stderr
-    else:  # an error in a worker ends a program of Disco's own
+    else:
         assert result.returncode != 0
-        assert "compiled for 3 workers, and this session has 2 workers;" in result.stderr
+        refusal = "compiled for 3 workers, and this session has 2 workers;"
+        assert refusal in result.stderr, result.stderr

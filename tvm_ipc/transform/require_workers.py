@@ -33,6 +33,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS
+from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.collectives import meets_peers
 from tvm_ipc.transform.memory.rewrite import typed
@@ -49,6 +50,11 @@ class RequireWorkers:
     ----------
     world_size : the number of workers of the session.
     num_groups : the number of its groups.
+
+    Raises
+    ------
+    TransformError
+        The module has a function of the name that the check gets.
     """
 
     def __init__(self, world_size: int, num_groups: int = 1) -> None:
@@ -65,8 +71,14 @@ class RequireWorkers:
             if isinstance(function, relax.Function) and any(map(meets_peers, calls(function))):
                 result = mod.clone() if result is mod else result
                 result.update_func(global_var, self._checked(function))
-        if result is not mod:
-            result[REQUIRE_WORKERS] = self._alone()
+        if result is mod:
+            return mod
+        if any(name.name_hint == REQUIRE_WORKERS for name in mod.get_global_vars()):
+            raise TransformError(
+                f"{_NAME}: the module has a function {REQUIRE_WORKERS!r} already; run this pass "
+                "once, and call no function of yours so"
+            )
+        result[REQUIRE_WORKERS] = self._alone()
         return result
 
     def _binding(self) -> relax.Binding:
