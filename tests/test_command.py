@@ -186,17 +186,28 @@ def test_interrupt_at_any_moment_is_one_line_and_leaves_nothing(
 def test_an_interrupt_that_was_taken_for_an_error_is_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose(arguments: list[str]) -> int:
-        try:
+    cleaned = []
+
+    class Cleaner:
+        def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt as error:
-            if arguments == ["as-error"]:
-                raise RuntimeError("something else") from error
+            cleaned.append(True)
+
+    def lose(arguments: list[str]) -> int:
+        if arguments == ["in-destructor"]:
+            Cleaner()
+        else:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt as error:
+                if arguments == ["as-error"]:
+                    raise RuntimeError("something else") from error
         terminal.say("a result")
         return 0
 
     monkeypatch.setattr("tvm_ipc.demo.main", lose)
-    for arguments in (["demo"], ["demo", "as-error"]):
+    for arguments in (["demo"], ["demo", "as-error"], ["demo", "in-destructor"]):
         assert main(arguments) == 130
         assert capsys.readouterr() == ("", "tvm-ipc: interrupted\n")
+    assert cleaned == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

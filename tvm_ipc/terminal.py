@@ -7,7 +7,9 @@ never in a traceback. All commands print with these functions, so that it holds 
 
 from __future__ import annotations
 
+import _thread
 import argparse
+import atexit
 import contextlib
 import os
 import signal
@@ -15,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Final, NoReturn
 
 from tvm_ipc.runtime.config import log_level
@@ -25,6 +28,7 @@ _CLEAR: Final = "\r\x1b[K"
 
 _shown = False  # whether the line of `progress` is on the screen
 _interrupted = False
+_again: threading.Timer | None = None  # repeats a Ctrl-C that came at a bad moment
 
 
 class OutputError(Exception):
@@ -159,8 +163,13 @@ def command(*, of_process: bool) -> Iterator[None]:
     )
     global _interrupted
     _interrupted = False
+    hook = sys.unraisablehook
     if ours:
         signal.signal(signal.SIGINT, _remember)
+        sys.unraisablehook = _unraisable
+        if of_process:
+            # As the last thing that Python does with its modules still there.
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     except (OutputError, KeyboardInterrupt):
@@ -169,14 +178,32 @@ def command(*, of_process: bool) -> Iterator[None]:
             _discard(sys.stdout.fileno())
         raise
     finally:
+        if _again is not None:
+            _again.cancel()
+            _again.join()
         if ours:
             signal.signal(signal.SIGINT, _leave if of_process else signal.default_int_handler)
+            if not of_process:
+                sys.unraisablehook = hook
 
 
-def _remember(_number: int, _frame: Any) -> None:
-    global _interrupted
+def _remember(_number: int, frame: FrameType | None) -> None:
+    global _again, _interrupted
     _interrupted = True
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            # An exception would end nothing but the destructor, with its work half done.
+            _again = threading.Timer(0.01, _thread.interrupt_main)
+            _again.start()
+            return
+        frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _unraisable(what: Any) -> None:
+    """Say nothing of a Ctrl-C where Python cannot raise it: it is remembered."""
+    if not issubclass(what.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(what)
 
 
 def _leave(_number: int, _frame: Any) -> None:
