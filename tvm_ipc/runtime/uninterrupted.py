@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -26,23 +26,33 @@ def uninterrupted(work: Callable[[], Result], hurry: Callable[[], None] = lambda
         return work()
     future: Future[Result] = Future()
     thread = threading.Thread(target=_run, args=(work, future), name="tvm_ipc")
-    try:
-        thread.start()
-    except RuntimeError:  # at its end the interpreter starts no threads any more
-        return work()
-    interruption = None
-    while thread.is_alive():
+    begun = False
+    interruption: BaseException | None = None
+    while True:
         try:
-            thread.join()
+            if not begun:
+                begun = True
+                thread.start()
+            if interruption is not None:
+                hurry()
+            # Not Thread.join: before Python 3.13 a thread whose join was interrupted counts as
+            # ended, though it is not.
+            wait([future])
+            break
         except BaseException as error:
+            if future.cancel():  # the work has not begun, and will not
+                if isinstance(error, RuntimeError):  # at its end the interpreter starts no threads
+                    return work()
+                raise
             interruption = interruption or error
-            hurry()
     if interruption is not None:
         raise interruption
     return future.result()
 
 
 def _run(work: Callable[[], Result], future: Future[Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(work())
     except BaseException as error:
