@@ -307,7 +307,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
         causes = tuple(sorted(causes, key=lambda e: e.rank))
         if report["dead"] or report["left"]:
-            self._raise_died("".join(f"\n{e}" for e in causes if e.kind != "PeerError"))
+            self._raise_died(describe(e for e in causes if e.kind != "PeerError"))
         if not causes:
             return  # another thread has told them
         for error in causes:
@@ -357,7 +357,9 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         late = [rank for rank, done in enumerate(report["done"]) if done < ticket]
         who = ", ".join(f"rank {rank} (pid {self._pids[rank]})" for rank in late)
         parts = [f"{who} did not answer within {self.timeout:g} s"]
-        parts += [f"rank {e['rank']}: {e['kind']}: {e['message']}" for e in report["errors"]]
+        # Where it went wrong is not said: what did not answer is the cause.
+        errors = [RankError(**{**error, "traceback": ""}) for error in report["errors"]]
+        parts += [describe(errors)] if errors else []
         parts.append("the session is no longer usable; a longer timeout may be what it needs")
         self._break(lambda: DeadlineError("; ".join(parts)))
 
@@ -377,7 +379,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             for rank in ranks
         )
         message = f"{who or 'a worker'} died; the session is no longer usable"
-        self._break(lambda: WorkerDiedError(f"{message}{details}", ranks))
+        said = f"{message}\n{details}" if details else message
+        self._break(lambda: WorkerDiedError(said, ranks))
 
 
 def _error_of(causes: tuple[RankError, ...]) -> IPCError:
