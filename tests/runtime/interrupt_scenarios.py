@@ -22,7 +22,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
-from fault_scenarios import nothing_left, reduce_once, resources
+from fault_scenarios import at_rest, more_than, nothing_left, reduce_once, resources
 
 import tvm_ipc
 from tvm_ipc.errors import IPCError, WorkerError
@@ -188,8 +188,8 @@ def errors(stride: int) -> None:
 
 
 def settles(before: dict[str, int]) -> None:
-    end = time.monotonic() + 20
-    while (after := resources()) != before:
+    end = time.monotonic() + 30
+    while more_than(before, after := resources()):
         assert time.monotonic() < end, f"left behind: {before} became {after}"
         time.sleep(0.02)
 
@@ -200,7 +200,7 @@ def starts_and_ends(stride: int, *, threads: bool) -> None:
         session.put(np.ones(3))
         session.close()
 
-    before = resources()
+    before = at_rest()
     for _ in interrupted(stride, work):
         gc.collect()
         settles(before)
@@ -219,7 +219,7 @@ def block(stride: int) -> None:
         with tvm_ipc.Session(2, threads=True) as session:
             session.put(np.ones(3))
 
-    before = resources()
+    before = at_rest()
     for _ in interrupted(stride, work):
         gc.collect()
         settles(before)
@@ -233,7 +233,7 @@ def close(stride: int) -> None:
         session.put(np.ones(3))
         return session
 
-    before = resources()
+    before = at_rest()
     now = [opened()]
     for _ in interrupted(stride, lambda: now[0].close()):
         if now[0].usable:

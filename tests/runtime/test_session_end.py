@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tvm
 from disco_kinds import HERE, call, on_workers
+from fault_scenarios import at_rest, more_than, resources
 
 import tvm_ipc
 from tvm_ipc.errors import IPCError, SessionClosedError
@@ -89,11 +90,6 @@ def test_session_that_nobody_holds_ends() -> None:
     assert running(pids) == []
 
 
-def held() -> list[int]:
-    """How many files and threads this process has."""
-    return [len(list(Path("/proc/self", what).iterdir())) for what in ("fd", "task")]
-
-
 def test_nothing_is_left_of_a_session() -> None:
     def use(threads: bool) -> None:
         with tvm_ipc.Session(2, threads=threads) as session:
@@ -103,12 +99,14 @@ def test_nothing_is_left_of_a_session() -> None:
     use(True)
     use(False)
     gc.collect()
-    before = held()
+    before = at_rest()
     for _ in range(5):
         use(True)
     use(False)
-    gc.collect()
-    assert held() == before
+    end = time.monotonic() + 30
+    while more_than(before, after := resources()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not more_than(before, after), f"left behind: {before} became {after}"
 
 
 def test_session_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,8 +305,8 @@ class Session(ValueSession):
         with contextlib.suppress(Exception):
             _api.SessionShutdown(self)
         if self._pool is not None:
-            patient = not (self._why_unusable or self._hurried)
-            self._pool.join(_LEAVE_SECONDS if patient else 0.0)
+            seconds = 1.0 if self._left_by_exception else _LEAVE_SECONDS
+            self._pool.join(0.0 if self._why_unusable or self._hurried else seconds)
             self._pool.mute()
         with contextlib.suppress(RuntimeError):
             end = time.monotonic() + _LEAVE_SECONDS
