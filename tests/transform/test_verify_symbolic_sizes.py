@@ -42,6 +42,7 @@ EXTENTS = [
     "T.bitwise_or(n, T.int64(5)) - 7",
     "T.bitwise_xor(n, m)",
     'T.Cast("int64", T.Cast("int32", n - m))',
+    'T.Cast("int64", T.Cast("int32", n % 2 + 2) // 2) % m',
     "T.min(T.max(T.if_then_else(n < 1, n * 2 - 1, n - 1), T.int64(0)), n) - T.min(T.int64(1), n)",
 ]
 

@@ -122,7 +122,7 @@ class Numbers:
             terms = {(len(self._atoms) - 1,): 1}
         else:
             tvm_ffi.structural_walk(expr, [(tvm.ir.Var, self._meet)])
-            terms = self._terms(self._analyzer.simplify(expr), simplified=True)
+            terms = self._terms(self._analyzer.simplify(_without_casts(expr)), simplified=True)
         same.append((expr, terms))
         return terms
 
@@ -135,3 +135,20 @@ class Numbers:
                 term = term * (atom if str(atom.ty) == "int64" else tirx.Cast("int64", atom))
             total = total + term
         return total
+
+
+def _without_casts(expr: Any) -> Any:
+    """Return the expression with casts of shape variables left out: no size is that large."""
+    if isinstance(expr, tirx.Cast):
+        return _without_casts(expr.value)
+    if isinstance(expr, tirx.IntImm):
+        return tirx.IntImm("int64", int(expr.value))
+    if isinstance(expr, _ARITHMETIC):
+        return type(expr)(_without_casts(expr.a), _without_casts(expr.b))
+    return expr if str(expr.ty) == "int64" else tirx.Cast("int64", expr)
+
+
+_ARITHMETIC = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max),
+    *(tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod),
+)
