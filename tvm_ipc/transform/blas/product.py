@@ -13,7 +13,7 @@ Analysis only: `find_products` returns facts, and `call` says what stands for a 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -139,11 +139,11 @@ class _Scope:
 
     def may_wait(self, values: Iterable[tuple[Any, int]], until: int) -> bool:
         """Whether values can be read at a place instead of where they were."""
+        end = bisect_left(self.writes, until, key=_place_of)
         return not any(
             self._may_write(call, value)
             for value, since in values
-            for place, call in self.writes[bisect_right(self.writes, since, key=_place_of) :]
-            if place < until
+            for _, call in self.writes[bisect_right(self.writes, since, key=_place_of) : end]
         )
 
     def _may_write(self, call: Any, value: Any) -> bool:
