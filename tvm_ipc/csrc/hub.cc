@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "error.h"
 #include "forked.h"
@@ -33,8 +34,9 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxStrangers = 2 * kMaxRanks;
 /*! \brief How long a stranger may take to say who it is. */
 constexpr std::chrono::seconds kStrangerTime{10};
-/*! \brief How long to leave connections waiting when there is no descriptor for them. */
+/*! \brief How long to leave connections waiting when there is no descriptor, and how often. */
 constexpr int kNoDescriptorMs = 50;
+constexpr int kMaxNoDescriptor = 20;
 
 int MakeFile(const char* name, size_t bytes) {
   const int file = memfd_create(name, MFD_CLOEXEC);
@@ -168,6 +170,7 @@ void Hub::Run() {
   std::vector<pollfd> polled;
   std::vector<int> owners;  // the rank a polled file belongs to, -1 for strangers
   bool descriptors = true;  // for one more connection
+  int without = 0;          // how often in a row there were none
   while (true) {
     polled.clear();
     owners.clear();
@@ -202,6 +205,13 @@ void Hub::Run() {
         if (read(wake_, &count, sizeof(count)) < 0) continue;
       } else if (i == 1) {
         descriptors = Accept();
+        without = descriptors ? 0 : without + 1;
+        if (without == kMaxNoDescriptor) {
+          std::lock_guard<std::mutex> lock(mutex_);
+          refusals_.push_back(
+              Text("the controller has no descriptor for a connection", kMoreFiles));
+          changed_.notify_all();
+        }
       } else if (owners[i] < 0) {
         HearStranger(file);
       } else if (file == members_[owners[i]].process) {
@@ -213,8 +223,10 @@ void Hub::Run() {
       }
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    while (!strangers_.empty() && (strangers_.size() > kMaxStrangers ||
-                                   Clock::now() - strangers_.front().came > kStrangerTime)) {
+    bool crowded = !descriptors;
+    while (!strangers_.empty() &&
+           (std::exchange(crowded, false) || strangers_.size() > kMaxStrangers ||
+            Clock::now() - strangers_.front().came > kStrangerTime)) {
       CloseKept(strangers_.front().socket);
       strangers_.erase(strangers_.begin());
     }

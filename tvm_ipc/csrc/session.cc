@@ -577,7 +577,9 @@ void SetThreads(int threads) {
   // every worker to the same ones. Let them move over all cores that this process may use.
   cpu_set_t set;
   CPU_ZERO(&set);
-  sched_getaffinity(0, sizeof(set), &set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) {  // refused, as some sandboxes do
+    for (long core = 0; core < sysconf(_SC_NPROCESSORS_ONLN); ++core) CPU_SET(core, &set);
+  }
   ffi::Array<ffi::String> cores;
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &set)) cores.push_back(std::to_string(core));

@@ -55,7 +55,9 @@ void OrderEverybody() {
 
 int AvailableCores() {
   cpu_set_t set;
-  int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  int cores = sched_getaffinity(0, sizeof(set), &set) == 0
+                  ? CPU_COUNT(&set)
+                  : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   if (FILE* file = fopen("/sys/fs/cgroup/cpu.max", "r")) {
     char quota[32];
     long period = 0;

@@ -25,6 +25,7 @@ from tvm_ipc.demo.generating import Generation, Generator, Weight
 from tvm_ipc.demo.options import Options
 from tvm_ipc.demo.report import Report, count, listing, size
 from tvm_ipc.errors import IPCError
+from tvm_ipc.runtime.config import available_cores
 
 #: How often a generation is timed, if it is short, and seconds after which it is not again.
 _ROUNDS: Final = 7
@@ -85,7 +86,7 @@ def lead(options: Options, report: Report) -> int:
     _explain_time(report, options, said)
     if before is not None:
         right = _compare_kernels(report, options, said[1], plain) and right
-    if load > len(os.sched_getaffinity(0)):
+    if load > available_cores():
         report.line(
             "", f"other programs kept the cores busy (load {load:.1f}): quiet, it is faster"
         )
@@ -264,7 +265,7 @@ def allowed_difference(config: Config, logits: Any) -> float:
 
 
 def _explain_time(report: Report, options: Options, said: dict[int, Generation]) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     one = said[1]
     label = "speed"
     for n, other in said.items():

@@ -122,7 +122,15 @@ def threads_per_worker(num_workers: int) -> int:
     text = os.environ.get("TVM_NUM_THREADS", "")
     if text.isdigit() and int(text) > 0:
         return int(text)
-    return max(1, len(os.sched_getaffinity(0)) // num_workers)
+    return max(1, available_cores() // num_workers)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use; all, where the system does not say which."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:  # refused, as some sandboxes do
+        return os.cpu_count() or 1
 
 
 def worker_environment(threads: int, compiler: bool) -> dict[str, str]:

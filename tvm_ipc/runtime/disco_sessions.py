@@ -225,6 +225,7 @@ def mend() -> None:
     for name, function in _MENDED.items():
         setattr(api, name, function)
     _replace("runtime.disco.create_process_pool", _create_process_pool)
+    _replace("runtime.disco.shm.init_ccl", start_shm)
     main_loop = "runtime.disco.WorkerProcess"
     _replace(main_loop, _serving(tvm_ffi.get_global_func(main_loop)))
     disco.Session.init_ccl = _init_ccl
@@ -238,7 +239,6 @@ def check(session: disco.Session) -> None:
         state.check()
 
 
-@tvm_ffi.register_global_func("runtime.disco.shm.init_ccl")  # type: ignore[untyped-decorator]
 def start_shm(session: disco.Session, device_ids: tvm_ffi.Shape) -> None:
     """Start the backend `shm` in a session of Disco, and wait until every worker has joined."""
     _log.info("a session of Disco gets the backend %s: it is the only one in this version", SHM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import platform
 import resource
 import subprocess
@@ -62,7 +61,7 @@ def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         "blas": _blas(tvm_facts["problem"]),
         "cpu": {
             "model": _cpu_model(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": config.available_cores(),
             "instruction_sets": native.get("instruction_sets"),
             "instruction_set": native.get("instruction_set"),
         },

@@ -6,24 +6,32 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tvm_ffi
 
-_MAIN = (
-    "import sys; sys.path[:] = {path!r}; from tvm_ipc.runtime.worker import main; "
-    "main(*map(int, sys.argv[1:]))"
-)
+_MAIN = """
+import json, os, sys
+*arguments, path = map(int, sys.argv[1:])
+sys.path[:] = json.loads(os.pread(path, os.fstat(path).st_size, 0))
+os.close(path)
+from tvm_ipc.runtime.worker import main
+main(*arguments)
+"""
 #: Ctrl-C in a terminal is the controller's alone. A session of its own would do that too, but
 #: the system shares the cores out between sessions, and a worker belongs to its program's.
 _OWN_GROUP: dict[str, Any] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 )
+_keep_from_children = tvm_ffi.get_global_func("tvm_ipc.keep_from_children")
+_close_kept = tvm_ffi.get_global_func("tvm_ipc.close_kept")
 _keys = itertools.count()
 _pools: dict[str, ProcessPool] = {}
 
@@ -46,8 +54,9 @@ class ProcessPool:
         self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         _pools[self.key] = self
         try:
-            for worker_id in range(1, num_workers):
-                self._start(worker_id, num_workers, num_groups)
+            with _import_path() as path:
+                for worker_id in range(1, num_workers):
+                    self._start(worker_id, num_workers, num_groups, path)
         except BaseException:
             self.kill()
             self.join(0.0)
@@ -67,7 +76,7 @@ class ProcessPool:
         """Return the descriptors to read from a worker and to write to it."""
         return self._pipes[worker_id]
 
-    def _start(self, worker_id: int, num_workers: int, num_groups: int) -> None:
+    def _start(self, worker_id: int, num_workers: int, num_groups: int, path: int) -> None:
         reply_read, reply_write = os.pipe()
         try:
             command_read, command_write = os.pipe()
@@ -76,12 +85,14 @@ class ProcessPool:
             os.close(reply_write)
             raise
         self._pipes[worker_id] = (reply_read, command_write)
-        arguments = (worker_id, num_workers, num_groups, command_read, reply_write)
+        for descriptor in self._pipes[worker_id]:
+            _keep_from_children(descriptor)
+        arguments = (worker_id, num_workers, num_groups, command_read, reply_write, path)
         try:
             self.processes[worker_id] = subprocess.Popen(
-                [sys.executable, "-c", _MAIN.format(path=sys.path), *map(str, arguments)],
+                [sys.executable, "-c", _MAIN, *map(str, arguments)],
                 env=self._environment,
-                pass_fds=(command_read, reply_write),
+                pass_fds=(command_read, reply_write, path),
                 stdin=subprocess.DEVNULL,
                 **_OWN_GROUP,
             )
@@ -125,8 +136,20 @@ class ProcessPool:
         os.close(self._nowhere)
         for pipe in self._pipes.values():
             for descriptor in pipe:
-                os.close(descriptor)
+                _close_kept(descriptor)
         self._pipes.clear()
+
+
+@contextlib.contextmanager
+def _import_path() -> Iterator[int]:
+    """Make a file with the places where workers find modules; an argument may be too short for it.
+
+    Python passes over entries that are no texts, such as paths of pathlib, in workers too.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps([str(e) for e in sys.path if isinstance(e, str)]).encode())
+        file.flush()
+        yield file.fileno()
 
 
 @tvm_ffi.register_global_func("tvm_ipc.create_process_pool")  # type: ignore[untyped-decorator]
