@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank fails at any point of a collective, and the session starts afresh.
 
-Mirrors session.cc `Guard` and `ReportError`, group.cc `FailSession`, `Abort` and `CheckSession`,
+Mirrors worker.cc `Guard` and `ReportError`, group.cc `FailSession`, `Abort` and `CheckSession`,
 wait.cc `WaitFor` (reached comes before aborted), hub.cc `WaitDone` and `Recover`. One rank may
 fail before any of its steps; the others are stopped in their next wait. When all have passed the
 ticket the controller clears the seats and the abort and counts a generation; a rank that sees a

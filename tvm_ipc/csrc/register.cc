@@ -20,6 +20,7 @@
 #include "session.h"
 #include "storage.h"
 #include "tensor_view.h"
+#include "worker.h"
 #include "worker_pipes.h"
 
 namespace tvm_ipc {

@@ -10,8 +10,8 @@
 
 #include "collectives.h"
 #include "group.h"
-#include "session.h"
 #include "tensor_view.h"
+#include "worker.h"
 
 namespace tvm_ipc {
 
