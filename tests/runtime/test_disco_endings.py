@@ -4,6 +4,7 @@ as exceptions, and never end it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tvm.runtime import disco
 
 import tvm_ipc
 from tvm_ipc.errors import SessionClosedError, WorkerError
+from tvm_ipc.runtime import disco_sessions
 
 START = """
 import gc, os, signal, time
@@ -184,6 +186,44 @@ def test_an_unknown_function_comes_home(own: Any) -> None:
     own.get_global_func("tests.no_such_function")(1)
     with pytest.raises(WorkerError, match="no global function tests"):
         own.sync_worker_0()
+    assert_works(own)
+
+
+@pytest.mark.parametrize("waits", ["sync", "get", "copy"])
+def test_errors_that_come_later_than_the_answer_are_waited_for(
+    waits: str, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors come over the hub, answers over Disco's pipes."""
+    place = own.empty((3,), "float32")
+    own._sync_all()
+    now, reads = disco_sessions._report, itertools.count()
+    before = now(own)  # as if the hub read nothing until it was asked five times
+    monkeypatch.setattr(
+        disco_sessions, "_report", lambda one: before if next(reads) < 5 else now(one)
+    )
+    own.get_global_func("tests.next_int")("no number")
+    with pytest.raises(WorkerError, match="TypeError"):
+        if waits == "sync":
+            own._sync_worker(1)
+        elif waits == "get":
+            place.debug_get_from_remote(1)
+        else:
+            place.debug_copy_from(1, np.ones(3, "float32"))
+    own._sync_all()  # nothing is told twice
+    assert_works(own)
+
+
+@pytest.mark.parametrize("worker", [2, -1, 1.0, "1", True])
+def test_workers_that_are_not_there_are_refused(worker: Any, own: Any) -> None:
+    """Of a process that is none Disco reads memory that is not its own, or waits for ever."""
+    place = own.empty((3,), "float32")
+    for use in (
+        own._sync_worker,
+        place.debug_get_from_remote,
+        lambda worker: place.debug_copy_from(worker, np.ones(3, "float32")),
+    ):
+        with pytest.raises((TypeError, ValueError), match="worker_id is the rank of a worker, 0"):
+            use(worker)
     assert_works(own)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from typing import Any, Final
 import tvm_ffi
 from tvm.runtime import disco
 
+from tvm_ipc import arguments
 from tvm_ipc.contract import SHM
 from tvm_ipc.errors import (
     IPCError,
@@ -63,7 +65,8 @@ _GUARD: Final = "tvm_ipc.worker.guard"
 _LOOKUP: Final = "tvm_ipc.worker.get_global_func"
 _COPY_FROM_HOST: Final = "tvm_ipc.worker.copy_from_host"
 _COPY_TO_HOST: Final = "tvm_ipc.worker.copy_to_host"
-_GUARD_FUNCTIONS: Final = (_GUARD, _LOOKUP, _COPY_FROM_HOST, _COPY_TO_HOST)
+_DONE: Final = "tvm_ipc.worker.done"
+_FUNCTIONS: Final = (_GUARD, _LOOKUP, _COPY_FROM_HOST, _COPY_TO_HOST, _DONE)
 #: How long the system may take to tell of the end of a process whose pipe has ended.
 _DEATH_SECONDS: Final = 2.0
 
@@ -142,6 +145,7 @@ class _State:
         #: Functions that every worker has; empty before `init_ccl`. The first catches what others
         #: raise, and reports it to the session's hub.
         self.functions: dict[str, Any] = {}
+        self._tickets = itertools.count(1)
 
     def exit_codes(self) -> dict[int, int]:
         """Return how those worker processes ended that did."""
@@ -169,30 +173,51 @@ class _State:
 
     def guard(self, session: Any) -> None:
         """From now on, report what functions raise; the workers have joined."""
-        for name in _GUARD_FUNCTIONS:
+        for name in _FUNCTIONS:
             self.functions[name] = _get_function(session, name)
 
     def call(self, session: Any, function: Any, *args: Any) -> Any:
         """Call a function on every worker, where an error of it is reported."""
         return _native["SessionCallPacked"](session, 0, 0, self.functions[_GUARD], function, *args)
 
-    def raise_reported(self, session: Any) -> None:
-        """Raise what functions of the workers raised; all of them have come to rest after that."""
-        if not self.functions:
-            return
-        errors = json.loads(_report(session))["errors"]
+    def wait(self, session: Any, rank: int, native: Any, *args: Any) -> Any:
+        """Call a native function that waits for a worker; raise what the worker reported till then.
+
+        If there is anything, everybody comes to rest, and what others reported is raised with it.
+        """
+        wanted = f"the rank of a worker, 0 to {session.num_workers - 1}"
+        arguments.integer("worker_id", rank, wanted, 0, session.num_workers - 1)
+        result, errors = self._heard_after(session, rank, native, *args)
         if not errors:
-            return
+            return result
         for rank in range(session.num_workers):
-            self.wait(_native["SessionSyncWorker"], session, rank)
-        errors = json.loads(_report(session))["errors"]
+            sync = _native["SessionSyncWorker"]
+            _, errors = self._heard_after(session, rank, sync, session, rank)
         _recover(session)
         # What was looked up since the error was skipped: it is no function.
         getattr(session, "_cache", {}).clear()
         reports = sorted((RankError(**error) for error in errors), key=lambda one: one.rank)
         raise WorkerError(tuple(e for e in reports if e.kind != "PeerError") or tuple(reports))
 
-    def wait(self, native: Any, *args: Any) -> Any:
+    def _heard_after(self, session: Any, rank: int, native: Any, *args: Any) -> tuple[Any, Any]:
+        """Call a native function that waits for a worker; return its result, and all errors so far.
+
+        The result comes over Disco's pipe and errors over the hub, where they may be later. A
+        ticket that the worker reads before it answers comes over the hub too, behind its errors.
+        """
+        if not self.functions:
+            return self._answer(native, *args), []
+        ticket = next(self._tickets)
+        done = self.functions[_DONE]
+        _native["SessionCallPacked"](session, 0, 0, done, ticket)
+        result = self._answer(native, *args)
+        while True:  # what it waits for has been sent
+            report = json.loads(_report(session))
+            if report["done"][rank] >= ticket or rank in report["dead"] + report["left"]:
+                return result, report["errors"]
+            time.sleep(0.0005)
+
+    def _answer(self, native: Any, *args: Any) -> Any:
         """Call a native function that waits for an answer of a worker, which may die."""
         try:
             result = native(*args)
@@ -313,8 +338,7 @@ def _copy_from_worker_0(session: Any, host: Any, remote: Any) -> None:
 
 def _sync_worker(session: Any, worker: int) -> None:
     state = _known(session)
-    state.wait(_native["SessionSyncWorker"], session, worker)
-    state.raise_reported(session)
+    state.wait(session, worker, _native["SessionSyncWorker"], session, worker)
 
 
 def _get_from_remote(reference: Any, worker: int) -> Any:
@@ -322,9 +346,7 @@ def _get_from_remote(reference: Any, worker: int) -> Any:
     if session is None:
         return _native["DRefDebugGetFromRemote"](reference, worker)
     state = _known(session)
-    value = state.wait(_native["DRefDebugGetFromRemote"], reference, worker)
-    state.raise_reported(session)
-    return value
+    return state.wait(session, worker, _native["DRefDebugGetFromRemote"], reference, worker)
 
 
 def _copy_from(reference: Any, worker: int, value: Any) -> None:
@@ -333,8 +355,7 @@ def _copy_from(reference: Any, worker: int, value: Any) -> None:
         _native["DRefDebugCopyFrom"](reference, worker, value)
         return
     state = _known(session)
-    state.wait(_native["DRefDebugCopyFrom"], reference, worker, value)
-    state.raise_reported(session)
+    state.wait(session, worker, _native["DRefDebugCopyFrom"], reference, worker, value)
 
 
 def _shutdown(session: Any) -> None:
