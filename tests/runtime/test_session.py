@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +46,25 @@ def test_put_and_get(dtype: Any, trio: tvm_ipc.Session) -> None:
         np.testing.assert_array_equal(value, array, strict=True)
 
 
+def test_put_of_the_other_byte_order(trio: tvm_ipc.Session) -> None:
+    array = np.arange(6, dtype=">i8").reshape(2, 3).T
+    np.testing.assert_array_equal(trio.get(trio.put(array)), array.astype("i8"), strict=True)
+
+
+def test_masked_elements_are_refused(trio: tvm_ipc.Session) -> None:
+    """What is under a mask is no number of the array."""
+    with pytest.raises(ValueError, match="put: array has masked elements"):
+        trio.put(np.ma.array([1.0, 2.0], mask=[False, True]))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_references_are_not_copied(duplicate: Any, trio: tvm_ipc.Session) -> None:
+    """A copy would name a register that is freed with the original, and of no session."""
+    for reference in (trio.put([1.0]), trio.get_global_func("runtime.disco.worker_rank")):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            duplicate(reference)
+
+
 @pytest.mark.parametrize(
     "array",
     [
@@ -53,8 +74,9 @@ def test_put_and_get(dtype: Any, trio: tvm_ipc.Session) -> None:
         np.zeros((0, 4)),
         np.broadcast_to(np.arange(3.0), (2, 3)),
         np.arange(5.0)[::-1],
+        np.ma.array([1.0, 2.0]),
     ],
-    ids=["transposed", "sliced", "no_axes", "empty", "broadcast", "reversed"],
+    ids=["transposed", "sliced", "no_axes", "empty", "broadcast", "reversed", "unmasked"],
 )
 def test_put_of_arrays_in_any_form(array: Any, trio: tvm_ipc.Session) -> None:
     reference = trio.put(array)

@@ -125,6 +125,24 @@ def test_strangers_fail_nothing() -> None:
 
 # ---- children -------------------------------------------------------------------------------
 
+
+def test_a_child_may_have_a_session_of_its_own() -> None:
+    """Worker 0 is a thread of the parent, at its first collective when the child is forked."""
+    out = run(
+        """
+        with tvm_ipc.Session(2) as session:
+            session.put([1.0])
+            child = os.fork()
+            if child == 0:
+                with tvm_ipc.Session(2) as own:
+                    print(own.get(own.put([2.0]), 1).tolist(), flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+        """
+    )
+    assert out == "[2.0]\n"
+
+
 FORKING = """
 import multiprocessing, os, time
 import tvm_ffi

@@ -41,9 +41,15 @@ long Futex(const std::atomic<uint32_t>& word, int op, uint32_t value, const time
  * it. A sandbox that forbids it to some ranks of a session only costs them a late wake.
  */
 bool OrderedByOthers() {
-  static const bool registered =
-      syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
-  return registered;
+  // Not a static whose initialization others wait for: it takes milliseconds, and in a process that
+  // is forked meanwhile nobody would end it. To register twice does no harm.
+  static std::atomic<int> registered{-1};
+  int known = registered.load(std::memory_order_relaxed);
+  if (known < 0) {
+    known = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    registered.store(known, std::memory_order_relaxed);
+  }
+  return known != 0;
 }
 
 /*! \brief A full memory barrier in every running thread of every process that is registered. */

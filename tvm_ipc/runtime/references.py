@@ -53,6 +53,12 @@ class _Remote:
         use = "" if name.startswith("_") else f": its {self._what} is on the workers; {self._use}"
         raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{use}")
 
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: its {self._what} is on the "
+            f"workers of this session; {self._use}"
+        )
+
     def debug_get_from_remote(self, worker_id: int) -> Any:
         """Return the value on one worker; waits for the commands before it."""
         return self.session._fetch("debug_get_from_remote", self, worker_id, "worker_id")

@@ -274,8 +274,13 @@ def host_tensor(name: str, value: object) -> Tensor:
         raise arguments.wrong_type(
             name, "an array of the controller, which session.get returns of a reference", value
         )
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError(
+            f"{name} has masked elements, which tensors have not: give it array.filled(number)"
+        )
     try:
-        return as_tensor(np.asarray(value, order="C"))
+        array = np.asarray(value, order="C")
+        return as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
     except Exception as error:
         raise TypeError(f"{name} is {_ARRAY}, not {arguments.show(value)}: {error}") from error
 
