@@ -67,6 +67,13 @@ class Loose(Value):
         return f'R.Tensor(dtype="{self.dtype}", ndim={len(self.shape)})'
 
 
+def _ceildiv(a: int, b: int) -> int:
+    """Return the quotient rounded up; TVM's is that of positive divisors alone."""
+    if b <= 0:
+        raise ZeroDivisionError
+    return -(-a // b)
+
+
 def variable(name: str) -> Extent:
     return Extent(1, (name,), name, lambda sizes: sizes[name])
 
@@ -96,7 +103,7 @@ BINARY: list[tuple[str, Callable[..., int]]] = [
     ("{} // {}", lambda a, b: a // b),
     ("{} % {}", lambda a, b: a % b),
     ("{} * {} // 8", lambda a, b: a * b // 8),
-    ("T.ceildiv({}, {})", lambda a, b: -(-a // b)),
+    ("T.ceildiv({}, {})", _ceildiv),
     ("T.max({}, {})", max),
     ("T.min({}, {})", min),
     ("T.bitwise_and({}, {})", lambda a, b: a & b),

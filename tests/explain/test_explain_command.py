@@ -164,7 +164,7 @@ def test_module_is_only_read(saved: Path) -> None:
         ("layers.json --world-size two", "argument --world-size: invalid int value: 'two'"),
         ("layers.json --strategy best", "argument --strategy: invalid choice: 'best'"),
         ("layers.json --target nosuch", '"nosuch" is not defined'),
-        ("layers.json --target opencl", "workers share no memory on the target 'opencl'"),
+        ("layers.json --target opencl", "not 'opencl': workers share no memory there"),
         ("layers.json --barrier-budget -1", "--barrier-budget is -1"),
         ("layers.json --size n", "--size is 'n'; it must be like n=64"),
         ("layers.json --text -o -", "would both write to the standard output"),
@@ -172,6 +172,7 @@ def test_module_is_only_read(saved: Path) -> None:
         ("layers.json --page", "unrecognized arguments: --page"),
         ("gather.json --world-size 2", "over 3 workers"),
         ("malformed.json", "not well-formed"),
+        ("malformed.json --size n=3", "TVM cannot lower malformed.json"),
         ("--demo --world-size 3", "--demo with --world-size 3: heads 8 cannot be divided"),
     ],
 )

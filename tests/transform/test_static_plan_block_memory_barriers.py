@@ -531,9 +531,9 @@ def test_a_promise_that_the_plan_cannot_hold_is_taken_back():
     [
         ({"packed": 64}, TypeError, "packed is True or False, not 64"),
         ({"alignment": 48}, ValueError, "power of two, not 48"),
-        ({"alignment": "64"}, TypeError, "alignment is in bytes, not '64'"),
-        ({"barrier_budget": -1}, ValueError, "0 or more bytes, not -1"),
-        ({"barrier_budget": 0.5}, TypeError, "barrier_budget is in bytes, not 0.5"),
+        ({"alignment": "64"}, TypeError, "a power of two, not '64'"),
+        ({"barrier_budget": -1}, ValueError, "0 or more, or None, not -1"),
+        ({"barrier_budget": 0.5}, TypeError, "0 or more, or None, not 0.5"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, error, message):

@@ -136,7 +136,8 @@ def test_work_grows_with_the_number_of_branches():
         for number in range(count):
             at = number * 10
             for branch in branches(at, 4, 4):
-                items += [Item(64, Lifetime(((at + 2, at + 2),), branch))]
+                first = branch.begin + 1
+                items += [Item(64, Lifetime(((first, first),), branch))]
             items.append(item(64, at, at + 12))
         assert most_live(items) == 3 * 64
         pack(items, 64)

@@ -106,11 +106,12 @@ def _run(options: Options) -> int:
         raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
     terminal.progress(f"loading {source}")
     mod = _module(options)
-    _check_sizes(mod, options.sizes)
     budget = options.barrier_budget
     try:
+        if options.sizes:
+            _check_sizes(mod, options.sizes)
         explanation = explain(mod, question, progress=terminal.progress, barrier_budget=budget)
-    except TransformError:
+    except (TransformError, UsageError):
         raise
     except Exception as error:  # of many kinds
         if str(error).startswith("get_pipeline: "):
