@@ -252,3 +252,37 @@ def test_hints_of_other_devices_are_refused(device: Any) -> None:
         builder.emit_func_output(builder.emit(relax.op.hint_on_device(x, device)))
     with pytest.raises(TransformError, match="function 'main' has a hint_on_device for"):
         tvm_ipc.get_pipeline("llvm", 1)(builder.get())
+
+
+@pytest.mark.parametrize("bounds", [{"n": 16}, {"n": 16, "m": 4}])
+def test_extents_beyond_the_bounds_of_a_plan_are_refused(bounds: Any) -> None:
+    """They would have tensors of one storage overlap."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(("n", "m"), "float32")):
+            R.func_attr({"tir_var_lower_bound": {"n": 2}})
+            with R.dataflow():
+                a = R.add(x, x)
+                total = R.sum(R.concat([a, R.exp(a)], axis=0), axis=0)
+                R.output(total)
+            return total
+
+    module = tvm.IRModule({"main": Module["main"].with_attr("tir_var_upper_bound", bounds)})
+    pipeline = tvm_ipc.get_pipeline("llvm", world_size=1)
+    program = tvm.compile(module, target="llvm", relax_pipeline=pipeline)
+    main = relax.VirtualMachine(program, tvm.cpu())["main"]
+    for shape in ((2, 4), (16, 4), (7, 0)):
+        x = np.random.rand(*shape).astype("float32")
+        expected = (2 * x).sum(0) + np.exp(2 * x).sum(0)
+        np.testing.assert_allclose(main(tvm.runtime.tensor(x)).numpy(), expected, rtol=1e-5)
+    for shape, text in (
+        ((17, 4), r"main: n is 17, .* 2 to 16"),
+        ((1, 4), r"main: n is 1, .* 2 to"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            main(tvm.runtime.tensor(np.ones(shape, "float32")))
+    if "m" in bounds:
+        with pytest.raises(ValueError, match=r"main: m is 5, .* 0 to 4"):
+            main(tvm.runtime.tensor(np.ones((2, 5), "float32")))

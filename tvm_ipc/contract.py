@@ -190,6 +190,11 @@ OWN_FUNCTIONS: Final = (
         "tensor in a storage, its data pointer moved by offset bytes",
     ),
     Function(
+        "tvm_ipc.require_bounds",
+        "(what: str, value: int, least: int, most: int)",
+        "an error where a value is not in bounds: the memory plan of the caller relies on them",
+    ),
+    Function(
         "tvm_ipc.copy",
         "(source: Tensor, target: Tensor)",
         "copy between memory scopes and devices; equal types and sizes",

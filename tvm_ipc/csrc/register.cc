@@ -226,6 +226,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def(TVM_IPC_SHM "test_worker2_sends_to_worker0", Throwing<ExerciseSend>::Call)
       .def("tvm_ipc.allreduce", Throwing<AllReduceWithAll>::Call)
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
+      .def("tvm_ipc.require_bounds", Throwing<RequireBounds>::Call)
       .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)
       .def_packed("tvm_ipc.blas.matmul", ThrowingPacked<BlasMatmul>::Call)
       .def("tvm_ipc.blas.info", Throwing<BlasInfo>::Call)

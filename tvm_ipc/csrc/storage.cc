@@ -121,6 +121,12 @@ ffi::Tensor AllocTensor(memory::Storage storage, int64_t offset, ffi::Shape shap
   return ffi::Tensor::FromNDAlloc(Inside{std::move(storage)}, shape, dtype, device, offset);
 }
 
+void RequireBounds(ffi::String what, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return;
+  Fail(kind::kValue, what, " is ", value, ", and the function was compiled for ", least, " to ",
+       most, "; stay within that, or correct tir_var_lower_bound or tir_var_upper_bound");
+}
+
 void CopyTensor(ffi::Tensor source, ffi::Tensor target) {
   const DLTensor* from = source.GetDLTensorPtr();
   DLTensor* to = const_cast<DLTensor*>(target.GetDLTensorPtr());

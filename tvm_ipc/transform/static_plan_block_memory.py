@@ -39,6 +39,9 @@ all-reduce loses its exit barrier:
     R.call_packed("runtime.disco.allgather", y, 0, z)
     R.memory.kill_storage(storage)                              # of s, not before
 
+Where tensors side by side rely on `tir_var_upper_bound`, the function begins with a check of it:
+    R.call_packed("tvm_ipc.require_bounds", "main: n", n, 0, 16)
+
 Tensors that somebody may hold after the function keep their `builtin.alloc_tensor`.
 
 Runs after `CallTIRRewrite` (and `IPCAllReduceRewrite`), which make the allocations; before
@@ -61,12 +64,13 @@ from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
-from tvm_ipc.transform.memory.rewrite import dtype_of, replace
+from tvm_ipc.transform.memory.rewrite import dtype_of, replace, typed
 from tvm_ipc.transform.report import collecting, note, note_plan
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _KILL = tvm.ir.Op.get("relax.memory.kill_storage")
+_REQUIRE_BOUNDS = relax.ExternFunc("tvm_ipc.require_bounds")
 _DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
 
 
@@ -171,8 +175,42 @@ def _apply(plan: Plan) -> relax.Function:
         if storage.kill_after is not None:
             last = bindings.setdefault(storage.kill_after, [storage.kill_after.binding])
             last.append(_kill_storage(variables[storage]))
-    function = replace(plan.facts.program, bindings)
+    function = _with_required_bounds(replace(plan.facts.program, bindings), plan)
     return function.without_attr(_DYNAMIC_OUTPUT) if plan.drops_attribute else function
+
+
+def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Function:
+    """Let the function check the bounds on which tensors rely that lie side by side.
+
+    Beyond them a tensor would reach into its neighbour. What has a storage to itself needs no
+    check: that it is in the storage is checked when it is made.
+    """
+    shared = {storage for storage, offset in plan.place.values() if offset}
+    extents = (
+        extent
+        for one, (storage, _offset) in plan.place.items()
+        if storage in shared
+        for extent in plan.tensors[one].arguments[0].values
+    )
+    nothing = tvm.ir.TupleType([])
+    checks = []
+    for var, least, most in plan.sizes.bounds(extents):
+        what = tvm.ir.StringImm(f"{plan.facts.program.name}: {var.name}")
+        arguments = [what, *(relax.prim_value(one) for one in (var, least, most))]
+        call = relax.Call(_REQUIRE_BOUNDS, arguments, ty_args=[nothing], ret_ty=nothing)
+        checks.append(relax.VarBinding(relax.Var("_", nothing), call))
+    if not checks:
+        return function
+    body = function.body
+    blocks = [relax.BindingBlock(checks), *body.blocks]
+    return relax.Function(
+        function.params,
+        typed(relax.SeqExpr(blocks, body.body, body.span), body.ty),
+        function.ret_ty,
+        function.is_pure,
+        function.attrs,
+        function.span,
+    )
 
 
 def _flags(plan: Plan) -> dict[Step, AllReduceFlag]:

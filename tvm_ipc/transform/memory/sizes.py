@@ -11,7 +11,7 @@ by name; an extent with an upper bound counts as that bound.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -90,6 +90,14 @@ class Sizes:
             bound = interval.max_value if _has_upper_bound(interval) else extent
         known.append((extent, bound))
         return bound
+
+    def bounds(self, extents: Iterable[Any]) -> Iterator[tuple[Any, int, int]]:
+        """Yield the variables on whose bounds the sizes of extents rely: least and most of each."""
+        bounded = [extent for extent in extents if not self.bound(extent).same_as(extent)]
+        used = {var for extent in bounded for var in tirx.analysis.undefined_vars(extent)}
+        for var, domain in self._domains.items():
+            if var in used:
+                yield var, int(domain.min_value), int(domain.max_value)
 
     def expr(self, factor: int, unit: int) -> Any:
         """Return factor * unit as an expression of type int64."""
