@@ -161,6 +161,30 @@ def test_a_death_is_raised_by_the_wait_for_any_worker(waits_for: int) -> None:
     assert run(WAITING.replace("WAIT", str(waits_for))).startswith("WorkerDiedError: rank ")
 
 
+FORKED = """
+for kind in ("ThreadedSession", "ProcessSession"):
+    session = start(kind)
+    x = session.empty((4,), "float32")
+    session._sync_all()
+    child = os.fork()
+    if child == 0:
+        for use in (session._sync_all, lambda: x.debug_get_from_remote(0), session.shutdown):
+            print(message_of(use).replace(str(os.getppid()), "PARENT"), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    session.allreduce(x, x)
+    session._sync_all()
+    session.shutdown()
+"""
+
+
+def test_a_forked_child_has_no_part_in_a_session() -> None:
+    """It used to wait for threads that are not there, or to tell of deaths."""
+    refused = "SessionClosedError: the session is of process PARENT, from which this one was forked"
+    out = run(FORKED).splitlines()
+    assert [line.partition(";")[0] for line in out] == [refused, refused, "nothing was raised"] * 2
+
+
 # ---- errors ---------------------------------------------------------------------------------
 
 

@@ -141,6 +141,7 @@ class _State:
 
     def __init__(self, workers: list[_Worker]) -> None:
         self.workers = workers
+        self.owner = os.getpid()
         self.shut_down = False
         #: Functions that every worker has; empty before `init_ccl`. The first catches what others
         #: raise, and reports it to the session's hub.
@@ -156,6 +157,11 @@ class _State:
         """Raise if the session was shut down, or a worker process has died."""
         if self.shut_down:
             raise SessionClosedError("the session was shut down")
+        if self.owner != os.getpid():
+            raise SessionClosedError(
+                f"the session is of process {self.owner}, from which this one was forked; open "
+                "one here"
+            )
         end = time.monotonic() + wait
         while not (codes := self.exit_codes()):
             if time.monotonic() >= end:
@@ -360,7 +366,7 @@ def _copy_from(reference: Any, worker: int, value: Any) -> None:
 
 def _shutdown(session: Any) -> None:
     state = _states.get(_address(session)) or _State([])
-    if not state.shut_down:
+    if not state.shut_down and state.owner == os.getpid():
         state.shut_down = True
         _native["SessionShutdown"](session)
 
