@@ -58,6 +58,7 @@ _get_function = tvm_ffi.get_global_func("tvm_ipc.session.get_function")
 _put = tvm_ffi.get_global_func("tvm_ipc.session.put")
 _recover = tvm_ffi.get_global_func("tvm_ipc.session.recover")
 _report = tvm_ffi.get_global_func("tvm_ipc.session.report")
+_wait_left = tvm_ffi.get_global_func("tvm_ipc.session.wait_left")
 _serve_parent = tvm_ffi.get_global_func("tvm_ipc.worker.serve_parent")
 
 _CONSTRUCTORS: Final = ("SessionThreaded", "SessionProcess", "SocketSession")
@@ -69,6 +70,9 @@ _DONE: Final = "tvm_ipc.worker.done"
 _FUNCTIONS: Final = (_GUARD, _LOOKUP, _COPY_FROM_HOST, _COPY_TO_HOST, _DONE)
 #: How long the system may take to tell of the end of a process whose pipe has ended.
 _DEATH_SECONDS: Final = 2.0
+#: How long workers may take to end, and how often Ctrl-C is looked for meanwhile.
+_LEAVE_SECONDS: Final = 5.0
+_SLICE_SECONDS: Final = 0.1
 
 
 class _Worker(_process_pool.DiscoPopenWorker):  # type: ignore[misc]
@@ -369,6 +373,19 @@ def _shutdown(session: Any) -> None:
     if not state.shut_down and state.owner == os.getpid():
         state.shut_down = True
         _native["SessionShutdown"](session)
+        if state.functions:
+            _wait_until_left(session)
+
+
+def _wait_until_left(session: Any) -> None:
+    """Wait for worker 0 above all: a thread in a Python function would abort a program that ends.
+
+    After a death it hears of that first.
+    """
+    end = time.monotonic() + _LEAVE_SECONDS
+    with contextlib.suppress(RuntimeError):  # not open
+        while not _wait_left(session, _SLICE_SECONDS) and time.monotonic() < end:
+            pass
 
 
 _MENDED: Final[dict[str, Callable[..., Any]]] = {
