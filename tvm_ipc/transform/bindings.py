@@ -7,7 +7,7 @@ iterate over the array itself takes three times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tvm import relax
 from tvm.relax.expr import _update_type
@@ -92,9 +92,23 @@ def map_values(function: relax.Function, change: Change) -> relax.Function:
     body = _sequence(function.body, change)
     if body is None:
         return function
+    return with_body(function, body)
+
+
+def with_body(function: relax.Function, body: relax.Expr) -> relax.Function:
+    """Return the function with another body, which has its type already."""
     return relax.Function(
         function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
     )
+
+
+def begin_with(function: relax.Function, bindings: Sequence[relax.Binding]) -> relax.Function:
+    """Return the function with more bindings before its first one."""
+    body = function.body
+    blocks = [relax.BindingBlock(bindings), *body.blocks]
+    begun = relax.SeqExpr(blocks, body.body, body.span)
+    _update_type(begun, body.ty)
+    return with_body(function, begun)
 
 
 def _sequence(sequence: relax.Expr, change: Change) -> relax.SeqExpr | None:

@@ -34,7 +34,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.bindings import calls
+from tvm_ipc.transform.bindings import begin_with, calls
 from tvm_ipc.transform.collectives import meets_peers
 from tvm_ipc.transform.memory.rewrite import typed
 
@@ -70,7 +70,7 @@ class RequireWorkers:
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and any(map(meets_peers, calls(function))):
                 result = mod.clone() if result is mod else result
-                result.update_func(global_var, self._checked(function))
+                result.update_func(global_var, begin_with(function, [self._binding()]))
         if result is mod:
             return mod
         if any(name.name_hint == REQUIRE_WORKERS for name in mod.get_global_vars()):
@@ -86,18 +86,6 @@ class RequireWorkers:
         numbers = [relax.prim_value(self.world_size), relax.prim_value(self.num_groups)]
         call = relax.Call(_REQUIRE, numbers, ty_args=[nothing], ret_ty=nothing)
         return relax.VarBinding(relax.Var("_", nothing), call)
-
-    def _checked(self, function: relax.Function) -> relax.Function:
-        body = function.body
-        blocks = [relax.BindingBlock([self._binding()]), *body.blocks]
-        return relax.Function(
-            function.params,
-            typed(relax.SeqExpr(blocks, body.body, body.span), body.ty),
-            function.ret_ty,
-            function.is_pure,
-            function.attrs,
-            function.span,
-        )
 
     def _alone(self) -> relax.Function:
         nothing = relax.Tuple([])

@@ -57,6 +57,7 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import AllReduceFlag
+from tvm_ipc.transform.bindings import begin_with
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.collectives import own_allreduce
 from tvm_ipc.transform.ir.aliases import Allocation, ModuleFacts
@@ -64,7 +65,7 @@ from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
-from tvm_ipc.transform.memory.rewrite import dtype_of, replace, typed
+from tvm_ipc.transform.memory.rewrite import dtype_of, replace
 from tvm_ipc.transform.report import collecting, note, note_plan
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
@@ -199,18 +200,7 @@ def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Functio
         arguments = [what, *(relax.prim_value(one) for one in (var, least, most))]
         call = relax.Call(_REQUIRE_BOUNDS, arguments, ty_args=[nothing], ret_ty=nothing)
         checks.append(relax.VarBinding(relax.Var("_", nothing), call))
-    if not checks:
-        return function
-    body = function.body
-    blocks = [relax.BindingBlock(checks), *body.blocks]
-    return relax.Function(
-        function.params,
-        typed(relax.SeqExpr(blocks, body.body, body.span), body.ty),
-        function.ret_ty,
-        function.is_pure,
-        function.attrs,
-        function.span,
-    )
+    return begin_with(function, checks) if checks else function
 
 
 def _flags(plan: Plan) -> dict[Step, AllReduceFlag]:

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr import _update_type
 
+from tvm_ipc.transform.bindings import with_body
 from tvm_ipc.transform.ir.program import Program, Region, Step
 
 #: Given a binding and its value, what stands in its place, in order; None where nothing changes.
@@ -23,9 +24,7 @@ def rewrite(function: relax.Function, change: Change) -> relax.Function:
     body = _body(function.body, change)
     if body.same_as(function.body):
         return function
-    return relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-    )
+    return with_body(function, body)
 
 
 def _body(body: Any, change: Change) -> Any:
@@ -118,11 +117,4 @@ def replace(program: Program, bindings: Mapping[Step, Sequence[relax.Binding]]) 
     function = program.function
     if not touched:
         return function
-    return relax.Function(
-        function.params,
-        body(function.body, program.body),
-        function.ret_ty,
-        function.is_pure,
-        function.attrs,
-        function.span,
-    )
+    return with_body(function, body(function.body, program.body))

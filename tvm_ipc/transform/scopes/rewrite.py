@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.bindings import with_body
 from tvm_ipc.transform.scopes.build import (
     ALLOC,
     COPY,
@@ -146,10 +147,7 @@ class Rewriter:
     def _function(self, facts: FunctionFacts) -> relax.Function:
         function = facts.function
         assert facts.region is not None
-        body = self._region(facts.region)
-        return relax.Function(
-            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-        )
+        return with_body(function, self._region(facts.region))
 
     def _region(self, region: Region) -> relax.SeqExpr:
         if region not in self._touched:
