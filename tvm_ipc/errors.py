@@ -75,6 +75,12 @@ class RankError:
         return "\n".join([f"{self.kind}: {self.message}", *known])
 
 
+def causes(errors: Iterable[RankError]) -> tuple[RankError, ...]:
+    """Return what ranks that failed by themselves reported; if none did, what all reported."""
+    ordered = sorted(errors, key=lambda error: error.rank)
+    return tuple(e for e in ordered if e.kind != "PeerError") or tuple(ordered)
+
+
 def describe(errors: Iterable[RankError]) -> str:
     """Return the text of errors, in which those that are the same on several ranks stand once."""
     ranks: dict[str, list[int]] = {}

@@ -39,6 +39,7 @@ from tvm_ipc.errors import (
     SessionClosedError,
     WorkerDiedError,
     WorkerError,
+    causes,
     describe,
 )
 from tvm_ipc.runtime.processes import ProcessPool
@@ -303,16 +304,14 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             if time.monotonic() > end:
                 self._raise_deadline(ticket)
         report = json.loads(_report(self))
-        errors = [RankError(**error) for error in report["errors"]]
-        causes = tuple(e for e in errors if e.kind != "PeerError") or tuple(errors)
-        causes = tuple(sorted(causes, key=lambda e: e.rank))
+        found = causes(RankError(**error) for error in report["errors"])
         if report["dead"] or report["left"]:
-            self._raise_died(describe(e for e in causes if e.kind != "PeerError"))
-        if not causes:
+            self._raise_died(describe(e for e in found if e.kind != "PeerError"))
+        if not found:
             return  # another thread has told them
-        for error in causes:
+        for error in found:
             _log.warning("%s: rank %d: %s: %s", self._name, error.rank, error.kind, error.message)
-        self._news = lambda: _error_of(causes)
+        self._news = lambda: _error_of(found)
         self._finish_recovery()
         self._hear()
 
@@ -383,10 +382,10 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         self._break(lambda: WorkerDiedError(said, ranks))
 
 
-def _error_of(causes: tuple[RankError, ...]) -> IPCError:
-    if all(cause.kind == "DeadlineError" for cause in causes):
-        return DeadlineError(describe(causes))
-    return WorkerError(causes)
+def _error_of(found: tuple[RankError, ...]) -> IPCError:
+    if all(error.kind == "DeadlineError" for error in found):
+        return DeadlineError(describe(found))
+    return WorkerError(found)
 
 
 def _most_bytes(argument: Any) -> int:

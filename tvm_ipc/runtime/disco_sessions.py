@@ -41,6 +41,7 @@ from tvm_ipc.errors import (
     SessionClosedError,
     WorkerDiedError,
     WorkerError,
+    causes,
 )
 from tvm_ipc.runtime.joining import wait_until_joined
 
@@ -206,8 +207,7 @@ class _State:
         _recover(session)
         # What was looked up since the error was skipped: it is no function.
         getattr(session, "_cache", {}).clear()
-        reports = sorted((RankError(**error) for error in errors), key=lambda one: one.rank)
-        raise WorkerError(tuple(e for e in reports if e.kind != "PeerError") or tuple(reports))
+        raise WorkerError(causes(RankError(**error) for error in errors))
 
     def _heard_after(self, session: Any, rank: int, native: Any, *args: Any) -> tuple[Any, Any]:
         """Call a native function that waits for a worker; return its result, and all errors so far.
