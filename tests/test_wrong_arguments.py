@@ -46,6 +46,7 @@ COUNTS = ["2", None, 2.5, True, np.True_, 0, -1, math.nan, [2], np.array(2), ANY
 FLAGS = ["yes", None, 1, 0, 0.0, [], ANYTHING]
 NAMES = [3, None, "", b"name", ["name"], True, ANYTHING]
 ARRAYS = ["text", None, object(), [[1], [1, 2]], 1j, {"a": 1}, np.array(["text"]), ANYTHING]
+ARRAYS += [np.ones(2, np.longdouble)]
 REFERENCES = [3, None, "text", [1, 2], np.ones(2), tvm.runtime.tensor(np.ones(2)), ANYTHING]
 TARGETS = [one for one in REFERENCES if one is not None]
 RANKS = ["1", None, 1.0, True, -1, 2, 10**30, np.array(1), ANYTHING]
@@ -53,6 +54,7 @@ DEVICES = [3, "gpux", np.ones(2), ["cpu"], ANYTHING]
 SIZES = [1.5e9, 0, -1, True, "lots", "1.5G", "", [1], 1 << 63, math.inf, ANYTHING]
 SECONDS = ["x", 0, -1, math.nan, math.inf, True, 10**400, [1], 1j, np.ones(1), ANYTHING]
 IDS = [3, "01", [0], [0, 1, 2], [0, -1], [0, "1"], [0, 1.0], [0, True], {0: 0, 1: 1}, ANYTHING]
+IDS += [[0, 1 << 40], [1 << 70, 0]]
 SHAPES = [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING]
 MODULES = [3, None, "module", max, R.Tensor, ANYTHING]
 PATHS = [3, None, "", b"model.so", "a\0b", "/etc/passwd", "/no/such.so", Nothing, max]
@@ -186,8 +188,9 @@ def compiler_calls() -> dict[str, Call]:
     registries = [3, "registry", {}, transform.ScopeRegistry, ANYTHING]
     caches = [3, "cache", {}, transform.FreshGlobalSymbols, ANYTHING]
     names = [one for one in NAMES if one is not None]
-    budgets = [*one_less(COUNTS, None, 0)]
-    alignments = [*COUNTS, 3, 48]
+    amounts = [*one_less(COUNTS, None, 0)]
+    budgets = [*amounts, 1 << 80]
+    alignments = [*COUNTS, 3, 48, 1 << 70]
     module = {"mod": Nothing}
     strategy = {"allreduce_strategy": "all-reduce strategy"}
     strategies = ["fastest", "", None, 4, -1, 1.0, True, [1], ANYTHING]
@@ -246,7 +249,7 @@ def compiler_calls() -> dict[str, Call]:
         "MarkCompilerFunctionsAsExtern": Call(
             transform.MarkCompilerFunctionsAsExtern, {}, {"compiler": NAMES}
         ),
-        "OffloadBLAS": Call(transform.OffloadBLAS, {}, {"min_work": budgets}),
+        "OffloadBLAS": Call(transform.OffloadBLAS, {}, {"min_work": amounts}),
         "OutlineCompilerFunctions": Call(
             transform.OutlineCompilerFunctions, {}, {"compiler": names, "cache": caches}
         ),
@@ -307,13 +310,15 @@ def compiler_calls() -> dict[str, Call]:
             transform.compile_each, {}, {"compile_one": [3, None, "function", [max], ANYTHING]}
         ),
         "register_scope": Call(
-            registry.register_scope, {"scope": "mine"}, {"scope": NAMES, "transparent": FLAGS}
+            registry.register_scope,
+            {"scope": "mine"},
+            {"scope": [*NAMES, "two words"], "transparent": FLAGS},
         ),
         "demand_scope": Call(
             registry.demand_scope,
             {"name": "f", "scope": "ipc_memory"},
             {
-                "name": NAMES,
+                "name": [*NAMES, "two words", "f "],
                 "scope": [*NAMES, "nowhere"],
                 "operand": ["0", None, 1.0, True, -2, [0], ANYTHING],
                 "writes": [3, "01", ["0"], [1.0], [True], ANYTHING],

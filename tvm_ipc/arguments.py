@@ -71,14 +71,16 @@ def workers(where: str, name: str, count: object, num_groups: object, most: int)
     return number, groups
 
 
-def integers(name: str, value: object, wanted: str, least: float = 0) -> tuple[int, ...]:
-    """Return a sequence of integers that have a lower bound."""
+def integers(
+    name: str, value: object, wanted: str, least: float = 0, most: float = math.inf
+) -> tuple[int, ...]:
+    """Return a sequence of integers from a range."""
     if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):
         raise wrong_type(name, wanted, value)
     found = []
     for one in value:
         try:
-            found.append(integer(name, one, wanted, least))
+            found.append(integer(name, one, wanted, least, most))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name} is {wanted}, not {show(value)}") from None
     return tuple(found)
@@ -114,6 +116,14 @@ def text(name: str, value: object, wanted: str = "a name") -> str:
     if not value:
         raise wrong_value(name, wanted, value)
     return value
+
+
+def word(name: str, value: object, wanted: str) -> str:
+    """Return a text without spaces."""
+    found = text(name, value, wanted)
+    if found.split() != [found]:
+        raise wrong_value(name, f"{wanted}, without spaces", value)
+    return found
 
 
 def optional_text(name: str, value: object, wanted: str = "a name or None") -> str | None:

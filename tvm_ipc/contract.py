@@ -351,6 +351,11 @@ OWN_FUNCTIONS: Final = (
         "worker: this process serves the one that started it, through these pipes alone",
     ),
     Function(
+        "tvm_ipc.session.rank_here",
+        "(session: Session | None) -> int",
+        "controller: the rank of the calling thread, if it is a worker of the session; else -1",
+    ),
+    Function(
         "tvm_ipc.session.of",
         "(reference: DRef) -> Session | None",
         "controller: the session of a reference of Disco's",

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from disco_kinds import RANKS, call
+import worker_functions
+from disco_kinds import KINDS, RANKS, call, on_workers, open_session
 
 import tvm_ipc
 from tvm_ipc.errors import IPCError, SessionClosedError, WorkerDiedError, WorkerError
@@ -243,3 +245,71 @@ def test_interrupt_while_another_thread_recovers() -> None:
         with pytest.raises(WorkerError, match="while the other sleeps"):
             session.sync()  # some of the commands were this thread's
         session.sync()
+
+
+# ---- worker 0, a thread of the controller too -----------------------------------------------
+
+
+def leave(session: Any) -> None:
+    with session:
+        raise RuntimeError("on the way out")
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "sync": lambda session: session._sync_all(),
+    "shutdown": lambda session: session.shutdown(),
+    "call": lambda session: session.get_global_func("tests.next_int")(1),
+    "empty": lambda session: session.empty((3,), "float32"),
+    "close": lambda session: session.close(),
+    "get": lambda session: session.get(session.x),
+    "leave": leave,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [(kind, use) for kind in KINDS for use in USES if "ipc" in kind or use not in list(USES)[4:]],
+)
+def test_worker_may_not_use_the_session_it_works_for(kind: str, use: str) -> None:
+    """Whatever it waited for there would be itself."""
+    opened = open_session(kind, 2)
+    session = opened.session
+    if isinstance(session, tvm_ipc.Session):
+        session.x = session.put(np.ones(3))
+    worker_functions.in_worker_0[:] = [lambda: USES[use](session)]
+    call(session, "tests.run_in_worker_0")
+    with pytest.raises(WorkerError, match=r"rank 0: .*cannot use the session of that worker"):
+        session._sync_all()
+    assert on_workers(call(session, "tests.next_int", 1), 2) == [2, 2]
+    opened.end()
+
+
+def test_worker_that_lets_go_of_its_session_last() -> None:
+    """It cannot end the session, which the next one that starts does."""
+    tvm_ipc.Session(2, threads=True).close()
+    threads, sent, dropped = threads_here(), threading.Event(), threading.Event()
+    opened = [tvm_ipc.Session(2, threads=True)]
+    opened[0].import_python_module("worker_functions")
+    opened[0].sync()
+
+    def drop() -> None:
+        sent.wait()
+        del opened[0]
+        gc.collect()
+        dropped.set()
+
+    worker_functions.in_worker_0[:] = [drop]
+    call(opened[0], "tests.run_in_worker_0")
+    sent.set()
+    assert dropped.wait(10)
+    worker_functions.in_worker_0.clear()
+    assert threads_here() >= threads + 2
+    tvm_ipc.Session(2, threads=True).close()
+    end = time.monotonic() + 10
+    while threads_here() > threads and time.monotonic() < end:
+        time.sleep(0.01)  # a thread that was joined may be listed a little longer
+    assert threads_here() <= threads
+
+
+def threads_here() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))

@@ -136,6 +136,16 @@ def fail_on(rank: int, kind: str, message: str) -> int:
     return worker_rank()
 
 
+#: What the controller wants to have done in worker 0, a thread of the same process.
+in_worker_0: list[Callable[[], object]] = []
+
+
+@register
+def run_in_worker_0() -> None:
+    if worker_rank() == 0:
+        in_worker_0[-1]()
+
+
 @register
 def times_unless_on(x: Tensor, rank: int, message: str) -> Tensor:
     """Multiply by a number, or fail where it is the rank."""

@@ -452,6 +452,10 @@ def test_refused_because_a_call_is_nested_in_another():
         (lambda r: r.demand_scope("f", "nowhere"), "unknown memory scope 'nowhere'; known are"),
         (lambda r: r.demand_scope("f", ANY, operand=RESULT), "not in ANY"),
         (lambda r: r.demand_scope("tvm_ipc.allreduce", "global"), "already demands 'ipc_memory'"),
+        (
+            lambda r: r.demand_scope("tvm_ipc.allreduce", "ipc_memory", writes=()),
+            r"known to write operands \(5,\), not operands \(\)",
+        ),
         (lambda r: r.register_scope("global", transparent=False), "known already, and transparent"),
     ],
 )

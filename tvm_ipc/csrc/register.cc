@@ -249,6 +249,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.session.wait_left", Throwing<controller::WaitLeft>::Call)
       .def("tvm_ipc.session.put", Throwing<controller::Put>::Call)
       .def("tvm_ipc.session.fail_at_exit", Throwing<controller::FailAtExit>::Call)
+      .def("tvm_ipc.session.rank_here", Throwing<controller::RankHere>::Call)
       .def("tvm_ipc.session.of", Throwing<controller::SessionOf>::Call)
       .def("tvm_ipc.pipes.watch", Throwing<WatchPipe>::Call)
       .def("tvm_ipc.pipes.close", Throwing<ClosePipe>::Call)

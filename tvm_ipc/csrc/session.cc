@@ -19,6 +19,7 @@
 #include "mailbox.h"
 #include "outbox.h"
 #include "value.h"
+#include "worker.h"
 
 namespace tvm_ipc {
 
@@ -71,6 +72,12 @@ class OpenSessions {
     auto it = sessions_.find(session.get());
     if (it == sessions_.end()) Fail(kind::kRuntime, "the session is not open");
     return it->second;
+  }
+
+  bool Invited(const Session& session, const std::string& invitation) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = sessions_.find(session.get());
+    return it != sessions_.end() && it->second->hub->invitation() == invitation;
   }
 
   bool ReportError(const std::string& invitation, const RankReport& error) {
@@ -240,6 +247,13 @@ bool WaitLeft(Session session, double seconds) {
 }
 
 ffi::ObjectRef SessionOf(DRef reference) { return reference->session; }
+
+int RankHere(ffi::Optional<Session> session) {
+  const std::string& invitation = worker::OwnInvitation();
+  if (invitation.empty() || !session.has_value()) return -1;
+  if (!OpenSessions::Global().Invited(session.value(), invitation)) return -1;
+  return RequireRank().id();
+}
 
 int64_t Put(Session session, ffi::Any value) {
   auto open = OpenSessions::Global().Get(session);

@@ -9,6 +9,7 @@
 
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 #include <tvm/runtime/disco/session.h>
 
@@ -52,6 +53,8 @@ bool WaitLeft(Session session, double seconds);
 void FailAtExit();
 /*! \brief The session of a reference; null if it was detached. */
 tvm::ffi::ObjectRef SessionOf(tvm::runtime::DRef reference);
+/*! \brief The rank of the calling thread, if it is a worker of the session; else -1. */
+int RankHere(tvm::ffi::Optional<Session> session);
 /*! \brief Leave a value where worker 0, a thread of this process, finds it. */
 int64_t Put(Session session, tvm::ffi::Any value);
 

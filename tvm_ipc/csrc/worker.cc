@@ -65,6 +65,8 @@ std::string Number(int64_t number) {
 /*! \brief Whether this is a process of its own, started by the controller to be a worker. */
 bool serves_parent = false;
 
+thread_local std::string own_invitation;
+
 /*! \brief End a process that was forked in a worker's function and did not end there. */
 void LeaveIfForked(const Rank& rank, const char* error = "") {
   if (!rank.forked()) return;
@@ -109,6 +111,7 @@ void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
   try {
     SetCurrentRank(Join(Invitation::Unpack(std::string(invitation)), worker->worker_id,
                         worker->num_workers, worker->num_groups));
+    own_invitation = std::string(invitation);
   } catch (const Error& error) {
     // To throw would end the worker, in a user's session the controller too.
     const RankReport report{worker->worker_id, error.kind(), error.what(), ""};
@@ -121,6 +124,8 @@ void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
   }
   worker->ccl = "shm";
 }
+
+const std::string& OwnInvitation() { return own_invitation; }
 
 void ServeParent(int64_t read_fd, int64_t write_fd) {
   for (int64_t pipe : {read_fd, write_fd}) {

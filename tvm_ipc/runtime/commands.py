@@ -42,6 +42,7 @@ from tvm_ipc.errors import (
     causes,
     describe,
 )
+from tvm_ipc.runtime.own_worker import refuse_own_worker
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 
@@ -128,9 +129,13 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         return not (self._closed or self._why_unusable)
 
     def _caller(self) -> _Caller:
-        """What is known of the calling thread."""
+        """What is known of the calling thread; an error if it is a worker of the session.
+
+        To be asked before the lock, whose owner may wait for that worker.
+        """
         caller: _Caller | None = getattr(self._local, "caller", None)
         if caller is None:
+            refuse_own_worker(self)
             caller = _Caller()
             self._callers.add(caller)
             self._local.caller = caller
@@ -167,6 +172,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
 
     def _command(self, func: DRef, *args: Any) -> DRef | None:
         """Send one command, when there is room for it; None if it is too long for that."""
+        self._caller()
         while True:
             with self._lock:
                 self._enter()
@@ -255,6 +261,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         An error reaches every thread with commands that it may have cost: each hears of it once,
         at its next command, `sync`, `get` or `close`. So does a thread without any that finds it.
         """
+        self._caller()
         with self._lock:
             self._enter()
             if self._last_ticket <= self._settled:

@@ -44,6 +44,7 @@ from tvm_ipc.errors import (
     causes,
 )
 from tvm_ipc.runtime.joining import wait_until_joined
+from tvm_ipc.runtime.own_worker import refuse_own_worker
 
 _log: Final = logging.getLogger("tvm_ipc.session")
 _process_pool: Any = importlib.import_module("tvm.runtime.disco.process_pool")
@@ -311,6 +312,7 @@ def _remembering(native: Any) -> Any:
 
 def _known(session: Any) -> _State:
     """Return what is known of a session; raise if it cannot be used."""
+    refuse_own_worker(session)
     state = _states.get(_address(session)) or _State([])
     state.check()
     return state
@@ -369,6 +371,7 @@ def _copy_from(reference: Any, worker: int, value: Any) -> None:
 
 
 def _shutdown(session: Any) -> None:
+    refuse_own_worker(session)
     state = _states.get(_address(session)) or _State([])
     if not state.shut_down and state.owner == os.getpid():
         state.shut_down = True

@@ -32,6 +32,7 @@ from tvm_ipc.runtime import config, disco_sessions, log, unheard
 from tvm_ipc.runtime.commands import SLICE_SECONDS, keys
 from tvm_ipc.runtime.folder import Folder, remove_orphans
 from tvm_ipc.runtime.joining import wait_until_joined
+from tvm_ipc.runtime.own_worker import is_own_worker, refuse_own_worker
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
 from tvm_ipc.runtime.uninterrupted import uninterrupted
@@ -51,7 +52,7 @@ _LEAVE_SECONDS: Final = 5.0
 #: Bytes of commands on their way to workers that are threads; their queues have no end.
 _ROOM: Final = 32 << 10
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-#: Sessions that nobody holds, whose end was interrupted.
+#: Sessions that nobody holds, whose end was interrupted, or would wait for the thread it is in.
 _unfinished: list[Session] = []
 
 
@@ -222,7 +223,7 @@ class Session(ValueSession):
         There is nothing left to do. Any other backend is refused.
         """
         arguments.one_of("init_ccl: ccl", ccl, ("auto", SHM))
-        arguments.integers("init_ccl: device_ids", device_ids, "numbers of devices")
+        _device_numbers("init_ccl: device_ids", device_ids, "numbers of devices")
 
     def __repr__(self) -> str:
         known = self.__dict__
@@ -251,6 +252,7 @@ class Session(ValueSession):
         """
         if self._closed:
             return
+        refuse_own_worker(self)
         try:
             with contextlib.suppress(SessionClosedError):  # nobody can be waited for any more
                 self.sync()
@@ -267,6 +269,7 @@ class Session(ValueSession):
 
     def _end(self) -> None:
         """End the workers, which are not waited for."""
+        refuse_own_worker(self)
         # A signal handler may close the session of a line that holds the lock.
         if self._lock._is_owned():  # type: ignore[attr-defined]
             self._end_now()
@@ -344,6 +347,9 @@ class Session(ValueSession):
     def __del__(self) -> None:
         if self.__dict__.get("_ended", True):
             return
+        if is_own_worker(self):
+            _unfinished.append(self)
+            return
         try:
             # Not in another thread: this one may hold any lock.
             self._end_now()
@@ -381,7 +387,7 @@ def init_ccl(
     )
     disco_sessions.check(session)
     if isinstance(session, disco.SocketSession) and device_ids is not None:  # those of each node
-        ids = tvm_ffi.Shape(arguments.integers("init_ccl: device_ids", device_ids, "numbers"))
+        ids = _device_numbers("init_ccl: device_ids", device_ids, "numbers of devices")
     else:
         ids = _device_ids("init_ccl", session.num_workers, device_ids)
     name = arguments.text("init_ccl: ccl", ccl, "the name of a backend")
@@ -403,10 +409,14 @@ def _device_ids(where: str, num_workers: int, device_ids: object) -> tvm_ffi.Sha
     if device_ids is None:
         return tvm_ffi.Shape(range(num_workers))
     name, wanted = f"{where}: device_ids", f"{num_workers} numbers of devices, one for each worker"
-    ids = arguments.integers(name, device_ids, wanted)
+    ids = _device_numbers(name, device_ids, wanted)
     if len(ids) != num_workers:
         raise arguments.wrong_value(name, wanted, device_ids)
-    return tvm_ffi.Shape(ids)
+    return ids
+
+
+def _device_numbers(name: str, value: object, wanted: str) -> tvm_ffi.Shape:
+    return tvm_ffi.Shape(arguments.integers(name, value, wanted, 0, (1 << 31) - 1))
 
 
 def _library(path: object) -> Path:

@@ -90,6 +90,7 @@ class ValueSession(CommandSession):
         _reference(f"{where}: reference", reference)
         rank = self._rank(f"{where}: {rank_name}", rank)
         key = next(keys)
+        self._caller()
         with self._lock:
             self._enter()
             take = _expect(self, key)
@@ -280,9 +281,13 @@ def host_tensor(name: str, value: object) -> Tensor:
         )
     try:
         array = np.asarray(value, order="C")
-        return as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+        tensor = as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
     except Exception as error:
         raise TypeError(f"{name} is {_ARRAY}, not {arguments.show(value)}: {error}") from error
+    if tvm_ffi.dtype(tensor.dtype).bits not in _BITS:
+        wanted = f"{_ARRAY} of a type that workers know"
+        raise arguments.wrong_type(name, wanted, value)
+    return tensor
 
 
 def as_device(name: str, device: Any) -> Any:

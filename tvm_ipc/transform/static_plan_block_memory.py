@@ -102,14 +102,14 @@ def plan_memory(
 
 
 def _check_bytes(where: str, alignment: object, barrier_budget: object) -> tuple[int, int | None]:
-    wanted = "a number of bytes that is a power of two"
-    aligned = arguments.integer(f"{where}: alignment", alignment, wanted, 1)
+    wanted = "a number of bytes that is a power of two, at most 2**30"
+    aligned = arguments.integer(f"{where}: alignment", alignment, wanted, 1, 1 << 30)
     if aligned & (aligned - 1):
         raise arguments.wrong_value(f"{where}: alignment", wanted, alignment)
     if barrier_budget is None:
         return aligned, None
-    wanted = "a number of bytes, 0 or more, or None"
-    return aligned, arguments.integer(f"{where}: barrier_budget", barrier_budget, wanted)
+    wanted, most = "a number of bytes, 0 or more and below 2**63, or None", (1 << 63) - 1
+    return aligned, arguments.integer(f"{where}: barrier_budget", barrier_budget, wanted, 0, most)
 
 
 @tvm.transform.module_pass(opt_level=0, name="StaticPlanBlockMemory")

@@ -79,7 +79,7 @@ class ScopeRegistry:
 
     def register_scope(self, scope: str, *, transparent: bool = False) -> None:
         """Make a scope known; transparent says that code for "global" memory works on it."""
-        scope = arguments.text("register_scope: scope", scope, "the name of a memory scope")
+        scope = arguments.word("register_scope: scope", scope, "the name of a memory scope")
         transparent = arguments.flag("register_scope: transparent", transparent)
         known = self.scopes.setdefault(scope, transparent)
         if known != transparent:
@@ -102,7 +102,7 @@ class ScopeRegistry:
             Without it a packed function is taken to write everything that it is given.
         """
         wanted = "the name of a packed function or of a Relax operator"
-        name = arguments.text("demand_scope: name", name, wanted)
+        name = arguments.word("demand_scope: name", name, wanted)
         scope = arguments.text("demand_scope: scope", scope, "the name of a memory scope, or ANY")
         if scope not in self.scopes and scope != ANY:
             raise ValueError(f"unknown memory scope {scope!r}; {self.known_scopes()}")
@@ -111,6 +111,11 @@ class ScopeRegistry:
         if writes is not None:
             wanted = "indices of arguments, from the end where negative, or None"
             writes = arguments.integers("demand_scope: writes", writes, wanted, -math.inf)
+            writes = tuple(dict.fromkeys(writes))
+            if set(known := self.writes.get(name, writes)) != set(writes):
+                raise ValueError(
+                    f"{name} is known to write operands {known}, not operands {writes}"
+                )
         if operand == RESULT and scope == ANY:
             raise ValueError("a result is in some scope, not in ANY")
         demands = self.demands.setdefault(name, {})
@@ -119,7 +124,7 @@ class ScopeRegistry:
                 f"{name} already demands {demands[operand]!r} where it should demand {scope!r}"
             )
         if writes is not None:
-            self.writes[name] = tuple(writes)
+            self.writes.setdefault(name, tuple(writes))
 
     def known_scopes(self) -> str:
         """Return a sentence that names the scopes, for messages."""
