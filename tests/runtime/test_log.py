@@ -45,7 +45,9 @@ with tvm_ipc.Session(2, threads=True):
 
 
 def run(code: str, level: str | None, **more: object) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "TVM_IPC_LOG"}
+    # As for most users: with PYTHONUNBUFFERED Python writes in another way.
+    without = ("TVM_IPC_LOG", "PYTHONUNBUFFERED")
+    environment = {name: value for name, value in os.environ.items() if name not in without}
     if level is not None:
         environment["TVM_IPC_LOG"] = level
     options = {"stderr": subprocess.PIPE, "timeout": 120, **more}

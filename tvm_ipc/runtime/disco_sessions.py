@@ -43,6 +43,7 @@ from tvm_ipc.errors import (
     WorkerError,
     causes,
 )
+from tvm_ipc.runtime import error_output
 from tvm_ipc.runtime.joining import wait_until_joined
 from tvm_ipc.runtime.own_worker import refuse_own_worker
 
@@ -444,14 +445,10 @@ def _serving(native: Any) -> Callable[..., None]:
         _serve_parent(read_fd, write_fd)
         native(worker_id, num_workers, num_groups, read_fd, write_fd)
         if os.getpid() != process:  # the loop ended since its pipes lead nowhere here
-            with contextlib.suppress(Exception):
-                print(
-                    f"tvm_ipc: process {os.getpid()}, forked in a function of worker {worker_id}, "
-                    "came back from the function and ends here: it is no worker; end it with "
-                    "os._exit",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            error_output.say(
+                f"tvm_ipc: process {os.getpid()}, forked in a function of worker {worker_id}, came "
+                "back from the function and ends here: it is no worker; end it with os._exit\n"
+            )
             os._exit(1)
 
     return serve

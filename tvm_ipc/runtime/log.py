@@ -12,12 +12,10 @@ hear of the workers is logged by the controller's thread that asks them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
 from typing import Final
 
-from tvm_ipc.runtime import config
+from tvm_ipc.runtime import config, error_output
 
 _logger: Final = logging.getLogger("tvm_ipc")
 _logger.addHandler(logging.NullHandler())  # or Python would print warnings
@@ -33,15 +31,10 @@ class _Printer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print every line of a record with its time and process."""
-        # An error output that is closed or full is no reason to fail.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            time = logging.Formatter().formatTime(record, "%H:%M:%S")
-            who = f"{time}.{int(record.msecs):03d} tvm_ipc [{self.who}, pid {record.process}]"
-            lines = self.format(record).splitlines() or [""]
-            # In one write, so that lines of several processes do not mix.
-            text = "".join(f"{who} {record.levelname}: {line}\n" for line in lines)
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        time = logging.Formatter().formatTime(record, "%H:%M:%S")
+        who = f"{time}.{int(record.msecs):03d} tvm_ipc [{self.who}, pid {record.process}]"
+        lines = self.format(record).splitlines() or [""]
+        error_output.say("".join(f"{who} {record.levelname}: {line}\n" for line in lines))
 
 
 _printer: Final = _Printer()

@@ -8,13 +8,12 @@ of its own came between: whoever started it must not take the work for done.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterable
 
 import tvm_ffi
 
 from tvm_ipc.errors import RankError, describe
+from tvm_ipc.runtime import error_output
 
 _fail_at_exit = tvm_ffi.get_global_func("tvm_ipc.session.fail_at_exit")
 
@@ -30,10 +29,7 @@ def say(session: object, error: object, *, fail: bool = True) -> None:
     """Say what went wrong in a session that has ended; with `fail`, by the exit code too."""
     if fail:
         _fail_at_exit()
-    # Without a stderr, or with one that is closed or broken, there is nobody to say it to.
-    with contextlib.suppress(Exception):
-        sys.stderr.write(
-            f"tvm_ipc: {session!r} ended with an error that was not raised, for no sync, get or "
-            f"close came after it:\n{error}\n"
-        )
-        sys.stderr.flush()
+    error_output.say(
+        f"tvm_ipc: {session!r} ended with an error that was not raised, for no sync, get or "
+        f"close came after it:\n{error}\n"
+    )
