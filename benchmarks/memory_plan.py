@@ -6,7 +6,7 @@
 Every model of `zoo.py` is lowered by our pipeline up to the memory plan; from there on by our
 `StaticPlanBlockMemory`, without and with the default barrier budget, and by TVM's pass of that
 name. TVM's IPC memory counts as TVM's own lowering has its runtime allocate it. The lower bound is
-`tvm_ipc.explain.live`, which shares no code with the planner. The last table is what the barrier
+`tvm_ipc.inspection.live`, which shares no code with the planner. The last table is what the barrier
 budget buys: the time of a chain of all-reduces in a session of two workers.
 
 The exit code is 1 where a goal is missed.
@@ -32,8 +32,8 @@ from tvm import relax
 
 import tvm_ipc
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.explain import live
 from tvm_ipc.explain.words import bytes_text
+from tvm_ipc.inspection import live
 from tvm_ipc.transform import StaticPlanBlockMemory
 
 #: Most bytes of IPC memory against TVM's, by type; of a mixed model that of its smaller type.

@@ -12,16 +12,24 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "tvm_ipc"
 COMPILER = ("tvm.relax", "tvm.tirx", "tvm.te", "tvm.target", "tvm.s_tir", "tvm.topi")
-#: What each part may import of ours, besides itself.
+PARTS = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+#: What each part may import of ours, besides itself. `tvm_ipc` is what `__init__.py` offers.
 ALLOWED = {
     "contract": (),
     "errors": (),
     "arguments": (),
-    "comm": ("contract", "errors", "arguments"),
-    "transform": ("contract", "errors", "arguments", "comm"),
+    "transform": ("contract", "errors", "arguments"),
     "blas": ("errors",),
-    "pipeline": ("contract", "errors", "arguments", "comm", "transform", "blas"),
+    "pipeline": ("contract", "errors", "arguments", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas"),
+    "inspection": ("contract", "pipeline", "transform"),
+    "terminal": ("runtime",),
+    "doctor": ("tvm_ipc", "errors", "runtime"),
+    "demo": ("tvm_ipc", "contract", "errors", "inspection", "pipeline", "runtime", "terminal"),
+    "explain": ("contract", "errors", "inspection", "terminal", "transform"),
+    "command_line": ("tvm_ipc", "errors", "terminal", "doctor", "demo", "explain"),
+    "__main__": ("command_line",),
+    "__init__": ("contract", "errors", "pipeline", "runtime", "transform"),
 }
 
 
@@ -45,9 +53,11 @@ def reads_environment(source: str) -> bool:
 
 
 def ours(name: str) -> str | None:
-    """The part of the package that a dotted name lies in."""
+    """The part of the package that a dotted name lies in; `tvm_ipc` for the package's face."""
     parts = name.split(".")
-    return parts[1] if parts[0] == "tvm_ipc" and len(parts) > 1 else None
+    if parts[0] != "tvm_ipc":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in PARTS else "tvm_ipc"
 
 
 def part_of(path: Path) -> str:
@@ -72,17 +82,20 @@ def native_core() -> set[Path]:
     return core
 
 
+def test_the_table_has_every_part() -> None:
+    assert ALLOWED.keys() == PARTS
+
+
 @pytest.mark.parametrize("part", ALLOWED)
 def test_part_imports_only_what_it_may(part: str) -> None:
-    modules = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
-    allowed = {part, *ALLOWED[part]}
+    allowed = {None, part, *ALLOWED[part]}
     for path in (p for p in python_files() if part_of(p) == part):
-        parts = {ours(name) for name in imported(path.read_text())} & modules
-        assert parts <= allowed, f"{path.name} imports {sorted(parts - allowed)}"
+        parts = {ours(name) for name in imported(path.read_text())}
+        assert parts <= allowed, f"{path.name} imports {parts - allowed}"
 
 
 def test_runtime_needs_no_compiler() -> None:
-    for path in (p for p in python_files() if part_of(p) == "runtime"):
+    for path in (p for p in python_files() if part_of(p) in {"runtime", "doctor"}):
         compiler = [n for n in imported(path.read_text()) if n.startswith(COMPILER)]
         assert not compiler, f"{path.name} imports {compiler}"
 
@@ -94,7 +107,7 @@ def test_what_all_stand_on_needs_no_tvm() -> None:
 
 
 def test_passes_look_no_function_up() -> None:
-    for path in (p for p in python_files() if part_of(p) in {"comm", "transform", "pipeline"}):
+    for path in (p for p in python_files() if part_of(p) in {"transform", "pipeline"}):
         assert "get_global_func" not in path.read_text(), path.name
 
 
@@ -119,6 +132,8 @@ def test_checks_see_what_they_look_for() -> None:
     assert reads_environment("from os import getenv")
     assert not reads_environment("import os\nos.getpid()")
     assert ours("tvm_ipc.runtime.session") == "runtime"
+    assert ours("tvm_ipc.Session") == ours("tvm_ipc") == "tvm_ipc"
+    assert ours("tvm.relax") is None
     assert python_files()
     names = {path.name for path in native_core()}
     assert names >= {"group.cc", "group.h", "arena.cc", "arena.h"}

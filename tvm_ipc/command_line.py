@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _doctor(as_json: bool) -> int:
-    from tvm_ipc.runtime import doctor
+    from tvm_ipc import doctor
 
     facts = doctor.examine(terminal.progress)
     width = terminal.columns()
@@ -113,6 +113,7 @@ def _demo(arguments: list[str], _traceback: list[str]) -> int:
 
 
 def _explain(arguments: list[str], traceback: list[str]) -> int:
+    from tvm_ipc import demo
     from tvm_ipc.explain import main as run
 
-    return run([*arguments, *traceback])
+    return run([*arguments, *traceback], demo.default_model)

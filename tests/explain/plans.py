@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tvm_ipc.explain.examine import Explanation, Memory, Question
+from tvm_ipc.inspection.explanation import Explanation, Memory, Question
 from tvm_ipc.transform.report import (
     Decision,
     Event,

@@ -22,7 +22,7 @@ import pytest
 from plans import small_explanation, small_plan
 
 from tvm_ipc.explain import page
-from tvm_ipc.explain.examine import Memory
+from tvm_ipc.inspection.explanation import Memory
 from tvm_ipc.transform.report import Decision, FunctionPlan
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")

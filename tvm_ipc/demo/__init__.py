@@ -11,10 +11,14 @@ report      lines and a bar              tour        all of it in turn, and the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tvm_ipc import terminal
 from tvm_ipc.demo.options import OptionError, parse
 from tvm_ipc.demo.report import Report
+
+if TYPE_CHECKING:  # loads TVM, which `--help` need not wait for
+    import tvm
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,3 +33,11 @@ def main(argv: Sequence[str]) -> int:
     from tvm_ipc.demo import tour
 
     return tour.lead(options, report)
+
+
+def default_model(workers: int) -> tvm.IRModule:
+    """Return the program of one of `workers` workers, of the size that the demo has by default."""
+    from tvm_ipc.demo import model
+    from tvm_ipc.demo.config import Config
+
+    return model.build(Config(), workers)

@@ -16,7 +16,7 @@ from tvm_ipc.demo import model
 from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.schedule import schedule_kernels
 from tvm_ipc.errors import IPCError
-from tvm_ipc.explain.examine import Memory, PassNames, Question, explain
+from tvm_ipc.inspection.explanation import Memory, PassNames, Question, explain
 from tvm_ipc.pipeline import get_pipeline
 
 

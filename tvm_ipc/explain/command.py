@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -44,12 +44,12 @@ class Options:
         return self.output == Path("-")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Explain a module and return the exit code."""
+def main(argv: Sequence[str], demo: Callable[[int], tvm.IRModule]) -> int:
+    """Explain a module and return the exit code; `demo(workers)` is the module of `--demo`."""
     options = None
     try:
         options = parse(argv)
-        return _run(options)
+        return _run(options, demo)
     except (UsageError, TransformError) as error:
         terminal.stop_if_interrupted()  # TVM makes other errors of it
         if options is not None and options.traceback:
@@ -90,13 +90,13 @@ def parse(argv: Sequence[str]) -> Options:
     )
 
 
-def _run(options: Options) -> int:
+def _run(options: Options, demo: Callable[[int], tvm.IRModule]) -> int:
     terminal.load_tvm()
     import tvm
 
     from tvm_ipc.explain import page, text
-    from tvm_ipc.explain.examine import Question, explain
     from tvm_ipc.explain.load import last_line
+    from tvm_ipc.inspection.explanation import Question, explain
 
     source = options.module.name if options.module is not None else "the demo's decoder"
     question = Question(source, options.target, options.world_size, options.strategy, options.sizes)
@@ -105,7 +105,7 @@ def _run(options: Options) -> int:
     except Exception as error:  # of many kinds
         raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
     terminal.progress(f"loading {source}")
-    mod = _module(options)
+    mod = _module(options, demo)
     budget = options.barrier_budget
     try:
         if options.sizes:
@@ -137,7 +137,7 @@ def _run(options: Options) -> int:
     return 0
 
 
-def _module(options: Options) -> tvm.IRModule:
+def _module(options: Options, demo: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
     if options.module is not None:
         from tvm_ipc.explain.load import LoadError, load_module
 
@@ -145,11 +145,8 @@ def _module(options: Options) -> tvm.IRModule:
             return load_module(options.module, options.name)
         except LoadError as error:
             raise UsageError(str(error)) from error
-    from tvm_ipc.demo import model
-    from tvm_ipc.demo.config import Config
-
     try:
-        return model.build(Config(), options.world_size)
+        return demo(options.world_size)
     except ValueError as error:
         raise UsageError(f"--demo with --world-size {options.world_size}: {error}") from error
 

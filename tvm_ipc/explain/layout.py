@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tvm_ipc.explain.sizes import evaluate
+from tvm_ipc.inspection.sizes import evaluate
 from tvm_ipc.transform.report import FunctionPlan, PlannedTensor
 
 OWN = "an allocation of its own"

@@ -12,7 +12,6 @@ from importlib.resources import files
 from typing import Final
 
 from tvm_ipc.explain.drawing import figure, scope_class
-from tvm_ipc.explain.examine import Explanation, Memory
 from tvm_ipc.explain.layout import Band, bands, condense, until
 from tvm_ipc.explain.words import (
     against,
@@ -24,6 +23,7 @@ from tvm_ipc.explain.words import (
     setting,
     spent,
 )
+from tvm_ipc.inspection.explanation import Explanation, Memory
 from tvm_ipc.transform.report import FunctionPlan
 
 #: Tables of more rows than this are folded.

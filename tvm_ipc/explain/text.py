@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from tvm_ipc.explain.examine import Explanation, Memory
 from tvm_ipc.explain.layout import Band, bands, condense, until
 from tvm_ipc.explain.words import (
     against,
@@ -19,6 +18,7 @@ from tvm_ipc.explain.words import (
     setting,
     spent,
 )
+from tvm_ipc.inspection.explanation import Explanation, Memory
 from tvm_ipc.terminal import WIDTH
 from tvm_ipc.transform.report import FunctionPlan
 

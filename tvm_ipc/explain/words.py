@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.explain.examine import Explanation
+from tvm_ipc.inspection.explanation import Explanation
 from tvm_ipc.transform.report import Decision, FunctionPlan
 
 

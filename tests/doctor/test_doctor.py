@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from tvm_ipc import doctor
 from tvm_ipc.__main__ import main
+from tvm_ipc.doctor.compiler import try_compiler
+from tvm_ipc.doctor.machine import cgroup_limit
 from tvm_ipc.errors import IPCError, LibraryError
-from tvm_ipc.runtime import doctor, library
+from tvm_ipc.runtime import library
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,7 @@ def test_compiler_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind
     compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    found = doctor._compiler(None)
+    found = try_compiler(None)
     assert found["command"] == str(compiler)
     assert found["works"] == (not reason)
     assert reason in (found["reason"] or "")
@@ -115,11 +118,11 @@ def test_without_a_compiler_the_doctor_says_what_to_do(
     monkeypatch.setenv("PATH", "")
     for name in ("CXX", "CC"):
         monkeypatch.delenv(name, raising=False)
-    table = doctor.render({**facts, "cxx": doctor._compiler(None)})
+    table = doctor.render({**facts, "cxx": try_compiler(None)})
     assert "none found" in table
     assert "install g++ or clang, or name one in the environment variable CXX" in table
     monkeypatch.setenv("CXX", "ccache g++")
-    assert "TVM takes all of it for one path" in doctor._compiler(None)["reason"]
+    assert "TVM takes all of it for one path" in try_compiler(None)["reason"]
 
 
 def test_lines_break_on_a_terminal_and_nowhere_else(facts: dict[str, Any]) -> None:
@@ -137,7 +140,7 @@ def test_cgroup_limit_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
     (root / "a" / "memory.max").write_text("4096\n")
     (root / "a" / "b" / "memory.max").write_text("max\n")
     membership.write_text("0::/a/b\n")
-    assert doctor._cgroup_limit(membership, root) == 4096
+    assert cgroup_limit(membership, root) == 4096
 
 
 def test_cgroup_version_1_and_no_limit(tmp_path: Path) -> None:
@@ -146,10 +149,10 @@ def test_cgroup_version_1_and_no_limit(tmp_path: Path) -> None:
     limit.parent.mkdir(parents=True)
     membership.write_text("3:cpu:/x\n2:memory:/x\n")
     limit.write_text("9223372036854771712\n")
-    assert doctor._cgroup_limit(membership, root) is None
+    assert cgroup_limit(membership, root) is None
     limit.write_text("8192\n")
-    assert doctor._cgroup_limit(membership, root) == 8192
-    assert doctor._cgroup_limit(tmp_path / "absent", root) is None
+    assert cgroup_limit(membership, root) == 8192
+    assert cgroup_limit(tmp_path / "absent", root) is None
 
 
 def test_says_which_blas_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

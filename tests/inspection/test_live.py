@@ -9,10 +9,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.explain.examine import Question, explain
-from tvm_ipc.explain.live import Allocation, allocations
-from tvm_ipc.explain.sizes import UNKNOWN, evaluate, variables
-from tvm_ipc.explain.words import headline
+from tvm_ipc.inspection.live import Allocation, allocations
+from tvm_ipc.inspection.sizes import UNKNOWN, evaluate, variables
 
 
 def peak(mod: tvm.IRModule, **sizes: int) -> dict[str, int]:
@@ -74,25 +72,6 @@ def test_results_are_live_together() -> None:
     found = allocations(Module, {})["main"]
     assert found == Allocation({}, {}, {"global": 4 * (8 + 100), "ipc_memory": 16})
     assert found.total() == {}
-
-
-def test_the_headline_tells_what_is_returned_apart() -> None:
-    @I.ir_module
-    class Module:
-        @R.function
-        def main(x: R.Tensor((256,), "float32")):
-            with R.dataflow():
-                a = R.sort(x)
-                b = R.sort(a)
-                c = R.sort(b)
-                R.output(b, c)
-            return (b, c)
-
-    explanation = explain(Module, Question("here", "llvm", 2, "auto", {}))
-    assert headline(explanation) == (
-        "The plan takes 1 KiB; TVM's takes 1 KiB; 1 KiB are live at once, and no plan can "
-        "take less. What is returned takes 2 KiB beside it."
-    )
 
 
 def test_a_tensor_lives_as_long_as_what_stands_for_it() -> None:

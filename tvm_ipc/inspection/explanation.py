@@ -10,8 +10,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ipc.explain import live
-from tvm_ipc.explain.sizes import UNKNOWN, variables
+from tvm_ipc.inspection import live
+from tvm_ipc.inspection.sizes import UNKNOWN, variables
 from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.transform.report import FunctionPlan, Report, collect_report
 

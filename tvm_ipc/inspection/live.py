@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.explain.sizes import evaluate
+from tvm_ipc.inspection.sizes import evaluate
 
 _ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
