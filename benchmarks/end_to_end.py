@@ -42,7 +42,7 @@ from report import layout, machine
 from tvm import relax
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceFlag
+from tvm_ipc.contract import CollectiveFlag
 from tvm_ipc.demo import model, weights
 from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.generating import Generation, Generator
@@ -84,7 +84,7 @@ def keep_barriers(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         collective = match_collective(binding.value)
         if collective is None or collective.name != OWN_ALLREDUCE:
             return None
-        return own_allreduce(collective, AllReduceFlag.NONE)
+        return own_allreduce(collective, CollectiveFlag.NONE)
 
     result = mod.clone()
     for name, function in mod.functions_items():

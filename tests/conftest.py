@@ -48,7 +48,7 @@ def pytest_report_header() -> str:
     return f"tvm_ipc: {Path(tvm_ipc.__file__).parent}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_python() -> Callable[..., str]:
     """Run code in a fresh interpreter, with variables such as TVM_USE_RUNTIME_LIB="1"."""
 

@@ -1,28 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table in contract.py and what the package registers are the same."""
+"""The table of packed functions and what the package registers are the same."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from tvm_ipc import contract
+from tvm_ipc.contract import RESULT, ROLES, Function, Meeting, Registered
 
 PREFIXES = ("tvm_ipc.", f"runtime.disco.{contract.SHM}.", "runtime.disco.cuda_ipc.")
+#: Prints the signature of each global function: as `(Tensor, int) -> None`, "" where it has none.
 LIST_FUNCTIONS = """
 import json, tvm_ipc
 tvm_ipc.Session
-from tvm_ffi.registry import list_global_func_names
-print(json.dumps(list(list_global_func_names())))
+from tvm_ffi.core import TypeSchema
+from tvm_ffi.registry import get_global_func_metadata, list_global_func_names
+
+def signature(name):
+    schema = get_global_func_metadata(name).get("type_schema")
+    types = TypeSchema.from_json_str(schema) if schema else None
+    if types is None or not types.args:
+        return ""
+    result, *parameters = [one.repr(lambda name: name.rpartition(".")[2]) for one in types.args]
+    return f"({', '.join(parameters)}) -> {result}"
+
+names = [n for n in list_global_func_names() if n.startswith(("tvm_ipc.", "runtime.disco."))]
+print(json.dumps({name: signature(name) for name in names}))
 """
 
 
-@pytest.fixture(params=["0", "1"], ids=["full", "runtime_only"])
-def registered(request: pytest.FixtureRequest, run_python: Callable[..., str]) -> set[str]:
-    return set(json.loads(run_python(LIST_FUNCTIONS, TVM_USE_RUNTIME_LIB=request.param)))
+@pytest.fixture(scope="module", params=["0", "1"], ids=["full", "runtime_only"])
+def registered(request: pytest.FixtureRequest, run_python: Callable[..., str]) -> dict[str, str]:
+    return dict(json.loads(run_python(LIST_FUNCTIONS, TVM_USE_RUNTIME_LIB=request.param)))
+
+
+def types_of(function: Function) -> str:
+    """The signature as tvm-ffi has it."""
+    types = [ROLES.get(one.type, one.type) for one in function.parameters]
+    result = function.result.replace("Function", "Callable[..., Any]")
+    return f"({', '.join(types)}) -> {result}".replace("(Function", "(Callable[..., Any]")
 
 
 def test_names_are_listed_once() -> None:
@@ -30,10 +51,77 @@ def test_names_are_listed_once() -> None:
     assert [name for name, count in counts.items() if count > 1] == []
 
 
-def test_every_listed_function_is_registered(registered: set[str]) -> None:
+def test_every_listed_function_is_registered(registered: dict[str, str]) -> None:
     assert [f.name for f in contract.FUNCTIONS if f.name not in registered] == []
 
 
-def test_every_registered_function_is_listed(registered: set[str]) -> None:
+def test_every_registered_function_is_listed(registered: dict[str, str]) -> None:
     listed = {function.name for function in contract.FUNCTIONS}
     assert sorted(n for n in registered if n.startswith(PREFIXES) and n not in listed) == []
+
+
+def test_functions_are_registered_with_the_types_that_are_listed(
+    registered: dict[str, str],
+) -> None:
+    typed = (Registered.NATIVE, Registered.UPSTREAM)
+    wanted = {f.name: types_of(f) if f.registered in typed else "" for f in contract.FUNCTIONS}
+    assert {name: registered[name] for name in wanted} == wanted
+
+
+def test_only_functions_of_any_number_of_arguments_are_registered_without_types() -> None:
+    untyped = {f.name for f in contract.FUNCTIONS if f.registered is Registered.UNTYPED}
+    assert untyped == {f.name for f in contract.FUNCTIONS if any(p.variadic for p in f.parameters)}
+
+
+@pytest.mark.parametrize("function", contract.PROGRAMS.values(), ids=lambda one: one.name)
+def test_effects_of_what_programs_call_are_complete(function: Function) -> None:
+    memory = {p.name for p in function.parameters if re.match("Tensor|Storage|Any", p.type)}
+    effects = {*function.reads, *function.writes, function.result_of} - {""}
+    assert effects == memory or function.name == "tvm_ipc.arena_offset"
+    assert set(function.peers_read) <= set(function.reads)
+    assert set(function.scopes) <= memory | {RESULT}
+    if function.peers_read:
+        assert function.meets in (Meeting.SOME, Meeting.ALL)
+    if function.general:
+        general = contract.PROGRAMS[function.general]
+        own = {p.name for p in function.parameters}
+        assert {p.name for p in general.parameters} == own | set(function.given)
+        assert own.isdisjoint(function.given)
+        for effect in ("reads", "writes", "scopes", "peers_read", "meets"):
+            assert getattr(function, effect) == getattr(general, effect)
+
+
+def test_arguments_are_bound_to_parameters() -> None:
+    matmul = contract.PROGRAMS["tvm_ipc.blas.matmul"]
+    for count, operands in ((6, 0), (7, 1), (9, 3)):
+        bound = matmul.bind(count)
+        assert bound is not None
+        names = [parameter.name for parameter in bound]
+        assert names == ["a_axes", "b_axes", "steps", "a", "b", *["operands"] * operands, "out"]
+        assert matmul.places(matmul.writes, count) == (count - 1,)
+        assert matmul.places(matmul.reads, count) == tuple(range(3, count - 1))
+    assert matmul.bind(5) is None
+    assert matmul.places(matmul.writes, 5) == ()
+
+
+def test_effects_of_operands_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"mine\.f: effects name other, of which there is no"):
+        Function("mine.f", "(one: Tensor)", "", reads=("one", "other"))
+
+
+@pytest.mark.parametrize("backend", ["", "shm.", "nccl."])
+def test_collectives_are_found_under_the_name_of_each_backend(backend: str) -> None:
+    found = contract.find(f"runtime.disco.{backend}allgather")
+    assert found is not None
+    assert found.writes == ("recv",)
+    assert contract.find(f"runtime.disco.{backend}unheard") is None
+    assert contract.find("runtime.disco.shm.nccl.allgather") is None
+    assert contract.find("allgather") is None
+
+
+def test_what_a_meeting_proves_of_another_team() -> None:
+    world, group, other = contract.Team.WORLD, contract.Team.GROUP, 2
+    assert all(contract.Team.contains(world, team) for team in (world, group, other))
+    assert contract.Team.contains(other, other)
+    assert not any(contract.Team.contains(group, team) for team in (world, other))
+    assert not any(contract.Team.contains(other, team) for team in (world, group, 3))

@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax import transform
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceFlag, AllReduceStrategy, ReduceKind
+from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
 from tvm_ipc.transform import (
     IPCAllReduceRewrite,
     LowerGPUIPCAllocStorage,
@@ -96,7 +96,7 @@ def without_barriers(mod: tvm.IRModule) -> tvm.IRModule:
         ReduceKind.SUM,
         False,
         AllReduceStrategy.ONESHOT,
-        AllReduceFlag.NO_EXIT_BARRIER,
+        CollectiveFlag.NO_EXIT_BARRIER,
     )
 
     def change(binding: Any) -> list[Any]:
@@ -193,7 +193,7 @@ def count_flags(mod: tvm.IRModule, flags: int) -> int:
 
 def test_upstreams_plan_gives_wrong_numbers_without_exit_barriers(session, tmp_path):
     mod = without_barriers(upstreams(session.num_workers))
-    assert count_flags(mod, AllReduceFlag.NO_EXIT_BARRIER) == LAYERS
+    assert count_flags(mod, CollectiveFlag.NO_EXIT_BARRIER) == LAYERS
     hazards = verify_cross_rank_safety(mod)
     assert len(hazards) >= LAYERS - 1  # every layer but the first overwrites what peers may read
     assert Runner(session, mod, tmp_path / "upstreams.so").wrong(10) > 0
@@ -207,7 +207,7 @@ def test_upstreams_plan_is_right_with_them(session, tmp_path):
 
 def test_our_plan_is_right_with_the_same_delays(session, tmp_path, request):
     mod = ours(session.num_workers)
-    left_out = count_flags(mod, AllReduceFlag.NO_EXIT_BARRIER)
+    left_out = count_flags(mod, CollectiveFlag.NO_EXIT_BARRIER)
     assert left_out >= LAYERS - 2
     assert verify_cross_rank_safety(mod) == []
     rounds = request.config.getoption("--race-rounds")

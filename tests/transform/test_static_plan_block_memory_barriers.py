@@ -16,7 +16,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceFlag
+from tvm_ipc.contract import CollectiveFlag
 from tvm_ipc.transform import IPCAllReduceRewrite, StaticPlanBlockMemory, collect_report
 from tvm_ipc.transform.collectives import match_collective
 
@@ -48,7 +48,7 @@ def flags(module: tvm.IRModule, name: str = "main") -> list[bool]:
                 collective = match_collective(binding.value)
                 if collective is not None and collective.reads_peers:
                     assert collective.allreduce is not None
-                    found.append(AllReduceFlag.NO_EXIT_BARRIER in collective.allreduce.flags)
+                    found.append(CollectiveFlag.NO_EXIT_BARRIER in collective.allreduce.flags)
 
     visit(module[name].body)
     return found

@@ -2,7 +2,7 @@
 /*!
  * \file register.cc
  * \brief The table of packed functions, and nothing else that knows their names.
- *        `tvm_ipc/contract.py` lists them with their signatures.
+ *        `tvm_ipc/contract` lists them with their types and effects, and a test compares.
  */
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -266,7 +266,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.worker.find_function", Throwing<worker::FindFunction>::Call)
       .def_packed("tvm_ipc.worker.append", ThrowingPacked<worker::Append>::Call)
       .def("tvm_ipc.worker.join_pieces", Throwing<worker::JoinPieces>::Call)
-      .def_packed("tvm_ipc.worker.call_with_list", ThrowingPacked<worker::CallWithList>::Call)
+      .def("tvm_ipc.worker.call_with_list", Throwing<worker::CallWithList>::Call)
       .def("tvm_ipc.worker.set_threads", Throwing<worker::SetThreads>::Call)
       .def("tvm_ipc.worker.get_function", Throwing<worker::GetFunction>::Call)
       .def("tvm_ipc.worker.call_if_present", Throwing<worker::CallIfPresent>::Call)

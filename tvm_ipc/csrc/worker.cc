@@ -248,11 +248,11 @@ ffi::Any JoinPieces(ffi::String kind, ffi::Array<ffi::Any> pieces) {
   return ffi::Shape(extents);
 }
 
-void CallWithList(ffi::PackedArgs args, ffi::Any* result) {
-  const ffi::Array<ffi::Any> values = args[1].cast<ffi::Array<ffi::Any>>();
+ffi::Any CallWithList(ffi::Function function, ffi::Array<ffi::Any> values) {
   std::vector<ffi::AnyView> views(values.begin(), values.end());
-  args[0].cast<ffi::Function>().CallPacked(
-      ffi::PackedArgs(views.data(), static_cast<int32_t>(views.size())), result);
+  ffi::Any result;
+  function.CallPacked(ffi::PackedArgs(views.data(), static_cast<int32_t>(views.size())), &result);
+  return result;
 }
 
 void SetThreads(int threads) {

@@ -38,7 +38,8 @@ tvm::ffi::Function FindFunction(tvm::ffi::String name);
 void Append(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 /*! \brief One str, bytes or Shape, out of a list of its bytes. */
 tvm::ffi::Any JoinPieces(tvm::ffi::String kind, tvm::ffi::Array<tvm::ffi::Any> pieces);
-void CallWithList(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+/*! \brief Call a function with the values of a list. */
+tvm::ffi::Any CallWithList(tvm::ffi::Function function, tvm::ffi::Array<tvm::ffi::Any> values);
 /*! \brief How many threads TVM's kernels may use in the calling worker. */
 void SetThreads(int threads);
 tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);

@@ -26,7 +26,7 @@ import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS, SHM
+from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK, SHM
 from tvm_ipc.errors import IPCError, RankError, SessionClosedError
 from tvm_ipc.runtime import config, disco_sessions, log, unheard
 from tvm_ipc.runtime.commands import SLICE_SECONDS, keys
@@ -214,7 +214,7 @@ class Session(ValueSession):
         load = self._get_cached_method("runtime.disco.load_vm_module")
         module = DModule.of(load(str(library), device))
         check = self._get_cached_method("tvm_ipc.worker.call_if_present")
-        check(module, REQUIRE_WORKERS)
+        check(module, MODULE_CHECK)
         return module
 
     def init_ccl(self, ccl: str, *device_ids: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import relax
 
-from tvm_ipc.contract import AllReduceFlag, AllReduceStrategy, ReduceKind
+from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
 
 DISCO_ALLREDUCE = "runtime.disco.allreduce"
 CUSTOM_ALLREDUCE = "runtime.disco.cuda_ipc.custom_allreduce"
@@ -36,7 +36,7 @@ class AllReduce:
 
     kind: ReduceKind
     strategy: AllReduceStrategy | None  #: None: an ordinary all-reduce of Disco
-    flags: AllReduceFlag = AllReduceFlag.NONE
+    flags: CollectiveFlag = CollectiveFlag.NONE
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def match_collective(expr: relax.Expr) -> Collective | None:
             how = AllReduce(
                 ReduceKind(_int(kind)),
                 AllReduceStrategy(_int(strategy)),
-                AllReduceFlag(_int(flags)),
+                CollectiveFlag(_int(flags)),
             )
             return Collective(name, send, recv, bool(_int(in_group)), how)
         if name in _DISCO:
@@ -102,7 +102,7 @@ def meets_peers(call: relax.Call) -> bool:
     return name.startswith("runtime.disco.") or name == OWN_ALLREDUCE
 
 
-def own_allreduce(collective: Collective, flags: AllReduceFlag) -> relax.Call:
+def own_allreduce(collective: Collective, flags: CollectiveFlag) -> relax.Call:
     """Return an all-reduce in the form that carries groups and flags."""
     allreduce = collective.allreduce
     assert allreduce is not None and allreduce.strategy is not None
@@ -115,7 +115,7 @@ def own_allreduce(collective: Collective, flags: AllReduceFlag) -> relax.Call:
     )
 
 
-def with_flags(collective: Collective, flags: AllReduceFlag) -> Collective:
+def with_flags(collective: Collective, flags: CollectiveFlag) -> Collective:
     """Return the same all-reduce with more promises of the compiler."""
     assert collective.allreduce is not None
     allreduce = replace(collective.allreduce, flags=collective.allreduce.flags | flags)

@@ -28,7 +28,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import AllReduceFlag, AllReduceStrategy, ReduceKind
+from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
 from tvm_ipc.transform.collectives import (
     CUSTOM_ALLREDUCE,
     DISCO_ALLREDUCE,
@@ -130,7 +130,7 @@ class _Rewrite:
             reason = "a sum over all workers"
         else:
             numbers = [relax.prim_value(int(kind)), relax.prim_value(int(in_group))]
-            flags = relax.prim_value(int(AllReduceFlag.NONE))
+            flags = relax.prim_value(int(CollectiveFlag.NONE))
             name = OWN_ALLREDUCE
             args = [collective.send, *numbers, strategy, flags, collective.recv]
             over = "the workers of each group" if in_group else "all workers"

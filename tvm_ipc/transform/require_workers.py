@@ -32,7 +32,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS, REQUIRE_WORKERS
+from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.bindings import begin_with, calls
 from tvm_ipc.transform.collectives import meets_peers
@@ -73,12 +73,12 @@ class RequireWorkers:
                 result.update_func(global_var, begin_with(function, [self._binding()]))
         if result is mod:
             return mod
-        if any(name.name_hint == REQUIRE_WORKERS for name in mod.get_global_vars()):
+        if any(name.name_hint == MODULE_CHECK for name in mod.get_global_vars()):
             raise TransformError(
-                f"{_NAME}: the module has a function {REQUIRE_WORKERS!r} already; run this pass "
+                f"{_NAME}: the module has a function {MODULE_CHECK!r} already; run this pass "
                 "once, and call no function of yours so"
             )
-        result[REQUIRE_WORKERS] = self._alone()
+        result[MODULE_CHECK] = self._alone()
         return result
 
     def _binding(self) -> relax.Binding:
@@ -91,4 +91,4 @@ class RequireWorkers:
         nothing = relax.Tuple([])
         body = relax.SeqExpr([relax.BindingBlock([self._binding()])], nothing)
         function = relax.Function([], typed(body, nothing.ty), nothing.ty, is_pure=False)
-        return function.with_attr("global_symbol", REQUIRE_WORKERS)
+        return function.with_attr("global_symbol", MODULE_CHECK)

@@ -56,7 +56,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import AllReduceFlag
+from tvm_ipc.contract import CollectiveFlag
 from tvm_ipc.transform.bindings import begin_with
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.collectives import own_allreduce
@@ -203,9 +203,9 @@ def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Functio
     return begin_with(function, checks) if checks else function
 
 
-def _flags(plan: Plan) -> dict[Step, AllReduceFlag]:
+def _flags(plan: Plan) -> dict[Step, CollectiveFlag]:
     """Return the flags of the all-reduces that have other ones now."""
-    barrier = AllReduceFlag.NO_EXIT_BARRIER
+    barrier = CollectiveFlag.NO_EXIT_BARRIER
     flags = {}
     for step in [*plan.without_barrier, *plan.with_barrier]:
         collective = step.collective
@@ -222,7 +222,7 @@ def _flags(plan: Plan) -> dict[Step, AllReduceFlag]:
     return flags
 
 
-def _allreduce(step: Step, flags: AllReduceFlag) -> relax.Binding:
+def _allreduce(step: Step, flags: CollectiveFlag) -> relax.Binding:
     assert step.collective is not None
     call = own_allreduce(step.collective, flags)
     call = relax.Call(call.op, call.args, call.attrs, step.value.ty_args, None, step.value.ty)

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ipc.contract import AllReduceFlag, AllReduceStrategy
+from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Collective:
             return False
         if self.flags is not None:
             flags = constant(args[self.flags])
-            if flags is None or flags & AllReduceFlag.NO_EXIT_BARRIER:
+            if flags is None or flags & CollectiveFlag.NO_EXIT_BARRIER:
                 return True
         # Upstream's kernels wait for nobody at their end; a ring is not theirs.
         return assume_no_exit_barrier and constant(args[self.strategy]) != AllReduceStrategy.RING

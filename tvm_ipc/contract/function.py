@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the table says what a packed function is called with, and what it does to memory and ranks.
+
+    Function(
+        "mylib.exchange",
+        "(send: Tensor, team: Team, flags: CollectiveFlag, recv: Tensor)",
+        "every rank gets ...",
+        reads=("send",),
+        writes=("recv",),
+        scopes={"send": IPC_MEMORY},
+        peers_read=("send",),
+        meets=Meeting.ALL,
+    )
+
+Effects name operands as the signature does. All that a function does has ended when it returns, but
+for what peers do (see `Function.peers_read`). A function that starts work which a later wait ends
+would say so with one more effect: the function that waits for its reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum
+from functools import cache, cached_property
+from typing import Final, NamedTuple
+
+#: Stands for the result of a function among its operands.
+RESULT: Final = "return"
+
+#: Stands for a memory scope where an operand may be in every one.
+ANY: Final = "*"
+
+#: Types of parameters that say more than how the value is passed, and how that is.
+ROLES: Final[Mapping[str, str]] = {
+    "Team": "int",  #: see values.Team
+    "InGroup": "bool",  #: a Team as Disco has it: false is the world, true the group of the rank
+    "ReduceKind": "int",
+    "ReduceKindInShape": "Shape",  #: as Disco has it: a shape with one extent
+    "AllReduceStrategy": "int",
+    "CollectiveFlag": "int",
+}
+
+
+class Meeting(Enum):
+    """Which ranks wait for each other in a function."""
+
+    NONE = "no rank waits for another"
+    PAIR = "what one rank sends another one receives"
+    SOME = "the ranks of a team exchange data; one may return before others have entered"
+    ALL = "no rank of a team returns before every one has entered"
+
+
+class Registered(Enum):
+    """Who makes a function known."""
+
+    NATIVE = "the library, with the types of its parameters"
+    UNTYPED = "the library; it reads its arguments itself"
+    PYTHON = "the package, from Python"
+    UPSTREAM = "TVM"
+
+
+class Parameter(NamedTuple):
+    """A parameter, or the values that a variadic one takes."""
+
+    name: str
+    type: str
+    variadic: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A packed function: how it is called, and what it does.
+
+    Attributes
+    ----------
+    name : of the global function.
+    signature : names and types of the parameters, and the type of the result if there is one. A
+        name with a star takes any number of values. Types are those of tvm-ffi, and `ROLES`.
+    summary : what it does in one line.
+    reads : operands whose memory it reads.
+    writes : operands whose memory it writes.
+    scopes : the memory scopes in which operands must be, and in which a result is; `ANY` where an
+        operand may be in every one. Otherwise that is "global", or what code for it works on.
+    peers_read : operands that other ranks of the team may read where they lie, if they map the
+        memory. They have done so when the function returns; but where a parameter of the type
+        CollectiveFlag has NO_EXIT_BARRIER, only when the rank has passed a later meeting of the
+        team, or of one that contains it.
+    result_of : the operand whose memory the result is.
+    meets : which ranks wait for each other. Those of a team are those of the parameter of the type
+        Team or InGroup; the whole world where there is none.
+    general : a function that does the same and takes flags, where this one takes none.
+    given : what `general` is given for the parameters that this function lacks.
+    registered : who makes it known.
+    """
+
+    name: str
+    signature: str
+    summary: str
+    _: KW_ONLY
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    scopes: Mapping[str, str] = field(default_factory=dict)
+    peers_read: tuple[str, ...] = ()
+    result_of: str = ""
+    meets: Meeting = Meeting.NONE
+    general: str = ""
+    given: Mapping[str, int] = field(default_factory=dict)
+    registered: Registered = Registered.NATIVE
+
+    def __post_init__(self) -> None:
+        names = {parameter.name for parameter in self.parameters}
+        named = {*self.reads, *self.writes, *self.peers_read, *self.scopes, self.result_of}
+        unknown = named - names - {RESULT, ""}
+        if unknown:
+            raise ValueError(
+                f"{self.name}: effects name {', '.join(sorted(unknown))}, of which there is no "
+                f"parameter in {self.signature}"
+            )
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters of the signature."""
+        inside = self.signature.partition(" -> ")[0].strip("()")
+        parts = [part.split(": ") for part in inside.split(", ") if part]
+        return tuple(Parameter(name.lstrip("*"), ty, name.startswith("*")) for name, ty in parts)
+
+    @property
+    def result(self) -> str:
+        """The type of the result, "None" where there is none."""
+        return self.signature.partition(" -> ")[2] or "None"
+
+    @cache  # noqa: B019 - functions of the table live as long as the program
+    def bind(self, count: int) -> tuple[Parameter, ...] | None:
+        """Return the parameter of each of so many arguments, None where they do not fit."""
+        more = count - len(self.parameters)
+        bound: list[Parameter] = []
+        for parameter in self.parameters:
+            bound += [parameter] * (1 + more if parameter.variadic else 1)
+        return tuple(bound) if len(bound) == count else None
+
+    def places(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
+        """Return which of so many arguments are those of some parameters, in their order."""
+        bound = self.bind(count) or ()
+        return tuple(k for k, parameter in enumerate(bound) if parameter.name in names)
+
+    def named(self, *types: str) -> str | None:
+        """Return the name of the parameter with one of some types, if there is one."""
+        for parameter in self.parameters:
+            if parameter.type in types:
+                return parameter.name
+        return None

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compiled programs call: each function once, with all that passes ask about it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvm_ipc.contract.function import ANY, RESULT, Function, Meeting, Registered
+from tvm_ipc.contract.values import IPC_MEMORY, SHM, CollectiveFlag, ReduceKind, Team
+
+DISCO: Final = "runtime.disco."
+_CUDA_IPC: Final = f"{DISCO}cuda_ipc."
+
+# ---- collectives ------------------------------------------------------------------------------
+
+ALLREDUCE: Final = Function(
+    "tvm_ipc.allreduce",
+    "(send: Tensor, kind: ReduceKind, team: InGroup, strategy: AllReduceStrategy, "
+    "flags: CollectiveFlag, recv: Tensor)",
+    "all-reduce with everything a compiler can say about it",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+)
+
+CUSTOM_ALLREDUCE: Final = Function(
+    f"{_CUDA_IPC}custom_allreduce",
+    "(send: Tensor, strategy: AllReduceStrategy, recv: Tensor)",
+    "sum over all workers, refused where there are groups; never writes into send",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+    general=ALLREDUCE.name,
+    given={"kind": ReduceKind.SUM, "team": Team.WORLD, "flags": CollectiveFlag.NONE},
+)
+
+
+def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
+    """Return the collectives that each backend has, and Disco under its own names."""
+    disco = prefix == DISCO
+    kind = "ReduceKindInShape" if disco else "ReduceKind"
+    of_root = "Tensor" if disco else "Tensor | None"
+    return (
+        Function(
+            f"{prefix}allreduce",
+            f"(send: Tensor, kind: {kind}, team: InGroup, recv: Tensor)",
+            "reduction over all ranks; all of them get the same bits",
+            reads=("send",),
+            writes=("recv",),
+            peers_read=("send",),
+            meets=Meeting.ALL,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}allgather",
+            "(send: Tensor, team: InGroup, recv: Tensor)",
+            "flat concatenation in rank order",
+            reads=("send",),
+            writes=("recv",),
+            peers_read=("send",),
+            meets=Meeting.ALL,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}broadcast_from_worker0",
+            f"(send: {of_root}, team: InGroup, recv: Tensor)",
+            "copy of the first rank's send to every recv",
+            reads=("send",),
+            writes=("recv",),
+            peers_read=("send",),
+            meets=Meeting.SOME,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}scatter_from_worker0",
+            "(send: Tensor | None, team: InGroup, recv: Tensor)",
+            "equal flat chunks of the first rank's send",
+            reads=("send",),
+            writes=("recv",),
+            peers_read=("send",),
+            meets=Meeting.SOME,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}gather_to_worker0",
+            "(send: Tensor, team: InGroup, recv: Tensor | None)",
+            "flat concatenation on the first rank",
+            reads=("send",),
+            writes=("recv",),
+            peers_read=("send",),
+            meets=Meeting.SOME,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}recv_from_worker0",
+            "(recv: Tensor)",
+            "receive from worker 0",
+            writes=("recv",),
+            meets=Meeting.PAIR,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}send_to_next_group",
+            "(send: Tensor)",
+            "to the same place a group later",
+            reads=("send",),
+            meets=Meeting.PAIR,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}recv_from_prev_group",
+            "(recv: Tensor)",
+            "from the same place a group before",
+            writes=("recv",),
+            meets=Meeting.PAIR,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}send_to_worker",
+            "(send: Tensor, receiver: int)",
+            "to a worker by its id",
+            reads=("send",),
+            meets=Meeting.PAIR,
+            registered=registered,
+        ),
+        Function(
+            f"{prefix}recv_from_worker",
+            "(recv: Tensor, sender: int)",
+            "from a worker by its id",
+            writes=("recv",),
+            meets=Meeting.PAIR,
+            registered=registered,
+        ),
+    )
+
+
+SHM_COLLECTIVES: Final = _of_backend(f"{DISCO}{SHM}.", Registered.NATIVE)
+
+#: What `LegalizeOps` makes of `R.ccl.*`: they call those of the session's backend.
+DISCO_COLLECTIVES: Final = _of_backend(DISCO, Registered.UPSTREAM)
+(DISCO_ALLREDUCE,) = (one for one in DISCO_COLLECTIVES if one.name == f"{DISCO}allreduce")
+
+# ---- memory -----------------------------------------------------------------------------------
+
+ALLOC_STORAGE: Final = Function(
+    f"{_CUDA_IPC}alloc_storage",
+    "(shape: Shape, dtype: dtype) -> Storage",
+    "storage in memory that peers map, for vm.builtin.alloc_tensor",
+    scopes={RESULT: IPC_MEMORY},
+)
+
+ALLOC_TENSOR: Final = Function(
+    "tvm_ipc.alloc_tensor",
+    "(storage: Storage, offset: int, shape: Shape, dtype: dtype) -> Tensor",
+    "tensor in a storage, its data pointer moved by offset bytes",
+    result_of="storage",
+)
+
+COPY: Final = Function(
+    "tvm_ipc.copy",
+    "(source: Tensor, target: Tensor)",
+    "copy between memory scopes and devices; equal types and sizes",
+    reads=("source",),
+    writes=("target",),
+    scopes={"source": ANY, "target": ANY},
+)
+
+CLEAR: Final = Function(
+    f"{_CUDA_IPC}cuda_ipc_memory_allocator_clear",
+    "()",
+    "returns the arena's unused pages to the system",
+)
+
+ARENA_OFFSET: Final = Function(
+    "tvm_ipc.arena_offset", "(tensor: Tensor) -> int", "place in the arena, -1 outside"
+)
+
+# ---- what a program was compiled for ------------------------------------------------------------
+
+REQUIRE_WORKERS: Final = Function(
+    "tvm_ipc.require_workers",
+    "(workers: int, groups: int)",
+    "an error in a session of another size: the caller was compiled for this one",
+)
+
+REQUIRE_BOUNDS: Final = Function(
+    "tvm_ipc.require_bounds",
+    "(what: str, value: int, least: int, most: int)",
+    "an error where a value is not in bounds: the memory plan of the caller relies on them",
+)
+
+WORKER_RANK: Final = Function(
+    f"{DISCO}worker_rank", "() -> int", "the caller's rank", registered=Registered.UPSTREAM
+)
+
+WORKER_ID: Final = Function(
+    f"{DISCO}worker_id", "() -> Shape", "the caller's rank", registered=Registered.UPSTREAM
+)
+
+# ---- arithmetic ---------------------------------------------------------------------------------
+
+MATMUL: Final = Function(
+    "tvm_ipc.blas.matmul",
+    "(a_axes: int, b_axes: int, steps: int, a: Tensor, b: Tensor, *operands: Tensor, out: Tensor)",
+    "product of a and b, their axes permuted first, and an epilogue; pack_digits of axes and of "
+    "Epilogue, 0 for none",
+    reads=("a", "b", "operands"),
+    writes=("out",),
+    registered=Registered.UNTYPED,
+)
+
+PROGRAM_FUNCTIONS: Final = (
+    ALLREDUCE,
+    CUSTOM_ALLREDUCE,
+    *DISCO_COLLECTIVES,
+    *SHM_COLLECTIVES,
+    ALLOC_STORAGE,
+    ALLOC_TENSOR,
+    COPY,
+    CLEAR,
+    ARENA_OFFSET,
+    REQUIRE_WORKERS,
+    REQUIRE_BOUNDS,
+    WORKER_RANK,
+    WORKER_ID,
+    MATMUL,
+)
+
+#: By name. A call of what is not here may do anything to what it is given.
+PROGRAMS: Final[dict[str, Function]] = {one.name: one for one in PROGRAM_FUNCTIONS}
+
+
+def find(name: str) -> Function | None:
+    """Return what a packed function does that programs call, None where that is not known.
+
+    The collectives of another backend do what Disco's do.
+    """
+    known = PROGRAMS.get(name)
+    if known is not None or not name.startswith(DISCO):
+        return known
+    _backend, _, rest = name.removeprefix(DISCO).partition(".")
+    return PROGRAMS.get(DISCO + rest)

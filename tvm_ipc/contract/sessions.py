@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sessions and workers call: nothing of it may stand in a compiled program."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvm_ipc.contract.function import Function, Registered
+from tvm_ipc.contract.programs import DISCO
+from tvm_ipc.contract.values import SHM
+
+_SHM: Final = f"{DISCO}{SHM}."
+
+SESSION_FUNCTIONS: Final = (
+    Function("runtime.disco.compiled_ccl", "() -> str", "name of the default backend"),
+    Function(
+        f"{_SHM}init_ccl",
+        "(session: Session, device_ids: Shape)",
+        "controller: start, and wait for the workers",
+        registered=Registered.PYTHON,
+    ),
+    Function(
+        f"{_SHM}init_ccl_per_worker",
+        "(device_ids: Shape, invitation: bytes)",
+        "worker: join the group that the invitation names",
+    ),
+    Function(f"{_SHM}sync_worker", "()", "nothing is in flight when a CPU collective returns"),
+    Function(
+        f"{_SHM}test_send_to_next_group_recv_from_prev_group",
+        "(buffer: Tensor)",
+        "exercise that TVM's own tests call",
+    ),
+    Function(
+        f"{_SHM}test_worker2_sends_to_worker0",
+        "(buffer: Tensor)",
+        "exercise that TVM's own tests call",
+    ),
+    Function("tvm_ipc.blas.info", "() -> str", "JSON: the BLAS, which is loaded for it"),
+    Function("tvm_ipc.blas.use_kernels", "(name: str)", "for tests: kernels beside the BLAS"),
+    Function("tvm_ipc.blas.find", "() -> str", "path of the BLAS", registered=Registered.PYTHON),
+    Function("tvm_ipc.arena_stats", "() -> str", "JSON: this worker's arena, in bytes"),
+    Function("tvm_ipc.native_info", "() -> str", "JSON: what the native library found here"),
+    Function(
+        "tvm_ipc.configure",
+        "(timeout: float, arena_limit: int, instruction_set: str)",
+        "what sessions of this process use that name nothing else",
+    ),
+    Function(
+        "tvm_ipc.session.open",
+        "(session: Session, device_ids: Shape, timeout: float, arena_limit: int, room: int)",
+        "controller: make the group and invite the workers; 0 means the configured value; "
+        "at most `room` bytes of commands are sent before workers read",
+    ),
+    Function(
+        "tvm_ipc.session.wait_joined",
+        "(session: Session, seconds: float) -> bool",
+        "controller: whether every worker joined",
+    ),
+    Function(
+        "tvm_ipc.session.send",
+        "(session: Session, kind: int, register: int, func: DRef, *args: Any) -> DRef | int",
+        "controller: call func on every worker; without room for it, the number of its bytes",
+        registered=Registered.UNTYPED,
+    ),
+    Function(
+        "tvm_ipc.session.send_ticket",
+        "(session: Session, done: DRef, ticket: int)",
+        "controller: let every worker call tvm_ipc.worker.done",
+    ),
+    Function(
+        "tvm_ipc.session.get_function",
+        "(session: Session, name: str) -> DRef",
+        "controller: a function that every worker has",
+    ),
+    Function(
+        "tvm_ipc.session.wait",
+        "(session: Session, ticket: int, seconds: float) -> int",
+        "controller: 0 every worker passed, 1 not yet, 2 something to report",
+    ),
+    Function(
+        "tvm_ipc.session.report",
+        "(session: Session) -> str",
+        "controller: JSON of joined, dead and failed ranks and of their errors",
+    ),
+    Function(
+        "tvm_ipc.session.expect",
+        "(session: Session, key: int) -> Function",
+        "controller: a function that takes the value which tvm_ipc.worker.fetch sends",
+    ),
+    Function(
+        "tvm_ipc.session.recover",
+        "(session: Session)",
+        "controller: forget errors and make the group usable again; every worker is idle",
+    ),
+    Function(
+        "tvm_ipc.session.abort",
+        "(session: Session)",
+        "controller: end every wait of the workers",
+    ),
+    Function("tvm_ipc.session.close", "(session: Session)", "controller: forget the group"),
+    Function(
+        "tvm_ipc.session.wait_left",
+        "(session: Session, seconds: float) -> bool",
+        "controller: whether every worker left",
+    ),
+    Function(
+        "tvm_ipc.session.put",
+        "(session: Session, value: Any) -> int",
+        "controller: leave a value for worker 0",
+    ),
+    Function(
+        "tvm_ipc.session.fail_at_exit",
+        "()",
+        "controller: the program ends with exit code 1 where it would end with 0",
+    ),
+    Function(
+        "tvm_ipc.worker.guard",
+        "(func: Function, *args: Any) -> Any",
+        "worker: call func; an exception is sent to the controller instead of escaping",
+        registered=Registered.UNTYPED,
+    ),
+    Function("tvm_ipc.worker.done", "(ticket: int)", "worker: tell the controller it got here"),
+    Function(
+        "tvm_ipc.worker.fetch",
+        "(value: Any, rank: int, key: int)",
+        "worker: send a value to the controller, if this is the rank",
+    ),
+    Function(
+        "tvm_ipc.worker.copy_from_host",
+        "(key: int, receiver: int, target: Tensor | None)",
+        "worker: copy the tensor that session.put left into the receiver's target",
+    ),
+    Function(
+        "tvm_ipc.worker.copy_to_host",
+        "(key: int, source: Tensor | None)",
+        "worker 0: copy source into the tensor that session.put left",
+    ),
+    Function(
+        "tvm_ipc.worker.get_global_func",
+        "(name: str) -> Function",
+        "worker: a global function, or an error that says how to make it known",
+    ),
+    Function(
+        "tvm_ipc.worker.find_function",
+        "(name: str) -> Function",
+        "worker: a global function; one that is missing fails when it is called",
+    ),
+    Function(
+        "tvm_ipc.worker.append",
+        "(values: Array[Any] | None, *args: Any) -> Array[Any]",
+        "worker: gather the arguments of a command that is too long to be sent at once",
+        registered=Registered.UNTYPED,
+    ),
+    Function(
+        "tvm_ipc.worker.join_pieces",
+        "(kind: str, pieces: Array[Any]) -> Any",
+        "worker: one long argument, a str, bytes or Shape, out of its bytes",
+    ),
+    Function(
+        "tvm_ipc.worker.call_with_list",
+        "(func: Function, args: Array[Any]) -> Any",
+        "worker: call func with arguments that were gathered",
+    ),
+    Function(
+        "tvm_ipc.worker.set_threads",
+        "(threads: int)",
+        "worker: how many threads TVM's kernels may use here, on any core",
+    ),
+    Function(
+        "tvm_ipc.worker.get_function",
+        "(module: Module, name: str) -> Function",
+        "worker: a function of a module, or an error that names it",
+    ),
+    Function(
+        "tvm_ipc.worker.call_if_present",
+        "(module: Module, name: str)",
+        "worker: call a function without parameters of a module, if that has it",
+    ),
+    Function(
+        "tvm_ipc.worker.serve_parent",
+        "(read_fd: int, write_fd: int)",
+        "worker: this process serves the one that started it, through these pipes alone",
+    ),
+    Function(
+        "tvm_ipc.session.rank_here",
+        "(session: Session | None) -> int",
+        "controller: the rank of the calling thread, if it is a worker of the session; else -1",
+    ),
+    Function(
+        "tvm_ipc.session.of",
+        "(reference: DRef) -> Object",
+        "controller: the session of a reference of Disco's, or None",
+    ),
+    Function(
+        "tvm_ipc.keep_from_children",
+        "(file: int)",
+        "a descriptor leads nowhere in processes that are forked off this one",
+    ),
+    Function("tvm_ipc.close_kept", "(file: int)", "close such a descriptor"),
+    Function(
+        "tvm_ipc.pipes.watch",
+        "(pid: int, reading_end: int, writing_end: int)",
+        "controller: a worker's pipe that can be written to when the worker has ended",
+    ),
+    Function("tvm_ipc.pipes.close", "(writing_end: int)", "controller: close such a pipe"),
+    Function(
+        "tvm_ipc.create_process_pool",
+        "(num_workers: int, num_groups: int, key: str) -> Function",
+        "controller: starts the processes of a tvm_ipc.Session",
+        registered=Registered.PYTHON,
+    ),
+)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scopes, limits and numbers that compiled programs, Python and the native library share.
+
+A test compares all of it with what the library says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum, IntFlag
+from typing import Final, SupportsIndex
+
+#: The memory scope of a buffer that peers map directly. Upstream's name.
+IPC_MEMORY: Final = "ipc_memory"
+
+#: Name of the collective backend between workers on CPUs of one machine.
+SHM: Final = "shm"
+
+#: The function of a compiled module that asks for the workers that it was compiled for.
+MODULE_CHECK: Final = "tvm_ipc_require_workers"
+
+#: The most workers that one session can have.
+MAX_WORKERS: Final = 64
+
+
+class Team(IntEnum):
+    """Teams that every session has. Larger numbers are teams that it makes while it runs."""
+
+    WORLD = 0  #: all ranks
+    GROUP = 1  #: the group of the calling rank
+
+    @staticmethod
+    def contains(team: int, other: int) -> bool:
+        """Whether every rank of the other team is known to be one of the team."""
+        return team in (Team.WORLD, other)
+
+
+class AllReduceStrategy(IntEnum):
+    """How an all-reduce moves its data. Upstream's numbers; the result has the same bits."""
+
+    RING = 0  #: what the ordinary all-reduce would choose
+    ONESHOT = 1  #: every rank reads the whole input of every rank
+    TWOSHOT = 2  #: every rank reduces one slice, then gathers the others' slices
+    AUTO = 3  #: chosen by size and number of ranks
+
+    @classmethod
+    def of(cls, given: object) -> AllReduceStrategy:
+        """Return the strategy with a number or a name, such as "oneshot"."""
+        names = {strategy.name.lower(): strategy for strategy in cls}
+        if isinstance(given, str) and given in names:
+            return names[given]
+        if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+            for strategy in cls:
+                if strategy == given.__index__():
+                    return strategy
+        known = ", ".join(f"{one.name.lower()!r} ({int(one)})" for one in cls)
+        raise ValueError(f"there is no all-reduce strategy {given!r}; there are {known}")
+
+    @property
+    def ends_with_barrier_upstream(self) -> bool:
+        """Whether upstream's kernel waits for the peers that read its input. Ours always does."""
+        return self is AllReduceStrategy.RING
+
+
+class ReduceKind(IntEnum):
+    """What becomes of the values of all ranks. Upstream's numbers."""
+
+    SUM = 0
+    PROD = 1
+    MIN = 2
+    MAX = 3
+    AVG = 4
+
+    def takes(self, dtype: str) -> bool:
+        """Whether the runtime has this reduction of a type."""
+        return dtype in REDUCED_TYPES and not (self is ReduceKind.AVG and dtype == "bool")
+
+
+#: Types of elements that reductions take, AVG none of bool.
+REDUCED_TYPES: Final = (
+    *("float16", "bfloat16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    "bool",
+)
+
+
+class CollectiveFlag(IntFlag):
+    """What a compiler may promise about one collective."""
+
+    NONE = 0
+    #: The input is not written again before this rank's next collective over the same ranks, so
+    #: the collective may leave out the barrier that protects it from slower peers.
+    NO_EXIT_BARRIER = 1
+
+
+class Epilogue(IntEnum):
+    """What may follow a matrix product. ADD and MULTIPLY take an operand that broadcasts."""
+
+    ADD = 1
+    MULTIPLY = 2
+    RELU = 3  #: of NaN it is 0, as in TVM's kernels
+    GELU = 4
+    GELU_TANH = 5
+    SILU = 6
+
+
+#: The most steps of an epilogue.
+MAX_STEPS: Final = 8
+
+
+def pack_digits(digits: Iterable[int]) -> int:
+    """Put a list of small numbers into one, a hexadecimal digit each, the first one lowest."""
+    return sum(digit << (4 * place) for place, digit in enumerate(digits))
