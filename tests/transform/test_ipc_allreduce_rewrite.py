@@ -11,7 +11,8 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_ipc.contract import AllReduceStrategy
-from tvm_ipc.transform import IPCAllReduceRewrite, collect_report
+from tvm_ipc.transform import IPCAllReduceRewrite, PlanMemoryScopes, collect_report
+from tvm_ipc.transform.ipc_allreduce_rewrite import rewrite_allreduces
 
 
 def rewrite(module: tvm.IRModule, strategy: int = 1, **options: int) -> tvm.IRModule:
@@ -144,6 +145,13 @@ def test_a_parameter_is_copied_first():
     }
     assert verdicts["x"][0] == "copied" and verdicts["x"][1].startswith("n * 16 bytes from global")
     assert verdicts["allreduce of x (sum)"][0] == "rewritten"
+
+
+def test_the_rewriting_decides_nothing_about_memory():
+    """That is planned afterwards, as it would be for calls that somebody else wrote."""
+    rewritten = rewrite_allreduces(Summed, AllReduceStrategy.ONESHOT)
+    assert "custom_allreduce" in rewritten.script() and "ipc_memory" not in rewritten.script()
+    tvm.ir.assert_structural_equal(PlanMemoryScopes()(rewritten), rewrite(Summed))
 
 
 def test_twice_is_once():

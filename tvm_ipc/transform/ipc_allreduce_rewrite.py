@@ -13,15 +13,15 @@ After:
 
 Sums over all workers of a session without groups take upstream's form. Other reductions, and those
 of sessions with groups, become "tvm_ipc.allreduce", which carries the reduction and the group.
-Inputs are put where they must be by `PlanMemoryScopes`, which is part of this pass: the tensor is
-allocated there, or copied if it is a parameter, say. The runtime never writes an input, so one that
-is needed later is safe.
+Then `PlanMemoryScopes` puts inputs where they must be: the tensor is allocated there, or copied if
+it is a parameter, say. The runtime never writes an input, so one that is needed later is safe.
 
 Runs after `CallTIRRewrite` and before `StaticPlanBlockMemory`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -29,6 +29,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
+from tvm_ipc.transform.bindings import map_values
 from tvm_ipc.transform.collectives import (
     CUSTOM_ALLREDUCE,
     DISCO_ALLREDUCE,
@@ -49,6 +50,7 @@ _TYPES = {
 
 
 @tvm.transform.module_pass(opt_level=0, name=_NAME)
+@dataclass
 class IPCAllReduceRewrite:
     """Rewrite all-reduces to read their inputs where they lie, in memory that peers map.
 
@@ -60,91 +62,92 @@ class IPCAllReduceRewrite:
     registry : demands for scopes; the default one if None.
     """
 
-    def __init__(
-        self,
-        allreduce_strategy: AllReduceStrategy | int | str,
-        *,
-        num_groups: int = 1,
-        registry: ScopeRegistry | None = None,
-    ) -> None:
-        where = "IPCAllReduceRewrite"
+    allreduce_strategy: AllReduceStrategy | int | str
+    num_groups: int = field(default=1, kw_only=True)
+    registry: ScopeRegistry | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
         wanted = "a number of groups, 1 or more"
-        num_groups = arguments.integer(f"{where}: num_groups", num_groups, wanted, 1)
-        if registry is not None:
+        self.num_groups = arguments.integer(f"{_NAME}: num_groups", self.num_groups, wanted, 1)
+        if self.registry is not None:
             wanted = "a ScopeRegistry, or None for the one that all share"
-            arguments.instance(f"{where}: registry", registry, ScopeRegistry, wanted)
-        self.allreduce_strategy = AllReduceStrategy.of(allreduce_strategy)
-        self.num_groups = num_groups
-        self.registry = registry
+            arguments.instance(f"{_NAME}: registry", self.registry, ScopeRegistry, wanted)
+        self.allreduce_strategy = AllReduceStrategy.of(self.allreduce_strategy)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
-        """Return the rewritten module."""
-        decisions: list[Decision] = []
-        result = plan_memory_scopes(
-            mod, self.registry, change=lambda name: _Rewrite(name, self, decisions).change
-        )
-        for decision in decisions:
-            note(decision)
-        return result
+        """Return the rewritten module, with the inputs of its all-reduces in their scope."""
+        strategy = AllReduceStrategy.of(self.allreduce_strategy)
+        return plan_memory_scopes(rewrite_allreduces(mod, strategy, self.num_groups), self.registry)
 
 
-class _Rewrite:
-    """Decides about the all-reduces of one function."""
+def rewrite_allreduces(
+    module: tvm.IRModule, strategy: AllReduceStrategy, num_groups: int = 1
+) -> tvm.IRModule:
+    """Return the module with all-reduces that read their inputs where they lie.
 
-    def __init__(
-        self, function: str, options: IPCAllReduceRewrite, decisions: list[Decision]
-    ) -> None:
-        self.function = function
-        self.options = options
-        self.decisions = decisions
+    Where these lie is left to `plan_memory_scopes`.
+    """
+    result = module
+    for global_var, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            name = str(global_var.name_hint)
 
-    def change(self, call: relax.Call) -> relax.Expr | None:
-        """Return what an all-reduce becomes, or None for what stays as it is."""
-        op = call.op
-        if type(op) is tvm.ir.GlobalVar:
-            return None
-        if type(op) is tvm.ir.Op:
-            name = str(op.name)
-            if name == "relax.ccl.allreduce":
-                self.leave("allreduce", "it is not lowered yet; run LegalizeOps before")
-            elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE:
-                self.leave("allreduce", "its output is not allocated; run CallTIRRewrite before")
-            return None
-        if _symbol(op) != DISCO_ALLREDUCE:
-            return None
-        collective = match_collective(call)
-        if collective is None or collective.allreduce is None:
-            self.leave("allreduce", f"its arguments are not those of an all-reduce: {call}")
-            return None
-        reason = _obstacle(collective.send, collective.recv, collective.allreduce.kind)
-        if reason:
-            self.leave(str(collective), reason)
-            return None
-        in_group = collective.in_group and self.options.num_groups > 1
-        kind = collective.allreduce.kind
-        strategy = relax.prim_value(int(self.options.allreduce_strategy))
-        if kind == ReduceKind.SUM and self.options.num_groups == 1:
-            name, args = CUSTOM_ALLREDUCE, [collective.send, strategy, collective.recv]
-            reason = "a sum over all workers"
-        else:
-            numbers = [relax.prim_value(int(kind)), relax.prim_value(int(in_group))]
-            flags = relax.prim_value(int(CollectiveFlag.NONE))
-            name = OWN_ALLREDUCE
-            args = [collective.send, *numbers, strategy, flags, collective.recv]
-            over = "the workers of each group" if in_group else "all workers"
-            reason = f"{kind.name.lower()} over {over}"
-        self.note(str(collective), "rewritten", f"{reason}: {name}")
-        return relax.Call(
-            relax.ExternFunc(name), args, call.attrs, list(call.ty_args), call.span, ret_ty=call.ty
-        )
+            def change(binding: relax.Binding, _: bool, name: str = name) -> relax.Expr | None:
+                return _rewritten(name, binding.value, strategy, num_groups)
 
-    def leave(self, subject: str, reason: str) -> None:
-        self.note(subject, "left alone", reason)
+            rewritten = map_values(function, change)
+            if rewritten is not function:
+                result = module.clone() if result is module else result
+                result.update_func(global_var, rewritten)
+    return result
 
-    def note(self, subject: str, verdict: str, reason: str) -> None:
-        self.decisions.append(Decision(_NAME, self.function, subject, verdict, reason))
+
+def _rewritten(
+    function: str, call: relax.Expr, strategy: AllReduceStrategy, num_groups: int
+) -> relax.Expr | None:
+    """Return what an all-reduce of a function becomes, or None for what stays as it is."""
+    if type(call) is not relax.Call:
+        return None
+    op = call.op
+    if type(op) is tvm.ir.Op:
+        name = str(op.name)
+        if name == "relax.ccl.allreduce":
+            _leave(function, "allreduce", "it is not lowered yet; run LegalizeOps before")
+        elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE:
+            reason = "its output is not allocated; run CallTIRRewrite before"
+            _leave(function, "allreduce", reason)
+    if _symbol(op) != DISCO_ALLREDUCE:
+        return None
+    collective = match_collective(call)
+    if collective is None or collective.allreduce is None:
+        _leave(function, "allreduce", f"its arguments are not those of an all-reduce: {call}")
+        return None
+    kind = collective.allreduce.kind
+    reason = _obstacle(collective.send, collective.recv, kind)
+    if reason:
+        _leave(function, str(collective), reason)
+        return None
+    in_group = collective.in_group and num_groups > 1
+    how = relax.prim_value(int(strategy))
+    if kind == ReduceKind.SUM and num_groups == 1:
+        name, args = CUSTOM_ALLREDUCE, [collective.send, how, collective.recv]
+        reason = "a sum over all workers"
+    else:
+        numbers = [relax.prim_value(int(kind)), relax.prim_value(int(in_group))]
+        flags = relax.prim_value(int(CollectiveFlag.NONE))
+        name, args = OWN_ALLREDUCE, [collective.send, *numbers, how, flags, collective.recv]
+        over = "the workers of each group" if in_group else "all workers"
+        reason = f"{kind.name.lower()} over {over}"
+    note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {name}"))
+    return relax.Call(
+        relax.ExternFunc(name), args, call.attrs, list(call.ty_args), call.span, ret_ty=call.ty
+    )
+
+
+def _leave(function: str, subject: str, reason: str) -> None:
+    note(Decision(_NAME, function, subject, "left alone", reason))
 
 
 def _obstacle(send: relax.Expr, recv: relax.Expr, kind: ReduceKind) -> str:

@@ -36,7 +36,7 @@ Works on modules after `CallTIRRewrite`, and on `call_tir` outside dataflow bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import tvm
 
@@ -45,7 +45,6 @@ from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.effects import Effects
-from tvm_ipc.transform.scopes.facts import Change
 from tvm_ipc.transform.scopes.flow_in import FlowIn, specialise_callees
 from tvm_ipc.transform.scopes.place import Plan, place_copies
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
@@ -58,6 +57,7 @@ _NAME = "PlanMemoryScopes"
 
 
 @tvm.transform.module_pass(opt_level=0, name=_NAME)
+@dataclass
 class PlanMemoryScopes:
     """Give every tensor the scope that is demanded of it, with a copy where demands clash.
 
@@ -73,16 +73,15 @@ class PlanMemoryScopes:
         that was given is as it was.
     """
 
-    def __init__(
-        self, *, registry: ScopeRegistry | None = None, specialise_transparent: bool = False
-    ) -> None:
-        where = "PlanMemoryScopes"
-        if registry is not None:
+    registry: ScopeRegistry | None = field(default=None, kw_only=True)
+    specialise_transparent: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.registry is not None:
             wanted = "a ScopeRegistry, or None for the one that all share"
-            arguments.instance(f"{where}: registry", registry, ScopeRegistry, wanted)
-        self.registry = registry
-        name = f"{where}: specialise_transparent"
-        self.specialise_transparent = arguments.flag(name, specialise_transparent)
+            arguments.instance(f"{_NAME}: registry", self.registry, ScopeRegistry, wanted)
+        where = f"{_NAME}: specialise_transparent"
+        self.specialise_transparent = arguments.flag(where, self.specialise_transparent)
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
@@ -98,17 +97,11 @@ def plan_memory_scopes(
     registry: ScopeRegistry | None = None,
     *,
     specialise_transparent: bool = False,
-    change: Callable[[str], Change] | None = None,
 ) -> tvm.IRModule:
-    """Return a module in which every demand for a scope is met, for passes to build on.
-
-    Parameters
-    ----------
-    change : given the name of a function, what becomes of its calls before scopes are planned.
-    """
+    """Return a module in which every demand for a scope is met, for passes to build on."""
     registry = registry or DEFAULT_REGISTRY
     primfuncs = PrimFuncs(module)
-    program = collect(module, registry, primfuncs, change, specialise_transparent)
+    program = collect(module, registry, primfuncs, specialise_transparent)
     if is_settled(program, registry, specialise_transparent):
         return module
     find_frequencies(program)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import tvm
@@ -14,7 +13,6 @@ from tvm_ipc.transform.scopes.calls import Calls
 from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.facts import (
     VALUE,
-    Change,
     FunctionFacts,
     FunctionValue,
     Program,
@@ -32,24 +30,19 @@ def collect(
     module: tvm.IRModule,
     registry: ScopeRegistry,
     primfuncs: PrimFuncs,
-    change: Callable[[str], Change] | None = None,
     eager: bool = False,
 ) -> Program:
     """Return the facts of a module, or raise a TransformError that names what is malformed.
 
     Parameters
     ----------
-    change : given the name of a global function, what becomes of calls before their facts are
-        collected.
     eager : read the calls of all PrimFuncs at once.
     """
-    return _Collector(module, registry, primfuncs).run(change, eager)
+    return _Collector(module, registry, primfuncs).run(eager)
 
 
 class _Collector(Calls):
-    change: Change | None = None
-
-    def run(self, change: Callable[[str], Change] | None, eager: bool) -> Program:
+    def run(self, eager: bool) -> Program:
         for global_var, function in self.program.module.functions_items():
             name = str(global_var.name_hint)
             if isinstance(function, relax.Function):
@@ -62,7 +55,6 @@ class _Collector(Calls):
         self.private = not all(facts.value.escapes for facts in self.program.functions)
         functions = [value for value in self.globals.values() if isinstance(value, FunctionFacts)]
         for facts in functions:
-            self.change = change(facts.name) if change is not None else None
             self.visit_function(facts, None)
         for facts in self.program.functions:
             if facts.value.escapes:
@@ -154,15 +146,7 @@ class _Collector(Calls):
             self.region, self.index = region, index
             self.number += 1
             region.numbers.append(self.number)
-            value = binding.value
-            if self.change is not None and type(value) is relax.Call:
-                new = self.change(value)
-                if new is not None:
-                    value = new
-                    binding = relax.VarBinding(binding.var, value, binding.span)
-                    region.bindings[index] = binding
-                    self.program.changed.setdefault(region, set()).add(index)
-            self.visit_binding(binding, value)
+            self.visit_binding(binding, binding.value)
         self.region, self.index = region, len(region.bindings)
         self.number += 1
         region.numbers.append(self.number)

@@ -70,9 +70,6 @@ class Storage:
     scope: str
 
 
-#: Returns what becomes of a call that a variable is bound to, or None if it stays.
-Change: TypeAlias = "Callable[[relax.Call], relax.Expr | None]"
-
 #: What a variable stands for. None: nothing with a scope.
 Value: TypeAlias = "Tensor | tuple[Value, ...] | FunctionValue | Storage | None"
 
@@ -194,7 +191,6 @@ class Program:
     #: Leaves, and where they are allocated on the number of a scope instead of its device's.
     misplaced: list[tuple[int, Region, int]] = field(default_factory=list)
     opaque: bool = False  #: whether any scope is one that code must be compiled for
-    changed: dict[Region, set[int]] = field(default_factory=dict)  #: bindings that were replaced
     hints: list[tuple[Region, int]] = field(default_factory=list)  #: annotations to take out
     calls: dict[str, list[tuple[Region, int]]] = field(default_factory=dict)  #: of PrimFuncs
     read_deferred: Callable[[], None] = lambda: None  #: reads the calls that were deferred

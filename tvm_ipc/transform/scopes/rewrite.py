@@ -80,8 +80,6 @@ class Rewriter:
             self._at(region).callees[index] = callee
         for region, index in program.hints:
             self._at(region).hints.add(index)
-        for region in program.changed:
-            self._at(region)
         self._touched: set[Region] = set()
         for region in self._edits:
             above: Region | None = region
@@ -153,7 +151,7 @@ class Rewriter:
         if region not in self._touched:
             return region.sequence
         edits = self._edits.get(region, _Edits())
-        edited = edits.indices() | self._solution.program.changed.get(region, set())
+        edited = edits.indices()
         for index, children in region.children.items():
             if any(child in self._touched for child in children):
                 edited.add(index)

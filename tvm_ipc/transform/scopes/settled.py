@@ -9,7 +9,7 @@ from tvm_ipc.transform.scopes.facts import Program, Use
 
 def is_settled(program: Program, registry: ScopeRegistry, specialise_transparent: bool) -> bool:
     """Whether every use of a tensor finds it in a scope that it takes, without any change."""
-    if program.hints or program.changed or program.misplaced:
+    if program.hints or program.misplaced:
         return False
     found: list[set[str]] = [set() for _ in program.memory]
     for leaf in program.allocs:
