@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "reduce.h"
+#include "shm/reduce.h"
 
 using tvm_ipc::ReduceKind;
 

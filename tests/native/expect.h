@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "error.h"
+#include "core/error.h"
 
 template <typename... Args>
 std::string ExpectationText(const Args&... args) {

@@ -21,10 +21,10 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap.h"
-#include "collectives.h"
-#include "group.h"
-#include "hub.h"
+#include "core/bootstrap.h"
+#include "core/group.h"
+#include "core/hub.h"
+#include "shm/collectives.h"
 
 namespace tvm_ipc {
 
@@ -164,6 +164,7 @@ class Ranks {
     std::string invitation(size, '\0');
     Read(orders, invitation.data(), size);
     auto rank = Join(Invitation::Unpack(invitation), id, num_ranks_, num_groups_);
+    UseInstructionSet(rank->options().instruction_set);
     while (true) {
       Order order;
       Read(orders, &order, sizeof(order));

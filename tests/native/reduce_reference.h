@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "reduce.h"
+#include "shm/reduce.h"
 
 namespace reference {
 

@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "collectives.h"
+#include "shm/collectives.h"
 
 namespace tvm_ipc {
 

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "arena.h"
+#include "core/arena.h"
 #include "expect.h"
 
 namespace {

@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "blas_select.h"
+#include "blas/matmul.h"
+#include "blas/select.h"
 #include "expect.h"
-#include "matmul.h"
 using namespace tvm_ipc;
 
 namespace {

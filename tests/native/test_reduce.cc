@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "reduce.h"
-#include "reduce_half.h"
+#include "core/half.h"
 #include "reduce_reference.h"
+#include "shm/reduce.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/wait.h"
 #include "expect.h"
-#include "wait.h"
 
 namespace {
 

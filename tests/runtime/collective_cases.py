@@ -37,11 +37,11 @@ def threshold(file: str, name: str) -> int:
     return int(found[1]) << int(found[2])
 
 
-EAGER = threshold("allreduce.cc", "kEagerBytes")
-SLICE = threshold("allreduce.cc", "kSliceBytes")
-STAGE = threshold("control.h", "kStageBytes")
-PACKET = threshold("control.h", "kPacketBytes")
-STREAM = threshold("collectives.h", "kStreamBytes")
+EAGER = threshold("shm/allreduce.cc", "kEagerBytes")
+SLICE = threshold("shm/allreduce.cc", "kSliceBytes")
+STAGE = threshold("core/control.h", "kStageBytes")
+PACKET = threshold("core/control.h", "kPacketBytes")
+STREAM = threshold("shm/collectives.h", "kStreamBytes")
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# What knows nothing of TVM: its sources, and what each of them is compiled with. Included by the
-# library and by tests/native, so that the sanitizers see what is shipped.
-set(TVM_IPC_REDUCE_SOURCES reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc)
+# What knows nothing of TVM: its sources by folder, and what each of them is compiled with. Included
+# by the library and by tests/native, so that the sanitizers see what is shipped.
 set(TVM_IPC_CORE_SOURCES
-  allreduce.cc arena.cc bootstrap.cc collectives.cc forked.cc group.cc hub.cc point_to_point.cc
-  wait.cc worker_pipes.cc)
+  arena.cc bootstrap.cc element.cc forked.cc group.cc hub.cc wait.cc worker_pipes.cc)
+set(TVM_IPC_SHM_SOURCES
+  allreduce.cc collectives.cc point_to_point.cc
+  reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc)
 set(TVM_IPC_BLAS_SOURCES
-  blas_library.cc blas_select.cc matmul.cc matmul_piece.cc
-  blas_portable.cc blas_avx2.cc blas_avx512.cc blas_tiles.cc)
-foreach(part REDUCE CORE BLAS)
-  list(TRANSFORM TVM_IPC_${part}_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+  library.cc matmul.cc matmul_piece.cc select.cc
+  kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_tiles.cc)
+foreach(folder core shm blas)
+  string(TOUPPER ${folder} name)
+  list(TRANSFORM TVM_IPC_${name}_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/${folder}/)
 endforeach()
 
 # One result on every machine: a compiler may not fuse a multiply and an add on one of them.
@@ -26,9 +28,9 @@ function(compile_with source)
   set_source_files_properties(
     ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${source} PROPERTIES COMPILE_OPTIONS "${ARGN}")
 endfunction()
-compile_with(reduce_avx2.cc ${avx2})
-compile_with(reduce_avx512.cc ${avx512})
-compile_with(blas_portable.cc ${blas})
-compile_with(blas_avx2.cc ${blas} ${avx2} ${fma})
-compile_with(blas_avx512.cc ${blas} ${avx512} ${fma})
-compile_with(blas_tiles.cc -O3 ${tiles})
+compile_with(shm/reduce_avx2.cc ${avx2})
+compile_with(shm/reduce_avx512.cc ${avx512})
+compile_with(blas/kernels_portable.cc ${blas})
+compile_with(blas/kernels_avx2.cc ${blas} ${avx2} ${fma})
+compile_with(blas/kernels_avx512.cc ${blas} ${avx512} ${fma})
+compile_with(blas/kernels_tiles.cc -O3 ${tiles})

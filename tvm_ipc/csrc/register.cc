@@ -13,15 +13,15 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
-#include "blas.h"
-#include "collectives.h"
-#include "forked.h"
-#include "hub.h"
-#include "session.h"
-#include "storage.h"
-#include "tensor_view.h"
-#include "worker.h"
-#include "worker_pipes.h"
+#include "blas/blas.h"
+#include "core/forked.h"
+#include "core/hub.h"
+#include "core/worker_pipes.h"
+#include "disco/session.h"
+#include "disco/storage.h"
+#include "disco/tensor_view.h"
+#include "disco/worker.h"
+#include "shm/collectives.h"
 
 namespace tvm_ipc {
 

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file select.cc
+ * \brief Asks the processor and the system what they have.
+ */
+#include "blas/select.h"
+
+#include <atomic>
+#include <cstring>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tvm_ipc {
+namespace {
+
+const BlasKernels* KernelsFor(const char* name) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  // Not every compiler knows "f16c" in the builtin; its registers are those of AVX.
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+  if (std::strcmp(name, "avx512") == 0) {
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return avx2 && avx512 ? &kAvx512Blas : nullptr;
+  }
+  if (std::strcmp(name, "avx2") == 0) return avx2 ? &kAvx2Blas : nullptr;
+#endif
+  return std::strcmp(name, "portable") == 0 ? &kPortableBlas : nullptr;
+}
+
+/*! \brief The tile registers, if this process may use them. They are asked for once. */
+const TileKernels* FindTiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kTile = 1u << 24, kBrain = 1u << 22;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTile) == 0 || (d & kBrain) == 0) {
+    return nullptr;
+  }
+  // The system saves 8 KB of registers only for processes that said that they use them.
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return nullptr;
+  return &kTileKernels;
+#else
+  return nullptr;
+#endif
+}
+
+const TileKernels* Tiles() {
+  static const TileKernels* const tiles = FindTiles();
+  return tiles;
+}
+
+const BlasKernels* BestKernels() {
+  for (const char* name : {"avx512", "avx2"}) {
+    if (const BlasKernels* kernels = KernelsFor(name)) return kernels;
+  }
+  return &kPortableBlas;
+}
+
+// The tables are constant, so the pointer needs no ordering with anything.
+std::atomic<const BlasKernels*> current{nullptr};
+std::atomic<bool> without_tiles{false};
+
+}  // namespace
+
+const BlasKernels& CurrentBlasKernels() {
+  const BlasKernels* kernels = current.load(std::memory_order_relaxed);
+  if (kernels == nullptr) {
+    kernels = BestKernels();
+    current.store(kernels, std::memory_order_relaxed);
+  }
+  return *kernels;
+}
+
+const TileKernels* CurrentTiles() {
+  return without_tiles.load(std::memory_order_relaxed) ? nullptr : Tiles();
+}
+
+std::string BlasInstructionSet() {
+  return std::string(CurrentBlasKernels().name) + (CurrentTiles() != nullptr ? ", amx" : "");
+}
+
+bool UseBlasInstructionSet(const char* name) {
+  const BlasKernels* kernels = std::strcmp(name, "auto") == 0 ? BestKernels() : KernelsFor(name);
+  if (kernels == nullptr) return false;
+  current.store(kernels, std::memory_order_relaxed);
+  without_tiles.store(std::strcmp(name, "auto") != 0, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace tvm_ipc

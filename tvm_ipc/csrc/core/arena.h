@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file arena.h
+ * \brief Sub-allocation of the part of a rank's segment that peers map.
+ *
+ * Best fit, lowest offset first, free neighbours joined: a deterministic function of the sequence
+ * of calls, so ranks that make the same calls get the same offsets. No collective relies on that:
+ * a rank may hold a tensor longer than its peers do, so offsets travel with each operation.
+ *
+ * The address range is reserved and mapped by every peer at the start; growing commits pages of it
+ * and tells nobody. A page is committed before an offset in it is handed out, and an offset is
+ * published (release) after that, so a peer that has seen an offset (acquire) finds pages there.
+ */
+#ifndef TVM_IPC_CORE_ARENA_H_
+#define TVM_IPC_CORE_ARENA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace tvm_ipc {
+
+struct ArenaStats {
+  size_t limit = 0;
+  /*! \brief Bytes with pages behind them. */
+  size_t committed = 0;
+  size_t in_use = 0;
+  size_t peak_in_use = 0;
+  size_t largest_free = 0;
+  uint64_t allocations = 0;
+  uint64_t growths = 0;
+};
+
+class Arena {
+ public:
+  static constexpr size_t kAlignment = 256;
+  static constexpr size_t kGrowBytes = 2 << 20;
+
+  /*! \brief Makes pages for [offset, offset + bytes); false when the system has none left. */
+  using Commit = std::function<bool(size_t offset, size_t bytes)>;
+  /*! \brief Gives the pages of [offset, offset + bytes) back. */
+  using Release = std::function<void(size_t offset, size_t bytes)>;
+
+  Arena(size_t limit, Commit commit, Release release);
+
+  /*! \brief Offset of a new block. Throws kind::kMemory past the limit. */
+  size_t Allocate(size_t bytes);
+  /*! \brief Any thread may free. */
+  void Free(size_t offset, size_t bytes);
+  /*! \brief Give the pages at the end that no block uses back to the system. */
+  void Trim();
+  ArenaStats stats() const;
+
+ private:
+  static size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+  void Grow(size_t bytes);
+  void AddFree(size_t offset, size_t bytes);
+  void RemoveFree(std::map<size_t, size_t>::iterator block);
+
+  mutable std::mutex mutex_;
+  Commit commit_;
+  Release release_;
+  std::map<size_t, size_t> free_by_offset_;
+  std::set<std::pair<size_t, size_t>> free_by_size_;
+  ArenaStats stats_;
+};
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CORE_ARENA_H_

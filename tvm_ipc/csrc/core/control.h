@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file control.h
+ * \brief The layout of the memory that all ranks of a session share.
+ *
+ * One control block for the session, and one segment for each rank:
+ *
+ *   control   | abort, generation | rank states | seats[team][rank] | channels[src][dst] |
+ *   segment r | world 0 | world 1 | group 0 | group 1 | p2p to 0..n-1 | arena ............ |
+ *
+ * All of it is created at its full size, without pages, when the session starts; every rank maps
+ * every segment once, and nothing is exchanged afterwards. A rank writes only its own seats, its
+ * own side of channels and its own segment, but for abort, which anybody may set.
+ */
+#ifndef TVM_IPC_CORE_CONTROL_H_
+#define TVM_IPC_CORE_CONTROL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/element.h"
+
+namespace tvm_ipc {
+
+constexpr int kMaxRanks = 64;
+constexpr size_t kLine = 64;
+
+/*! \brief Bytes of a staging buffer; each rank has two for each of its teams. */
+constexpr size_t kStageBytes = 256 << 10;
+/*! \brief Bytes of a point-to-point buffer; each ordered pair of ranks has two. */
+constexpr size_t kPacketBytes = 64 << 10;
+
+enum class Op : uint8_t {
+  kNone = 0,
+  kAllReduce,
+  kAllGather,
+  kBroadcast,
+  kScatter,
+  kGather,
+  kSend,
+};
+
+/*! \brief What a rank says of the operation it is in. Peers compare all but `offset`. */
+struct Descriptor {
+  Op op = Op::kNone;
+  ReduceKind kind = ReduceKind::kSum;
+  uint8_t strategy = 0;
+  uint8_t flags = 0;
+  ElementType type;
+  uint64_t count = 0;
+  int32_t root = -1;
+  /*! \brief Whether this rank's output overlaps its input. Peers choose by it, all alike. */
+  uint32_t in_place = 0;
+  /*! \brief Where this rank's input lies in its segment, or -1: in memory of its own. */
+  int64_t offset = -1;
+
+  bool Agrees(const Descriptor& o) const {
+    return op == o.op && kind == o.kind && strategy == o.strategy && flags == o.flags &&
+           type == o.type && count == o.count && root == o.root;
+  }
+};
+
+/*!
+ * \brief A descriptor and the step it belongs to, in one cache line.
+ *
+ * Written by its owner alone: the descriptor first, then `seq` with release; a reader loads `seq`
+ * with acquire and sees the descriptor and everything the owner wrote before it.
+ */
+struct alignas(kLine) Slot {
+  std::atomic<uint32_t> seq;
+  Descriptor descriptor;
+};
+static_assert(sizeof(Slot) == kLine, "one line, one transfer");
+
+/*! \brief A rank's place in a team. Step e uses slot e & 1. */
+struct Seat {
+  Slot slot[2];
+  /*! \brief How many peers sleep on one of the slots; its owner wakes them when not zero. */
+  alignas(kLine) std::atomic<uint32_t> sleepers;
+};
+
+/*! \brief A one-way link between two ranks. Packet m uses slot m & 1, written by the sender. */
+struct Channel {
+  Slot slot[2];
+  /*! \brief The last packet that the receiver has copied. */
+  alignas(kLine) std::atomic<uint32_t> taken;
+  std::atomic<uint32_t> sender_sleeps;
+  alignas(kLine) std::atomic<uint32_t> receiver_sleeps;
+};
+
+/*! \brief Why waiting makes no sense any more; the rank it is about is in the upper bits. */
+enum class AbortReason : uint32_t { kNone = 0, kFailed = 1, kDied = 2, kClosed = 3 };
+
+struct alignas(kLine) RankState {
+  /*! \brief Set by a rank whose call failed; it skips what follows until the session recovers. */
+  std::atomic<uint32_t> failed;
+  std::atomic<int32_t> pid;
+};
+
+struct Control {
+  int32_t num_ranks;
+  int32_t num_groups;
+  int32_t controller_pid;
+  uint64_t arena_bytes;
+  alignas(kLine) std::atomic<uint32_t> abort;
+  /*! \brief Counts recoveries. A rank that sees a new value starts again at step 0. */
+  std::atomic<uint32_t> generation;
+  RankState ranks[kMaxRanks];
+  /*! \brief [0]: everybody's seat in the world; [1]: its seat in its own group. */
+  Seat seats[2][kMaxRanks];
+
+  Channel& channel(int src, int dst) { return channels()[src * num_ranks + dst]; }
+  Channel* channels() { return reinterpret_cast<Channel*>(this + 1); }
+
+  static size_t Bytes(int num_ranks) {
+    return sizeof(Control) + sizeof(Channel) * num_ranks * num_ranks;
+  }
+};
+
+constexpr uint32_t AbortWord(AbortReason reason, int rank) {
+  return static_cast<uint32_t>(reason) | (static_cast<uint32_t>(rank) << 8);
+}
+
+/*! \brief Where the arena starts in a segment. */
+constexpr size_t ArenaStart(int num_ranks) {
+  size_t end = 4 * kStageBytes + 2 * kPacketBytes * num_ranks;
+  constexpr size_t kHugePage = 2 << 20;
+  return (end + kHugePage - 1) / kHugePage * kHugePage;
+}
+
+/*! \brief Whether step a is step b or a later one. Steps wrap; peers are at most one apart. */
+constexpr bool Reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CORE_CONTROL_H_

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file wait.cc */
+#include "core/wait.h"
+
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+
+namespace tvm_ipc {
+
+namespace {
+
+constexpr long kSleepSliceNanoseconds = 20 * 1000 * 1000;
+/*! \brief Looks before the first pause: a peer on another core answers within these. */
+constexpr uint32_t kHotSpins = 128;
+
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+long Futex(const std::atomic<uint32_t>& word, int op, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), op, value, timeout, nullptr,
+                 0);
+}
+
+/*!
+ * \brief Whether `OrderEverybody` orders what this process does.
+ *
+ * True wherever the kernel has membarrier, which Linux 4.16 and later do unless a sandbox forbids
+ * it. A sandbox that forbids it to some ranks of a session only costs them a late wake.
+ */
+bool OrderedByOthers() {
+  // Not a static whose initialization others wait for: it takes milliseconds, and in a process that
+  // is forked meanwhile nobody would end it. To register twice does no harm.
+  static std::atomic<int> registered{-1};
+  int known = registered.load(std::memory_order_relaxed);
+  if (known < 0) {
+    known = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    registered.store(known, std::memory_order_relaxed);
+  }
+  return known != 0;
+}
+
+/*! \brief A full memory barrier in every running thread of every process that is registered. */
+void OrderEverybody() {
+  if (OrderedByOthers()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+}
+
+}  // namespace
+
+int AvailableCores() {
+  cpu_set_t set;
+  int cores = sched_getaffinity(0, sizeof(set), &set) == 0
+                  ? CPU_COUNT(&set)
+                  : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  if (FILE* file = fopen("/sys/fs/cgroup/cpu.max", "r")) {
+    char quota[32];
+    long period = 0;
+    if (fscanf(file, "%31s %ld", quota, &period) == 2 && period > 0) {
+      long limit = strtol(quota, nullptr, 10) / period;  // "max" gives 0
+      if (limit > 0 && limit < cores) cores = static_cast<int>(limit);
+    }
+    fclose(file);
+  }
+  return cores > 0 ? cores : 1;
+}
+
+WaitPolicy ChooseWaitPolicy(int ranks_here, int cores) {
+  if (ranks_here <= cores) return WaitPolicy{2000, 200};
+  return WaitPolicy{kHotSpins, 200};
+}
+
+WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
+                   std::atomic<uint32_t>& sleepers, const std::atomic<uint32_t>& abort,
+                   const WaitPolicy& policy, std::chrono::nanoseconds deadline) {
+  auto reached = [&] { return Reached(word.load(std::memory_order_acquire), target); };
+  // The word decides before abort does: what was completed counts as completed. So it is looked at
+  // again after abort was seen, since a rank that fails over what a peer showed says so afterwards.
+  auto aborted = [&] { return abort.load(std::memory_order_acquire) != 0 && !reached(); };
+  for (uint32_t i = 0; i < policy.spins; ++i) {
+    if (reached()) return WaitResult::kReached;
+    if (i >= kHotSpins) Pause();
+  }
+  for (uint32_t i = 0; i < policy.yields; ++i) {
+    if (reached()) return WaitResult::kReached;
+    if (aborted()) return WaitResult::kAborted;
+    sched_yield();
+  }
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + deadline;
+  while (true) {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    OrderEverybody();
+    const uint32_t seen = word.load(std::memory_order_seq_cst);
+    if (!Reached(seen, target) && abort.load(std::memory_order_acquire) == 0) {
+      const timespec slice{0, kSleepSliceNanoseconds};
+      Futex(word, FUTEX_WAIT, seen, &slice);
+    }
+    sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (reached()) return WaitResult::kReached;
+    if (aborted()) return WaitResult::kAborted;
+    if (Clock::now() >= end) return WaitResult::kDeadline;
+  }
+}
+
+void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint32_t>& sleepers) {
+  if (OrderedByOthers()) {
+    word.store(step, std::memory_order_release);
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order too
+  } else {
+    word.store(step, std::memory_order_seq_cst);
+  }
+  if (sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(word);
+}
+
+void WakeAll(const std::atomic<uint32_t>& word) { Futex(word, FUTEX_WAKE, INT_MAX, nullptr); }
+
+}  // namespace tvm_ipc

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file mailbox.h
+ * \brief Values that the controller and worker 0, a thread of the same process, give each other.
+ */
+#ifndef TVM_IPC_DISCO_MAILBOX_H_
+#define TVM_IPC_DISCO_MAILBOX_H_
+
+#include <tvm/ffi/any.h>
+
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace tvm_ipc {
+
+namespace ffi = tvm::ffi;
+
+/*! \brief Values on their way between the controller and a worker of its own process. */
+class Mailbox {
+ public:
+  static Mailbox& Global() {
+    static Mailbox* mailbox = new Mailbox();
+    return *mailbox;
+  }
+  /*! \brief Leave a value for a worker, until it takes it or the session discards it. */
+  int64_t Put(const void* owner, ffi::Any value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    values_[++last_] = Letter{owner, std::move(value)};
+    return last_;
+  }
+  bool Take(int64_t key, ffi::Any* value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = values_.find(key);
+    if (it == values_.end()) return false;
+    *value = std::move(it->second.value);
+    values_.erase(it);
+    return true;
+  }
+  void Discard(const void* owner) {
+    std::vector<ffi::Any> values;  // end after the lock is gone
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = values_.begin(); it != values_.end();) {
+      if (it->second.owner == owner) values.push_back(std::move(it->second.value));
+      it = it->second.owner == owner ? values_.erase(it) : std::next(it);
+    }
+  }
+
+ private:
+  struct Letter {
+    const void* owner;
+    ffi::Any value;
+  };
+  std::mutex mutex_;
+  std::map<int64_t, Letter> values_;
+  int64_t last_ = 0;
+};
+
+/*! \brief What a worker fetches for the controller: kept only as long as somebody wants it. */
+class Expected {
+ public:
+  static Expected& Global() {
+    static Expected* expected = new Expected();
+    return *expected;
+  }
+  struct Value {
+    bool came = false;
+    ffi::Any value;
+  };
+  void Want(int64_t key, std::weak_ptr<Value> value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wanted_[key] = std::move(value);
+  }
+  void Forget(int64_t key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wanted_.erase(key);
+  }
+  void Deliver(int64_t key, ffi::Any value) {
+    std::shared_ptr<Value> last;  // ends, if nobody else holds it, after the lock is gone
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = wanted_.find(key);
+    if (it == wanted_.end() || !(last = it->second.lock())) return;
+    last->came = true;
+    last->value = std::move(value);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::weak_ptr<Value>> wanted_;
+};
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_DISCO_MAILBOX_H_

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file session.h
+ * \brief A Disco session and its hub: how the controller starts the backend, hears of errors and
+ *        moves values. The workers' side is in worker.h.
+ */
+#ifndef TVM_IPC_DISCO_SESSION_H_
+#define TVM_IPC_DISCO_SESSION_H_
+
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+#include <tvm/ffi/string.h>
+#include <tvm/runtime/disco/session.h>
+
+#include <string>
+
+#include "core/hub.h"
+
+namespace tvm_ipc {
+
+namespace controller {
+
+using tvm::runtime::Session;
+
+/*! \brief What sessions use that name nothing else. */
+void Configure(double timeout_seconds, int64_t arena_bytes, tvm::ffi::String instruction_set);
+/*!
+ * \brief Make the hub and invite the workers. Zeros mean the configured values.
+ * \param room Bytes of commands that the workers may leave unread.
+ */
+void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes,
+          int64_t room);
+bool WaitJoined(Session session, double seconds);
+/*! \brief Send a command: see Outbox::Send. The first argument is the session. */
+void Send(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+/*! \brief A function that every worker has; without it they end. */
+tvm::runtime::DRef GetFunction(Session session, tvm::ffi::String name);
+void SendTicket(Session session, tvm::runtime::DRef done, int64_t ticket);
+int Wait(Session session, int64_t ticket, double seconds);
+tvm::ffi::String Report(Session session);
+/*! \brief Tell the hub that sent the invitation, if it is in this process, why a rank is missing.
+ */
+bool ReportMissing(const std::string& invitation, const RankReport& error);
+/*! \brief Returns a function that takes the value which worker::Fetch sends for the key. */
+tvm::ffi::Function Expect(Session session, int64_t key);
+void Recover(Session session);
+void Abort(Session session);
+void Close(Session session);
+/*! \brief Whether every worker left within the time. */
+bool WaitLeft(Session session, double seconds);
+/*! \brief Let the program end with exit code 1 where it would end with 0. */
+void FailAtExit();
+/*! \brief The session of a reference; null if it was detached. */
+tvm::ffi::ObjectRef SessionOf(tvm::runtime::DRef reference);
+/*! \brief The rank of the calling thread, if it is a worker of the session; else -1. */
+int RankHere(tvm::ffi::Optional<Session> session);
+/*! \brief Leave a value where worker 0, a thread of this process, finds it. */
+int64_t Put(Session session, tvm::ffi::Any value);
+
+}  // namespace controller
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_DISCO_SESSION_H_

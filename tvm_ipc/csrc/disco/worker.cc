@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file worker.cc */
+#include "disco/worker.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/runtime/disco/disco_worker.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/forked.h"
+#include "disco/mailbox.h"
+#include "disco/session.h"
+#include "disco/tensor_view.h"
+#include "disco/value.h"
+#include "shm/collectives.h"
+
+namespace tvm::runtime::threading {
+// Exported, but the wheel lacks the header.
+void SetMaxConcurrency(int value);
+}  // namespace tvm::runtime::threading
+
+namespace tvm_ipc {
+
+namespace ffi = tvm::ffi;
+using tvm::runtime::DiscoWorker;
+using tvm::runtime::Tensor;
+
+Rank& RequireRank() {
+  Rank* rank = CurrentRank();
+  if (rank == nullptr) {
+    Fail(kind::kRuntime,
+         "this function runs only in a worker of an initialised session: use tvm_ipc.Session, or"
+         " call tvm_ipc.init_ccl(session) first");
+  }
+  if (rank->forked()) {
+    Fail(kind::kRuntime, "this process was forked off worker ", rank->id(),
+         "; it is no worker, and has no part in the session");
+  }
+  return *rank;
+}
+
+namespace worker {
+
+namespace {
+
+void ReportError(Rank& rank, const std::string& kind, const std::string& message,
+                 const std::string& traceback) {
+  // The report first: the controller must not see the others' consequences before the cause.
+  rank.SendFrame(frame::kError, PackError(kind, message, traceback));
+  rank.FailSession();
+}
+
+std::string Number(int64_t number) {
+  return std::string(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+/*! \brief Whether this is a process of its own, started by the controller to be a worker. */
+bool serves_parent = false;
+
+thread_local std::string own_invitation;
+
+/*! \brief End a process that was forked in a worker's function and did not end there. */
+void LeaveIfForked(const Rank& rank, const char* error = "") {
+  if (!rank.forked()) return;
+  std::fprintf(stderr,
+               "tvm_ipc: process %d, forked in a function of worker %d, came back from the function"
+               " and ends here: it is no worker; end it with os._exit%s%s\n",
+               getpid(), rank.id(), *error ? ". It had raised: " : "", error);
+  _exit(1);
+}
+
+/*! \brief The two tensors of a copy between the controller and worker 0, ready to copy. */
+Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>& remote) {
+  ffi::Any value;
+  if (!Mailbox::Global().Take(key, &value)) {
+    Fail(kind::kRuntime, what, ": the controller's array is gone");
+  }
+  Tensor host = value.cast<Tensor>();
+  if (!remote.has_value()) {
+    Fail(kind::kValue, what,
+         ": worker 0 has no tensor there; the call that should have made it"
+         " returned nothing");
+  }
+  const Tensor& other = remote.value();
+  const ElementType a{host->dtype.code, host->dtype.bits, host->dtype.lanes};
+  const ElementType b{other->dtype.code, other->dtype.bits, other->dtype.lanes};
+  if (host.Shape().Product() != other.Shape().Product() || a != b) {
+    Fail(kind::kValue, what, ": the controller's array has ", host.Shape().Product(), " x ",
+         Name(a), ", worker 0's has ", other.Shape().Product(), " x ", Name(b));
+  }
+  return host;
+}
+
+}  // namespace
+
+void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
+  DiscoWorker* worker = DiscoWorker::ThreadLocal();
+  if (CurrentRank() != nullptr || !worker->ccl.empty()) {
+    Fail(kind::kRuntime, "init_ccl_per_worker: rank ", worker->worker_id,
+         " has been initialised already",
+         worker->ccl.empty() ? std::string() : " for " + std::string(worker->ccl));
+  }
+  try {
+    auto rank = Join(Invitation::Unpack(std::string(invitation)), worker->worker_id,
+                     worker->num_workers, worker->num_groups);
+    UseInstructionSet(rank->options().instruction_set);
+    SetCurrentRank(std::move(rank));
+    own_invitation = std::string(invitation);
+  } catch (const Error& error) {
+    // To throw would end the worker, in a user's session the controller too.
+    const RankReport report{worker->worker_id, error.kind(), error.what(), ""};
+    if (controller::ReportMissing(std::string(invitation), report)) return;
+    std::fprintf(stderr, "tvm_ipc: rank %d could not join its session: %s\n", worker->worker_id,
+                 error.what());
+    // Whoever started this process sees its end, and need not wait for the rank.
+    if (serves_parent) _exit(1);
+    return;
+  }
+  worker->ccl = "shm";
+}
+
+const std::string& OwnInvitation() { return own_invitation; }
+
+void ServeParent(int64_t read_fd, int64_t write_fd) {
+  for (int64_t pipe : {read_fd, write_fd}) {
+    // It came here by being left open; what this process starts has no business with it.
+    fcntl(static_cast<int>(pipe), F_SETFD, FD_CLOEXEC);
+    KeepFromChildren(static_cast<int>(pipe));
+  }
+  serves_parent = true;
+}
+
+void Guard(ffi::PackedArgs args, ffi::Any* result) {
+  Rank& rank = RequireRank();
+  if (rank.control().ranks[rank.id()].failed.load(std::memory_order_acquire) != 0) return;
+  // What an earlier error left behind must not be taken for one of this call.
+  if (TVMFFIObjectHandle stale = nullptr; true) {
+    TVMFFIErrorMoveFromRaised(&stale);
+    if (stale != nullptr) TVMFFIObjectDecRef(stale);
+  }
+  try {
+    auto function = args[0].as<ffi::Function>();
+    if (!function.has_value() || *function == nullptr) {
+      Fail(kind::kType, "what is called is not a function but ", args[0].GetTypeKey(),
+           "; the call that should have made it failed, or was skipped after an error");
+    }
+    function->CallPacked(args.Slice(1), result);
+    LeaveIfForked(rank);
+  } catch (const ffi::Error& error) {
+    LeaveIfForked(rank, error.get() == nullptr ? "an exception" : error.what());
+    if (error.get() == nullptr) {
+      ReportError(rank, kind::kRuntime,
+                  "a Python exception whose text cannot be told: its __str__ raised, or returned"
+                  " what cannot be encoded; the worker's own output above says more",
+                  "");
+      return;
+    }
+    ReportError(rank, error.kind(), error.message(), error.TracebackMostRecentCallLast());
+  } catch (const Error& error) {
+    LeaveIfForked(rank, error.what());
+    ReportError(rank, error.kind(), error.what(), "");
+  } catch (const std::bad_alloc&) {
+    ReportError(rank, kind::kMemory, "the system has no memory for what was to be allocated", "");
+  } catch (const std::exception& error) {
+    ReportError(rank, kind::kRuntime, error.what(), "");
+  } catch (...) {
+    ReportError(rank, kind::kRuntime, "an exception that is not a std::exception", "");
+  }
+}
+
+void Done(int64_t ticket) { RequireRank().SendFrame(frame::kDone, Number(ticket)); }
+
+void Fetch(ffi::Any value, int rank, int64_t key) {
+  Rank& self = RequireRank();
+  if (self.id() != rank) return;
+  if (self.control().controller_pid == getpid()) {
+    Expected::Global().Deliver(key, std::move(value));
+  } else {
+    self.SendFrame(frame::kValue, Number(key) + PackValue(value));
+  }
+}
+
+void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
+  Rank& rank = RequireRank();
+  if (rank.id() == receiver && receiver == 0) {
+    Tensor host = TakeHostTensor("copy to worker 0", key, target);
+    target.value().CopyFrom(host);
+  } else if (rank.id() == 0) {
+    ffi::Any value;
+    if (!Mailbox::Global().Take(key, &value))
+      Fail(kind::kRuntime, "the controller's array is gone");
+    Send(rank, ViewBuffer("the controller's array", value.cast<Tensor>().operator->()), receiver);
+  } else if (rank.id() == receiver) {
+    if (!target.has_value()) {
+      Fail(kind::kValue, "copy to worker ", receiver,
+           ": it has no tensor there; the call that"
+           " should have made it returned nothing");
+    }
+    Receive(rank, ViewBuffer("the worker's tensor", target.value().operator->()), 0);
+  }
+}
+
+void CopyToHost(int64_t key, ffi::Optional<Tensor> source) {
+  if (RequireRank().id() != 0) return;
+  Tensor host = TakeHostTensor("copy_from_worker_0", key, source);
+  host.CopyFrom(source.value());
+}
+
+ffi::Function GetGlobalFunc(ffi::String name) {
+  auto function = ffi::Function::GetGlobal(name);
+  if (!function.has_value()) {
+    Fail(kind::kValue, "the worker has no global function ", std::string(name),
+         ": session.import_python_module(...) a module that registers it; functions that need"
+         " the compiler want tvm_ipc.Session(..., compiler=True)");
+  }
+  return *function;
+}
+
+ffi::Function FindFunction(ffi::String name) {
+  auto function = ffi::Function::GetGlobal(name);
+  if (function.has_value()) return *function;
+  return ffi::Function::FromPacked([name](ffi::PackedArgs, ffi::Any*) { GetGlobalFunc(name); });
+}
+
+void Append(ffi::PackedArgs args, ffi::Any* result) {
+  ffi::Array<ffi::Any> values;
+  if (auto before = args[0].as<ffi::Array<ffi::Any>>()) values = *before;
+  for (int i = 1; i < args.size(); ++i) values.push_back(args[i]);
+  *result = std::move(values);
+}
+
+ffi::Any JoinPieces(ffi::String kind, ffi::Array<ffi::Any> pieces) {
+  std::string bytes;
+  for (const ffi::Any& piece : pieces) {
+    const ffi::Bytes part = piece.cast<ffi::Bytes>();
+    bytes.append(part.data(), part.size());
+  }
+  if (kind == "str") return ffi::String(std::move(bytes));
+  if (kind == "bytes") return ffi::Bytes(std::move(bytes));
+  std::vector<int64_t> extents(bytes.size() / sizeof(int64_t));
+  memcpy(extents.data(), bytes.data(), extents.size() * sizeof(int64_t));
+  return ffi::Shape(extents);
+}
+
+ffi::Any CallWithList(ffi::Function function, ffi::Array<ffi::Any> values) {
+  std::vector<ffi::AnyView> views(values.begin(), values.end());
+  ffi::Any result;
+  function.CallPacked(ffi::PackedArgs(views.data(), static_cast<int32_t>(views.size())), &result);
+  return result;
+}
+
+void SetThreads(int threads) {
+  if (threads == 1) {
+    // No pool at all: its threads would spin before they sleep, on cores that ranks wait for, and
+    // the worker would wait for that when it ends.
+    tvm::runtime::threading::SetMaxConcurrency(1);
+    return;
+  }
+  // By default TVM binds a thread that runs kernels to the first `threads` cores of the machine,
+  // every worker to the same ones. Let them move over all cores that this process may use.
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) {  // refused, as some sandboxes do
+    for (long core = 0; core < sysconf(_SC_NPROCESSORS_ONLN); ++core) CPU_SET(core, &set);
+  }
+  ffi::Array<ffi::String> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(std::to_string(core));
+  }
+  constexpr int kShareAllCores = -3;
+  ffi::Function::GetGlobalRequired("runtime.config_threadpool")(kShareAllCores, threads, cores);
+}
+
+ffi::Function GetFunction(ffi::Module module, ffi::String name) {
+  auto function = module->GetFunction(name, /*query_imports=*/true);
+  if (!function.has_value()) {
+    Fail(kind::kValue, "the module has no function ", std::string(name));
+  }
+  return *function;
+}
+
+void CallIfPresent(ffi::Module module, ffi::String name) {
+  auto function = module->GetFunction(name, /*query_imports=*/true);
+  if (function.has_value()) (*function)();
+}
+
+void RequireWorkers(int workers, int groups) {
+  const DiscoWorker* worker = DiscoWorker::ThreadLocal();
+  if (worker->num_workers == workers && worker->num_groups == groups) return;
+  auto size = [](int workers, int groups) {
+    std::string text = std::to_string(workers) + (workers == 1 ? " worker" : " workers");
+    return groups == 1 ? text : text + " in " + std::to_string(groups) + " groups";
+  };
+  Fail(kind::kValue, "the module was compiled for ", size(workers, groups),
+       ", and this session has ", size(worker->num_workers, worker->num_groups),
+       "; compile it for this session (world_size and num_groups of get_pipeline), or open a "
+       "session of that size");
+}
+
+}  // namespace worker
+}  // namespace tvm_ipc

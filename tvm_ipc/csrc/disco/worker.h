@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file worker.h
+ * \brief What a worker does for its session: it joins, runs commands and reports their errors, and
+ *        moves values. The controller's side is in session.h.
+ */
+#ifndef TVM_IPC_DISCO_WORKER_H_
+#define TVM_IPC_DISCO_WORKER_H_
+
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/extra/module.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+#include <tvm/ffi/string.h>
+#include <tvm/runtime/tensor.h>
+
+#include "core/group.h"
+
+namespace tvm_ipc {
+
+namespace worker {
+
+void InitCCLPerWorker(tvm::ffi::Shape device_ids, tvm::ffi::Bytes invitation);
+/*! \brief The invitation that made the calling thread a worker; empty if it is none. */
+const std::string& OwnInvitation();
+/*! \brief Mark this process as a worker, and keep its pipes to itself. */
+void ServeParent(int64_t read_fd, int64_t write_fd);
+void Guard(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+void Done(int64_t ticket);
+void Fetch(tvm::ffi::Any value, int rank, int64_t key);
+void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);
+void CopyToHost(int64_t key, tvm::ffi::Optional<tvm::runtime::Tensor> source);
+tvm::ffi::Function GetGlobalFunc(tvm::ffi::String name);
+/*! \brief The same, but what is missing fails when it is called. */
+tvm::ffi::Function FindFunction(tvm::ffi::String name);
+/*! \brief A list, or none, with more values at its end: arguments of a command that is too long. */
+void Append(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+/*! \brief One str, bytes or Shape, out of a list of its bytes. */
+tvm::ffi::Any JoinPieces(tvm::ffi::String kind, tvm::ffi::Array<tvm::ffi::Any> pieces);
+/*! \brief Call a function with the values of a list. */
+tvm::ffi::Any CallWithList(tvm::ffi::Function function, tvm::ffi::Array<tvm::ffi::Any> values);
+/*! \brief How many threads TVM's kernels may use in the calling worker. */
+void SetThreads(int threads);
+tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);
+void CallIfPresent(tvm::ffi::Module module, tvm::ffi::String name);
+/*! \brief An error if the calling worker's session has not so many workers and groups. */
+void RequireWorkers(int workers, int groups);
+
+}  // namespace worker
+
+/*! \brief The calling thread's rank, or an error that says how to get one. */
+Rank& RequireRank();
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_DISCO_WORKER_H_

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file allreduce.cc
+ * \brief All-reduce: one answer, four ways to move the data.
+ *
+ * All ways add in rank order with the same kernels, so the result has the same bits on every rank
+ * and for every way. `Team` says what a step is and why two staging buffers suffice. With n ranks
+ * and S bytes a rank moves:
+ *
+ *   eager    one step for each piece of kStageBytes. A rank copies its piece into its staging
+ *            buffer, enters, and reduces the pieces of all. Reads (n + 1) S, writes 2 S, half of
+ *            it in the cache. No exit barrier: the staging buffer is a second copy. Small
+ *            messages take back the lines of the next staging buffer while they reduce.
+ *   direct   inputs in the arenas are read in place, others were copied to the staging buffer
+ *            before the step in, as far as they fit. One step in, reduce, and one step out if
+ *            any input is read in place: it is kept until the slowest peer has read it. Reads
+ *            n S, writes S.
+ *   sliced   inputs in the arenas, in pieces of n slices. A rank reduces its slice of the piece
+ *            into its staging buffer, enters, and copies the slices of all to the output. Reads
+ *            2 S, writes S + S / n. No exit barrier: a rank that entered the last piece has
+ *            read all inputs it will read, and everybody waits for that.
+ *   relayed  sliced for inputs that are staged: a piece is copied to the staging buffer in one
+ *            step, its reduced slices in the next. Reads 3 S, writes 2 S + S / n.
+ *
+ * The choice depends only on what all ranks know after the first step: n, S, the strategy, which
+ * inputs lie in arenas, and whether any rank overwrites one of these. `direct` cannot do that;
+ * `sliced` can, because a rank overwrites only slices that its peers have reduced before they
+ * entered the step that lets it. A one-shot reads n S bytes and pays for one or two
+ * meetings; the two-phase ways read about 2 S however many ranks there are, and pay for a meeting
+ * per piece. So one-shot is taken up to two ranks, and for small messages between more.
+ */
+#include <algorithm>
+
+#include "shm/collectives.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+/*! \brief Up to here a copy is cheaper than the second meeting that `direct` needs. */
+constexpr size_t kEagerBytes = 2 << 10;
+/*! \brief From here on slices pay among three or more ranks. */
+constexpr size_t kSliceBytes = 64 << 10;
+
+/*! \brief Whether slices are reduced and gathered; known before the first step. */
+bool TwoPhases(int n, size_t bytes, Strategy strategy) {
+  return strategy == Strategy::kTwoShot ||
+         (strategy != Strategy::kOneShot && n > 2 && bytes > kSliceBytes);
+}
+
+/*! \brief What the ways share. */
+struct Call {
+  Team& team;
+  const Buffer& send;
+  const Buffer& recv;
+  ReduceFn reduce;
+  Descriptor descriptor;
+  bool stream;
+
+  size_t width() const { return send.type.bytes(); }
+};
+
+void Eager(Call& call) {
+  Team& team = call.team;
+  const size_t width = call.width();
+  const size_t piece = kStageBytes / width;
+  const void* sources[kMaxRanks];
+  // In place, a piece of the output may be written only after it was copied: it was.
+  for (size_t at = 0; at < call.send.count || at == 0; at += piece) {
+    const size_t count = std::min(piece, call.send.count - at);
+    CopyBytes(team.NextBuffer(), call.send.begin() + at * width, count * width, false);
+    team.Enter(call.descriptor);
+    if (call.send.bytes() <= kEagerBytes) team.ClaimNextBuffer(kEagerBytes);
+    for (int i = 0; i < team.size(); ++i) sources[i] = team.buffer(i);
+    sources[team.index()] = call.send.begin() + at * width;
+    call.reduce(call.recv.begin() + at * width, sources, team.size(), count, call.stream);
+  }
+}
+
+void Direct(Call& call) {
+  Team& team = call.team;
+  const void* sources[kMaxRanks];
+  bool in_place_reads = false;
+  for (int i = 0; i < team.size(); ++i) {
+    const int64_t offset = team.shown(i).offset;
+    sources[i] = offset >= 0 ? team.memory(i, offset) : team.buffer(i);
+    in_place_reads = in_place_reads || offset >= 0;
+  }
+  sources[team.index()] = call.send.data;
+  call.reduce(call.recv.data, sources, team.size(), call.send.count, call.stream);
+  if (in_place_reads && !(call.descriptor.flags & kNoExitBarrier)) team.Enter(call.descriptor);
+}
+
+/*! \brief Where slice i of a piece starts; whole cache lines, the last one takes the rest. */
+size_t SliceStart(size_t count, int n, int i, size_t width) {
+  if (i == n) return count;
+  const size_t line = kLine / width;
+  return std::min(count, (count + line * n - 1) / (line * n) * line * i);
+}
+
+/*! \brief Enter with this rank's reduced slice, then copy the slices of all to the output. */
+void GatherSlices(Call& call, size_t at, size_t count) {
+  Team& team = call.team;
+  const size_t width = call.width();
+  team.Enter(call.descriptor);
+  for (int k = 0; k < team.size(); ++k) {
+    const int i = (team.index() + k) % team.size();
+    const size_t start = SliceStart(count, team.size(), i, width);
+    const size_t end = SliceStart(count, team.size(), i + 1, width);
+    CopyBytes(call.recv.begin() + (at + start) * width, team.buffer(i), (end - start) * width,
+              call.stream);
+  }
+}
+
+void Sliced(Call& call) {
+  Team& team = call.team;
+  const int n = team.size();
+  const size_t width = call.width();
+  const size_t piece = kStageBytes / width * n;
+  int64_t offsets[kMaxRanks];  // the peers' descriptors change with the steps below
+  for (int i = 0; i < n; ++i) offsets[i] = team.shown(i).offset;
+  const void* sources[kMaxRanks];
+  for (size_t at = 0; at < call.send.count; at += piece) {
+    const size_t count = std::min(piece, call.send.count - at);
+    const size_t start = SliceStart(count, n, team.index(), width);
+    const size_t end = SliceStart(count, n, team.index() + 1, width);
+    for (int i = 0; i < n; ++i) sources[i] = team.memory(i, offsets[i]) + (at + start) * width;
+    call.reduce(team.NextBuffer(), sources, n, end - start, false);
+    GatherSlices(call, at, count);
+  }
+}
+
+void Relayed(Call& call) {
+  Team& team = call.team;
+  const int n = team.size();
+  const size_t width = call.width();
+  const size_t piece = kStageBytes / width;
+  const void* sources[kMaxRanks];
+  for (size_t at = 0; at < call.send.count; at += piece) {
+    const size_t count = std::min(piece, call.send.count - at);
+    CopyBytes(team.NextBuffer(), call.send.begin() + at * width, count * width, false);
+    team.Enter(call.descriptor);
+    const size_t start = SliceStart(count, n, team.index(), width);
+    const size_t end = SliceStart(count, n, team.index() + 1, width);
+    for (int i = 0; i < n; ++i) sources[i] = team.buffer(i) + start * width;
+    call.reduce(team.NextBuffer(), sources, n, end - start, false);
+    GatherSlices(call, at, count);
+  }
+}
+
+bool Overlap(const Buffer& a, const Buffer& b) {
+  return a.begin() < b.begin() + b.bytes() && b.begin() < a.begin() + a.bytes();
+}
+
+}  // namespace
+
+void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv, ReduceKind kind,
+               Strategy strategy, uint8_t flags) {
+  if (send.type != recv.type || send.count != recv.count) {
+    Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
+         recv.count, " x ", Name(recv.type), "; they must be equal");
+  }
+  const ReduceFn reduce = FindReduce(send.type, kind);
+  if (reduce == nullptr) {
+    Fail(kind::kType, "allreduce: ", Name(kind), " of ", Name(send.type),
+         " is not supported; cast to a type that is, such as float32");
+  }
+  const bool overlap = Overlap(send, recv);
+  if (overlap && send.data != recv.data) {
+    Fail(kind::kValue, "allreduce: send and recv overlap in part; they must be equal or apart");
+  }
+  Team& team = rank.Begin(in_group);
+  if (strategy == Strategy::kRing) strategy = Strategy::kAuto;
+  Call call{team, send, recv, reduce, {}, send.bytes() >= kStreamBytes};
+  Descriptor& mine = call.descriptor;
+  mine.op = Op::kAllReduce;
+  mine.kind = kind;
+  mine.strategy = static_cast<uint8_t>(strategy);
+  mine.flags = flags;
+  mine.type = send.type;
+  mine.count = send.count;
+  mine.offset = rank.OffsetOf(send.data, send.bytes());
+  mine.in_place = overlap && mine.offset >= 0;
+  if (team.size() == 1) {
+    const void* source = send.data;
+    reduce(recv.data, &source, 1, send.count, call.stream);
+    return;
+  }
+  const bool two_phases = TwoPhases(team.size(), send.bytes(), strategy);
+  // What is small travels with the first step, so that one is enough.
+  if (!two_phases && send.bytes() <= kEagerBytes) return Eager(call);
+  const bool fits = send.bytes() <= kStageBytes;
+  if (!two_phases && fits && mine.offset < 0) {
+    CopyBytes(team.NextBuffer(), send.data, send.bytes(), false);
+  }
+  team.Enter(mine);
+  bool in_arenas = true;
+  bool in_place = false;
+  for (int i = 0; i < team.size(); ++i) {
+    in_arenas = in_arenas && team.shown(i).offset >= 0;
+    in_place = in_place || team.shown(i).in_place != 0;
+  }
+  if (two_phases) return in_arenas ? Sliced(call) : Relayed(call);
+  if (!in_place && (in_arenas || fits)) return Direct(call);
+  if (!in_arenas || strategy == Strategy::kOneShot) return Eager(call);
+  return Sliced(call);
+}
+
+}  // namespace tvm_ipc

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file collectives.h
+ * \brief The operations between ranks, on plain memory.
+ *
+ * Every function throws Error and leaves the inputs as they were. Outputs may be half written
+ * after an error. Inputs in the rank's arena are read by peers in place; others are staged.
+ */
+#ifndef TVM_IPC_SHM_COLLECTIVES_H_
+#define TVM_IPC_SHM_COLLECTIVES_H_
+
+#include <cstdint>
+
+#include "core/group.h"
+#include "shm/reduce.h"
+
+namespace tvm_ipc {
+
+/*! \brief Contiguous elements. */
+struct Buffer {
+  void* data = nullptr;
+  size_t count = 0;
+  ElementType type;
+
+  size_t bytes() const { return count * type.bytes(); }
+  uint8_t* begin() const { return static_cast<uint8_t*>(data); }
+};
+
+/*! \brief Upstream's numbers. */
+enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
+
+/*! \brief Bits of the flags of an all-reduce. */
+constexpr uint8_t kNoExitBarrier = 1;
+
+void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv, ReduceKind kind,
+               Strategy strategy = Strategy::kRing, uint8_t flags = 0);
+/*! \brief recv = the members' sends, in rank order. */
+void AllGather(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv);
+/*! \brief recv = the first member's send. Others may pass nullptr. */
+void Broadcast(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv);
+/*! \brief recv = this member's part of the first member's send. */
+void Scatter(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv);
+/*! \brief On the first member, recv = the members' sends, in rank order. */
+void Gather(Rank& rank, bool in_group, const Buffer& send, const Buffer* recv);
+
+/*! \brief Returns when the buffer may be written again. */
+void Send(Rank& rank, const Buffer& send, int receiver);
+void Receive(Rank& rank, const Buffer& recv, int sender);
+
+/*! \brief Outputs of at least this many bytes are written past the caches, for their reader would
+ *         not find them there anyway. */
+constexpr size_t kStreamBytes = 32 << 20;
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_SHM_COLLECTIVES_H_

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file point_to_point.cc
+ * \brief Messages from one rank to another.
+ *
+ * Each ordered pair of ranks has a channel with two packets. The sender numbers its packets m = 1,
+ * 2, ...; packet m uses slot m & 1 and may be written once the receiver has taken packet m - 2.
+ *
+ *   sender   fill the slot's buffer, publish slot.seq = m (release)
+ *   receiver see slot.seq reach m (acquire), copy, publish taken = m (release)
+ *   sender   see taken reach m - 2 (acquire) before it fills the slot again
+ *
+ * A message in private memory goes through the packets' buffers piece by piece, and the sender
+ * returns when the last piece is in a buffer; two ranks that send to each other first do not block
+ * up to two packets. A larger message in the arena is one packet that says where it lies, and the
+ * sender waits until it is taken.
+ */
+#include <algorithm>
+
+#include "shm/collectives.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+void Await(Rank& rank, const std::atomic<uint32_t>& word, uint32_t step,
+           std::atomic<uint32_t>& sleepers, const Descriptor& mine, const char* verb, int peer) {
+  Control& control = rank.control();
+  switch (
+      WaitFor(word, step, sleepers, control.abort, rank.options().wait, rank.options().deadline)) {
+    case WaitResult::kReached:
+      return;
+    case WaitResult::kAborted:
+      Fail(kind::kPeer, verb, " rank ", peer, ", ", Describe(mine),
+           ", was stopped: ", DescribeAbort(control));
+    case WaitResult::kDeadline:
+      Fail(kind::kDeadline, verb, " rank ", peer, " (pid ",
+           control.ranks[peer].pid.load(std::memory_order_relaxed), "), ", Describe(mine),
+           ", waited ", std::chrono::duration<double>(rank.options().deadline).count(),
+           " s for it; raise the timeout (TVM_IPC_TIMEOUT) if it needs longer");
+  }
+}
+
+void CheckPeer(const Rank& rank, const char* op, int peer) {
+  if (peer < 0 || peer >= rank.num_ranks()) {
+    Fail(kind::kValue, op, ": there is no rank ", peer, " among ", rank.num_ranks(), " workers");
+  }
+  if (peer == rank.id()) Fail(kind::kValue, op, ": rank ", peer, " is the caller itself");
+}
+
+Descriptor DescribeMessage(const Buffer& buffer) {
+  Descriptor descriptor;
+  descriptor.op = Op::kSend;
+  descriptor.type = buffer.type;
+  descriptor.count = buffer.count;
+  return descriptor;
+}
+
+}  // namespace
+
+void Send(Rank& rank, const Buffer& send, int receiver) {
+  rank.CheckSession();
+  CheckPeer(rank, "send_to_worker", receiver);
+  Channel& channel = rank.control().channel(rank.id(), receiver);
+  Descriptor mine = DescribeMessage(send);
+  uint32_t& packet = rank.packets_sent(receiver);
+  auto publish = [&] {
+    Slot& slot = channel.slot[packet & 1];
+    slot.descriptor = mine;
+    Publish(slot.seq, packet, channel.receiver_sleeps);
+  };
+  const int64_t offset = rank.OffsetOf(send.data, send.bytes());
+  if (offset >= 0 && send.bytes() > kPacketBytes) {
+    ++packet;
+    Await(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
+    mine.offset = offset;
+    publish();
+    Await(rank, channel.taken, packet, channel.sender_sleeps, mine, "send to", receiver);
+    return;
+  }
+  for (size_t at = 0; at < send.bytes() || at == 0; at += kPacketBytes) {
+    ++packet;
+    Await(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
+    CopyBytes(rank.packet_buffer(rank.id(), receiver, packet), send.begin() + at,
+              std::min(kPacketBytes, send.bytes() - at), false);
+    publish();
+  }
+}
+
+void Receive(Rank& rank, const Buffer& recv, int sender) {
+  rank.CheckSession();
+  CheckPeer(rank, "recv_from_worker", sender);
+  Channel& channel = rank.control().channel(sender, rank.id());
+  const Descriptor mine = DescribeMessage(recv);
+  uint32_t& packet = rank.packets_received(sender);
+  for (size_t at = 0; at < recv.bytes() || at == 0; at += kPacketBytes) {
+    ++packet;
+    Slot& slot = channel.slot[packet & 1];
+    Await(rank, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
+    const Descriptor theirs = slot.descriptor;
+    if (!theirs.Agrees(mine)) {
+      Fail(kind::kMismatch, "the ranks disagree: rank ", sender, " called ", Describe(theirs),
+           " to rank ", rank.id(), ", which wanted to receive ", mine.count, " x ",
+           Name(mine.type));
+    }
+    const bool whole = theirs.offset >= 0;
+    const uint8_t* from = whole ? rank.segments()->base(sender) + theirs.offset
+                                : rank.packet_buffer(sender, rank.id(), packet);
+    const size_t bytes = whole ? recv.bytes() : std::min(kPacketBytes, recv.bytes() - at);
+    CopyBytes(recv.begin() + at, from, bytes, recv.bytes() >= kStreamBytes);
+    Publish(channel.taken, packet, channel.sender_sleeps);
+    if (whole) return;
+  }
+}
+
+}  // namespace tvm_ipc

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reduce.h
+ * \brief Reductions over several buffers, and copies: the arithmetic of the collectives, compiled
+ *        once per instruction set and chosen when first used.
+ */
+#ifndef TVM_IPC_SHM_REDUCE_H_
+#define TVM_IPC_SHM_REDUCE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/element.h"
+
+namespace tvm_ipc {
+
+/*!
+ * \brief dst[i] = src[0][i] op src[1][i] op ... op src[num_src - 1][i], in that order.
+ *
+ * 16-bit floats accumulate in float32 and round once, to nearest even, at the end; integers
+ * accumulate in a wider integer and wrap at the end; an average divides the whole sum, integers
+ * towards zero. NaN in any source gives NaN for every kind. The result has the same bits on
+ * every instruction set. `dst` may be exactly one of the sources. No pointer needs alignment.
+ * \param stream Write past the caches; worth it for outputs larger than they are.
+ */
+using ReduceFn = void (*)(void* dst, const void* const* src, int num_src, size_t count,
+                          bool stream);
+
+/*! \brief The reduction for a type, or nullptr where the pair has no meaning or no code. */
+ReduceFn FindReduce(ElementType type, ReduceKind kind);
+
+/*! \brief memcpy; with `stream`, written past the caches. */
+void CopyBytes(void* dst, const void* src, size_t bytes, bool stream);
+
+/*! \brief The instruction set in use: "avx512", "avx2" or "portable". */
+const char* InstructionSet();
+
+/*!
+ * \brief Use this instruction set from now on in this process ("auto": the best one).
+ * \return Whether the machine has it; if not, nothing changes.
+ */
+bool UseInstructionSet(const std::string& name);
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_SHM_REDUCE_H_

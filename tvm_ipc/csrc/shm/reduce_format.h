@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reduce_format.h
+ * \brief Element formats and operations on vectors of them; part of reduce_impl.h, which says
+ *        what `Isa` provides.
+ */
+#ifndef TVM_IPC_SHM_REDUCE_FORMAT_H_
+#define TVM_IPC_SHM_REDUCE_FORMAT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/half.h"
+
+#define TVM_IPC_INLINE inline __attribute__((always_inline))
+
+namespace tvm_ipc {
+namespace {
+
+using Raw = Isa::Raw;
+constexpr size_t kVector = Isa::kBytes;
+
+template <typename T>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(Isa::kBytes)));
+};
+
+TVM_IPC_INLINE Raw Load(const char* p) {
+  Raw v;
+  __builtin_memcpy(&v, p, kVector);
+  return v;
+}
+
+// Formats: how elements lie in memory and in which type they are accumulated. A vector of
+// memory becomes kParts vectors of accumulators; the order of lanes inside does not matter as
+// long as Pack undoes Unpack.
+
+/*! \brief Accumulated in the type itself. For integers that equals wrapping at the end. */
+template <typename T>
+struct Native {
+  using Element = T;
+  using Scalar = T;
+  using Vector = typename VectorOf<T>::Type;
+  static constexpr int kParts = 1;
+  static TVM_IPC_INLINE void Unpack(const char* p, Vector* out) { *out = (Vector)Load(p); }
+  static TVM_IPC_INLINE Raw Pack(const Vector* in) { return (Raw)*in; }
+};
+
+struct Float32 : Native<float> {
+  using Bits = uint32_t;
+  static constexpr Bits kQuiet = 0x00400000u, kInfinity = 0x7f800000u, kMagnitude = 0x7fffffffu;
+  static float Widen(Bits bits) { return BitCast<float>(bits); }
+  static Bits Narrow(float value) { return BitCast<Bits>(value); }
+};
+
+struct Float64 : Native<double> {
+  using Bits = uint64_t;
+  static constexpr Bits kQuiet = 1ull << 51, kInfinity = 0x7ffull << 52, kMagnitude = ~0ull >> 1;
+  static double Widen(Bits bits) { return BitCast<double>(bits); }
+  static Bits Narrow(double value) { return BitCast<Bits>(value); }
+};
+
+using Words = VectorOf<uint32_t>::Type;
+using Floats = VectorOf<float>::Type;
+
+struct BFloat16 {
+  using Element = uint16_t;
+  using Scalar = float;
+  using Vector = Floats;
+  using Bits = uint16_t;
+  static constexpr Bits kQuiet = 0x0040, kInfinity = 0x7f80, kMagnitude = 0x7fff;
+  static constexpr int kParts = 2;
+  // A word holds two elements: the lower one is shifted up, the upper one is in its place.
+  static TVM_IPC_INLINE void Unpack(const char* p, Vector* out) {
+    Words words = (Words)Load(p);
+    out[0] = (Vector)(words << 16);
+    out[1] = (Vector)(words & 0xffff0000u);
+  }
+  static TVM_IPC_INLINE Raw Pack(const Vector* in) {
+    return (Raw)((Round((Words)in[0]) >> 16) | (Round((Words)in[1]) & 0xffff0000u));
+  }
+  static float Widen(Bits bits) { return BitCast<float>(static_cast<uint32_t>(bits) << 16); }
+  static Bits Narrow(float value) {
+    return static_cast<Bits>(Round(BitCast<uint32_t>(value)) >> 16);
+  }
+  /*! \brief To nearest even, in the upper half; a carry reaches infinity as it should. */
+  template <typename W>
+  static TVM_IPC_INLINE W Round(W bits) {
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
+  }
+};
+
+struct Float16 {
+  using Element = uint16_t;
+  using Scalar = float;
+  using Vector = Floats;
+  using Bits = uint16_t;
+  static constexpr Bits kQuiet = 0x0200, kInfinity = 0x7c00, kMagnitude = 0x7fff;
+  static constexpr int kParts = 2;
+  static TVM_IPC_INLINE void Unpack(const char* p, Vector* out) {
+    Isa::F32 low, high;
+    Isa::WidenHalf(p, &low, &high);
+    out[0] = (Vector)low;
+    out[1] = (Vector)high;
+  }
+  static TVM_IPC_INLINE Raw Pack(const Vector* in) {
+    return Isa::NarrowHalf((Isa::F32)in[0], (Isa::F32)in[1]);
+  }
+  static float Widen(Bits bits) {
+    return SoftWidenHalf<float, int32_t>(static_cast<uint32_t>(bits));
+  }
+  static Bits Narrow(float value) {
+    return static_cast<Bits>(SoftNarrowHalf<float, int32_t, uint32_t>(value));
+  }
+};
+
+// Operations, on a scalar or a vector of them. kSticky: a NaN of an operand reaches the result.
+
+struct Sum {
+  static constexpr bool kSticky = true, kDivide = false, kTruth = false;
+  template <typename V>
+  static TVM_IPC_INLINE V Apply(V a, V x) {
+    return a + x;
+  }
+};
+
+struct Average : Sum {
+  static constexpr bool kDivide = true;
+};
+
+struct Product : Sum {
+  template <typename V>
+  static TVM_IPC_INLINE V Apply(V a, V x) {
+    return a * x;
+  }
+};
+
+struct Minimum : Sum {
+  static constexpr bool kSticky = false;
+  template <typename V>
+  static TVM_IPC_INLINE V Apply(V a, V x) {
+    return x < a ? x : a;
+  }
+};
+
+struct Maximum : Minimum {
+  template <typename V>
+  static TVM_IPC_INLINE V Apply(V a, V x) {
+    return x > a ? x : a;
+  }
+};
+
+/*! \brief On bytes that mean false only if zero; the result is 0 or 1. */
+struct All : Minimum {
+  static constexpr bool kTruth = true;
+};
+struct Any : Maximum {
+  static constexpr bool kTruth = true;
+};
+
+}  // namespace
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_SHM_REDUCE_FORMAT_H_

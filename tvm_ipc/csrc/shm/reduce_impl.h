@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reduce_impl.h
+ * \brief The reductions, written once over vectors; included by one file per instruction set,
+ *        after it has defined `struct Isa` in the anonymous namespace of tvm_ipc:
+ *
+ *   kBytes                     width of a vector
+ *   Raw, F32, F64              the vector as bits, as floats, as doubles
+ *   LoadPart, StorePart        the first bytes of a vector, fewer than kBytes; zeros elsewhere
+ *   kHasStream                 whether Stream() bypasses the caches
+ *   Stream(p, raw), Fence()    store past the caches to an aligned address; make such stores
+ * visible Unordered(a, b)            non-zero if a lane of a or b is NaN, for F32 and F64
+ *   WidenHalf(p, low, high)    a vector of float16 from memory as two F32; NaN may give anything
+ *   NarrowHalf(low, high)      the reverse, to nearest even
+ *
+ * Memory is passed over once: a few vectors of the result are accumulated over all sources in
+ * registers, then stored.
+ *
+ * NaN. Processors differ in which NaN they return, and compilers may swap the operands of an
+ * addition. So the vector code only finds out whether a NaN occurred in what it is about to
+ * store; if so it discards that and computes these elements one by one, where the first NaN in
+ * source order is the result, made quiet, and an invalid operation gives the positive quiet NaN
+ * without payload. What is not NaN is the same everywhere by IEEE 754.
+ *
+ * Zeros and ties in min and max: the first of the equals stays.
+ */
+#ifndef TVM_IPC_SHM_REDUCE_IMPL_H_
+#define TVM_IPC_SHM_REDUCE_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shm/reduce_format.h"
+#include "shm/reduce_table.h"
+
+namespace tvm_ipc {
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr int kUnroll = 4;
+// How far sources are prefetched. The processor's own prefetch stops at the end of a page.
+constexpr size_t kAhead = 1024;
+// Below this, in the second-level cache, memcpy is as fast.
+constexpr size_t kLongCopy = 256 * 1024;
+
+template <bool kStream>
+TVM_IPC_INLINE void Store(char* p, Raw v) {
+  if (kStream) {
+    Isa::Stream(p, v);
+  } else {
+    __builtin_memcpy(p, &v, kVector);
+  }
+}
+
+/*! \brief Keeps the compiler from mixing the stores of two lines, which would stream halves. */
+TVM_IPC_INLINE void KeepOrder() { __asm__ volatile("" ::: "memory"); }
+
+template <size_t kBytes>
+TVM_IPC_INLINE void Prefetch(const char* p) {
+  for (size_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(p + kAhead + i);
+}
+
+/*! \brief The vectors of one step: kParts accumulators for each of kVectors vectors of memory. */
+template <typename Format, int kVectors>
+struct Registers {
+  static constexpr int kCount = kVectors * Format::kParts;
+  typename Format::Vector v[kCount];
+
+  TVM_IPC_INLINE void Read(const char* p, size_t part) {
+    if (part != 0) {
+      Raw raw = Isa::LoadPart(p, part);
+      Format::Unpack(reinterpret_cast<const char*>(&raw), v);
+    } else {
+      for (int i = 0; i < kVectors; ++i) Format::Unpack(p + i * kVector, v + i * Format::kParts);
+    }
+  }
+
+  TVM_IPC_INLINE bool HasNan() const {
+    unsigned found = 0;
+    for (int i = 0; i < kCount; i += 2) found |= Unordered(v[i], v[i + 1 < kCount ? i + 1 : i]);
+    return found != 0;
+  }
+
+  static TVM_IPC_INLINE unsigned Unordered(Floats a, Floats b) {
+    return Isa::Unordered((Isa::F32)a, (Isa::F32)b);
+  }
+  static TVM_IPC_INLINE unsigned Unordered(VectorOf<double>::Type a, VectorOf<double>::Type b) {
+    return Isa::Unordered((Isa::F64)a, (Isa::F64)b);
+  }
+};
+
+/*! \brief Whether Format holds floats: those have a type for their bits. */
+template <typename Format, typename = void>
+struct HoldsFloats {
+  static constexpr bool value = false;
+};
+template <typename Format>
+struct HoldsFloats<Format, decltype((void)Format::kInfinity)> {
+  static constexpr bool value = true;
+};
+
+/*! \brief Elements one by one, with the rules for NaN. */
+template <typename Format, typename Op>
+__attribute__((noinline, cold)) void ReduceCarefully(char* dst, const void* const* src, int num_src,
+                                                     size_t begin, size_t end) {
+  using Bits = typename Format::Bits;
+  using Scalar = typename Format::Scalar;
+  auto load = [src](int k, size_t at) {
+    Bits bits;
+    __builtin_memcpy(&bits, static_cast<const char*>(src[k]) + at, sizeof(bits));
+    return bits;
+  };
+  auto is_nan = [](Bits bits) { return (bits & Format::kMagnitude) > Format::kInfinity; };
+  for (size_t at = begin; at < end; at += sizeof(Bits)) {
+    Bits result = 0;
+    bool nan = false;
+    for (int k = 0; k < num_src && !nan; ++k) {
+      result = load(k, at);
+      nan = is_nan(result);
+    }
+    if (nan) {
+      result = static_cast<Bits>(result | Format::kQuiet);
+    } else {
+      Scalar acc = Format::Widen(load(0, at));
+      for (int k = 1; k < num_src; ++k) acc = Op::Apply(acc, Format::Widen(load(k, at)));
+      if (Op::kDivide) acc = acc / static_cast<Scalar>(num_src);
+      result =
+          acc != acc ? static_cast<Bits>(Format::kInfinity | Format::kQuiet) : Format::Narrow(acc);
+    }
+    __builtin_memcpy(dst + at, &result, sizeof(result));
+  }
+}
+
+/*! \brief What a step needs to know; kSources is their number, or 0 if known only when run. */
+template <int kSources>
+struct Job {
+  char* dst;
+  const void* const* src;
+  int num_src;
+  const char* first;
+  const char* second;
+  size_t bytes;
+  bool stream;
+
+  TVM_IPC_INLINE int Sources() const { return kSources != 0 ? kSources : num_src; }
+  TVM_IPC_INLINE const char* Source(int k) const {
+    if (kSources == 2) return k == 0 ? first : second;
+    return static_cast<const char*>(src[k]);
+  }
+};
+
+/*!
+ * \brief The result for kVectors vectors at byte `at`, or, if `part` is not 0, for that many
+ *        bytes of one.
+ */
+template <typename Format, typename Op, int kVectors, int kSources>
+TVM_IPC_INLINE void Step(const Job<kSources>& job, size_t at, size_t part) {
+  constexpr bool kFloats = HoldsFloats<Format>::value;
+  using Scalar = typename Format::Scalar;
+  using Block = Registers<Format, kVectors>;
+  int num_src = job.Sources();
+  Block acc, x;
+  bool nan = false;
+  bool prefetch = kVectors > 1 && at + kAhead + kVectors * kVector <= job.bytes;
+  acc.Read(job.Source(0) + at, part);
+  if (prefetch) Prefetch<kVectors * kVector>(job.Source(0) + at);
+  if constexpr (kFloats && !Op::kSticky) nan |= acc.HasNan();
+  for (int k = 1; k < num_src; ++k) {
+    x.Read(job.Source(k) + at, part);
+    if (prefetch) Prefetch<kVectors * kVector>(job.Source(k) + at);
+    if constexpr (kFloats && !Op::kSticky) nan |= x.HasNan();
+    for (int i = 0; i < Block::kCount; ++i) acc.v[i] = Op::Apply(acc.v[i], x.v[i]);
+  }
+  if constexpr (kFloats && Op::kSticky) nan = acc.HasNan();
+  if constexpr (kFloats) {
+    if (__builtin_expect(nan, 0)) {
+      size_t bytes = part != 0 ? part : kVectors * kVector;
+      ReduceCarefully<Format, Op>(job.dst, job.src, num_src, at, at + bytes);
+      return;
+    }
+  }
+  if constexpr (Op::kDivide) {
+    Scalar divisor = static_cast<Scalar>(num_src);
+    // The product with an exact reciprocal is the quotient, and several times faster.
+    bool power_of_two = (num_src & (num_src - 1)) == 0;
+    Scalar factor = static_cast<Scalar>(1) / divisor;
+    for (int i = 0; i < Block::kCount; ++i)
+      acc.v[i] = power_of_two ? acc.v[i] * factor : acc.v[i] / divisor;
+  }
+  if constexpr (Op::kTruth) {
+    for (int i = 0; i < Block::kCount; ++i) acc.v[i] = (typename Format::Vector)(acc.v[i] != 0) & 1;
+  }
+  char* out = job.dst + at;
+  for (int i = 0; i < kVectors; ++i) {
+    Raw raw = Format::Pack(acc.v + i * Format::kParts);
+    if (part != 0) {
+      Isa::StorePart(out, raw, part);
+    } else if (job.stream) {
+      Store<true>(out + i * kVector, raw);
+      if ((i + 1) * kVector % kLine == 0) KeepOrder();
+    } else {
+      Store<false>(out + i * kVector, raw);
+    }
+  }
+}
+
+template <typename Format, typename Op, int kSources>
+void Run(void* dst, const void* const* src, int num_src, size_t count, bool stream) {
+  constexpr size_t kElement = sizeof(typename Format::Element);
+  size_t bytes = count * kElement;
+  Job<kSources> job;
+  job.dst = static_cast<char*>(dst);
+  job.src = src;
+  job.num_src = num_src;
+  job.first = static_cast<const char*>(src[0]);
+  job.second = static_cast<const char*>(src[num_src > 1 ? 1 : 0]);
+  job.bytes = bytes;
+  job.stream = false;
+  size_t at = 0;
+  size_t to_line = (0 - reinterpret_cast<uintptr_t>(dst)) % kLine;
+  if (stream && Isa::kHasStream && to_line % kElement == 0 && bytes >= to_line + kLine) {
+    for (; at + kVector <= to_line; at += kVector) Step<Format, Op, 1>(job, at, 0);
+    if (at < to_line) Step<Format, Op, 1>(job, at, to_line - at);
+    at = to_line;
+    job.stream = true;
+  }
+  for (; at + kUnroll * kVector <= bytes; at += kUnroll * kVector)
+    Step<Format, Op, kUnroll>(job, at, 0);
+  for (; at + kVector <= bytes; at += kVector) Step<Format, Op, 1>(job, at, 0);
+  if (at < bytes) Step<Format, Op, 1>(job, at, bytes - at);
+  if (job.stream) Isa::Fence();
+}
+
+template <typename Format, typename Op>
+void Reduce(void* dst, const void* const* src, int num_src, size_t count, bool stream) {
+  if (count == 0 || num_src < 1) return;
+  if (num_src == 2) {
+    Run<Format, Op, 2>(dst, src, num_src, count, stream);
+  } else {
+    Run<Format, Op, 0>(dst, src, num_src, count, stream);
+  }
+}
+
+/*!
+ * \brief The average of integers of up to 32 bits, whose sum as an Acc is exact. In double if it
+ *        surely has less than 53 bits: the quotient is further from the next integer than double
+ *        rounds, and vectors can do it. Not streamed: the division is slower than memory.
+ */
+template <typename T, typename Acc>
+void AverageIntegers(void* dst, const void* const* src, int num_src, size_t count, bool) {
+  constexpr size_t kBlock = 256;
+  Acc sum[kBlock];
+  T value[kBlock];
+  if (num_src < 1) return;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    size_t n = count - begin < kBlock ? count - begin : kBlock;
+    for (size_t i = 0; i < n; ++i) sum[i] = 0;
+    for (int k = 0; k < num_src; ++k) {
+      const char* from = static_cast<const char*>(src[k]) + begin * sizeof(T);
+      __builtin_memcpy(value, from, n * sizeof(T));
+      for (size_t i = 0; i < n; ++i) sum[i] += static_cast<Acc>(value[i]);
+    }
+    for (size_t i = 0; i < n; ++i)
+      value[i] = static_cast<T>(static_cast<Acc>(static_cast<double>(sum[i]) / num_src));
+    __builtin_memcpy(static_cast<char*>(dst) + begin * sizeof(T), value, n * sizeof(T));
+  }
+}
+
+/*!
+ * \brief The average of 64-bit integers. The sum has two words, which vectors can add up; where
+ *        the lower one is all of it, as nearly always, one division of words is enough.
+ */
+template <typename T>
+void AverageWords(void* dst, const void* const* src, int num_src, size_t count, bool) {
+  __extension__ typedef __int128 Wide;
+  constexpr size_t kBlock = 256;
+  constexpr bool kSigned = static_cast<T>(-1) < 0;
+  uint64_t low[kBlock];
+  int64_t high[kBlock];
+  T value[kBlock];
+  if (num_src < 1) return;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    size_t n = count - begin < kBlock ? count - begin : kBlock;
+    for (size_t i = 0; i < n; ++i) low[i] = 0, high[i] = 0;
+    for (int k = 0; k < num_src; ++k) {
+      const char* from = static_cast<const char*>(src[k]) + begin * sizeof(T);
+      __builtin_memcpy(value, from, n * sizeof(T));
+      for (size_t i = 0; i < n; ++i) {
+        uint64_t word = static_cast<uint64_t>(value[i]);
+        low[i] += word;
+        high[i] += (low[i] < word) - (kSigned && value[i] < 0);
+      }
+    }
+    T divisor = static_cast<T>(num_src);
+    for (size_t i = 0; i < n; ++i) {
+      T word = static_cast<T>(low[i]);
+      if (__builtin_expect(high[i] == (kSigned && word < 0 ? -1 : 0), 1)) {
+        value[i] = word / divisor;
+      } else {
+        Wide sum = static_cast<Wide>(high[i]) * (static_cast<Wide>(1) << 64) + low[i];
+        value[i] = static_cast<T>(sum / num_src);
+      }
+    }
+    __builtin_memcpy(static_cast<char*>(dst) + begin * sizeof(T), value, n * sizeof(T));
+  }
+}
+
+/*! \brief A copy of two lines or more; the library's prefetches nothing and streams late. */
+template <bool kStream>
+TVM_IPC_INLINE void CopyLong(char* to, const char* from, size_t bytes) {
+  constexpr size_t kVectors = kLine / kVector;
+  size_t at = (0 - reinterpret_cast<uintptr_t>(to)) % kLine;
+  if (at != 0) __builtin_memcpy(to, from, at);
+  for (; at + kLine <= bytes; at += kLine) {
+    if (at + kAhead + kLine <= bytes) Prefetch<kLine>(from + at);
+    Raw v[kVectors];
+    for (size_t i = 0; i < kVectors; ++i) v[i] = Load(from + at + i * kVector);
+    for (size_t i = 0; i < kVectors; ++i) Store<kStream>(to + at + i * kVector, v[i]);
+    KeepOrder();
+  }
+  if (at < bytes) __builtin_memcpy(to + at, from + at, bytes - at);
+  if (kStream) Isa::Fence();
+}
+
+void Copy(void* dst, const void* src, size_t bytes, bool stream) {
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  if (bytes == 0) return;
+  if (Isa::kHasStream && stream && bytes >= 2 * kLine) {
+    CopyLong<true>(to, from, bytes);
+  } else if (Isa::kHasStream && bytes >= kLongCopy) {
+    CopyLong<false>(to, from, bytes);
+  } else {
+    __builtin_memcpy(to, from, bytes);
+  }
+}
+
+template <typename Format>
+constexpr ReduceRow FloatRow() {
+  return {{Reduce<Format, Sum>, Reduce<Format, Product>, Reduce<Format, Minimum>,
+           Reduce<Format, Maximum>, Reduce<Format, Average>}};
+}
+
+// Signed sums and products have the bits of unsigned ones, which may overflow.
+template <typename T, typename Unsigned, ReduceFn kAverage>
+constexpr ReduceRow IntegerRow() {
+  return {{Reduce<Native<Unsigned>, Sum>, Reduce<Native<Unsigned>, Product>,
+           Reduce<Native<T>, Minimum>, Reduce<Native<T>, Maximum>, kAverage}};
+}
+
+constexpr ReduceRow TruthRow() {
+  using Bytes = Native<uint8_t>;
+  return {
+      {Reduce<Bytes, Any>, Reduce<Bytes, All>, Reduce<Bytes, All>, Reduce<Bytes, Any>, nullptr}};
+}
+
+/*! \brief The rows in the order of ReduceType. */
+constexpr ReduceTable MakeTable(const char* name) {
+  return {name,
+          {FloatRow<Float16>(), FloatRow<BFloat16>(), FloatRow<Float32>(), FloatRow<Float64>(),
+           IntegerRow<int8_t, uint8_t, AverageIntegers<int8_t, int32_t>>(),
+           IntegerRow<uint8_t, uint8_t, AverageIntegers<uint8_t, int32_t>>(),
+           IntegerRow<int16_t, uint16_t, AverageIntegers<int16_t, int32_t>>(),
+           IntegerRow<uint16_t, uint16_t, AverageIntegers<uint16_t, int32_t>>(),
+           IntegerRow<int32_t, uint32_t, AverageIntegers<int32_t, int64_t>>(),
+           IntegerRow<uint32_t, uint32_t, AverageIntegers<uint32_t, int64_t>>(),
+           IntegerRow<int64_t, uint64_t, AverageWords<int64_t>>(),
+           IntegerRow<uint64_t, uint64_t, AverageWords<uint64_t>>(), TruthRow()},
+          Copy};
+}
+
+}  // namespace
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_SHM_REDUCE_IMPL_H_

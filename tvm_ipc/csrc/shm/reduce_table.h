@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reduce_table.h
+ * \brief What each instruction set provides: one table of functions.
+ *
+ * Does not include reduce.h: the translation units that are compiled for one instruction set
+ * must hold no inline function of the standard library, because the linker keeps one copy of
+ * such a function for all callers and may keep the one that not every machine can run.
+ */
+#ifndef TVM_IPC_SHM_REDUCE_TABLE_H_
+#define TVM_IPC_SHM_REDUCE_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tvm_ipc {
+
+// The same alias as in reduce.h, where its contract is.
+using ReduceFn = void (*)(void* dst, const void* const* src, int num_src, size_t count,
+                          bool stream);
+
+/*! \brief The rows of a table. */
+enum ReduceType : int {
+  kReduceFloat16,
+  kReduceBFloat16,
+  kReduceFloat32,
+  kReduceFloat64,
+  kReduceInt8,
+  kReduceUInt8,
+  kReduceInt16,
+  kReduceUInt16,
+  kReduceInt32,
+  kReduceUInt32,
+  kReduceInt64,
+  kReduceUInt64,
+  kReduceBool,
+  kNumReduceTypes
+};
+constexpr int kNumReduceKinds = 5;
+
+/*! \brief By ReduceKind; nullptr where a kind has no meaning for the type. */
+struct ReduceRow {
+  ReduceFn kinds[kNumReduceKinds];
+};
+
+struct ReduceTable {
+  const char* name;
+  ReduceRow rows[kNumReduceTypes];
+  void (*copy)(void* dst, const void* src, size_t bytes, bool stream);
+};
+
+extern const ReduceTable kPortableTable;
+#if defined(__x86_64__)
+extern const ReduceTable kAvx2Table;
+extern const ReduceTable kAvx512Table;
+#endif
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_SHM_REDUCE_TABLE_H_
