@@ -320,7 +320,7 @@ def compiler_calls() -> dict[str, Call]:
             {
                 "name": [*NAMES, "two words", "f "],
                 "scope": [*NAMES, "nowhere"],
-                "operand": ["0", None, 1.0, True, -2, [0], ANYTHING],
+                "operand": ["0", None, 1.0, True, -1, [0], ANYTHING],
                 "writes": [3, "01", ["0"], [1.0], [True], ANYTHING],
             },
         ),
@@ -343,7 +343,7 @@ def compiler_calls() -> dict[str, Call]:
         "Report": Call(transform.Report, free={"decisions": result, "plans": result}),
         "ScopeRegistry": Call(
             transform.ScopeRegistry,
-            free=dict.fromkeys(("scopes", "demands", "writes"), "filled by its methods"),
+            free=dict.fromkeys(("scopes", "added", "written"), "filled by its methods"),
         ),
         **{
             name: Call(getattr(transform, name))

@@ -144,6 +144,16 @@ class Function:
         bound = self.bind(count) or ()
         return tuple(k for k, parameter in enumerate(bound) if parameter.name in names)
 
+    @cache  # noqa: B019
+    def demands(self, count: int) -> Mapping[int | str, str]:
+        """Return the scopes that a call with so many arguments needs, by place, or by RESULT."""
+        found: dict[int | str, str] = {
+            k: self.scopes[parameter.name]
+            for k, parameter in enumerate(self.bind(count) or ())
+            if parameter.name in self.scopes
+        }
+        return {**found, RESULT: self.scopes[RESULT]} if RESULT in self.scopes else found
+
     def named(self, *types: str) -> str | None:
         """Return the name of the parameter with one of some types, if there is one."""
         for parameter in self.parameters:

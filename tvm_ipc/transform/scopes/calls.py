@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc import contract
+from tvm_ipc.contract import RESULT
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import declared_scopes, declared_writes
 from tvm_ipc.transform.scopes.build import device_of, same_device
-from tvm_ipc.transform.scopes.demands import GLOBAL, RESULT
+from tvm_ipc.transform.scopes.demands import GLOBAL
 from tvm_ipc.transform.scopes.facts import (
     OUT,
     VALUE,
@@ -50,7 +51,7 @@ class Calls(Values):
         if type(op) is relax.ExternFunc:
             name = str(op.global_symbol)
             declared = declared_scopes(op)
-            if declared or name in self.registry.demands or self.private:
+            if declared or self.private or self.registry.demands(name, len(call.args)):
                 self.visit_packed_call(name, call)
             else:
                 self.defer(name, call)
@@ -166,14 +167,16 @@ class Calls(Values):
         count: int,
         first: int = 0,
         declared: Mapping[int, str] | None = None,
-        writes: tuple[int, ...] | None = None,
+        writes: Collection[int] | None = None,
     ) -> None:
         """Note what a packed function needs of its operands."""
-        demands = {**self.registry.demands.get(name, {}), **(declared or {})}
-        writes = self.registry.writes.get(name, writes)
+        demands: dict[int | str, str] = {**self.registry.demands(name, count)}
+        demands.update(declared.items() if declared else ())
+        known = self.registry.writes(name, count)
+        writes = writes if known is None else known
         for place, argument in arguments:
             k = place - first
-            written = writes is None or k in writes or k - count in writes
+            written = writes is None or k in writes
             for path, tensor in _with_paths(self.value_of(argument)):
                 what = f"operand {k} of {name}" if name else f"operand {k} of a closure"
                 scope = demands.get(k)
@@ -184,15 +187,22 @@ class Calls(Values):
                     self.function.writes.append(Write(self.number, tensor.leaf, None))
 
     def packed_result(self, var: relax.Var, name: str, operands: Any = None) -> Value:
-        """Return the result of a function that nothing is known of but its name.
+        """Return the result of a packed function, of a closure, or of an operator that calls one.
 
-        It may be one of the operands. Most functions return nothing, which nothing ever reads.
+        It may be one of the operands where nothing else is known. Most functions return nothing,
+        which nothing ever reads.
         """
-        if operands is not None and name not in self.registry.writes:
+        count = 0 if operands is None else len(operands)
+        function = contract.find(name)
+        if function is not None:
+            operands = [operands[k] for k in function.places((function.result_of,), count)]
+        elif self.registry.writes(name, count) is not None:
+            operands = None
+        if operands:
             self.handed_on[hash(var)] = operands
-        if name == "runtime.disco.cuda_ipc.alloc_storage":
-            return Storage(IPC_MEMORY)
-        scope = self.registry.demands.get(name, {}).get(RESULT, GLOBAL)
+        scope = self.registry.demands(name, count).get(RESULT, GLOBAL)
+        if function is not None and function.result == "Storage":
+            return Storage(scope)
         result = self.fresh(var.ty, Root(var))
         for tensor in tensors(result):
             self.program.fixed.setdefault(tensor.leaf, (scope, f"comes from {name or 'a closure'}"))
@@ -226,8 +236,8 @@ class Calls(Values):
             packed = args[0]
             symbol = str(packed.global_symbol) if isinstance(packed, relax.ExternFunc) else ""
             self.visit_packed(symbol, list(enumerate(args))[1:], len(args) - 1, first=1)
-            return self.packed_result(var, symbol, args)
-        demands = self.registry.demands.get(name, {})
+            return self.packed_result(var, symbol, args[1:])
+        demands = self.registry.demands(name, len(args))
         for k, argument in enumerate(args):
             for path, tensor in _with_paths(self.value_of(argument)):
                 self.use(tensor, (k, *path), f"operand {k} of {name}", exact=demands.get(k))
@@ -316,15 +326,15 @@ class Calls(Values):
         """Read a call that allocates the outputs of a packed function."""
         packed, arguments = call.args[0], call.args[1]
         symbol = str(packed.global_symbol) if isinstance(packed, relax.ExternFunc) else ""
-        demands = self.registry.demands.get(symbol, {})
         value = self.value_of(arguments)
         fields = value if isinstance(value, tuple) else (value,)
+        result = self.fresh(var.ty, Root(var))
+        demands = self.registry.demands(symbol, len(fields) + len(tensors(result)))
         inline = isinstance(arguments, relax.Tuple)
         for k, part in enumerate(fields):
             for path, tensor in _with_paths(part):
                 place = (1, k, *path) if inline or len(fields) > 1 else (1, *path)
                 self.use(tensor, place, f"operand {k} of {symbol}", exact=demands.get(k))
-        result = self.fresh(var.ty, Root(var))
         for j, out in enumerate(tensors(result)):
             site = AllocSite(self.region, self.index, j)
             self.program.allocs.setdefault(out.leaf, []).append(site)

@@ -13,18 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
-from tvm_ipc import arguments
-from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc import arguments, contract
+from tvm_ipc.contract import ANY, IPC_MEMORY, RESULT
 
 GLOBAL: Final = "global"
-
-#: Stands for the result in the place of an operand's index.
-RESULT: Final = -1
-
-#: Stands for a scope where an operand may be in every one, opaque ones too.
-ANY: Final = "*"
 
 _OPAQUE: Final = (
     "global.texture",
@@ -33,49 +27,40 @@ _OPAQUE: Final = (
     "global.vtcm",
 )
 
-#: Operands that packed functions of Disco and of ours write, from the end where negative. Others
-#: may write all they are given.
-_WRITES: Final[Mapping[str, tuple[int, ...]]] = {
-    "runtime.disco.allreduce": (3,),
-    "runtime.disco.cuda_ipc.custom_allreduce": (2,),
-    "tvm_ipc.allreduce": (5,),
-    "runtime.disco.allgather": (2,),
-    "runtime.disco.broadcast_from_worker0": (2,),
-    "runtime.disco.scatter_from_worker0": (2,),
-    "runtime.disco.gather_to_worker0": (2,),
-    "runtime.disco.recv_from_worker0": (0,),
-    "runtime.disco.send_to_next_group": (),
-    "runtime.disco.recv_from_prev_group": (0,),
-    "runtime.disco.send_to_worker": (),
-    "runtime.disco.recv_from_worker": (0,),
-    "tvm_ipc.copy": (1,),
-    "tvm_ipc.blas.matmul": (-1,),
-}
+#: The index of an operand, or RESULT.
+Operand: TypeAlias = "int | str"
 
 
 @dataclass
 class ScopeRegistry:
-    """Memory scopes and demands for them.
+    """Memory scopes and demands for them: those of the contract, and those that are added.
 
     Attributes
     ----------
     scopes : whether code that was compiled for "global" memory works on the scope unchanged
         (transparent), by its name.
-    demands : the scope that an operator needs, by its name and the operand's index.
-    writes : the operands that a packed function may write, where that is known.
+    added : the scopes that operators were said to need, by their names and the operands.
+    written : the operands that packed functions were said to write, from the end where negative.
     """
 
     scopes: dict[str, bool] = field(
         default_factory=lambda: {GLOBAL: True, IPC_MEMORY: True, **dict.fromkeys(_OPAQUE, False)}
     )
-    demands: dict[str, dict[int, str]] = field(
-        default_factory=lambda: {
-            "runtime.disco.cuda_ipc.custom_allreduce": {0: IPC_MEMORY},
-            "tvm_ipc.allreduce": {0: IPC_MEMORY},
-            "tvm_ipc.copy": {0: ANY, 1: ANY},
-        }
-    )
-    writes: dict[str, tuple[int, ...]] = field(default_factory=lambda: dict(_WRITES))
+    added: dict[str, dict[Operand, str]] = field(default_factory=dict)
+    written: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def demands(self, name: str, count: int) -> Mapping[Operand, str]:
+        """Return the scopes that an operator with so many arguments needs."""
+        function, added = contract.find(name), self.added.get(name, {})
+        return {**function.demands(count), **added} if function is not None else added
+
+    def writes(self, name: str, count: int) -> frozenset[int] | None:
+        """Return which of so many arguments a packed function may write, None: it may write all."""
+        function = contract.find(name)
+        if function is not None:
+            return frozenset(function.places(function.writes, count))
+        written = self.written.get(name)
+        return None if written is None else _from_start(written, count)
 
     def register_scope(self, scope: str, *, transparent: bool = False) -> None:
         """Make a scope known; transparent says that code for "global" memory works on it."""
@@ -88,7 +73,7 @@ class ScopeRegistry:
             )
 
     def demand_scope(
-        self, name: str, scope: str, *, operand: int = 0, writes: Iterable[int] | None = None
+        self, name: str, scope: str, *, operand: Operand = 0, writes: Iterable[int] | None = None
     ) -> None:
         """Say that an operator or packed function needs an operand, or its result, in a scope.
 
@@ -106,29 +91,45 @@ class ScopeRegistry:
         scope = arguments.text("demand_scope: scope", scope, "the name of a memory scope, or ANY")
         if scope not in self.scopes and scope != ANY:
             raise ValueError(f"unknown memory scope {scope!r}; {self.known_scopes()}")
-        wanted = "the index of an argument, or RESULT"
-        operand = arguments.integer("demand_scope: operand", operand, wanted, RESULT)
+        if not isinstance(operand, str) or operand != RESULT:
+            wanted = "the index of an argument, or RESULT"
+            operand = arguments.integer("demand_scope: operand", operand, wanted)
+        elif scope == ANY:
+            raise ValueError("a result is in some scope, not in ANY")
         if writes is not None:
             wanted = "indices of arguments, from the end where negative, or None"
             writes = arguments.integers("demand_scope: writes", writes, wanted, -math.inf)
             writes = tuple(dict.fromkeys(writes))
-            if set(known := self.writes.get(name, writes)) != set(writes):
-                raise ValueError(
-                    f"{name} is known to write operands {known}, not operands {writes}"
-                )
-        if operand == RESULT and scope == ANY:
-            raise ValueError("a result is in some scope, not in ANY")
-        demands = self.demands.setdefault(name, {})
-        if demands.setdefault(operand, scope) != scope:
-            raise ValueError(
-                f"{name} already demands {demands[operand]!r} where it should demand {scope!r}"
-            )
+            self._check_writes(name, writes)
+        function = contract.find(name)
+        known = {} if function is None else function.demands(len(function.parameters))
+        added = self.added.setdefault(name, {})
+        first = known.get(operand) or added.setdefault(operand, scope)
+        if first != scope:
+            raise ValueError(f"{name} already demands {first!r} where it should demand {scope!r}")
         if writes is not None:
-            self.writes.setdefault(name, tuple(writes))
+            self.written.setdefault(name, writes)
+
+    def _check_writes(self, name: str, writes: tuple[int, ...]) -> None:
+        function, known, same = (
+            contract.find(name),
+            self.written.get(name, writes),
+            frozenset(writes),
+        )
+        if function is not None:
+            count = len(function.parameters)
+            known, same = function.places(function.writes, count), _from_start(writes, count)
+        if set(known) != same:
+            raise ValueError(f"{name} is known to write operands {known}, not operands {writes}")
 
     def known_scopes(self) -> str:
         """Return a sentence that names the scopes, for messages."""
         return f"known are {', '.join(self.scopes)}; register_scope makes others known"
+
+
+def _from_start(places: Iterable[int], count: int) -> frozenset[int]:
+    """Return places that may be told from the end, where negative, as they are from the start."""
+    return frozenset(k + count if k < 0 else k for k in places)
 
 
 #: What passes use that are not given a registry of their own.

@@ -8,8 +8,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ipc.contract import ANY
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.scopes.demands import ANY, GLOBAL, ScopeRegistry
+from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.facts import (
     FunctionFacts,
     FunctionValue,
