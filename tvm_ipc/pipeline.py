@@ -23,6 +23,7 @@ A module without collectives passes through the same way.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -50,7 +51,7 @@ from tvm_ipc.transform import (
     script,
 )
 from tvm_ipc.transform.bindings import calls
-from tvm_ipc.transform.collection import no_collection
+from tvm_ipc.transform.collection import collection, no_collection
 from tvm_ipc.transform.report import Decision, note
 
 #: Targets with memory that peers map, and TVM's pipeline for them.
@@ -144,9 +145,11 @@ def get_pipeline(
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         _check_module(mod, target, world_size, world_size // num_groups)
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
-        with target:
+        collects = gc.isenabled()
+        # Over all phases, for each time it goes on again, Python looks through the whole module.
+        with target, no_collection():
             for number, (name, passes) in enumerate(phases, start=1):
-                with nullcontext() if name == "schedule" else no_collection():
+                with collection(collects) if passes == [schedule] else nullcontext():
                     mod = tvm.transform.Sequential(passes, name=f"tvm_ipc.{name}")(mod)
                 if folder is not None:
                     folder.mkdir(parents=True, exist_ok=True)
@@ -261,8 +264,10 @@ def _check_workers(name: str, op: str, workers: int, in_group: bool, expected: i
 
 def _told(mod: tvm.IRModule) -> Iterator[tuple[str, str, Any]]:
     """Yield the operators that say for how many workers or what device they are."""
+    # An operator is one object, whose address is told faster than its name.
+    told = {tvm.ir.Op.get(name).__chandle__(): name for name in _TOLD}
     for global_var, function in mod.functions_items():
         for call in calls(function) if isinstance(function, relax.Function) else ():
-            name = str(call.op.name) if isinstance(call.op, tvm.ir.Op) else ""
-            if name in _TOLD:
+            name = told.get(call.op.__chandle__())
+            if name is not None:
                 yield str(global_var.name_hint), name, call.attrs
