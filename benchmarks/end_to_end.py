@@ -47,8 +47,8 @@ from tvm_ipc.demo import model, weights
 from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.generating import Generation, Generator
 from tvm_ipc.demo.schedule import schedule_kernels
-from tvm_ipc.transform.bindings import map_values
 from tvm_ipc.transform.collectives import OWN_ALLREDUCE, match_collective, own_allreduce
+from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 
 ONE, TWO, BARRIERS, ORDINARY = "1 worker", "2 workers", "barriers kept", "ordinary allreduce"
 CONTESTANTS = (ONE, TWO, BARRIERS, ORDINARY)
@@ -80,17 +80,13 @@ class Results:
 def keep_barriers(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
     """Take back what the planner promised: every all-reduce waits until all have read."""
 
-    def change(binding: relax.Binding, _dataflow: bool) -> relax.Expr | None:
-        collective = match_collective(binding.value)
+    def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
+        collective = match_collective(value)
         if collective is None or collective.name != OWN_ALLREDUCE:
             return None
-        return own_allreduce(collective, CollectiveFlag.NONE)
+        return [with_value(binding, own_allreduce(collective, CollectiveFlag.NONE))]
 
-    result = mod.clone()
-    for name, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            result[name] = map_values(function, change)
-    return result
+    return change_functions(mod, lambda _, function: rewrite(function, change))
 
 
 def compile_contestant(name: str, config: Config, blas: bool) -> Any:

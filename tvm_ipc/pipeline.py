@@ -50,8 +50,8 @@ from tvm_ipc.transform import (
     VerifyCrossRankSafety,
     script,
 )
-from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.collection import collection, no_collection
+from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.report import Decision, note
 
 #: Targets with memory that peers map, and TVM's pipeline for them.

@@ -12,7 +12,8 @@ from tvm import relax
 from tvm.relax import transform
 
 from tvm_ipc.transform import LowerGPUIPCAllocStorage, LowerPackedAllocTensor
-from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
+from tvm_ipc.transform.ir.build import dtype_of
+from tvm_ipc.transform.ir.rewrite import rewrite, typed
 
 _ALLOC_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 

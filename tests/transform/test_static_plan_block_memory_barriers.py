@@ -530,10 +530,10 @@ def test_a_promise_that_the_plan_cannot_hold_is_taken_back():
     ("options", "error", "message"),
     [
         ({"packed": 64}, TypeError, "packed is True or False, not 64"),
-        ({"alignment": 48}, ValueError, "power of two, not 48"),
-        ({"alignment": "64"}, TypeError, "a power of two, not '64'"),
-        ({"barrier_budget": -1}, ValueError, "0 or more, or None, not -1"),
-        ({"barrier_budget": 0.5}, TypeError, "0 or more, or None, not 0.5"),
+        ({"alignment": 48}, ValueError, r"power of two, at most 2\*\*30, not 48"),
+        ({"alignment": "64"}, TypeError, r"a power of two, at most 2\*\*30, not '64'"),
+        ({"barrier_budget": -1}, ValueError, r"0 or more and below 2\*\*63, or None, not -1"),
+        ({"barrier_budget": 0.5}, TypeError, r"0 or more and below 2\*\*63, or None, not 0.5"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, error, message):

@@ -36,10 +36,10 @@ from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.bindings import values
 from tvm_ipc.transform.byoc.call_shapes import match_call
 from tvm_ipc.transform.byoc.global_symbol_cache import FreshGlobalSymbols
 from tvm_ipc.transform.byoc.literals import CODEGEN, COMPOSITE, compiler_of, used_global_vars
+from tvm_ipc.transform.ir.rewrite import walk
 from tvm_ipc.transform.outline_compiler_functions import outline
 
 
@@ -186,7 +186,7 @@ def _used(mod: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
 
 
 def _has_branch(function: relax.Function) -> bool:
-    return any(isinstance(value, relax.If) for value in values(function))
+    return any(isinstance(value, relax.If) for _, value in walk(function))
 
 
 @mutator

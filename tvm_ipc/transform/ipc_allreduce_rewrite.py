@@ -29,13 +29,13 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
-from tvm_ipc.transform.bindings import map_values
 from tvm_ipc.transform.collectives import (
     CUSTOM_ALLREDUCE,
     DISCO_ALLREDUCE,
     OWN_ALLREDUCE,
     match_collective,
 )
+from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.demands import ScopeRegistry
@@ -89,19 +89,15 @@ def rewrite_allreduces(
 
     Where these lie is left to `plan_memory_scopes`.
     """
-    result = module
-    for global_var, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            name = str(global_var.name_hint)
 
-            def change(binding: relax.Binding, _: bool, name: str = name) -> relax.Expr | None:
-                return _rewritten(name, binding.value, strategy, num_groups)
+    def rewritten(name: str, function: relax.Function) -> relax.Function:
+        def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
+            new = _rewritten(name, value, strategy, num_groups)
+            return None if new is None else [with_value(binding, new)]
 
-            rewritten = map_values(function, change)
-            if rewritten is not function:
-                result = module.clone() if result is module else result
-                result.update_func(global_var, rewritten)
-    return result
+        return rewrite(function, change)
+
+    return change_functions(module, rewritten)
 
 
 def _rewritten(

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.transform.bindings import variables
+from tvm_ipc.transform.ir.rewrite import walk
 from tvm_ipc.transform.report import Decision, note
 
 _NAME = "KeepFromFusion"
@@ -74,8 +74,7 @@ def _unknown_extent(function: relax.Function) -> Any:
     if not relax.analysis.defined_symbolic_vars(function):
         return None
     seen: set[int] = set()
-    for variable in variables(function):
-        ty = variable.ty
+    for ty in _types(function):
         if ty.__chandle__() in seen:
             continue
         seen.add(ty.__chandle__())
@@ -86,6 +85,16 @@ def _unknown_extent(function: relax.Function) -> Any:
                 if found:
                     return extent
     return None
+
+
+def _types(function: relax.Function) -> Iterator[Any]:
+    """Yield the types of all variables, those in branches and local functions too."""
+    yield from (param.ty for param in function.params)
+    for binding, value in walk(function):
+        if binding is not None:
+            yield binding.var.ty
+        if isinstance(value, relax.Function):
+            yield from (param.ty for param in value.params)
 
 
 def _extents(ty: Any) -> Iterator[Any]:

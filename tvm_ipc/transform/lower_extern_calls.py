@@ -44,12 +44,12 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.bindings import calls
 from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
 from tvm_ipc.transform.byoc.extern import SCOPES, WRITES, Extern, read
 from tvm_ipc.transform.byoc.literals import used_global_vars
 from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
 from tvm_ipc.transform.ir.program import Step
+from tvm_ipc.transform.ir.rewrite import calls
 
 _COPY = "tvm_ipc.copy"
 _FORCE_PURE = "relax.force_pure"

@@ -29,8 +29,9 @@ from tvm import relax
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.ir.build import dtype_of
+from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed
 from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
-from tvm_ipc.transform.memory.rewrite import dtype_of, rewrite, typed
 
 _ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
 
@@ -50,22 +51,7 @@ class LowerGPUIPCAllocStorage:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the lowered module."""
-        functions = {
-            global_var: function
-            for global_var, function in mod.functions_items()
-            if isinstance(function, relax.Function)
-        }
-        changed = {}
-        for global_var, function in functions.items():
-            lowered = rewrite(function, partial(_lower, global_var.name_hint))
-            if lowered is not function:
-                changed[global_var] = lowered
-        if not changed:
-            return mod
-        result = mod.clone()
-        for global_var, function in changed.items():
-            result.update_func(global_var, function)
-        return result
+        return change_functions(mod, lambda name, one: rewrite(one, partial(_lower, name)))
 
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")

@@ -22,7 +22,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.transform.memory.rewrite import rewrite
+from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _PACKED = relax.ExternFunc("tvm_ipc.alloc_tensor")
@@ -36,18 +36,7 @@ class LowerPackedAllocTensor:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the lowered module."""
-        changed = {}
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                lowered = rewrite(function, lower_packed)
-                if lowered is not function:
-                    changed[global_var] = lowered
-        if not changed:
-            return mod
-        result = mod.clone()
-        for global_var, function in changed.items():
-            result.update_func(global_var, function)
-        return result
+        return change_functions(mod, lambda _, function: rewrite(function, lower_packed))
 
 
 def lower_packed(binding: relax.Binding, call: relax.Expr) -> list[relax.Binding] | None:
@@ -60,4 +49,4 @@ def lower_packed(binding: relax.Binding, call: relax.Expr) -> list[relax.Binding
         return None
     var = binding.var
     packed = relax.Call(_PACKED, arguments, ty_args=[var.ty], ret_ty=var.ty)
-    return [relax.VarBinding(var, packed, binding.span)]
+    return [with_value(binding, packed)]

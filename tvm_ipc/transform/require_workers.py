@@ -34,9 +34,9 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.bindings import begin_with, calls
 from tvm_ipc.transform.collectives import meets_peers
-from tvm_ipc.transform.memory.rewrite import typed
+from tvm_ipc.transform.ir.build import NOTHING, do
+from tvm_ipc.transform.ir.rewrite import begin_with, calls, change_functions, typed
 
 _NAME = "RequireWorkers"
 _REQUIRE = relax.ExternFunc("tvm_ipc.require_workers")
@@ -66,11 +66,7 @@ class RequireWorkers:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """Return the module with the calls, and with the function that is one."""
-        result = mod
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and any(map(meets_peers, calls(function))):
-                result = mod.clone() if result is mod else result
-                result.update_func(global_var, begin_with(function, [self._binding()]))
+        result = change_functions(mod, self._checked)
         if result is mod:
             return mod
         if any(name.name_hint == MODULE_CHECK for name in mod.get_global_vars()):
@@ -81,14 +77,15 @@ class RequireWorkers:
         result[MODULE_CHECK] = self._alone()
         return result
 
-    def _binding(self) -> relax.Binding:
-        nothing = tvm.ir.TupleType([])
-        numbers = [relax.prim_value(self.world_size), relax.prim_value(self.num_groups)]
-        call = relax.Call(_REQUIRE, numbers, ty_args=[nothing], ret_ty=nothing)
-        return relax.VarBinding(relax.Var("_", nothing), call)
+    def _checked(self, _name: str, function: relax.Function) -> relax.Function:
+        if not any(map(meets_peers, calls(function))):
+            return function
+        return begin_with(function, [self._check()])
+
+    def _check(self) -> relax.Binding:
+        return do(_REQUIRE, [relax.prim_value(self.world_size), relax.prim_value(self.num_groups)])
 
     def _alone(self) -> relax.Function:
-        nothing = relax.Tuple([])
-        body = relax.SeqExpr([relax.BindingBlock([self._binding()])], nothing)
-        function = relax.Function([], typed(body, nothing.ty), nothing.ty, is_pure=False)
+        body = relax.SeqExpr([relax.BindingBlock([self._check()])], relax.Tuple([]))
+        function = relax.Function([], typed(body, NOTHING), NOTHING, is_pure=False)
         return function.with_attr("global_symbol", MODULE_CHECK)

@@ -57,15 +57,15 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import CollectiveFlag
-from tvm_ipc.transform.bindings import begin_with
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.collectives import own_allreduce
 from tvm_ipc.transform.ir.aliases import Allocation, ModuleFacts
+from tvm_ipc.transform.ir.build import do, dtype_of
 from tvm_ipc.transform.ir.program import Step
+from tvm_ipc.transform.ir.rewrite import begin_with, change_functions, rewrite
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
-from tvm_ipc.transform.memory.rewrite import dtype_of, replace
 from tvm_ipc.transform.report import collecting, note, note_plan
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
@@ -146,10 +146,8 @@ class StaticPlanBlockMemory:
                 alignment=self.alignment,
                 barrier_budget=self.barrier_budget,
             )
-            result = mod.clone()
-            for plan in plans:
-                name = plan.facts.program.name
-                result.update_func(result.get_global_var(name), _apply(plan))
+            by_name = {plan.facts.program.name: plan for plan in plans}
+            result = change_functions(mod, lambda name, _: _apply(by_name[name]))
         if collecting():
             for plan in plans:
                 for decision in decisions(plan):
@@ -175,8 +173,13 @@ def _apply(plan: Plan) -> relax.Function:
     for storage in plan.storages:
         if storage.kill_after is not None:
             last = bindings.setdefault(storage.kill_after, [storage.kill_after.binding])
-            last.append(_kill_storage(variables[storage]))
-    function = _with_required_bounds(replace(plan.facts.program, bindings), plan)
+            last.append(do(_KILL, [variables[storage]]))
+    # By the address of its variable: to hash a variable takes time.
+    replaced = {step.var.__chandle__(): new for step, new in bindings.items()}
+    function = plan.facts.program.function
+    if replaced:
+        function = rewrite(function, lambda one, _: replaced.get(one.var.__chandle__()))
+    function = _with_required_bounds(function, plan)
     return function.without_attr(_DYNAMIC_OUTPUT) if plan.drops_attribute else function
 
 
@@ -193,13 +196,11 @@ def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Functio
         if storage in shared
         for extent in plan.tensors[one].arguments[0].values
     )
-    nothing = tvm.ir.TupleType([])
     checks = []
     for var, least, most in plan.sizes.bounds(extents):
         what = tvm.ir.StringImm(f"{plan.facts.program.name}: {var.name}")
         arguments = [what, *(relax.prim_value(one) for one in (var, least, most))]
-        call = relax.Call(_REQUIRE_BOUNDS, arguments, ty_args=[nothing], ret_ty=nothing)
-        checks.append(relax.VarBinding(relax.Var("_", nothing), call))
+        checks.append(do(_REQUIRE_BOUNDS, arguments))
     return begin_with(function, checks) if checks else function
 
 
@@ -250,8 +251,3 @@ def _alloc_tensor(plan: Plan, variables: dict[Storage, Any], allocation: Allocat
     at = plan.sizes.expr(offset, storage.size.unit)
     call = relax.Call(_TENSOR, [variables[storage], at, shape, dtype, device], ret_ty=step.var.ty)
     return relax.VarBinding(step.var, call)
-
-
-def _kill_storage(var: Any) -> relax.Binding:
-    nothing = tvm.ir.TupleType([])
-    return relax.VarBinding(relax.Var("_", nothing), relax.Call(_KILL, [var], ret_ty=nothing))

@@ -22,12 +22,12 @@ from tvm.relax import dpl
 from tvm.relax.backend.utils import has_leaking_intermediate_variables
 
 from tvm_ipc import arguments
-from tvm_ipc.transform.bindings import values
 from tvm_ipc.transform.blas.product import STEPS, find_products, refusal, replace
 from tvm_ipc.transform.byoc.compiled import Compiled
 from tvm_ipc.transform.byoc.literals import CODEGEN, compiler_of
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.ir.rewrite import walk
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
 
@@ -110,7 +110,7 @@ def compile_partitions(mod: tvm.IRModule) -> tvm.IRModule:
         compiler_of(part) == COMPILER
         for function in mod.functions.values()
         if isinstance(function, relax.Function)
-        for value in (function, *values(function))
+        for value in (function, *(value for _, value in walk(function)))
         for part in (value, getattr(value, "op", None))
     ):
         return mod

@@ -25,7 +25,7 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import MAX_STEPS, Epilogue, pack_digits
 from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
-from tvm_ipc.transform.memory.rewrite import rewrite
+from tvm_ipc.transform.ir.rewrite import rewrite
 
 FUNCTION: Final = "tvm_ipc.blas.matmul"
 

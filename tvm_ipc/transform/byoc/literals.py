@@ -12,8 +12,8 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_ipc.transform.bindings import values
 from tvm_ipc.transform.byoc.global_symbol_cache import GLOBAL_SYMBOL
+from tvm_ipc.transform.ir.rewrite import walk
 
 CODEGEN = "Codegen"
 COMPOSITE = "Composite"
@@ -29,7 +29,7 @@ def compiler_of(function: object) -> str | None:
 
 def contains_literal(function: relax.Function, wanted: Callable[[relax.Function], bool]) -> bool:
     """Return whether a function that is wanted is written inside of another one."""
-    for value in values(function):
+    for _, value in walk(function):
         literal = value.op if isinstance(value, relax.Call) else value
         if isinstance(literal, relax.Function) and (
             wanted(literal) or (value is not literal and contains_literal(literal, wanted))
@@ -40,7 +40,7 @@ def contains_literal(function: relax.Function, wanted: Callable[[relax.Function]
 
 def used_global_vars(function: relax.Function) -> Iterator[tuple[tvm.ir.GlobalVar, bool]]:
     """Yield the global variables that a function uses, and whether it only calls them."""
-    for value in values(function):
+    for _, value in walk(function):
         parts = [value]
         if isinstance(value, relax.Call):
             if isinstance(value.op, tvm.ir.GlobalVar):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several passes stand on.
 
+rewrite  walks through the bindings of functions, and other bindings in their place
+build    bindings that passes make: allocations, copies, calls for what they do
 program  the bindings of a function in order, its if branches as regions of them
 aliases  which memory a value may be, who else holds it, and where it is used
 """

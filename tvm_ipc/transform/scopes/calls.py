@@ -13,7 +13,7 @@ from tvm_ipc import contract
 from tvm_ipc.contract import RESULT
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import declared_scopes, declared_writes
-from tvm_ipc.transform.scopes.build import device_of, same_device
+from tvm_ipc.transform.ir.build import device_of, same_device
 from tvm_ipc.transform.scopes.demands import GLOBAL
 from tvm_ipc.transform.scopes.facts import (
     OUT,

@@ -10,8 +10,7 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.bindings import with_body
-from tvm_ipc.transform.scopes.build import (
+from tvm_ipc.transform.ir.build import (
     ALLOC,
     COPY,
     alloc,
@@ -24,6 +23,7 @@ from tvm_ipc.transform.scopes.build import (
     replace_call,
     with_scope,
 )
+from tvm_ipc.transform.ir.rewrite import with_body
 from tvm_ipc.transform.scopes.demands import GLOBAL
 from tvm_ipc.transform.scopes.facts import OUT, FunctionFacts, Region, Root
 from tvm_ipc.transform.scopes.place import Copy, Plan

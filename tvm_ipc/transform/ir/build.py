@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bindings that apply a plan: allocations in a scope, copies, and calls with other operands."""
+"""The bindings that passes make: allocations, copies, and calls for what they do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -11,6 +12,21 @@ from tvm import relax, tirx
 COPY = "tvm_ipc.copy"
 
 ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+
+#: The type of what returns nothing.
+NOTHING = tvm.ir.TupleType([])
+
+
+def dtype_of(name: str) -> Any:
+    """Return a type of elements as an argument."""
+    return tvm.ir.GenericConst(tvm.DataType(name), relax.AnyType())
+
+
+def do(callee: relax.Expr, arguments: Sequence[relax.Expr]) -> relax.Binding:
+    """Return a call that returns nothing."""
+    ty_args = [] if isinstance(callee, tvm.ir.Op) else [NOTHING]
+    call = relax.Call(callee, arguments, ty_args=ty_args, ret_ty=NOTHING)
+    return relax.VarBinding(relax.Var("_", NOTHING), call)
 
 
 def with_scope(call: relax.Call, scope: str, device: int) -> relax.Call:
@@ -29,8 +45,12 @@ def replace_call(call: relax.Call, op: relax.Expr, args: list[relax.Expr]) -> re
 
 def alloc(shape: relax.Expr, ty: Any, device: int, scope: str) -> relax.Call:
     """Return an allocation."""
-    dtype = tvm.ir.GenericConst(tvm.DataType(str(ty.dtype.dtype)), relax.AnyType())
-    args = [shape, dtype, tirx.IntImm("int64", device), tvm.ir.StringImm(scope)]
+    args = [
+        shape,
+        dtype_of(str(ty.dtype.dtype)),
+        tirx.IntImm("int64", device),
+        tvm.ir.StringImm(scope),
+    ]
     ty_args = [ty] if ty.vdevice is not None else []
     return relax.Call(ALLOC, args, ty_args=ty_args, ret_ty=ty)
 
