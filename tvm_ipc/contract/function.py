@@ -139,6 +139,7 @@ class Function:
             bound += [parameter] * (1 + more if parameter.variadic else 1)
         return tuple(bound) if len(bound) == count else None
 
+    @cache  # noqa: B019
     def places(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
         """Return which of so many arguments are those of some parameters, in their order."""
         bound = self.bind(count) or ()

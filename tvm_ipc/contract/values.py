@@ -30,8 +30,8 @@ class Team(IntEnum):
     GROUP = 1  #: the group of the calling rank
 
     @staticmethod
-    def contains(team: int, other: int) -> bool:
-        """Whether every rank of the other team is known to be one of the team."""
+    def contains(team: int, other: int | None) -> bool:
+        """Whether every rank of the other team, None: of any team, is one of the team."""
         return team in (Team.WORLD, other)
 
 

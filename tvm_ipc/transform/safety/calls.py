@@ -1,83 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packed functions do to memory, by name. What is not listed may do anything.
+"""How calls of the contract's functions are read, and what TVM's own functions do to memory.
 
-Collectives are known by Disco's names, with and without the name of a backend.
+What is neither there nor here may do anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import tirx
 
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag
+from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Function, Meeting, Team
+from tvm_ipc.transform.safety.steps import Argument
+
+_WAIT_UPSTREAM = {one for one in AllReduceStrategy if one.ends_with_barrier_upstream}
 
 
-@dataclass(frozen=True)
-class Collective:
-    """A call in which ranks exchange data."""
+class KnownCall:
+    """A call of a function of the contract."""
 
-    send: int | None  #: the place of what is read
-    recv: int | None  #: the place of what is written
-    in_group: int | None = None  #: the place of the flag; None: all workers
-    #: Whether no rank returns before every rank has entered.
-    meets: bool = False
-    strategy: int | None = None  #: place; such a collective reads `send` where peers wrote it
-    flags: int | None = None  #: place
+    def __init__(self, function: Function, arguments: list[Argument]) -> None:
+        self.function = function
+        self._arguments = arguments
 
-    def team(self, args: Any) -> bool | None:
-        """Whether it is within groups; None where that is not known."""
-        if self.in_group is None:
+    def fits(self) -> bool:
+        """Whether the function takes so many arguments."""
+        return self.function.bind(len(self._arguments)) is not None
+
+    def places(self, *names: str) -> tuple[int, ...]:
+        """Return which arguments are those of some parameters."""
+        return self.function.places(names, len(self._arguments))
+
+    def argument(self, name: str) -> Argument:
+        """Return the argument of a parameter that takes one."""
+        (place,) = self.places(name)
+        return self._arguments[place]
+
+    def _constant(self, *types: str) -> int | None:
+        """Return the number that the parameter with one of some types is given, if it is known."""
+        name = self.function.named(*types)
+        return None if name is None else constant(self.argument(name))
+
+    def team(self) -> int | None:
+        """Return the team whose ranks exchange data, None where it is not known."""
+        if self.function.named("Team", "InGroup") is None:
+            return Team.WORLD
+        return self._constant("Team", "InGroup")
+
+    def meets(self) -> int | None:
+        """Return a team of which every rank has entered when the call returns, if there is one."""
+        if self.function.meets is not Meeting.ALL:
+            return None
+        team = self.team()
+        # Either of two teams, the larger of which contains the other.
+        return Team.GROUP if team is None and self.function.named("InGroup") else team
+
+    def leaves_pending(self, assume_no_exit_barrier: bool) -> bool:
+        """Whether peers may still read what they read when the call has returned."""
+        if not self.function.peers_read:
             return False
-        value = constant(args[self.in_group])
-        return None if value is None else bool(value)
-
-    def leaves_pending(self, args: Any, assume_no_exit_barrier: bool) -> bool:
-        """Whether peers may still read `send` when it returns."""
-        if self.strategy is None:
-            return False
-        if self.flags is not None:
-            flags = constant(args[self.flags])
+        if self.function.named("CollectiveFlag") is not None:
+            flags = self._constant("CollectiveFlag")
             if flags is None or flags & CollectiveFlag.NO_EXIT_BARRIER:
                 return True
-        # Upstream's kernels wait for nobody at their end; a ring is not theirs.
-        return assume_no_exit_barrier and constant(args[self.strategy]) != AllReduceStrategy.RING
+        if not assume_no_exit_barrier or self.function.named("AllReduceStrategy") is None:
+            return False
+        return self._constant("AllReduceStrategy") not in _WAIT_UPSTREAM
 
 
 def constant(expr: Any) -> int | None:
     """Return an integer argument, None where it is not a constant."""
     return int(expr.value) if isinstance(expr, (tvm.ir.GenericConst, tirx.IntImm)) else None
-
-
-_DISCO = {
-    "allreduce": Collective(send=0, in_group=2, recv=3, meets=True),
-    "allgather": Collective(send=0, in_group=1, recv=2, meets=True),
-    "broadcast_from_worker0": Collective(send=0, in_group=1, recv=2),
-    "scatter_from_worker0": Collective(send=0, in_group=1, recv=2),
-    "gather_to_worker0": Collective(send=0, in_group=1, recv=2),
-    "send_to_next_group": Collective(send=0, recv=None),
-    "send_to_worker": Collective(send=0, recv=None),
-    "recv_from_worker0": Collective(send=None, recv=0),
-    "recv_from_prev_group": Collective(send=None, recv=0),
-    "recv_from_worker": Collective(send=None, recv=0),
-}
-
-_COLLECTIVES = {
-    "runtime.disco.cuda_ipc.custom_allreduce": Collective(send=0, recv=2, meets=True, strategy=1),
-    "tvm_ipc.allreduce": Collective(send=0, in_group=2, recv=5, meets=True, strategy=3, flags=4),
-}
-
-
-def find_collective(name: str) -> Collective | None:
-    """Return what a packed function does, if it is a collective."""
-    if name in _COLLECTIVES:
-        return _COLLECTIVES[name]
-    if not name.startswith("runtime.disco."):
-        return None
-    parts = name.split(".")[2:]
-    return _DISCO.get(parts[-1]) if len(parts) <= 2 else None
 
 
 #: Functions whose result is, or may be, their first argument in another shape.
@@ -102,9 +96,6 @@ READERS = frozenset(
         "vm.builtin.assert",
         "vm.builtin.print",
         "vm.builtin.null_value",
-        "tvm_ipc.arena_offset",
-        "runtime.disco.worker_id",
-        "runtime.disco.worker_rank",
     }
 )
 

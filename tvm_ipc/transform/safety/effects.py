@@ -32,7 +32,7 @@ class Effects:
         self._hazards = hazards
         self._state = State()
         self._summary = Summary()
-        self._accesses: set[tuple[int, frozenset[str]]] = set()
+        self._accesses: set[tuple[int, frozenset[int]]] = set()
 
     def _read(self, things: Iterable[Storage | Buffer], step: Step) -> None:
         state, reads = self._state, self._summary.reads
@@ -48,15 +48,15 @@ class Effects:
         self,
         things: Iterable[Storage | Buffer],
         step: Step,
-        passed: frozenset[str] = frozenset(),
+        passed: frozenset[int] = frozenset(),
         certain: bool = True,
     ) -> None:
-        """Write, after the callee has passed some meetings."""
+        """Write, after some teams met in the callee."""
         state = self._state
         for thing in things:
             storage = storage_of(thing)
             for pending in state.pending:
-                if not met(pending.in_group, passed) and self._may_overlap(thing, pending.memory):
+                if not met(pending.team, passed) and self._may_overlap(thing, pending.memory):
                     example = self._overlap(thing, pending.memory)
                     self._endanger(HazardKind.WRITE, storage, step, pending, example)
             if certain and isinstance(thing, Buffer) and not thing.weak:

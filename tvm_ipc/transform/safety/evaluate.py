@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
-from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.transform.safety import calls, memory
-from tvm_ipc.transform.safety.effects import Effects
-from tvm_ipc.transform.safety.extents import Extents, Given
+from tvm_ipc import contract
+from tvm_ipc.contract import IPC_MEMORY, RESULT
+from tvm_ipc.transform.safety import calls
+from tvm_ipc.transform.safety.allocations import Allocations, item_bytes, text_of
+from tvm_ipc.transform.safety.calls import KnownCall
+from tvm_ipc.transform.safety.extents import Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.memory import (
     NOTHING,
@@ -40,9 +41,6 @@ from tvm_ipc.transform.safety.steps import (
     Steps,
 )
 
-#: Where a tensor begins and ends, None where that is not known, and what is given by its extents.
-_Span = tuple[Number | None, Number | None, Given]
-
 
 class Module(Protocol):
     """What is known of the module around a function."""
@@ -64,16 +62,13 @@ class Module(Protocol):
         """Return what a Relax function does, None for one that is being looked at: recursion."""
 
 
-class Evaluation(Effects):
+class Evaluation(Allocations):
     """The values of a function's variables, and how expressions make them."""
 
     def __init__(self, module: Module, name: str, steps: Steps) -> None:
-        super().__init__(name, module.extents, module.hazards)
+        super().__init__(name, module.extents, module.hazards, steps)
         self._module = module
-        self._steps = steps
         self._values: dict[int, Value] = {}
-        self._spans: dict[Any, _Span] = {}
-        self._kept: list[Any] = []
         self._held = False  #: whether what was just evaluated is held already
         self._cached: dict[str, Value] = {}
 
@@ -158,11 +153,10 @@ class Evaluation(Effects):
         handler = _PACKED.get(name)
         if handler is not None:
             return handler(self, args, step)
-        collective = calls.find_collective(name)
         values = self._arguments(args)
-        if collective is not None:
-            self._collective(collective, args, values, step)
-            return NOTHING
+        function = contract.find(name)
+        if function is not None:
+            return self._known(KnownCall(function, args), values, step)
         if name in calls.READERS:
             self._read(objects(tuple(values)), step)
             return NOTHING
@@ -171,27 +165,51 @@ class Evaluation(Effects):
             return values[0]
         return self._unknown(values, step)
 
-    def _collective(
-        self, collective: calls.Collective, args: list[Argument], values: list[Value], step: Step
-    ) -> None:
-        send = NOTHING if collective.send is None else values[collective.send]
-        recv = NOTHING if collective.recv is None else values[collective.recv]
-        self._read(objects(send), step)
-        self._write(objects(recv), step)
-        team = collective.team(args)
-        if collective.meets:
+    def _known(self, call: KnownCall, values: list[Value], step: Step) -> Value:
+        """Do what the contract says of a function."""
+        function = call.function
+        if not call.fits():
+            return self._unknown(values, step)
+
+        def of(names: tuple[str, ...]) -> list[Storage | Buffer]:
+            return list(objects(tuple(values[place] for place in call.places(*names))))
+
+        written = of(function.writes)
+        self._read(of(function.reads), step)
+        self._write(written, step)
+        team = call.meets()
+        if team is not None:
             self._state.meet(team)
-        if collective.leaves_pending(args, self._module.assume_no_exit_barrier):
-            for thing in objects(send):
-                if storage_of(thing).scope in (None, IPC_MEMORY):
-                    pending = Pending(thing, team, step)
-                    for target in objects(recv):
-                        same = storage_of(target) is storage_of(thing)
-                        if same and self._may_overlap(target, thing):
-                            example = self._overlap(target, thing)
-                            storage = storage_of(thing)
-                            self._endanger(HazardKind.WRITE, storage, step, pending, example)
-                    self._state.pending += (pending,)
+        if call.leaves_pending(self._module.assume_no_exit_barrier):
+            for thing in of(function.peers_read):
+                self._leave_pending(thing, call.team(), written, step)
+        if function.result == "Storage":
+            shape, item = call.argument("shape"), item_bytes(call.argument("dtype"))
+            return frozenset({self._alloc_storage(shape, item, function.scopes.get(RESULT), step)})
+        if not function.result_of:
+            return NOTHING
+        source = values[call.places(function.result_of)[0]]
+        if not call.places("offset"):
+            return source
+        return self._alloc_tensor(source, step, *map(call.argument, ("offset", "shape", "dtype")))
+
+    def _leave_pending(
+        self,
+        thing: Storage | Buffer,
+        team: int | None,
+        written: Iterable[Storage | Buffer],
+        step: Step,
+    ) -> None:
+        """Note that peers may still read memory when a collective that writes some has returned."""
+        storage = storage_of(thing)
+        if storage.scope not in (None, IPC_MEMORY):
+            return
+        pending = Pending(thing, team, step)
+        for target in written:
+            if storage_of(target) is storage and self._may_overlap(target, thing):
+                example = self._overlap(target, thing)
+                self._endanger(HazardKind.WRITE, storage, step, pending, example)
+        self._state.pending += (pending,)
 
     def _unknown(self, values: list[Value], step: Step) -> Value:
         """A call that may read and write what it is given, and may return it."""
@@ -240,15 +258,12 @@ class Evaluation(Effects):
         for access in summary.writes:
             if storage_of(access.memory) in bound:
                 self._write(here(access.memory), step, access.passed)
-        if memory.WORLD in summary.passed:
-            self._state.meet(False)
-        elif memory.GROUP in summary.passed:
-            self._state.meet(True)
-        self._state.passed |= summary.passed
+        for team in summary.passed:
+            self._state.meet(team)
         result = _map(summary.result, here)
         for pending in summary.pending:
             for thing in here(pending.memory):
-                self._state.pending += (Pending(thing, pending.in_group, pending.reader),)
+                self._state.pending += (Pending(thing, pending.team, pending.reader),)
         return result
 
     def _fresh(self, ty: Any, step: Step) -> Value:
@@ -259,93 +274,10 @@ class Evaluation(Effects):
         name = step.bound.name
         return frozenset({Buffer(name, Storage(name, "global"))})
 
-    # ---- allocations ----------------------------------------------------------------------
-
-    def _alloc_storage(self, shape: Argument, scope: Any, item: float, step: Step) -> Value:
-        text = str(scope.value) if isinstance(scope, tvm.ir.StringImm) else None
-        return frozenset({Storage(str(step.bound.name), text, self._size(shape, item))})
-
-    def _alloc_tensor(self, args: list[Argument], step: Step) -> Value:
-        source, offset, shape, dtype = args[:4]
-        begin, end, given = self._span(offset, shape, _item_bytes(dtype))
-        name = str(step.bound.name)
-        extents, buffers = self._extents, []
-        for thing in objects(self._value(source)):
-            buffer = Buffer(name, storage_of(thing), begin, end, given=given)
-            buffers.append(buffer)
-            limit = buffer.storage.size
-            if begin is not None and not extents.at_most(0, begin, given):
-                where = f"begins at byte {extents.text(begin)}"
-                self._out_of_bounds(0, begin, buffer, where, step)
-            if end is None or limit is None:
-                continue
-            if not extents.at_most(end, limit, given):
-                where = f"ends at byte {extents.text(end)} of {extents.text(limit)}"
-                self._out_of_bounds(end, limit, buffer, where, step)
-        return frozenset(buffers)
-
-    def _out_of_bounds(
-        self, low: Number, high: Number, buffer: Buffer, where: str, step: Step
-    ) -> None:
-        """Report that low may be more than high."""
-        beyond = self._extents.subtract(low, self._extents.add(high, 1))
-        example = self._extents.example(*buffer.given, beyond)
-        self._report(HazardKind.BOUNDS, buffer, step, where, example)
-
-    def _unplanned(self, args: list[Argument], step: Step) -> Value:
-        shape, dtype, _device, scope = args
-        storage = self._alloc_storage(shape, scope, _item_bytes(dtype), step)
-        return frozenset(
-            Buffer(step.bound.name, thing, 0, thing.size)
-            for thing in objects(storage)
-            if isinstance(thing, Storage)
-        )
-
-    def _span(self, offset: Argument, shape: Argument, item: float) -> _Span:
-        """Return where a tensor begins and ends, None where that is not known."""
-        dims = self._dims(shape)
-        at = int(offset.value) if type(offset) is tirx.IntImm else offset
-        key = (
-            at if type(at) is int else hash(at),
-            type(offset) is int,
-            item,
-            *map(_key, dims or ()),
-        )
-        span = self._spans.get(key) if dims is not None else None
-        if span is None:
-            # The hash of an expression that is gone may be another's.
-            self._kept += [offset, *(dims or ())]
-            where = self._steps.variables[offset] if type(offset) is int else offset
-            begin = self._extents.number(where)
-            size = None if dims is None else self._extents.size(dims, item)
-            end = None if begin is None or size is None else self._extents.add(begin, size)
-            given = self._extents.given([size, *map(self._extents.number, dims or ())])
-            span = begin, end, given
-            if dims is not None:
-                self._spans[key] = span
-        return span
-
-    def _size(self, shape: Argument, item: float) -> Number | None:
-        """Return the bytes of a tensor, None where the shape is not known."""
-        dims = self._dims(shape)
-        return None if dims is None else self._extents.size(dims, item)
-
-    def _dims(self, shape: Argument) -> Any:
-        if type(shape) is relax.ShapeExpr:
-            return shape.values[:]
-        if type(shape) is int:
-            ty = self._steps.variables[shape].ty
-            if isinstance(ty, relax.ShapeType) and ty.values is not None:
-                return ty.values[:]
-        return None
-
     # ---- calls with a meaning of their own ------------------------------------------------
 
-    def _into_last(self, args: list[Argument], step: Step) -> Value:
-        *read, written = self._arguments(args)
-        self._read(objects(tuple(read)), step)
-        self._write(objects(written), step)
-        return NOTHING
+    def _tensor_of_storage(self, args: list[Argument], step: Step) -> Value:
+        return self._alloc_tensor(self._value(args[0]), step, *args[1:4])
 
     def _call_tir_dyn(self, args: list[Argument], step: Step) -> Value:
         return self._global(args[0].name_hint, args[1], step)
@@ -413,49 +345,27 @@ def _static(number: Number | None) -> Number | None:
     return number if isinstance(number, int) else None
 
 
-def _key(dim: Any) -> Any:
-    return int(dim.value) if type(dim) is tirx.IntImm else (hash(dim),)
-
-
-def _item_bytes(dtype: Any) -> float:
-    if not isinstance(dtype, tvm.ir.GenericConst):
-        return math.nan
-    name = str(dtype.value)
-    if name not in _ITEM_BYTES:
-        value = tvm.DataType(name)
-        _ITEM_BYTES[name] = max(1, value.bits * value.lanes / 8)
-    return _ITEM_BYTES[name]
-
-
-_ITEM_BYTES: dict[str, float] = {}
-
 _Handler = Callable[[Evaluation, list[Argument], Step], Value]
 
 _OPERATORS: dict[str, _Handler] = {
-    "relax.memory.alloc_storage": lambda run, args, step: run._alloc_storage(
-        args[0], args[2], 1, step
+    "relax.memory.alloc_storage": lambda run, args, step: frozenset(
+        {run._alloc_storage(args[0], 1, text_of(args[2]), step)}
     ),
-    "relax.vm.alloc_storage": lambda run, args, step: run._alloc_storage(
-        args[0], args[3], _item_bytes(args[2]), step
+    "relax.vm.alloc_storage": lambda run, args, step: frozenset(
+        {run._alloc_storage(args[0], item_bytes(args[2]), text_of(args[3]), step)}
     ),
-    "relax.memory.alloc_tensor": Evaluation._alloc_tensor,
-    "relax.vm.alloc_tensor": Evaluation._alloc_tensor,
-    "relax.builtin.alloc_tensor": Evaluation._unplanned,
+    "relax.memory.alloc_tensor": Evaluation._tensor_of_storage,
+    "relax.vm.alloc_tensor": Evaluation._tensor_of_storage,
+    "relax.builtin.alloc_tensor": lambda run, args, step: run._alloc_alone(
+        args[0], args[1], args[3], step
+    ),
     "relax.vm.call_tir_dyn": Evaluation._call_tir_dyn,
     "relax.call_tir_inplace": Evaluation._in_place,
     "relax.call_builtin_with_ctx": Evaluation._with_context,
     "relax.call_pure_packed": Evaluation._by_name,
 }
 
-_IPC = tvm.ir.StringImm(IPC_MEMORY)
-
 _PACKED: dict[str, _Handler] = {
-    "tvm_ipc.alloc_tensor": Evaluation._alloc_tensor,
-    "tvm_ipc.copy": Evaluation._into_last,
-    "tvm_ipc.blas.matmul": Evaluation._into_last,
-    "runtime.disco.cuda_ipc.alloc_storage": lambda run, args, step: run._alloc_storage(
-        args[0], _IPC, _item_bytes(args[1]), step
-    ),
     "vm.builtin.call_tir_dyn": lambda run, args, step: run._global(
         args[0].name_hint, list(args)[1:], step
     ),

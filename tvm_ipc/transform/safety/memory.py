@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvm_ipc.contract import Team
 from tvm_ipc.transform.safety.extents import Example, Given
 from tvm_ipc.transform.safety.intact import Intact
 from tvm_ipc.transform.safety.polynomials import Number
@@ -68,17 +69,13 @@ class Pending:
     """A read by peers that may not have ended."""
 
     memory: Storage | Buffer
-    in_group: bool | None  #: the team that reads; None: unknown
+    team: int | None  #: that reads; None: unknown
     reader: Step  #: the collective
 
 
-#: Collectives that all ranks passed: of all workers, or of the groups.
-WORLD, GROUP = "world", "group"
-
-
-def met(in_group: bool | None, passed: frozenset[str]) -> bool:
-    """Whether these meetings cover the team."""
-    return WORLD in passed or (in_group is True and GROUP in passed)
+def met(team: int | None, passed: frozenset[int]) -> bool:
+    """Whether meetings of some teams were meetings of all ranks of one, None: of an unknown one."""
+    return any(Team.contains(one, team) for one in passed)
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class State:
     intact: dict[Storage, Intact] = field(default_factory=dict)
     #: Those of which part, or maybe part, was overwritten; of the latter it may be intact.
     lost: dict[Buffer, Overwrite] = field(default_factory=dict)
-    passed: frozenset[str] = frozenset()  #: meetings on every path since the function began
+    passed: frozenset[int] = frozenset()  #: teams that met on every path since it began
     written: set[Storage] = field(default_factory=set)  #: of the caller's memory
 
     def copy(self) -> State:
@@ -159,14 +156,11 @@ class State:
                 freed.append(storage)
         return freed
 
-    def meet(self, in_group: bool | None) -> None:
-        """Forget the reads that have ended when a collective of a team has returned."""
-        if in_group is None:
-            # Of a team that is not known: of each group at least.
-            in_group = True
-        self.passed |= {GROUP if in_group else WORLD}
-        now = frozenset({GROUP if in_group else WORLD})
-        self.pending = tuple(p for p in self.pending if not met(p.in_group, now))
+    def meet(self, team: int) -> None:
+        """Forget the reads that have ended when a meeting of a team has been passed."""
+        now = frozenset({team})
+        self.passed |= now
+        self.pending = tuple(p for p in self.pending if not met(p.team, now))
 
 
 @dataclass(frozen=True)
@@ -174,7 +168,7 @@ class Access:
     """A write to memory of the caller."""
 
     memory: Storage | Buffer
-    passed: frozenset[str]  #: the meetings before it, on every path
+    passed: frozenset[int]  #: the teams that met before it, on every path
     step: Step
 
 
@@ -187,4 +181,4 @@ class Summary:
     reads: dict[Storage, Step] = field(default_factory=dict)
     writes: list[Access] = field(default_factory=list)
     pending: tuple[Pending, ...] = ()
-    passed: frozenset[str] = frozenset()
+    passed: frozenset[int] = frozenset()
