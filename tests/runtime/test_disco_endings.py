@@ -20,7 +20,7 @@ from tvm.runtime import disco
 
 import tvm_ipc
 from tvm_ipc.errors import SessionClosedError, WorkerError
-from tvm_ipc.runtime import disco_sessions
+from tvm_ipc.runtime import disco_state
 
 START = """
 import gc, os, signal, time
@@ -220,11 +220,9 @@ def test_errors_that_come_later_than_the_answer_are_waited_for(
     """Errors come over the hub, answers over Disco's pipes."""
     place = own.empty((3,), "float32")
     own._sync_all()
-    now, reads = disco_sessions._report, itertools.count()
+    now, reads = disco_state._report, itertools.count()
     before = now(own)  # as if the hub read nothing until it was asked five times
-    monkeypatch.setattr(
-        disco_sessions, "_report", lambda one: before if next(reads) < 5 else now(one)
-    )
+    monkeypatch.setattr(disco_state, "_report", lambda one: before if next(reads) < 5 else now(one))
     own.get_global_func("tests.next_int")("no number")
     with pytest.raises(WorkerError, match="TypeError"):
         if waits == "sync":

@@ -42,7 +42,9 @@ from tvm_ipc.errors import (
     causes,
     describe,
 )
+from tvm_ipc.runtime.joining import SLICE_SECONDS
 from tvm_ipc.runtime.own_worker import refuse_own_worker
+from tvm_ipc.runtime.pieces import call_in_pieces
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 
@@ -56,8 +58,6 @@ _report = _native("tvm_ipc.session.report")
 _recover = _native("tvm_ipc.session.recover")
 _abort = _native("tvm_ipc.session.abort")
 
-#: A Python signal handler, Ctrl-C among them, runs at least this often while we wait.
-SLICE_SECONDS: Final = 0.1
 #: The workers' own deadline comes first: it knows who is missing.
 _GRACE_SECONDS: Final = 2.0
 #: What `_wait` returns.
@@ -108,7 +108,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         self._commands = 0
         self._last_ticket = 0
         #: Up to here every worker is known to have come, and all errors to have been told.
-        self._settled = 0
+        self._synced = 0
         #: Makes the error from which the session recovers; None if it does not.
         self._news: Callable[[], IPCError] | None = None
         self._local = threading.local()
@@ -122,6 +122,11 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         self._guard = self._raw_function("tvm_ipc.worker.guard")
         self._done = self._raw_function("tvm_ipc.worker.done")
         self._find = self._raw_function("tvm_ipc.worker.find_function")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each worker."""
+        return self._pids
 
     @property
     def usable(self) -> bool:
@@ -205,39 +210,15 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         """Call a function on every worker; the result stays there."""
         self._check_references(args)
         result = self._command(self._guard, func, *args)
-        return result if result is not None else self._call_in_pieces(func, args)
+        if result is not None:
+            return result
+        return call_in_pieces(self._get_cached_method, self._room, func, args)
 
     def _check_references(self, args: tuple[Any, ...]) -> None:
         if any(isinstance(a, disco.DRef) and getattr(a, "session", None) is not self for a in args):
             raise ValueError(
                 "a value of another session has no meaning in this one: get it there, put it here"
             )
-
-    def _call_in_pieces(self, func: disco.DRef, args: tuple[Any, ...]) -> DRef:
-        """Call with more than fits into a pipe: it is gathered on the workers first."""
-        most = self._room // 4
-        args = tuple(self._send_in_pieces(a, most) if _most_bytes(a) > most else a for a in args)
-        append = self._get_cached_method("tvm_ipc.worker.append")
-        values, piece = append(None), []
-        for number, argument in enumerate(args, 1):
-            piece.append(argument)
-            if number == len(args) or sum(map(_most_bytes, piece)) > most:
-                values, piece = append(values, *piece), []
-        return self._get_cached_method("tvm_ipc.worker.call_with_list")(func, values)
-
-    def _send_in_pieces(self, value: Any, most: int) -> DRef:
-        """Send one long argument."""
-        if isinstance(value, str):
-            kind, data = "str", value.encode()
-        elif isinstance(value, tvm_ffi.Shape):
-            kind, data = "Shape", b"".join(n.to_bytes(8, "little", signed=True) for n in value)
-        else:
-            kind, data = "bytes", bytes(value)
-        append = self._get_cached_method("tvm_ipc.worker.append")
-        pieces = append(None)
-        for start in range(0, len(data), most):
-            pieces = append(pieces, data[start : start + most])
-        return self._get_cached_method("tvm_ipc.worker.join_pieces")(kind, pieces)
 
     def _get_cached_method(self, name: str) -> DPackedFunc:
         if name not in self._functions:
@@ -264,7 +245,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         self._caller()
         with self._lock:
             self._enter()
-            if self._last_ticket <= self._settled:
+            if self._last_ticket <= self._synced:
                 self._commands += 1  # ask even those who have done everything: they may be dead
             ticket = self._ticket()
         self._wait_for(ticket)
@@ -283,14 +264,14 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             with self._lock:
                 self._finish_recovery()
                 self._hear()
-                if progress != _ATTENTION and ticket <= self._settled:
+                if progress != _ATTENTION and ticket <= self._synced:
                     return  # known to another thread, which may have closed the session since
                 self._enter()
                 if progress == _DONE:
-                    self._settled = max(self._settled, ticket)
+                    self._synced = max(self._synced, ticket)
                     return
                 if progress == _ATTENTION:
-                    self._settle()
+                    self._handle_errors()
                 elif time.monotonic() > end:
                     self._raise_deadline(ticket)
 
@@ -302,7 +283,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
                 return _PENDING
             raise
 
-    def _settle(self) -> None:
+    def _handle_errors(self) -> None:
         """Hear all there is to hear, tell it to whom it concerns, and go on; with the lock."""
         ticket = self._ticket()
         end = time.monotonic() + self.timeout + _GRACE_SECONDS
@@ -326,7 +307,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         """Let everybody hear of an error whose commands it may have cost, and the finder."""
         self._unheard = error
         for caller in list(self._callers):
-            if caller.last > self._settled and caller.error is None:
+            if caller.last > self._synced and caller.error is None:
                 caller.error = error
         finder = self._caller()
         finder.error = finder.error or error
@@ -342,7 +323,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         self._tell(self._news)
         _recover(self)
         _log.info("%s: recovered: its workers take commands again", self._name)
-        self._settled = self._commands
+        self._synced = self._commands
         self._news = None
 
     # ---- the end of a session -------------------------------------------------------------
@@ -393,14 +374,3 @@ def _error_of(found: tuple[RankError, ...]) -> IPCError:
     if all(error.kind == "DeadlineError" for error in found):
         return DeadlineError(describe(found))
     return WorkerError(found)
-
-
-def _most_bytes(argument: Any) -> int:
-    """As many bytes as an argument may take on its way, or more."""
-    if isinstance(argument, str):
-        return 32 + 4 * len(argument)
-    if isinstance(argument, tvm_ffi.Shape):
-        return 32 + 8 * len(argument)
-    if isinstance(argument, (bytes, bytearray)):
-        return 32 + len(argument)
-    return 32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the controller waits for the workers of a session to join it."""
+"""How the controller waits for the workers of a session to join it, and to leave it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import tvm_ffi
 from tvm_ipc.errors import IPCError
 
 _wait_joined = tvm_ffi.get_global_func("tvm_ipc.session.wait_joined")
+_wait_left = tvm_ffi.get_global_func("tvm_ipc.session.wait_left")
 _report = tvm_ffi.get_global_func("tvm_ipc.session.report")
 _log: Final = logging.getLogger("tvm_ipc.session")
 
 #: A Python signal handler, Ctrl-C among them, runs at least this often while we wait.
-_SLICE_SECONDS: Final = 0.1
+SLICE_SECONDS: Final = 0.1
 _START_SECONDS: Final = 120.0
+#: How long workers may take to end.
+LEAVE_SECONDS: Final = 5.0
 
 
 def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int]]) -> None:
@@ -41,7 +44,7 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
     known: set[int] = set()
     refused = 0
     while True:
-        complete = _wait_joined(session, _SLICE_SECONDS)
+        complete = _wait_joined(session, SLICE_SECONDS)
         report = json.loads(_report(session))
         for rank in sorted({*report["joined"]} - known):
             _log.debug("%s: rank %d joined, pid %d", name, rank, report["pids"][rank])
@@ -65,3 +68,15 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
         parts += [f"worker {rank} ended with exit code {code}" for rank, code in codes.items()]
         parts.append("the workers' own output above may say more; see also `tvm-ipc doctor`")
         raise IPCError("; ".join(parts))
+
+
+def wait_until_left(session: Any, hurried: Callable[[], bool] = lambda: False) -> bool:
+    """Wait a while until every worker has left; return whether they have.
+
+    It waits for worker 0 above all, a thread of this process. After a death it hears of that first.
+    """
+    end = time.monotonic() + LEAVE_SECONDS
+    while not _wait_left(session, SLICE_SECONDS):
+        if hurried() or time.monotonic() > end:
+            return False
+    return True

@@ -8,7 +8,7 @@ abort the process if a worker is dead.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,18 @@ from tvm_ipc import arguments
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tvm_ipc.runtime.session import Session
+
+class Owner(Protocol):
+    """What references ask of the session that they belong to."""
+
+    def call_packed(self, func: disco.DRef, *args: Any) -> DRef:
+        """Call a function on every worker."""
+
+    def _get_cached_method(self, name: str) -> DPackedFunc: ...
+
+    def _fetch(self, where: str, reference: object, rank: int, rank_name: str) -> Any: ...
+
+    def _debug_copy(self, reference: object, rank: int, value: Any) -> None: ...
 
 
 class _Remote:
@@ -29,9 +40,9 @@ class _Remote:
     #: What it refers to, and how that is used, for people.
     _what = "value"
     _use = "session.get(reference, rank) returns a worker's tensor as a NumPy array"
-    session: Session
+    session: Owner
 
-    def __init__(self, reference: disco.DRef, session: Session) -> None:
+    def __init__(self, reference: disco.DRef, session: Owner) -> None:
         self.__move_handle_from__(reference)
         self.session = session  # type: ignore[misc]  # the slots are those of the subclasses
 
