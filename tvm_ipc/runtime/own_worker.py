@@ -12,12 +12,17 @@ import tvm_ffi
 
 from tvm_ipc.errors import IPCError
 
-_rank_here = tvm_ffi.get_global_func("tvm_ipc.session.rank_here")
+_native_rank_here = tvm_ffi.get_global_func("tvm_ipc.session.rank_here")
+
+
+def _rank_here(session: Any) -> int:
+    # One that could not start has no handle yet, which a native function cannot be given.
+    return int(_native_rank_here(session)) if session.__chandle__() else -1
 
 
 def is_own_worker(session: Any) -> bool:
     """Return whether the calling thread is a worker of the session."""
-    return bool(_rank_here(session) >= 0)
+    return _rank_here(session) >= 0
 
 
 def refuse_own_worker(session: Any) -> None:
