@@ -3,6 +3,8 @@
 
 rewrite  walks through the bindings of functions, and other bindings in their place
 build    bindings that passes make: allocations, copies, calls for what they do
+views    operators that make no memory
 program  the bindings of a function in order, its if branches as regions of them
+prim_funcs  what the body of a PrimFunc does with its parameters
 aliases  which memory a value may be, who else holds it, and where it is used
 """

@@ -25,14 +25,11 @@ from tvm import relax, tirx
 
 from tvm_ipc.transform.collectives import match_collective
 from tvm_ipc.transform.ir.program import Program, Region, Step, exclusive, linearise
+from tvm_ipc.transform.ir.views import VIEWS
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 _ALLOC_TENSOR_ADDRESS = _ALLOC_TENSOR.__chandle__()
 _CALL_TIR_DYN = tvm.ir.Op.get("relax.vm.call_tir_dyn")
-_VIEWS = {
-    tvm.ir.Op.get(name).name
-    for name in ("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset")
-}
 #: What these do with their arguments is up to the function that they call.
 _KEEPERS = {
     "relax.call_builtin_with_ctx",
@@ -339,7 +336,7 @@ class _Walk:
 
     def _packed(self, step: Step, call: relax.Call, name: str) -> Value:
         self._use_all(step, call.args[:])
-        if name == "vm.builtin.reshape":
+        if name in VIEWS:
             return _value(self._values, call.args[0])
         step.collective = match_collective(call)
         if step.collective is not None:
@@ -354,7 +351,7 @@ class _Walk:
 
     def _operator(self, step: Step, call: relax.Call) -> Value:
         name = call.op.name
-        if name in _VIEWS:
+        if name in VIEWS:
             return _value(self._values, call.args[0])
         if call.op.same_as(_CALL_TIR_DYN):
             self._use_all(step, call.args[1].fields[:])

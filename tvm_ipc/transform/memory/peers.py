@@ -22,8 +22,8 @@ from tvm import relax, tirx
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.transform.collectives import Collective
 from tvm_ipc.transform.ir.aliases import Allocation, Facts, ModuleFacts, Root, Use
+from tvm_ipc.transform.ir.prim_funcs import find_parameters
 from tvm_ipc.transform.ir.program import Region, Step
-from tvm_ipc.transform.memory.writes import read_only
 
 #: Whom a meeting joins, told by what `in_group` of a collective it suffices for.
 _EVERYBODY: frozenset[bool] = frozenset((False, True))
@@ -134,7 +134,11 @@ class Meetings:
             return frozenset()
         name = str(callee.name_hint)
         if name not in self._read_only:
-            self._read_only[name] = read_only(function)
+            self._read_only[name] = frozenset(
+                place
+                for place, parameter in enumerate(find_parameters(function))
+                if not parameter.may_be_written
+            )
         return self._read_only[name]
 
 

@@ -14,6 +14,7 @@ from tvm_ipc.contract import RESULT
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import declared_scopes, declared_writes
 from tvm_ipc.transform.ir.build import device_of, same_device
+from tvm_ipc.transform.ir.views import VIEWS
 from tvm_ipc.transform.scopes.demands import GLOBAL
 from tvm_ipc.transform.scopes.facts import (
     OUT,
@@ -34,7 +35,6 @@ from tvm_ipc.transform.scopes.facts import (
 )
 from tvm_ipc.transform.scopes.values import Values
 
-_ALIASES = {"relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"}
 _STORAGES = {"relax.memory.alloc_storage": 2, "relax.vm.alloc_storage": 3}
 _PLANNED = {"relax.memory.alloc_tensor", "relax.vm.alloc_tensor"}
 _KILLS = {"relax.memory.kill_tensor", "relax.memory.kill_storage", "relax.vm.kill_object"}
@@ -213,7 +213,7 @@ class Calls(Values):
         args = call.args
         if name == "relax.builtin.alloc_tensor":
             return self.visit_alloc(var, call)
-        if name in _ALIASES:
+        if name in VIEWS:
             return self.rerooted(self.value_of(args[0]), Root(var))
         if name in _STORAGES:
             return Storage(str(args[_STORAGES[name]].value))

@@ -10,17 +10,17 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ipc.transform.scopes.primfunc import Parameter
+from tvm_ipc.transform.ir.prim_funcs import BufferParameter
 
 #: The new scope of a variable that names memory, or None if it keeps its own.
 Rename = Callable[[tirx.Var], "str | None"]
 
 
 def specialise(
-    function: tirx.PrimFunc, parameters: list[Parameter], scopes: Mapping[int, str]
+    function: tirx.PrimFunc, parameters: list[BufferParameter], scopes: Mapping[int, str]
 ) -> tirx.PrimFunc:
     """Return the function with other scopes for some parameters, and for all their names."""
-    names = {name: scope for k, scope in scopes.items() for name in parameters[k].aliases}
+    names = {name: scope for k, scope in scopes.items() for name in parameters[k].names}
     result = retype(function, lambda var: names.get(hash(var)))
     return result.without_attr("global_symbol") if "global_symbol" in result.attrs else result
 

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TVM's operators and packed functions that make no memory: one list, by their names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tvm
+
+#: The result is the first argument, seen otherwise.
+VIEWS: Final = frozenset(
+    (
+        *(
+            tvm.ir.Op.get(name).name  # which raises an error if TVM has no such operator
+            for name in ("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset")
+        ),
+        "vm.builtin.reshape",
+    )
+)
