@@ -8,7 +8,8 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
+from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.ir.roots import Facts
 
 
 @I.ir_module

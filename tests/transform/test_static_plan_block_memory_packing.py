@@ -11,9 +11,9 @@ import pytest
 from tvm import relax
 from work import power
 
+from tvm_ipc.transform.ir.lifetimes import Lifetime
 from tvm_ipc.transform.ir.program import Region, Step, exclusive
 from tvm_ipc.transform.memory import packing
-from tvm_ipc.transform.memory.lifetimes import Lifetime
 from tvm_ipc.transform.memory.packing import Item, Packing, most_live, pack
 from tvm_ipc.transform.memory.pooling import Request, pool
 

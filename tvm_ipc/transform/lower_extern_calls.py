@@ -47,9 +47,10 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
 from tvm_ipc.transform.byoc.extern import SCOPES, WRITES, Extern, read
 from tvm_ipc.transform.byoc.literals import used_global_vars
-from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
+from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.rewrite import calls
+from tvm_ipc.transform.ir.roots import Facts
 
 _COPY = "tvm_ipc.copy"
 _FORCE_PURE = "relax.force_pure"

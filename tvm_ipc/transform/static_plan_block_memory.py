@@ -59,10 +59,11 @@ from tvm_ipc import arguments
 from tvm_ipc.contract import CollectiveFlag
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.collectives import own_allreduce
-from tvm_ipc.transform.ir.aliases import Allocation, ModuleFacts
+from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.build import do, dtype_of
 from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.rewrite import begin_with, change_functions, rewrite
+from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function

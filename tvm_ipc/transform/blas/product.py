@@ -24,8 +24,9 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ipc.contract import MAX_STEPS, Epilogue, pack_digits
-from tvm_ipc.transform.ir.aliases import Facts, ModuleFacts
+from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.rewrite import rewrite
+from tvm_ipc.transform.ir.roots import Facts
 
 FUNCTION: Final = "tvm_ipc.blas.matmul"
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several passes stand on.
 
-rewrite  walks through the bindings of functions, and other bindings in their place
-build    bindings that passes make: allocations, copies, calls for what they do
-views    operators that make no memory
-program  the bindings of a function in order, its if branches as regions of them
+rewrite     walks through the bindings of functions, and other bindings in their place
+build       bindings that passes make: allocations, copies, calls for what they do
+views       operators that make no memory
 prim_funcs  what the body of a PrimFunc does with its parameters
-aliases  which memory a value may be, who else holds it, and where it is used
+program     the bindings of a function in order, its if branches as regions of them
+roots       memory as a set of roots
+aliases     which of them a value may be, who else holds them, and where they are used
+lifetimes   when a tensor is live
+polynomials the arithmetic of symbolic sizes
 """

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from tvm_ipc.transform.ir.aliases import Allocation
+from tvm_ipc.transform.ir.lifetimes import Lifetime, extended, lifetime
 from tvm_ipc.transform.ir.program import Region
+from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.levels import Levels
-from tvm_ipc.transform.memory.lifetimes import Lifetime, extended, lifetime
 from tvm_ipc.transform.memory.peers import Chance
 
 #: Scope, device index and unit of size of the tensors that may share a storage.

@@ -8,10 +8,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ipc.transform.ir.aliases import Allocation
+from tvm_ipc.transform.ir.lifetimes import lifetime
 from tvm_ipc.transform.ir.program import Step
+from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.barriers import GroupKey
-from tvm_ipc.transform.memory.lifetimes import lifetime
 from tvm_ipc.transform.memory.packing import Item, most_live
 from tvm_ipc.transform.memory.plan import Plan, Tensor, describe
 from tvm_ipc.transform.memory.sizes import Size, plain

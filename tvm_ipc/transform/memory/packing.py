@@ -19,8 +19,8 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from operator import itemgetter
 
+from tvm_ipc.transform.ir.lifetimes import Lifetime
 from tvm_ipc.transform.ir.program import Region, exclusive
-from tvm_ipc.transform.memory.lifetimes import Lifetime
 
 #: Above this many pairs of items that are live together, and this many an item, only the sweep
 #: through time is used.

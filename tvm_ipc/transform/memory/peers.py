@@ -21,9 +21,10 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.transform.collectives import Collective
-from tvm_ipc.transform.ir.aliases import Allocation, Facts, ModuleFacts, Root, Use
+from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.prim_funcs import find_parameters
 from tvm_ipc.transform.ir.program import Region, Step
+from tvm_ipc.transform.ir.roots import Allocation, Facts, Root, Use
 
 #: Whom a meeting joins, told by what `in_group` of a collective it suffices for.
 _EVERYBODY: frozenset[bool] = frozenset((False, True))

@@ -16,10 +16,11 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.transform.ir.aliases import Allocation, Facts, ModuleFacts
+from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.ir.lifetimes import Lifetime, lifetime
 from tvm_ipc.transform.ir.program import Region, Step
+from tvm_ipc.transform.ir.roots import Allocation, Facts
 from tvm_ipc.transform.memory.barriers import GroupKey, Memory, Until, choose, until
-from tvm_ipc.transform.memory.lifetimes import Lifetime, lifetime
 from tvm_ipc.transform.memory.packing import Item, align, most_live, pack
 from tvm_ipc.transform.memory.peers import Chance, Meetings, chances
 from tvm_ipc.transform.memory.pooling import Request, pool

@@ -22,9 +22,7 @@ from tvm import relax, tirx
 from tvm.sym import ConstIntBound
 
 from tvm_ipc.errors import TransformError
-
-#: A sum of products: for each product of atoms its coefficient.
-_Polynomial = dict[tuple[int, ...], int]
+from tvm_ipc.transform.ir.polynomials import Terms, plus, times
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,9 @@ class Sizes:
         key = (dtype, *(_key(extent) for extent in shape))
         size = self._sizes.get(key)
         if size is None:
-            product: _Polynomial = {(): (dtype.bits * dtype.lanes + 7) // 8}
+            product: Terms = {(): (dtype.bits * dtype.lanes + 7) // 8}
             for extent in shape:
-                product = _multiply(product, self._polynomial(self.bound(extent)))
+                product = times(product, self._polynomial(self.bound(extent)))
             size = self._sizes[key] = self._size(product)
         return size
 
@@ -121,7 +119,7 @@ class Sizes:
         text = plain(self._exprs[unit])
         return f"{factor} * {text if text.isidentifier() else f'({text})'}"
 
-    def _size(self, polynomial: _Polynomial) -> Size:
+    def _size(self, polynomial: Terms) -> Size:
         terms = {product: factor for product, factor in polynomial.items() if factor}
         if not terms:
             return Size(0, 0)
@@ -152,14 +150,14 @@ class Sizes:
             total = term if total is None else total + term
         return total
 
-    def _polynomial(self, expr: Any, simplified: bool = False) -> _Polynomial:
+    def _polynomial(self, expr: Any, simplified: bool = False) -> Terms:
         if isinstance(expr, tirx.IntImm):
             return {(): int(expr.value)}
         if isinstance(expr, (tirx.Mul, tirx.Add, tirx.Sub)):
             one, other = self._polynomial(expr.a, simplified), self._polynomial(expr.b, simplified)
             if isinstance(expr, tirx.Mul):
-                return _multiply(one, other)
-            return _add(one, other, 1 if isinstance(expr, tirx.Add) else -1)
+                return times(one, other)
+            return plus(one, other, 1 if isinstance(expr, tirx.Add) else -1)
         if not simplified and not isinstance(expr, tvm.ir.Var):
             # TVM's operators leave behind such as n * 3 / 3, which is as large as n.
             return self._polynomial(self._analyzer.simplify(expr), True)
@@ -178,22 +176,6 @@ class Sizes:
 def _key(extent: Any) -> Any:
     """Return what tells extents apart: a number, or the address of what the function holds."""
     return int(extent.value) if type(extent) is tirx.IntImm else (extent.__chandle__(),)
-
-
-def _multiply(one: _Polynomial, other: _Polynomial) -> _Polynomial:
-    result: _Polynomial = {}
-    for a, x in one.items():
-        for b, y in other.items():
-            product = tuple(sorted((*a, *b)))
-            result[product] = result.get(product, 0) + x * y
-    return result
-
-
-def _add(one: _Polynomial, other: _Polynomial, sign: int) -> _Polynomial:
-    result = dict(one)
-    for product, factor in other.items():
-        result[product] = result.get(product, 0) + sign * factor
-    return result
 
 
 def _bind(name: str, function: relax.Function, analyzer: Any, domains: dict[Any, Any]) -> None:

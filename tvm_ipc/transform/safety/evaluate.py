@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvm_ipc import contract
 from tvm_ipc.contract import IPC_MEMORY, RESULT
+from tvm_ipc.transform.ir.polynomials import Number
 from tvm_ipc.transform.safety import calls
 from tvm_ipc.transform.safety.allocations import Allocations, item_bytes, text_of
 from tvm_ipc.transform.safety.calls import KnownCall
@@ -28,7 +29,6 @@ from tvm_ipc.transform.safety.memory import (
     objects,
     storage_of,
 )
-from tvm_ipc.transform.safety.polynomials import Number
 from tvm_ipc.transform.safety.steps import (
     CALL_GLOBAL,
     CALL_OPERATOR,

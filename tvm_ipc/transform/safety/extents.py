@@ -15,15 +15,15 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import ConstIntBound
 
-from tvm_ipc.transform.safety.examples import POINTS, coordinate, evaluate
-from tvm_ipc.transform.safety.numbers import MOST, Numbers
-from tvm_ipc.transform.safety.polynomials import (
+from tvm_ipc.transform.ir.polynomials import (
     Number,
     Polynomial,
     is_multiple,
     pack,
     replaced,
 )
+from tvm_ipc.transform.safety.examples import POINTS, coordinate, evaluate
+from tvm_ipc.transform.safety.numbers import MOST, Numbers
 
 #: Numbers that are not negative where a tensor is.
 Given = tuple[Polynomial, ...]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_ipc.contract import Team
+from tvm_ipc.transform.ir.polynomials import Number
 from tvm_ipc.transform.safety.extents import Example, Given
 from tvm_ipc.transform.safety.intact import Intact
-from tvm_ipc.transform.safety.polynomials import Number
 from tvm_ipc.transform.safety.steps import Step
 
 

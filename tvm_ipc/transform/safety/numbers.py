@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ipc.transform.safety.polynomials import (
+from tvm_ipc.transform.ir.polynomials import (
     Number,
     Polynomial,
     Terms,

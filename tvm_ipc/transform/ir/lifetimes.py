@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tvm_ipc.transform.ir.aliases import Allocation
 from tvm_ipc.transform.ir.program import Region
+from tvm_ipc.transform.ir.roots import Allocation
 
 
 @dataclass(eq=False, slots=True)

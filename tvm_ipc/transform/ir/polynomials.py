@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of products of atoms, which are numbered; the arithmetic of `numbers`."""
+"""Sums of products of atoms, which are numbered: the arithmetic of symbolic sizes."""
 
 from __future__ import annotations
 
