@@ -47,7 +47,7 @@ from tvm_ipc.demo import model, weights
 from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.generating import Generation, Generator
 from tvm_ipc.demo.schedule import schedule_kernels
-from tvm_ipc.transform.collectives import OWN_ALLREDUCE, match_collective, own_allreduce
+from tvm_ipc.transform.ir.collectives import OWN_ALLREDUCE, match_collective, own_allreduce
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 
 ONE, TWO, BARRIERS, ORDINARY = "1 worker", "2 workers", "barriers kept", "ordinary allreduce"

@@ -31,6 +31,10 @@ ALLOWED = {
     "__main__": ("command_line",),
     "__init__": ("contract", "errors", "pipeline", "runtime", "transform"),
 }
+#: What folders of `transform` may import of it, besides themselves; others are not restrained.
+#: The checker is a second opinion: a mistake of what plans must not be its own too. It shares the
+#: arithmetic of sizes, which knows no program.
+WITHIN_TRANSFORM = {"ir": (), "safety": ("ir.polynomials",)}
 CSRC = PACKAGE / "csrc"
 #: What each folder of the native code may include of ours, besides itself. register.cc, at the top,
 #: may include all of them.
@@ -76,6 +80,50 @@ def ours(name: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in PARTS else "tvm_ipc"
 
 
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
+
+
+def folder_of(module: str) -> str:
+    """The folder that a module lies in, or the module itself where that is `transform`'s face."""
+    parent = module.rpartition(".")[0]
+    return module if parent in ("tvm_ipc", "tvm_ipc.transform") else parent
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Every module of the package and those that it imports, anywhere in it."""
+    modules = {module_of(path): path for path in python_files()}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        graph[module] = set()
+        for name in imported(path.read_text()):
+            parts = name.split(".")
+            prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+            graph[module] |= {next((p for p in prefixes if p in modules), module)} - {module}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return nodes of which each leads to the next, and the last to the first; none without one."""
+    done: set[str] = set()
+    way: list[str] = []
+
+    def visit(node: str) -> list[str]:
+        if node in way:
+            return way[way.index(node) :]
+        if node in done:
+            return []
+        way.append(node)
+        found = next((c for c in map(visit, sorted(graph[node])) if c), [])
+        way.pop()
+        done.add(node)
+        return found
+
+    return next((c for c in map(visit, sorted(graph)) if c), [])
+
+
 def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -108,6 +156,29 @@ def test_part_imports_only_what_it_may(part: str) -> None:
     for path in (p for p in python_files() if part_of(p) == part):
         parts = {ours(name) for name in imported(path.read_text())}
         assert parts <= allowed, f"{path.name} imports {parts - allowed}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert circle(import_graph()) == []
+
+
+def test_no_folder_imports_itself_by_way_of_others() -> None:
+    folders: dict[str, set[str]] = {}
+    for module, others in import_graph().items():
+        folder = folder_of(module)
+        folders.setdefault(folder, set()).update({folder_of(one) for one in others} - {folder})
+    assert circle(folders) == []
+
+
+@pytest.mark.parametrize("part", WITHIN_TRANSFORM)
+def test_part_of_transform_imports_only_what_it_may(part: str) -> None:
+    transform = "tvm_ipc.transform."
+    allowed = {transform + one for one in WITHIN_TRANSFORM[part]}
+    for module, others in import_graph().items():
+        if folder_of(module) == transform + part:
+            found = {m for m in others if f"{m}.".startswith(transform)} - allowed
+            foreign = sorted(m for m in found if folder_of(m) != transform + part)
+            assert not foreign, f"{module} imports {foreign}"
 
 
 def test_runtime_needs_no_compiler() -> None:
@@ -175,6 +246,11 @@ def test_checks_see_what_they_look_for() -> None:
     assert ours("tvm_ipc.runtime.session") == "runtime"
     assert ours("tvm_ipc.Session") == ours("tvm_ipc") == "tvm_ipc"
     assert ours("tvm.relax") is None
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert "tvm_ipc.runtime.commands" in import_graph()["tvm_ipc.runtime.values"]
+    assert folder_of("tvm_ipc.transform.ir.aliases") == "tvm_ipc.transform.ir"
+    assert folder_of("tvm_ipc.transform.report") == "tvm_ipc.transform.report"
     assert python_files()
     assert {native_folder(path) for path in native_files()} == {"", *NATIVE}
     assert list(includes('#include <x>\n# include "core/wait.h"')) == ["core/wait.h"]

@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 import tvm_ipc
 from tvm_ipc.contract import CollectiveFlag
 from tvm_ipc.transform import IPCAllReduceRewrite, StaticPlanBlockMemory, collect_report
-from tvm_ipc.transform.collectives import match_collective
+from tvm_ipc.transform.ir.collectives import match_collective
 
 LEFT_OUT, KEPT = "left out", "kept"
 NO_PATH = "no later meeting of all ranks is passed on every path to the end of the function"

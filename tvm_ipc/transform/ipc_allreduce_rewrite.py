@@ -29,7 +29,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
-from tvm_ipc.transform.collectives import (
+from tvm_ipc.transform.ir.collectives import (
     CUSTOM_ALLREDUCE,
     DISCO_ALLREDUCE,
     OWN_ALLREDUCE,

@@ -34,8 +34,8 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.collectives import meets_peers
 from tvm_ipc.transform.ir.build import NOTHING, do
+from tvm_ipc.transform.ir.collectives import meets_peers
 from tvm_ipc.transform.ir.rewrite import begin_with, calls, change_functions, typed
 
 _NAME = "RequireWorkers"

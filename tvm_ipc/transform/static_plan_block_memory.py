@@ -58,9 +58,9 @@ from tvm import relax, tirx
 from tvm_ipc import arguments
 from tvm_ipc.contract import CollectiveFlag
 from tvm_ipc.transform.collection import no_collection
-from tvm_ipc.transform.collectives import own_allreduce
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.build import do, dtype_of
+from tvm_ipc.transform.ir.collectives import own_allreduce
 from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.rewrite import begin_with, change_functions, rewrite
 from tvm_ipc.transform.ir.roots import Allocation

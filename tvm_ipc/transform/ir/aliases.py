@@ -20,7 +20,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.transform.collectives import match_collective
+from tvm_ipc.transform.ir.collectives import match_collective
 from tvm_ipc.transform.ir.program import Program, Region, Step, linearise
 from tvm_ipc.transform.ir.roots import (
     CONSTANTS,

@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_ipc.transform.collectives import Collective
+from tvm_ipc.transform.ir.collectives import Collective
 
 
 @dataclass(eq=False)

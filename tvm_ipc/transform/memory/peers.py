@@ -20,8 +20,8 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.transform.collectives import Collective
 from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.ir.collectives import Collective
 from tvm_ipc.transform.ir.prim_funcs import find_parameters
 from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.ir.roots import Allocation, Facts, Root, Use

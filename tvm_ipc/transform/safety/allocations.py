@@ -10,10 +10,10 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.transform.ir.polynomials import Number
+from tvm_ipc.transform.safety.buffers import Buffer, Storage, Value, objects, storage_of
 from tvm_ipc.transform.safety.effects import Effects
 from tvm_ipc.transform.safety.extents import Extents, Given
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
-from tvm_ipc.transform.safety.memory import Buffer, Storage, Value, objects, storage_of
 from tvm_ipc.transform.safety.steps import Argument, Step, Steps
 
 #: Where a tensor begins and ends, None where that is not known, and what is given by its extents.

@@ -6,20 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tvm_ipc.transform.safety.buffers import Buffer, Storage, storage_of
 from tvm_ipc.transform.safety.extents import Example, Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.intact import Intact
-from tvm_ipc.transform.safety.memory import (
-    Access,
-    Buffer,
-    Overwrite,
-    Pending,
-    State,
-    Storage,
-    Summary,
-    met,
-    storage_of,
-)
+from tvm_ipc.transform.safety.state import Access, Overwrite, Pending, State, Summary, met
 from tvm_ipc.transform.safety.steps import Step
 
 

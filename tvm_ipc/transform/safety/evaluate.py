@@ -15,20 +15,19 @@ from tvm_ipc.contract import IPC_MEMORY, RESULT
 from tvm_ipc.transform.ir.polynomials import Number
 from tvm_ipc.transform.safety import calls
 from tvm_ipc.transform.safety.allocations import Allocations, item_bytes, text_of
-from tvm_ipc.transform.safety.calls import KnownCall
-from tvm_ipc.transform.safety.extents import Extents
-from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
-from tvm_ipc.transform.safety.memory import (
+from tvm_ipc.transform.safety.buffers import (
     NOTHING,
     Buffer,
     Leaf,
-    Pending,
     Storage,
-    Summary,
     Value,
     objects,
     storage_of,
 )
+from tvm_ipc.transform.safety.calls import KnownCall
+from tvm_ipc.transform.safety.extents import Extents
+from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.state import Pending, Summary
 from tvm_ipc.transform.safety.steps import (
     CALL_GLOBAL,
     CALL_OPERATOR,

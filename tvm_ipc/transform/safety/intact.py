@@ -6,10 +6,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tvm_ipc.transform.safety.memory import Buffer
+from tvm_ipc.transform.safety.buffers import Buffer
 
 _BEGIN = attrgetter("begin")
 

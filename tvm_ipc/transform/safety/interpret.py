@@ -11,20 +11,12 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, Value, objects, storage_of
 from tvm_ipc.transform.safety.evaluate import Evaluation
 from tvm_ipc.transform.safety.extents import Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
-from tvm_ipc.transform.safety.memory import (
-    Buffer,
-    Leaf,
-    State,
-    Storage,
-    Summary,
-    Value,
-    objects,
-    storage_of,
-)
 from tvm_ipc.transform.safety.prim_funcs import written_parameters
+from tvm_ipc.transform.safety.state import State, Summary
 from tvm_ipc.transform.safety.steps import IF, KILL, SAME, Sequence, Step, Steps
 
 
