@@ -152,10 +152,18 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> str:
     return str(value)
 
 
-def instance(name: str, value: object, kind: type[Any], wanted: str) -> None:
-    """Refuse what is no object of a class."""
+def instance(name: str, value: object, kind: type[Any], wanted: str) -> Any:
+    """Return an object of a class."""
     if not isinstance(value, kind):
         raise wrong_type(name, wanted, value)
+    return value
+
+
+def function(name: str, value: object) -> Any:
+    """Return what can be called."""
+    if not callable(value):
+        raise wrong_type(name, "a function", value)
+    return value
 
 
 def path(name: str, value: object, wanted: str) -> Path:

@@ -15,7 +15,7 @@ that names one. Runs after `PlanMemoryScopes`, which reads them, and before Prim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import tvm
 import tvm_ffi
@@ -23,13 +23,14 @@ from tvm import s_tir, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL
 from tvm_ipc.transform.scopes.specialise import retype
 
 _NAME = "EraseMemoryScopes"
 
 
-@tvm.transform.module_pass(opt_level=0, name=_NAME)
+@module_pass
 class EraseMemoryScopes:
     """Replace transparent scopes by "global" in all PrimFuncs: parameters and what aliases them.
 
@@ -44,16 +45,11 @@ class EraseMemoryScopes:
         was given is as it was.
     """
 
-    def __init__(self, scopes: Iterable[str] | None = None) -> None:
-        if scopes is not None:
-            scopes = arguments.texts(
-                "EraseMemoryScopes: scopes", scopes, "a list of names of scopes"
-            )
-        self.scopes = scopes
+    scopes: Sequence[str] | None = option(
+        arguments.texts, "a list of names of scopes", default=None
+    )
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module without the scopes."""
         known = DEFAULT_REGISTRY.scopes
         chosen = self.scopes or [scope for scope, transparent in known.items() if transparent]

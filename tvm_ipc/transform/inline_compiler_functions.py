@@ -40,10 +40,20 @@ from tvm_ipc.transform.byoc.call_shapes import match_call
 from tvm_ipc.transform.byoc.global_symbol_cache import FreshGlobalSymbols
 from tvm_ipc.transform.byoc.literals import CODEGEN, COMPOSITE, compiler_of, used_global_vars
 from tvm_ipc.transform.ir.rewrite import walk
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 
 
-@tvm.transform.module_pass(opt_level=0, name="InlineCompilerFunctions")
+def _names(name: str, functions: object) -> frozenset[str]:
+    if isinstance(functions, Iterable) and not isinstance(functions, str):
+        functions = [
+            str(one.name_hint) if isinstance(one, tvm.ir.GlobalVar) else one for one in functions
+        ]
+    wanted = "a collection of names or GlobalVars, or None"
+    return frozenset(arguments.texts(name, functions, wanted))
+
+
+@module_pass
 class InlineCompilerFunctions:
     """Inline functions that have a `Codegen` attribute into their callers.
 
@@ -59,18 +69,10 @@ class InlineCompilerFunctions:
         other in a circle; the module that was given is as it was.
     """
 
-    def __init__(
-        self,
-        compiler: str | None = None,
-        functions: Collection[str | tvm.ir.GlobalVar] | None = None,
-    ) -> None:
-        where = "InlineCompilerFunctions"
-        self.compiler = arguments.optional_text(f"{where}: compiler", compiler)
-        self.functions = None if functions is None else _names(f"{where}: functions", functions)
+    compiler: str | None = option(arguments.text, "a name or None", default=None)
+    functions: Collection[str | tvm.ir.GlobalVar] | None = option(_names, default=None)
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the functions inlined."""
         self._check_functions(mod)
         given = {global_var.name_hint for global_var in mod.get_global_vars()}
@@ -123,15 +125,6 @@ def inline(
     }
     _refuse_recursion(bodies)
     return _apply(mod, bodies, chosen, entries)
-
-
-def _names(name: str, functions: object) -> frozenset[str]:
-    if isinstance(functions, Iterable) and not isinstance(functions, str):
-        functions = [
-            str(one.name_hint) if isinstance(one, tvm.ir.GlobalVar) else one for one in functions
-        ]
-    wanted = "a collection of names or GlobalVars, or None"
-    return frozenset(arguments.texts(name, functions, wanted))
 
 
 def _is_composite(function: relax.Function) -> bool:

@@ -21,7 +21,6 @@ Runs after `CallTIRRewrite` and before `StaticPlanBlockMemory`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -36,6 +35,7 @@ from tvm_ipc.transform.ir.collectives import (
     match_collective,
 )
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.demands import ScopeRegistry
@@ -49,8 +49,11 @@ _TYPES = {
 }
 
 
-@tvm.transform.module_pass(opt_level=0, name=_NAME)
-@dataclass
+def _strategy(_: str, given: object) -> AllReduceStrategy:
+    return AllReduceStrategy.of(given)
+
+
+@module_pass
 class IPCAllReduceRewrite:
     """Rewrite all-reduces to read their inputs where they lie, in memory that peers map.
 
@@ -62,21 +65,19 @@ class IPCAllReduceRewrite:
     registry : demands for scopes; the default one if None.
     """
 
-    allreduce_strategy: AllReduceStrategy | int | str
-    num_groups: int = field(default=1, kw_only=True)
-    registry: ScopeRegistry | None = field(default=None, kw_only=True)
+    allreduce_strategy: AllReduceStrategy | int | str = option(_strategy)
+    num_groups: int = option(
+        arguments.integer, "a number of groups, 1 or more", 1, default=1, kw_only=True
+    )
+    registry: ScopeRegistry | None = option(
+        arguments.instance,
+        ScopeRegistry,
+        "a ScopeRegistry, or None for the one that all share",
+        default=None,
+        kw_only=True,
+    )
 
-    def __post_init__(self) -> None:
-        wanted = "a number of groups, 1 or more"
-        self.num_groups = arguments.integer(f"{_NAME}: num_groups", self.num_groups, wanted, 1)
-        if self.registry is not None:
-            wanted = "a ScopeRegistry, or None for the one that all share"
-            arguments.instance(f"{_NAME}: registry", self.registry, ScopeRegistry, wanted)
-        self.allreduce_strategy = AllReduceStrategy.of(self.allreduce_strategy)
-
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the rewritten module, with the inputs of its all-reduces in their scope."""
         strategy = AllReduceStrategy.of(self.allreduce_strategy)
         return plan_memory_scopes(rewrite_allreduces(mod, strategy, self.num_groups), self.registry)

@@ -19,6 +19,7 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.transform.ir.rewrite import walk
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 
 _NAME = "KeepFromFusion"
@@ -28,7 +29,15 @@ _UNKNOWN = (
 )
 
 
-@tvm.transform.module_pass(opt_level=0, name=_NAME)
+def _passes(name: str, given: object) -> list[tvm.transform.Pass]:
+    wanted = "a sequence of passes"
+    found = list(arguments.instance(name, given, Iterable, wanted))
+    if not all(isinstance(one, tvm.transform.Pass) for one in found):
+        raise arguments.wrong_type(name, wanted, given)
+    return found
+
+
+@module_pass
 class KeepFromFusion:
     """Apply passes to functions whose shapes they know; the report says which others are left.
 
@@ -37,17 +46,9 @@ class KeepFromFusion:
     passes : those of fusion, and others that rebuild types.
     """
 
-    def __init__(self, passes: Sequence[tvm.transform.Pass]) -> None:
-        wanted = "a sequence of passes"
-        arguments.instance(f"{_NAME}: passes", passes, Iterable, wanted)
-        self.passes = list(passes)
-        for one in self.passes:
-            if not isinstance(one, tvm.transform.Pass):
-                raise arguments.wrong_type(f"{_NAME}: passes", wanted, passes)
+    passes: Sequence[tvm.transform.Pass] = option(_passes)
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module that the passes give, with what they do not know as it was."""
         rest, kept = mod.clone(), {}
         for global_var, function in mod.functions_items():

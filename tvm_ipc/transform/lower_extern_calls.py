@@ -51,6 +51,7 @@ from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.ir.roots import Facts
+from tvm_ipc.transform.module_pass import module_pass, option
 
 _COPY = "tvm_ipc.copy"
 _FORCE_PURE = "relax.force_pure"
@@ -60,7 +61,7 @@ _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 Externs = dict[tvm.ir.GlobalVar, Extern]
 
 
-@tvm.transform.module_pass(opt_level=0, name="LowerExternCalls")
+@module_pass
 class LowerExternCalls:
     """Lower all calls of extern declarations, of which only the symbols stay.
 
@@ -77,13 +78,9 @@ class LowerExternCalls:
         that was given is as it was.
     """
 
-    def __init__(self, place_arguments: bool = True) -> None:
-        name = "LowerExternCalls: place_arguments"
-        self.place_arguments = arguments.flag(name, place_arguments)
+    place_arguments: bool = option(arguments.flag, default=True)
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the lowered module."""
         return lower(mod, place_arguments=self.place_arguments)
 

@@ -32,11 +32,12 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.build import dtype_of
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed
 from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
+from tvm_ipc.transform.module_pass import module_pass
 
 _ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
 
 
-@tvm.transform.module_pass(opt_level=0, name="LowerGPUIPCAllocStorage")
+@module_pass
 class LowerGPUIPCAllocStorage:
     """Lower `ipc_memory` storages with their exact sizes, and tensors at an offset of any storage.
 
@@ -47,9 +48,7 @@ class LowerGPUIPCAllocStorage:
         given is as it was.
     """
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the lowered module."""
         return change_functions(mod, lambda name, one: rewrite(one, partial(_lower, name)))
 

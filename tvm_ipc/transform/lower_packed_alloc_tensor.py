@@ -23,18 +23,17 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.transform.module_pass import module_pass
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _PACKED = relax.ExternFunc("tvm_ipc.alloc_tensor")
 
 
-@tvm.transform.module_pass(opt_level=0, name="LowerPackedAllocTensor")
+@module_pass
 class LowerPackedAllocTensor:
     """Lower tensors whose offset is not the constant 0, in every function."""
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the lowered module."""
         return change_functions(mod, lambda _, function: rewrite(function, lower_packed))
 

@@ -40,9 +40,10 @@ from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import declare
 from tvm_ipc.transform.byoc.literals import compiler_of, contains_literal
+from tvm_ipc.transform.module_pass import module_pass, option
 
 
-@tvm.transform.module_pass(opt_level=0, name="MarkCompilerFunctionsAsExtern")
+@module_pass
 class MarkCompilerFunctionsAsExtern:
     """Replace the functions of a compiler by extern declarations.
 
@@ -57,12 +58,9 @@ class MarkCompilerFunctionsAsExtern:
         place that it cannot have; the module that was given is as it was.
     """
 
-    def __init__(self, compiler: str) -> None:
-        self.compiler = arguments.text("MarkCompilerFunctionsAsExtern: compiler", compiler)
+    compiler: str = option(arguments.text)
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the declarations."""
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and contains_literal(

@@ -31,6 +31,7 @@ from tvm_ipc import arguments
 from tvm_ipc.transform.blas.partition import compile_partitions
 from tvm_ipc.transform.blas.product import Product, find_products, replace
 from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, collecting, note
 
 #: Below so many multiplications TVM's kernel, unrolled for its shape, is as fast as a call; TVM
@@ -40,7 +41,7 @@ MIN_WORK: Final = {"float64": 4096, "float32": 4096, "float16": 256, "bfloat16":
 _NAME: Final = "OffloadBLAS"
 
 
-@tvm.transform.module_pass(opt_level=0, name=_NAME)
+@module_pass
 class OffloadBLAS:
     """Let the BLAS do the matrix products of every Relax function.
 
@@ -50,15 +51,11 @@ class OffloadBLAS:
         what was measured for its type. Dimensions that are not known count as 8.
     """
 
-    def __init__(self, min_work: int | None = None) -> None:
-        if min_work is not None:
-            wanted = "a number of multiplications, 0 or more, or None"
-            min_work = arguments.integer(f"{_NAME}: min_work", min_work, wanted)
-        self.min_work = min_work
+    min_work: int | None = option(
+        arguments.integer, "a number of multiplications, 0 or more, or None", default=None
+    )
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with calls of the BLAS."""
         mod = compile_partitions(mod)
         changed = {}

@@ -62,9 +62,10 @@ from tvm_ipc.transform.byoc.literals import (
     compiler_of,
     contains_literal,
 )
+from tvm_ipc.transform.module_pass import module_pass, option
 
 
-@tvm.transform.module_pass(opt_level=0, name="OutlineCompilerFunctions")
+@module_pass
 class OutlineCompilerFunctions:
     """Outline function literals that have a `Codegen` attribute.
 
@@ -81,17 +82,12 @@ class OutlineCompilerFunctions:
         was given is as it was.
     """
 
-    def __init__(self, compiler: str | None = None, cache: GlobalSymbolCache | None = None) -> None:
-        where = "OutlineCompilerFunctions"
-        self.compiler = arguments.optional_text(f"{where}: compiler", compiler)
-        if cache is not None:
-            wanted = "a GlobalSymbolCache or None"
-            arguments.instance(f"{where}: cache", cache, GlobalSymbolCache, wanted)
-        self.cache = cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())
+    compiler: str | None = option(arguments.text, "a name or None", default=None)
+    cache: GlobalSymbolCache | None = option(
+        arguments.instance, GlobalSymbolCache, "a GlobalSymbolCache or None", default=None
+    )
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the functions outlined."""
 
         def wanted(function: relax.Function) -> bool:
@@ -102,9 +98,14 @@ class OutlineCompilerFunctions:
 
 
 def outline(
-    mod: tvm.IRModule, wanted: Callable[[relax.Function], bool], cache: GlobalSymbolCache
+    mod: tvm.IRModule,
+    wanted: Callable[[relax.Function], bool],
+    cache: GlobalSymbolCache | None = None,
 ) -> tvm.IRModule:
-    """Outline the literals that are wanted."""
+    """Outline the literals that are wanted.
+
+    Without a policy those with a symbol keep it, and the others get fresh ones.
+    """
     functions = [
         (global_var, function)
         for global_var, function in mod.functions_items()
@@ -112,7 +113,7 @@ def outline(
     ]
     if not functions:
         return mod
-    table = _Table(mod, cache)
+    table = _Table(mod, cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols()))
     outliner = _Outliner(mod, wanted, table)
     for global_var, function in functions:
         outliner.around = global_var.name_hint

@@ -36,11 +36,10 @@ Works on modules after `CallTIRRewrite`, and on `call_tir` outside dataflow bloc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import tvm
 
 from tvm_ipc import arguments
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
@@ -56,8 +55,7 @@ from tvm_ipc.transform.scopes.solve import PLAIN, Solution, solve
 _NAME = "PlanMemoryScopes"
 
 
-@tvm.transform.module_pass(opt_level=0, name=_NAME)
-@dataclass
+@module_pass
 class PlanMemoryScopes:
     """Give every tensor the scope that is demanded of it, with a copy where demands clash.
 
@@ -73,19 +71,16 @@ class PlanMemoryScopes:
         that was given is as it was.
     """
 
-    registry: ScopeRegistry | None = field(default=None, kw_only=True)
-    specialise_transparent: bool = field(default=False, kw_only=True)
+    registry: ScopeRegistry | None = option(
+        arguments.instance,
+        ScopeRegistry,
+        "a ScopeRegistry, or None for the one that all share",
+        default=None,
+        kw_only=True,
+    )
+    specialise_transparent: bool = option(arguments.flag, default=False, kw_only=True)
 
-    def __post_init__(self) -> None:
-        if self.registry is not None:
-            wanted = "a ScopeRegistry, or None for the one that all share"
-            arguments.instance(f"{_NAME}: registry", self.registry, ScopeRegistry, wanted)
-        where = f"{_NAME}: specialise_transparent"
-        self.specialise_transparent = arguments.flag(where, self.specialise_transparent)
-
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with scopes planned."""
         return plan_memory_scopes(
             mod, self.registry, specialise_transparent=self.specialise_transparent

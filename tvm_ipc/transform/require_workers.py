@@ -37,12 +37,13 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.build import NOTHING, do
 from tvm_ipc.transform.ir.collectives import meets_peers
 from tvm_ipc.transform.ir.rewrite import begin_with, calls, change_functions, typed
+from tvm_ipc.transform.module_pass import module_pass
 
 _NAME = "RequireWorkers"
 _REQUIRE = relax.ExternFunc("tvm_ipc.require_workers")
 
 
-@tvm.transform.module_pass(opt_level=0, name=_NAME)
+@module_pass
 class RequireWorkers:
     """Let every function that meets other workers check how many there are.
 
@@ -57,14 +58,15 @@ class RequireWorkers:
         The module has a function of the name that the check gets.
     """
 
-    def __init__(self, world_size: int, num_groups: int = 1) -> None:
+    world_size: int
+    num_groups: int = 1
+
+    def __post_init__(self) -> None:
         self.world_size, self.num_groups = arguments.workers(
-            _NAME, "world_size", world_size, num_groups, MAX_WORKERS
+            _NAME, "world_size", self.world_size, self.num_groups, MAX_WORKERS
         )
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the calls, and with the function that is one."""
         result = change_functions(mod, self._checked)
         if result is mod:

@@ -60,8 +60,6 @@ from tvm_ipc.transform.byoc.compiled import (
 )
 from tvm_ipc.transform.byoc.global_symbol_cache import (
     GLOBAL_SYMBOL,
-    ExistingGlobalSymbols,
-    FreshGlobalSymbols,
     GlobalSymbolCache,
     Names,
     own_symbol,
@@ -69,6 +67,7 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
 from tvm_ipc.transform.byoc.literals import compiler_of, used_global_vars
 from tvm_ipc.transform.inline_compiler_functions import inline
 from tvm_ipc.transform.lower_extern_calls import lower
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 
 CompileFunction = Callable[[tvm.IRModule, Mapping[str, Any]], Any]
@@ -79,7 +78,11 @@ _MODULES = "external_mods"
 _CONSTANTS = "const_name_to_constant"
 
 
-@tvm.transform.module_pass(opt_level=0, name="RunModuleCodegen")
+def _options(name: str, given: object) -> dict[str, Any]:
+    return dict(arguments.instance(name, given, Mapping, "a mapping or None"))
+
+
+@module_pass
 class RunModuleCodegen:
     """Compile the functions of a compiler with it.
 
@@ -99,32 +102,15 @@ class RunModuleCodegen:
         module; the module that was given is as it was.
     """
 
-    def __init__(
-        self,
-        compiler: str,
-        compile_fn: CompileFunction,
-        options: Mapping[str, Any] | None = None,
-        cache: GlobalSymbolCache | None = None,
-        *,
-        lower: bool = True,
-    ) -> None:
-        where = "RunModuleCodegen"
-        self.compiler = arguments.text(f"{where}: compiler", compiler)
-        if not callable(compile_fn):
-            raise arguments.wrong_type(f"{where}: compile_fn", "a function", compile_fn)
-        self.compile_fn = compile_fn
-        if options is not None and not isinstance(options, Mapping):
-            raise arguments.wrong_type(f"{where}: options", "a mapping or None", options)
-        if cache is not None:
-            wanted = "a GlobalSymbolCache or None"
-            arguments.instance(f"{where}: cache", cache, GlobalSymbolCache, wanted)
-        self.options = dict(options or {})
-        self.cache = cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())
-        self.lower = arguments.flag(f"{where}: lower", lower)
+    compiler: str = option(arguments.text)
+    compile_fn: CompileFunction = option(arguments.function)
+    options: Mapping[str, Any] | None = option(_options, default=None)
+    cache: GlobalSymbolCache | None = option(
+        arguments.instance, GlobalSymbolCache, "a GlobalSymbolCache or None", default=None
+    )
+    lower: bool = option(arguments.flag, default=True, kw_only=True)
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the compiled functions."""
         entries = {str(one.name_hint) for one in mod.get_global_vars()}
         mod = outline(mod, self._is_meant, self.cache)
@@ -164,7 +150,7 @@ class RunModuleCodegen:
     def _compile(self, mod: tvm.IRModule, given: tvm.IRModule) -> Compiled:
         where = self._where(given)
         try:
-            returned = self.compile_fn(given.clone(), dict(self.options))
+            returned = self.compile_fn(given.clone(), dict(self.options or {}))
         except (Exception, SystemExit) as problem:
             raise TransformError(
                 f"{where} failed{_function_in(problem, given)}: {message(problem)}"

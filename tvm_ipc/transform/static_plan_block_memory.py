@@ -67,6 +67,7 @@ from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
 from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import collecting, note, note_plan
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
@@ -86,7 +87,8 @@ def plan_memory(
     """Return the plan of every Relax function; changes nothing."""
     arguments.instance("plan_memory: mod", mod, tvm.IRModule, "an IRModule")
     packed = arguments.flag("plan_memory: packed", packed)
-    alignment, barrier_budget = _check_bytes("plan_memory", alignment, barrier_budget)
+    alignment = _alignment("plan_memory: alignment", alignment)
+    barrier_budget = _budget("plan_memory: barrier_budget", barrier_budget)
     module = ModuleFacts(mod)
     meetings = Meetings(module)
     return [
@@ -102,18 +104,20 @@ def plan_memory(
     ]
 
 
-def _check_bytes(where: str, alignment: object, barrier_budget: object) -> tuple[int, int | None]:
+def _alignment(name: str, given: object) -> int:
     wanted = "a number of bytes that is a power of two, at most 2**30"
-    aligned = arguments.integer(f"{where}: alignment", alignment, wanted, 1, 1 << 30)
-    if aligned & (aligned - 1):
-        raise arguments.wrong_value(f"{where}: alignment", wanted, alignment)
-    if barrier_budget is None:
-        return aligned, None
-    wanted, most = "a number of bytes, 0 or more and below 2**63, or None", (1 << 63) - 1
-    return aligned, arguments.integer(f"{where}: barrier_budget", barrier_budget, wanted, 0, most)
+    number = arguments.integer(name, given, wanted, 1, 1 << 30)
+    if number & (number - 1):
+        raise arguments.wrong_value(name, wanted, given)
+    return number
 
 
-@tvm.transform.module_pass(opt_level=0, name="StaticPlanBlockMemory")
+def _budget(name: str, given: object) -> int | None:
+    wanted = "a number of bytes, 0 or more and below 2**63, or None"
+    return None if given is None else arguments.integer(name, given, wanted, 0, (1 << 63) - 1)
+
+
+@module_pass
 class StaticPlanBlockMemory:
     """Plan the memory of every function.
 
@@ -129,16 +133,11 @@ class StaticPlanBlockMemory:
         storage whose size is symbolic grows by the default or not at all.
     """
 
-    def __init__(
-        self, *, packed: bool = False, alignment: int = 64, barrier_budget: int | None = None
-    ) -> None:
-        self.packed = arguments.flag("StaticPlanBlockMemory: packed", packed)
-        checked = _check_bytes("StaticPlanBlockMemory", alignment, barrier_budget)
-        self.alignment, self.barrier_budget = checked
+    packed: bool = option(arguments.flag, default=False, kw_only=True)
+    alignment: int = option(_alignment, default=64, kw_only=True)
+    barrier_budget: int | None = option(_budget, default=None, kw_only=True)
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with every plan applied."""
         with no_collection():
             plans = plan_memory(

@@ -32,6 +32,7 @@ import tvm
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.collection import no_collection
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.interpret import Checker
@@ -59,7 +60,7 @@ def verify_cross_rank_safety(
         return Checker(mod, assumed).check()
 
 
-@tvm.transform.module_pass(opt_level=0, name=_NAME)
+@module_pass
 class VerifyCrossRankSafety:
     """Refuse a module in which `verify_cross_rank_safety` finds a hazard.
 
@@ -76,14 +77,10 @@ class VerifyCrossRankSafety:
         Its message lists all hazards.
     """
 
-    def __init__(self, assume_no_exit_barrier: bool = False, refuse_unknown: bool = False) -> None:
-        name = f"{_NAME}: assume_no_exit_barrier"
-        self.assume_no_exit_barrier = arguments.flag(name, assume_no_exit_barrier)
-        self.refuse_unknown = arguments.flag(f"{_NAME}: refuse_unknown", refuse_unknown)
+    assume_no_exit_barrier: bool = option(arguments.flag, default=False)
+    refuse_unknown: bool = option(arguments.flag, default=False)
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module as it is."""
         hazards = verify_cross_rank_safety(mod, assume_no_exit_barrier=self.assume_no_exit_barrier)
         for hazard in hazards:
