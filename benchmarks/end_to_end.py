@@ -47,7 +47,7 @@ from tvm_ipc.demo import model, weights
 from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.generating import Generation, Generator
 from tvm_ipc.demo.schedule import schedule_kernels
-from tvm_ipc.transform.ir.collectives import OWN_ALLREDUCE, match_collective, own_allreduce
+from tvm_ipc.transform.ir.collectives import match_collective
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 
 ONE, TWO, BARRIERS, ORDINARY = "1 worker", "2 workers", "barriers kept", "ordinary allreduce"
@@ -82,9 +82,9 @@ def keep_barriers(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
 
     def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
         collective = match_collective(value)
-        if collective is None or collective.name != OWN_ALLREDUCE:
+        if collective is None or not collective.flags:
             return None
-        return [with_value(binding, own_allreduce(collective, CollectiveFlag.NONE))]
+        return [with_value(binding, collective.with_flags(CollectiveFlag.NONE))]
 
     return change_functions(mod, lambda _, function: rewrite(function, change))
 

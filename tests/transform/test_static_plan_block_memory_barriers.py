@@ -46,9 +46,8 @@ def flags(module: tvm.IRModule, name: str = "main") -> list[bool]:
                     visit(binding.value.true_branch)
                     visit(binding.value.false_branch)
                 collective = match_collective(binding.value)
-                if collective is not None and collective.reads_peers:
-                    assert collective.allreduce is not None
-                    found.append(CollectiveFlag.NO_EXIT_BARRIER in collective.allreduce.flags)
+                if collective is not None and collective.flags is not None:
+                    found.append(CollectiveFlag.NO_EXIT_BARRIER in collective.flags)
 
     visit(module[name].body)
     return found

@@ -146,6 +146,12 @@ class Function:
         return tuple(k for k, parameter in enumerate(bound) if parameter.name in names)
 
     @cache  # noqa: B019
+    def written(self, count: int) -> frozenset[int]:
+        """Return which of so many arguments it may write: all of them where they do not fit."""
+        places = range(count) if self.bind(count) is None else self.places(self.writes, count)
+        return frozenset(places)
+
+    @cache  # noqa: B019
     def demands(self, count: int) -> Mapping[int | str, str]:
         """Return the scopes that a call with so many arguments needs, by place, or by RESULT."""
         found: dict[int | str, str] = {

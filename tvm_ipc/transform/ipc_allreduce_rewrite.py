@@ -27,13 +27,9 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
-from tvm_ipc.transform.ir.collectives import (
-    CUSTOM_ALLREDUCE,
-    DISCO_ALLREDUCE,
-    OWN_ALLREDUCE,
-    match_collective,
-)
+from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
+from tvm_ipc.contract.programs import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
+from tvm_ipc.transform.ir.collectives import Collective, match_collective
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
@@ -41,12 +37,6 @@ from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.demands import ScopeRegistry
 
 _NAME = "IPCAllReduceRewrite"
-
-_TYPES = {
-    *("float16", "bfloat16", "float32", "float64"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    "bool",
-}
 
 
 def _strategy(_: str, given: object) -> AllReduceStrategy:
@@ -112,34 +102,29 @@ def _rewritten(
         name = str(op.name)
         if name == "relax.ccl.allreduce":
             _leave(function, "allreduce", "it is not lowered yet; run LegalizeOps before")
-        elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE:
+        elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE.name:
             reason = "its output is not allocated; run CallTIRRewrite before"
             _leave(function, "allreduce", reason)
-    if _symbol(op) != DISCO_ALLREDUCE:
+    if _symbol(op) != DISCO_ALLREDUCE.name:
         return None
     collective = match_collective(call)
-    if collective is None or collective.allreduce is None:
+    if collective is None or collective.kind is None:
         _leave(function, "allreduce", f"its arguments are not those of an all-reduce: {call}")
         return None
-    kind = collective.allreduce.kind
-    reason = _obstacle(collective.send, collective.recv, kind)
+    reason = _obstacle(collective, collective.kind)
     if reason:
         _leave(function, str(collective), reason)
         return None
-    in_group = collective.in_group and num_groups > 1
-    how = relax.prim_value(int(strategy))
-    if kind == ReduceKind.SUM and num_groups == 1:
-        name, args = CUSTOM_ALLREDUCE, [collective.send, how, collective.recv]
-        reason = "a sum over all workers"
+    team = Team.WORLD if num_groups == 1 else collective.team
+    if collective.kind == ReduceKind.SUM and num_groups == 1:
+        target, reason = CUSTOM_ALLREDUCE, "a sum over all workers"
     else:
-        numbers = [relax.prim_value(int(kind)), relax.prim_value(int(in_group))]
-        flags = relax.prim_value(int(CollectiveFlag.NONE))
-        name, args = OWN_ALLREDUCE, [collective.send, *numbers, how, flags, collective.recv]
-        over = "the workers of each group" if in_group else "all workers"
-        reason = f"{kind.name.lower()} over {over}"
-    note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {name}"))
-    return relax.Call(
-        relax.ExternFunc(name), args, call.attrs, list(call.ty_args), call.span, ret_ty=call.ty
+        over = "all workers" if team == Team.WORLD else "the workers of each group"
+        target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {over}"
+    note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
+    flags = CollectiveFlag.NONE
+    return collective.as_call_of(
+        target, InGroup=team, AllReduceStrategy=strategy, CollectiveFlag=flags
     )
 
 
@@ -147,15 +132,18 @@ def _leave(function: str, subject: str, reason: str) -> None:
     note(Decision(_NAME, function, subject, "left alone", reason))
 
 
-def _obstacle(send: relax.Expr, recv: relax.Expr, kind: ReduceKind) -> str:
-    """Return why an all-reduce of a tensor stays with the ordinary function, or nothing."""
-    for what, tensor in (("input", send), ("output", recv)):
+def _obstacle(collective: Collective, kind: ReduceKind) -> str:
+    """Return why an all-reduce stays with the ordinary function, or nothing."""
+    function = collective.function
+    for what, names in (("input", function.reads), ("output", function.writes)):
+        (tensor,) = collective.operands(names)
         ty = tensor.ty
         if not isinstance(ty, relax.TensorType) or ty.dtype is None or int(ty.ndim) < 0:
             return f"the type of its {what} says not enough of it to allocate a copy: {ty}"
-        if str(ty.dtype.dtype) not in _TYPES:
-            return f"the runtime does not reduce {ty.dtype.dtype}"
-        if kind == ReduceKind.AVG and str(ty.dtype.dtype) == "bool":
+        dtype = str(ty.dtype.dtype)
+        if dtype not in REDUCED_TYPES:
+            return f"the runtime does not reduce {dtype}"
+        if not kind.takes(dtype):
             return "there is no average of bool"
     return ""
 

@@ -60,9 +60,8 @@ from tvm_ipc.contract import CollectiveFlag
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.build import do, dtype_of
-from tvm_ipc.transform.ir.collectives import own_allreduce
 from tvm_ipc.transform.ir.program import Step
-from tvm_ipc.transform.ir.rewrite import begin_with, change_functions, rewrite
+from tvm_ipc.transform.ir.rewrite import begin_with, change_functions, rewrite, with_value
 from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
@@ -166,7 +165,8 @@ def _apply(plan: Plan) -> relax.Function:
     for allocation in plan.place:
         bindings[allocation.step] = [_alloc_tensor(plan, variables, allocation)]
     for step, flags in _flags(plan).items():
-        bindings[step] = [_allreduce(step, flags)]
+        assert step.collective is not None
+        bindings[step] = [with_value(step.binding, step.collective.with_flags(flags))]
     for storage in reversed(plan.storages):
         first = bindings.setdefault(storage.before, [storage.before.binding])
         first.insert(0, _alloc_storage(plan, variables[storage], storage))
@@ -205,29 +205,22 @@ def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Functio
 
 
 def _flags(plan: Plan) -> dict[Step, CollectiveFlag]:
-    """Return the flags of the all-reduces that have other ones now."""
+    """Return the flags of the collectives that have other ones now."""
     barrier = CollectiveFlag.NO_EXIT_BARRIER
     flags = {}
     for step in [*plan.without_barrier, *plan.with_barrier]:
         collective = step.collective
-        assert collective is not None and collective.allreduce is not None
-        given = collective.allreduce.flags
+        assert collective is not None and collective.flags is not None
+        given = collective.flags
         if step in plan.without_barrier:
             wanted = given | barrier
-        elif plan.facts.roots(collective.send) & plan.place.keys():
+        elif any(plan.facts.roots(one) & plan.place.keys() for one in collective.peers_read):
             wanted = given & ~barrier  # others may use the memory of its input now
         else:
             continue
         if wanted != given:
             flags[step] = wanted
     return flags
-
-
-def _allreduce(step: Step, flags: CollectiveFlag) -> relax.Binding:
-    assert step.collective is not None
-    call = own_allreduce(step.collective, flags)
-    call = relax.Call(call.op, call.args, call.attrs, step.value.ty_args, None, step.value.ty)
-    return relax.VarBinding(step.var, call, step.binding.span)
 
 
 def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:

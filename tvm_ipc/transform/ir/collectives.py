@@ -1,97 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in destination-passing form: calls of packed functions that write their result.
+"""Calls of collectives in destination-passing form, as the contract says what they do.
 
 `LegalizeOps` and `CallTIRRewrite` turn `R.ccl.*` into them. This module is where passes recognise
-such calls, and where they make those that only our runtime has.
+such calls, and where they make others of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import tvm
 from tvm import relax
 
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
-
-DISCO_ALLREDUCE = "runtime.disco.allreduce"
-CUSTOM_ALLREDUCE = "runtime.disco.cuda_ipc.custom_allreduce"
-OWN_ALLREDUCE = "tvm_ipc.allreduce"
-
-#: Other collectives of Disco, by the place of (send, in_group, recv) among their arguments.
-_DISCO = {
-    "runtime.disco.allgather": (0, 1, 2),
-    "runtime.disco.broadcast_from_worker0": (0, 1, 2),
-    "runtime.disco.scatter_from_worker0": (0, 1, 2),
-    "runtime.disco.gather_to_worker0": (0, 1, 2),
-}
-
-#: Collectives in which no rank returns before every rank of the group has entered.
-_MEETINGS = frozenset({DISCO_ALLREDUCE, CUSTOM_ALLREDUCE, OWN_ALLREDUCE, "runtime.disco.allgather"})
+from tvm_ipc.contract import (
+    PROGRAMS,
+    AllReduceStrategy,
+    CollectiveFlag,
+    Function,
+    Meeting,
+    ReduceKind,
+    Team,
+    find,
+)
+from tvm_ipc.contract.programs import DISCO
+from tvm_ipc.transform.ir.build import replace_call
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """What an all-reduce does beyond moving data from `send` to `recv`."""
-
-    kind: ReduceKind
-    strategy: AllReduceStrategy | None  #: None: an ordinary all-reduce of Disco
-    flags: CollectiveFlag = CollectiveFlag.NONE
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Collective:
-    """One call of a collective."""
+    """A call of a collective whose team and manner are known."""
 
-    name: str
-    send: relax.Expr
-    recv: relax.Expr
-    in_group: bool
-    allreduce: AllReduce | None = None
+    function: Function
+    call: relax.Call
+    #: What is said with constants, by the names of parameters; those of `general` too.
+    numbers: Mapping[str, int]
+
+    @property
+    def team(self) -> int:
+        """The team whose ranks exchange data."""
+        return self._number("Team", "InGroup") or Team.WORLD
 
     @property
     def is_meeting(self) -> bool:
-        """Whether every rank of the group has entered when one of them returns."""
-        return self.name in _MEETINGS
+        """Whether every rank of the team has entered when one of them returns."""
+        return self.function.meets is Meeting.ALL
 
     @property
-    def reads_peers(self) -> bool:
-        """Whether peers read `send` where it lies, if that is memory which they map."""
-        return self.name in (CUSTOM_ALLREDUCE, OWN_ALLREDUCE)
+    def kind(self) -> ReduceKind | None:
+        """The reduction, if it is one."""
+        kind = self._number("ReduceKind", "ReduceKindInShape")
+        return None if kind is None else ReduceKind(kind)
+
+    @property
+    def flags(self) -> CollectiveFlag | None:
+        """What the compiler promises of the call, None where it can promise nothing."""
+        flags = self._number("CollectiveFlag")
+        return None if flags is None else CollectiveFlag(flags)
+
+    @property
+    def general(self) -> Function:
+        """The function that does the same and takes flags, if any does."""
+        return PROGRAMS.get(self.function.general, self.function)
+
+    @property
+    def peers_read(self) -> list[relax.Expr]:
+        """What peers read where it lies, if that is memory which they map."""
+        return self.operands(self.function.peers_read)
+
+    def operands(self, names: tuple[str, ...]) -> list[relax.Expr]:
+        """Return the arguments of some parameters."""
+        arguments = self.call.args[:]
+        return [arguments[place] for place in self.function.places(names, len(arguments))]
+
+    def with_flags(self, flags: CollectiveFlag) -> relax.Call:
+        """Return a call that does the same with other promises."""
+        return self.as_call_of(self.general, CollectiveFlag=flags)
+
+    def as_call_of(self, function: Function, **given: int) -> relax.Call:
+        """Return a call of another function with the same operands and numbers.
+
+        Where numbers are given, by the types of parameters, they take the place of what was said.
+        """
+        arguments: list[relax.Expr] = []
+        for parameter in function.parameters:
+            if parameter.type in given:
+                arguments.append(relax.prim_value(int(given[parameter.type])))
+            elif parameter.name in self.numbers:
+                arguments.append(relax.prim_value(int(self.numbers[parameter.name])))
+            else:
+                arguments += self.operands((parameter.name,))
+        return replace_call(self.call, relax.ExternFunc(function.name), arguments)
+
+    def _number(self, *types: str) -> int | None:
+        name = self.general.named(*types)
+        return None if name is None else self.numbers[name]
 
     def __str__(self) -> str:
-        kind = f" ({self.allreduce.kind.name.lower()})" if self.allreduce else ""
-        return f"{self.name.rsplit('.', 1)[-1]} of {_name(self.send)}{kind}"
+        name = self.function.name.rpartition(".")[2]
+        kind = f" ({self.kind.name.lower()})" if self.kind is not None else ""
+        return f"{name} of {', '.join(map(_name, self.operands(self.function.reads)))}{kind}"
 
 
 def match_collective(expr: relax.Expr) -> Collective | None:
-    """Return what the call does, or None if it is not a collective in a form known here."""
+    """Return what the call does, or None if it is no collective, or not one that can be read."""
     if not isinstance(expr, relax.Call) or not isinstance(expr.op, relax.ExternFunc):
         return None
-    name, args = str(expr.op.global_symbol), expr.args[:]
+    function = find(str(expr.op.global_symbol))
+    if function is None or function.meets not in (Meeting.SOME, Meeting.ALL):
+        return None
+    arguments = expr.args[:]
     try:
-        if name == DISCO_ALLREDUCE:
-            send, kind, in_group, recv = args
-            reduction = ReduceKind(int(kind.values[0]))
-            return Collective(name, send, recv, bool(_int(in_group)), AllReduce(reduction, None))
-        if name == CUSTOM_ALLREDUCE:
-            send, strategy, recv = args
-            how = AllReduce(ReduceKind.SUM, AllReduceStrategy(_int(strategy)))
-            return Collective(name, send, recv, False, how)
-        if name == OWN_ALLREDUCE:
-            send, kind, in_group, strategy, flags, recv = args
-            how = AllReduce(
-                ReduceKind(_int(kind)),
-                AllReduceStrategy(_int(strategy)),
-                CollectiveFlag(_int(flags)),
+        numbers = {
+            parameter.name: _NUMBERS[parameter.type](argument)
+            for parameter, argument in zip(
+                function.bind(len(arguments)) or (), arguments, strict=True
             )
-            return Collective(name, send, recv, bool(_int(in_group)), how)
-        if name in _DISCO:
-            send, in_group, recv = (args[place] for place in _DISCO[name])
-            return Collective(name, send, recv, bool(_int(in_group)))
+            if parameter.type in _NUMBERS
+        }
     except (AttributeError, IndexError, TypeError, ValueError):
-        return None  # arguments that are not constants: nothing can be said about the call
-    return None
+        return None  # not so many arguments, or not constants: nothing can be said about the call
+    return Collective(function, expr, {**function.given, **numbers})
 
 
 def meets_peers(call: relax.Call) -> bool:
@@ -99,32 +129,24 @@ def meets_peers(call: relax.Call) -> bool:
     if not isinstance(call.op, relax.ExternFunc):
         return False
     name = str(call.op.global_symbol)
-    return name.startswith("runtime.disco.") or name == OWN_ALLREDUCE
-
-
-def own_allreduce(collective: Collective, flags: CollectiveFlag) -> relax.Call:
-    """Return an all-reduce in the form that carries groups and flags."""
-    allreduce = collective.allreduce
-    assert allreduce is not None and allreduce.strategy is not None
-    numbers = [allreduce.kind, collective.in_group, allreduce.strategy, flags]
-    arguments = [relax.prim_value(int(number)) for number in numbers]
-    return relax.Call(
-        relax.ExternFunc(OWN_ALLREDUCE),
-        [collective.send, *arguments, collective.recv],
-        ty_args=[relax.AnyType()],
-    )
-
-
-def with_flags(collective: Collective, flags: CollectiveFlag) -> Collective:
-    """Return the same all-reduce with more promises of the compiler."""
-    assert collective.allreduce is not None
-    allreduce = replace(collective.allreduce, flags=collective.allreduce.flags | flags)
-    return replace(collective, name=OWN_ALLREDUCE, allreduce=allreduce)
+    function = find(name)
+    return name.startswith(DISCO) or (function is not None and function.meets is not Meeting.NONE)
 
 
 def _int(expr: relax.Expr) -> int:
     value = expr.value if isinstance(expr, tvm.ir.GenericConst) else expr
     return int(value)
+
+
+#: How the numbers of a call are read, by the types of parameters.
+_NUMBERS: Final[dict[str, Callable[[Any], int]]] = {
+    "Team": _int,
+    "InGroup": lambda expr: Team(bool(_int(expr))),
+    "ReduceKind": lambda expr: ReduceKind(_int(expr)),
+    "ReduceKindInShape": lambda expr: ReduceKind(int(expr.values[0])),
+    "AllReduceStrategy": lambda expr: AllReduceStrategy(_int(expr)),
+    "CollectiveFlag": lambda expr: CollectiveFlag(_int(expr)),
+}
 
 
 def _name(expr: relax.Expr) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long peers may read the input of an all-reduce, and what proves it.
+"""How long peers may read the input of a collective, and what proves it.
 
     allreduce(s -> o0)          without its exit barrier it returns while slower peers read s
     ...                         so s must stay as it is
@@ -7,34 +7,39 @@
                                 first one: s is free again
 
 The second call is the *meeting* of the first. It must be passed on every path, and by all ranks of
-the first: a meeting of everybody will do for a group, not the other way round. A call of a function
-of the module is one if each of its paths has one.
+the first: a meeting of everybody will do for any team, that of another team for none. A call of a
+function of the module is one if each of its paths has one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.contract import IPC_MEMORY, Team, find
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.collectives import Collective
 from tvm_ipc.transform.ir.prim_funcs import find_parameters
 from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.ir.roots import Allocation, Facts, Root, Use
 
-#: Whom a meeting joins, told by what `in_group` of a collective it suffices for.
-_EVERYBODY: frozenset[bool] = frozenset((False, True))
-_GROUP: frozenset[bool] = frozenset((True,))
-_NOBODY: frozenset[bool] = frozenset()
+#: Teams of which every rank has entered a collective, those aside that a larger one contains.
+_Met: TypeAlias = "frozenset[int]"
+_NOBODY: _Met = frozenset()
+
+
+def _covers(met: _Met, team: int) -> bool:
+    return any(Team.contains(one, team) for one in met)
 
 
 @dataclass(frozen=True)
 class Chance:
-    """An all-reduce that can do without its exit barrier, if its input stays live."""
+    """A collective that can do without its exit barrier, if its input stays live."""
 
     step: Step
     collective: Collective
@@ -52,16 +57,16 @@ class Meetings:
 
     def __init__(self, module: ModuleFacts) -> None:
         self._module = module
-        self._passed: dict[str, frozenset[bool]] = {}
-        self._steps: dict[Step, frozenset[bool]] = {}
-        self._suffice: dict[tuple[Region, bool], list[Step]] = {}
+        self._passed: dict[str, _Met] = {}
+        self._steps: dict[Step, _Met] = {}
+        self._suffice: dict[tuple[Region, int], list[Step]] = {}
         self._read_only: dict[str, frozenset[int]] = {}
 
-    def after(self, step: Step, in_group: bool) -> Step | None:
-        """Return the next binding after `step` that all paths pass and that suffices."""
+    def after(self, step: Step, team: int) -> Step | None:
+        """Return the next binding after `step` that all paths pass and in which a team meets."""
         region = step.region
         while True:
-            found = self._sufficing(region, in_group)
+            found = self._sufficing(region, team)
             place = bisect_right(found, step.index, key=_index)
             if place < len(found):
                 return found[place]
@@ -69,31 +74,31 @@ class Meetings:
                 return None
             step, region = region.parent, region.parent.region
 
-    def _sufficing(self, region: Region, in_group: bool) -> list[Step]:
-        """Return the bindings of a region that suffice, those in its branches left out."""
-        key = region, in_group
+    def _sufficing(self, region: Region, team: int) -> list[Step]:
+        """Return the bindings of a region in which a team meets, those in its branches left out."""
+        key = region, team
         if key not in self._suffice:
-            self._suffice[key] = [s for s in region.crossings if in_group in self.of(s)]
+            self._suffice[key] = [s for s in region.crossings if _covers(self.of(s), team)]
         return self._suffice[key]
 
-    def of(self, step: Step) -> frozenset[bool]:
-        """Return what passing a binding suffices for."""
+    def of(self, step: Step) -> _Met:
+        """Return which teams have met when a binding is passed."""
         if step not in self._steps:
             self._steps[step] = self._of(step)
         return self._steps[step]
 
-    def _of(self, step: Step) -> frozenset[bool]:
+    def _of(self, step: Step) -> _Met:
         if step.branches:
             then, other = (self._region(region) for region in step.branches)
-            return then & other
+            return frozenset(
+                team for team in then | other if _covers(then, team) and _covers(other, team)
+            )
         collective = step.collective
         if collective is None:
             return self._function(str(step.value.op.name_hint))
-        if not collective.is_meeting:
-            return _NOBODY
-        return _GROUP if collective.in_group else _EVERYBODY
+        return frozenset((collective.team,)) if collective.is_meeting else _NOBODY
 
-    def _function(self, name: str) -> frozenset[bool]:
+    def _function(self, name: str) -> _Met:
         if name not in self._passed:
             self._passed[name] = _NOBODY  # what calls itself may never come to its meeting
             facts = self._module.of(name)
@@ -101,11 +106,11 @@ class Meetings:
                 self._passed[name] = self._region(facts.program.body)
         return self._passed[name]
 
-    def _region(self, region: Region) -> frozenset[bool]:
+    def _region(self, region: Region) -> _Met:
         passed = _NOBODY
         for step in region.crossings:
             passed |= self.of(step)
-            if passed == _EVERYBODY:
+            if Team.WORLD in passed:
                 break
         return passed
 
@@ -114,22 +119,23 @@ class Meetings:
         call = step.value
         if not isinstance(call, relax.Call):
             return False
-        if step.collective is not None:
-            return bool(facts.roots(step.collective.recv) & roots)
         arguments = call.args
         callee = call.op
         if isinstance(callee, tvm.ir.Op):
             if callee.name != "relax.vm.call_tir_dyn":
                 return False  # operators return what they make
             callee, arguments = call.args[0], call.args[1].fields
-        safe = self._only_read(callee)
+        safe = self._only_read(callee, len(arguments))
         return any(
             place not in safe and facts.roots(argument) & roots
             for place, argument in enumerate(arguments)
         )
 
-    def _only_read(self, callee: relax.Expr) -> frozenset[int]:
+    def _only_read(self, callee: relax.Expr, count: int) -> Collection[int]:
         """Return the places of the arguments that a function certainly does not write."""
+        if isinstance(callee, relax.ExternFunc):
+            known = find(str(callee.global_symbol))
+            return set(range(count)) - known.written(count) if known is not None else ()
         function = self._module.function(callee)
         if not isinstance(function, tirx.PrimFunc):
             return frozenset()
@@ -157,7 +163,7 @@ def chances(facts: Facts, meetings: Meetings) -> tuple[list[Chance], dict[Step, 
     kept: dict[Step, str] = {}
     for step in facts.collectives:
         collective = step.collective
-        if collective is None or not collective.reads_peers:
+        if collective is None or collective.flags is None or not collective.peers_read:
             continue
         chance = _chance(facts, meetings, step, collective)
         if isinstance(chance, str):
@@ -168,7 +174,7 @@ def chances(facts: Facts, meetings: Meetings) -> tuple[list[Chance], dict[Step, 
 
 
 def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective) -> Chance | str:
-    roots = facts.roots(collective.send)
+    roots = _roots(facts, collective.peers_read)
     inputs = tuple(root for root in roots if isinstance(root, Allocation))
     if not roots or len(inputs) < len(roots):
         return "its input is memory of the caller or a constant"
@@ -179,11 +185,11 @@ def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective
             return "its input is returned"
         if not _in_ipc_memory(allocation):
             return f"its input is not in {IPC_MEMORY}"
-    if roots & facts.roots(collective.recv):
+    if roots & _roots(facts, collective.operands(collective.function.writes)):
         return "it works in place"
-    meeting = meetings.after(step, collective.in_group)
+    meeting = meetings.after(step, collective.team)
     if meeting is None:
-        whom = "its group" if collective.in_group else "all ranks"
+        whom = _WHOM.get(collective.team, "its team")
         return f"no later meeting of {whom} is passed on every path to the end of the function"
     for allocation in inputs:
         uses = allocation.uses  # in the order of the program
@@ -195,6 +201,13 @@ def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective
                 name = use.step.var.name
                 return f"binding {name} may write into its input before the next meeting"
     return Chance(step, collective, inputs, meeting)
+
+
+_WHOM: dict[int, str] = {Team.WORLD: "all ranks", Team.GROUP: "its group"}
+
+
+def _roots(facts: Facts, values: Iterable[relax.Expr]) -> frozenset[Root]:
+    return frozenset(root for value in values for root in facts.roots(value))
 
 
 def _in_ipc_memory(allocation: Allocation) -> bool:

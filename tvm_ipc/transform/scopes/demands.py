@@ -58,7 +58,7 @@ class ScopeRegistry:
         """Return which of so many arguments a packed function may write, None: it may write all."""
         function = contract.find(name)
         if function is not None:
-            return frozenset(function.places(function.writes, count))
+            return function.written(count)
         written = self.written.get(name)
         return None if written is None else _from_start(written, count)
 
