@@ -134,6 +134,6 @@ def test_a_wrong_result_is_seen_and_made_small(
     sessions: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the all-reduce forgot a rank.
-    monkeypatch.setattr("random_programs.reduced", lambda arrays, kind: arrays)
+    monkeypatch.setattr("random_collectives.reduced", lambda arrays, kind: arrays)
     found = [smallest("2", sessions, seed, 4, tmp_path / f"{seed}.so") for seed in range(4)]
     assert any("elements differ" in how and "--program-seed" in how for how in found)
