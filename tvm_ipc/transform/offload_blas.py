@@ -28,17 +28,16 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.transform.blas.offload import offload
 from tvm_ipc.transform.blas.partition import compile_partitions
-from tvm_ipc.transform.blas.product import Product, find_products, replace
+from tvm_ipc.transform.blas.product import Product
 from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.ir.rewrite import change_functions
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.report import Decision, collecting, note
 
 #: Below so many multiplications TVM's kernel, unrolled for its shape, is as fast as a call; TVM
 #: widens 16-bit floats one by one. Measured by `benchmarks/blas.py --threshold`.
 MIN_WORK: Final = {"float64": 4096, "float32": 4096, "float16": 256, "bfloat16": 256}
-
-_NAME: Final = "OffloadBLAS"
 
 
 @module_pass
@@ -58,31 +57,14 @@ class OffloadBLAS:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with calls of the BLAS."""
         mod = compile_partitions(mod)
-        changed = {}
         module = ModuleFacts(mod)
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and not _belongs_to_others(function):
-                offloaded = self._offload(module, global_var.name_hint, function)
-                if offloaded is not function:
-                    changed[global_var] = offloaded
-        if not changed:
-            return mod
-        result = mod.clone()
-        for global_var, function in changed.items():
-            result.update_func(global_var, function)
-        return result
 
-    def _offload(self, module: ModuleFacts, name: str, function: relax.Function) -> relax.Function:
-        chosen = []
-        for product in find_products(module, name):
-            reason = product.refusal or self._too_small(product)
-            if collecting():
-                verdict = "left to TVM" if reason else "given to the BLAS"
-                why = reason or "the BLAS is faster"
-                note(Decision(_NAME, name, product.subject, verdict, why))
-            if not reason:
-                chosen.append(product)
-        return replace(function, chosen)
+        def offloaded(name: str, function: relax.Function) -> relax.Function:
+            if _belongs_to_others(function):
+                return function
+            return offload(module, name, "the BLAS is faster", self._too_small)
+
+        return change_functions(mod, offloaded)
 
     def _too_small(self, product: Product) -> str:
         work = product.work

@@ -11,7 +11,7 @@ that TVM can compile: its products become calls, however small they are, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any, Final
 
@@ -22,14 +22,13 @@ from tvm.relax import dpl
 from tvm.relax.backend.utils import has_leaking_intermediate_variables
 
 from tvm_ipc import arguments
-from tvm_ipc.transform.blas.product import STEPS, find_products, refusal, replace
+from tvm_ipc.transform.blas.offload import offload
+from tvm_ipc.transform.blas.product import STEPS, refusal
 from tvm_ipc.transform.byoc.compiled import Compiled
 from tvm_ipc.transform.byoc.literals import CODEGEN, compiler_of
-from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
+from tvm_ipc.transform.inline_compiler_functions import inline
 from tvm_ipc.transform.ir.aliases import ModuleFacts
-from tvm_ipc.transform.ir.rewrite import walk
-from tvm_ipc.transform.report import Decision, note
-from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
+from tvm_ipc.transform.outline_compiler_functions import outline
 
 COMPILER: Final = "blas"
 #: Steps of the longest pattern, casts included.
@@ -88,47 +87,33 @@ def _check(context: relax.transform.PatternCheckContext) -> bool:
 def compile_blas(functions: tvm.IRModule, _options: Mapping[str, Any]) -> Compiled:
     """Compile functions for `RunModuleCodegen`: they call the BLAS, and TVM does the rest."""
     arguments.instance("compile_blas: functions", functions, tvm.IRModule, "an IRModule")
-    changed = {}
-    plain = tvm.transform.Sequential([InlineCompilerFunctions(COMPILER)])(functions)
-    module = ModuleFacts(plain)
-    for global_var, function in plain.functions_items():
-        name = str(global_var.name_hint)
-        products = find_products(module, name)
-        for one in products:
-            reason = one.refusal
-            verdict = "left to TVM" if reason else "given to the BLAS"
-            note(
-                Decision("OffloadBLAS", name, one.subject, verdict, reason or "partitioned for it")
-            )
-        changed[name] = replace(function, [one for one in products if not one.refusal])
-    return Compiled(functions=changed)
+    return Compiled(
+        functions={
+            str(global_var.name_hint): _compiled(global_var, function)
+            for global_var, function in functions.functions_items()
+        }
+    )
 
 
 def compile_partitions(mod: tvm.IRModule) -> tvm.IRModule:
     """Compile the functions for the BLAS and inline them, so that their results are planned."""
-    if not any(
-        compiler_of(part) == COMPILER
-        for function in mod.functions.values()
-        if isinstance(function, relax.Function)
-        for value in (function, *(value for _, value in walk(function)))
-        for part in (value, getattr(value, "op", None))
-    ):
+    entries = {str(global_var.name_hint) for global_var in mod.get_global_vars()}
+    mod = outline(mod, lambda function: compiler_of(function) == COMPILER)
+    partitions = {
+        global_var: _compiled(global_var, function).with_attr(CODEGEN, COMPILER)
+        for global_var, function in mod.functions_items()
+        if compiler_of(function) == COMPILER
+    }
+    if not partitions:
         return mod
-    taken: dict[str, relax.Function] = {}
-
-    def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]) -> Compiled:
-        compiled = compile_blas(functions, options)
-        taken.update(compiled.functions)
-        return compiled
-
-    codegen = RunModuleCodegen(COMPILER, compile_fn)
-    return _inlined(tvm.transform.Sequential([codegen])(mod), taken)
-
-
-def _inlined(mod: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
-    """Inline the functions, symbolic shapes included, and drop them."""
     result = mod.clone()
-    for name in names:
-        global_var = result.get_global_var(name)
-        result[global_var] = result[global_var].with_attr(CODEGEN, COMPILER)
-    return tvm.transform.Sequential([InlineCompilerFunctions(COMPILER)])(result)
+    for global_var, function in partitions.items():
+        result[global_var] = function
+    return inline(result, list(partitions), entries)
+
+
+def _compiled(global_var: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
+    """Return the function with calls of the BLAS, without composites and its attribute."""
+    name = str(global_var.name_hint)
+    plain = inline(tvm.IRModule({global_var: function}), [global_var], [name])
+    return offload(ModuleFacts(plain), name, "partitioned for it")

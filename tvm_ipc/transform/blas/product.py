@@ -7,7 +7,7 @@
     y2 = R.nn.gelu(y1)              GELU
     y3 = R.astype(y2, "bfloat16")   the type of the result
 
-Analysis only: `find_products` returns facts, and `call` says what stands for a product.
+Analysis only: `find_products` returns facts, and `offload` puts calls in their places.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import MAX_STEPS, Epilogue, pack_digits
 from tvm_ipc.transform.ir.aliases import ModuleFacts
-from tvm_ipc.transform.ir.rewrite import rewrite
 from tvm_ipc.transform.ir.roots import Facts
-
-FUNCTION: Final = "tvm_ipc.blas.matmul"
 
 #: Operators that may write into their arguments, as may all calls of something else.
 _WRITERS: Final = (
@@ -90,14 +87,6 @@ class Product:
         inner = self.bindings[0].value.args[0].ty.shape
         dims.append(inner[-1] if isinstance(inner, relax.ShapeExpr) else None)
         return math.prod(int(d.value) if isinstance(d, tirx.IntImm) else _UNKNOWN for d in dims)
-
-    def call(self, builder: relax.BlockBuilder) -> Any:
-        """Return the call that gives the product's result."""
-        numbers = [self.a_axes, self.b_axes, pack_digits(self.steps)]
-        arguments = [*map(relax.prim_value, numbers), self.a, self.b, *self.operands]
-        result = self.bindings[-1].var.ty
-        call = relax.call_dps_packed(FUNCTION, relax.Tuple(arguments), result)
-        return builder.normalize(call)
 
 
 @dataclass
@@ -190,30 +179,6 @@ def find_products(module: ModuleFacts, name: str) -> list[Product]:
             _grow(product, block, scope, taken)
         products.append(product)
     return products
-
-
-def replace(function: relax.Function, products: list[Product]) -> relax.Function:
-    """Return the function with calls in place of the products."""
-    if not products:
-        return function
-    builder = relax.BlockBuilder()
-    calls: dict[Any, list[relax.Binding]] = {
-        variable: [] for variable in _unused_permutations(products)
-    }
-    for product in products:
-        *inner, last = product.bindings
-        calls.update({binding.var: [] for binding in inner})
-        calls[last.var] = [relax.VarBinding(last.var, product.call(builder), last.span)]
-    return rewrite(function, lambda binding, _: calls.get(binding.var))
-
-
-def _unused_permutations(products: list[Product]) -> set[Any]:
-    """Return the permuted variables that nothing reads once the products stand as calls."""
-    left: dict[Any, int] = {}
-    for product in products:
-        for variable, uses in product.permutations:
-            left[variable] = left.get(variable, uses) - 1
-    return {variable for variable, uses in left.items() if uses == 0}
 
 
 def _start(binding: Any, block: int, scope: _Scope) -> Product:
