@@ -39,7 +39,7 @@ from peers import Contestant, OverLimitError
 from report import Key, Results
 
 RELEASE_BYTES = 4 << 20  # above it, buffers are given back before the next contestant's turn
-WIDTH = {"float32": 4, "bfloat16": 2}
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass

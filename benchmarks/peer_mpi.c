@@ -22,7 +22,7 @@ static int prepare(struct Case* c, const char* dtype, size_t count, int rank, in
   c->send = c->recv = NULL;
   c->type = MPI_DATATYPE_NULL;
   int half = strcmp(dtype, "bfloat16") == 0;
-  if (!half) c->type = MPI_FLOAT;
+  if (strcmp(dtype, "float32") == 0) c->type = MPI_FLOAT;
 #ifdef MPIX_BFLOAT16
   if (half) c->type = MPIX_BFLOAT16;  // MPICH's extension; the standard has no such type
 #endif
