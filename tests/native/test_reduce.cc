@@ -48,7 +48,7 @@ const size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 4097};
 
 std::vector<std::string> InstructionSets() {
   std::vector<std::string> sets;
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : {"portable", "avx2", "avx512", "avx512bf16"}) {
     if (tvm_ipc::UseInstructionSet(name)) sets.push_back(name);
   }
   return sets;

@@ -5,7 +5,7 @@ set(TVM_IPC_CORE_SOURCES
   arena.cc bootstrap.cc element.cc forked.cc group.cc hub.cc wait.cc worker_pipes.cc)
 set(TVM_IPC_SHM_SOURCES
   allreduce.cc collectives.cc point_to_point.cc
-  reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc)
+  reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc
   kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_tiles.cc)
@@ -28,8 +28,9 @@ function(compile_with source)
   set_source_files_properties(
     ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${source} PROPERTIES COMPILE_OPTIONS "${ARGN}")
 endfunction()
-compile_with(shm/reduce_avx2.cc ${avx2})
+compile_with(shm/reduce_avx2.cc ${avx2} ${fma})
 compile_with(shm/reduce_avx512.cc ${avx512})
+compile_with(shm/reduce_avx512bf16.cc ${avx512} -mavx512bf16)
 compile_with(blas/kernels_portable.cc ${blas})
 compile_with(blas/kernels_avx2.cc ${blas} ${avx2} ${fma})
 compile_with(blas/kernels_avx512.cc ${blas} ${avx512} ${fma})

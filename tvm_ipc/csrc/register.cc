@@ -178,7 +178,7 @@ void ExerciseSend(ffi::TensorView buffer) {
 ffi::String NativeInfo() {
   ffi::Array<ffi::Any> sets;
   const std::string now = InstructionSet();
-  for (const char* name : {"avx512", "avx2", "portable"}) {
+  for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"}) {
     if (UseInstructionSet(name)) sets.push_back(ffi::String(name));
   }
   UseInstructionSet(now);

@@ -5,8 +5,8 @@
 `TVM_IPC_TIMEOUT`      seconds after which a wait for a worker ends in an error (default 300)
 `TVM_IPC_ARENA_LIMIT`  bytes of shared memory per worker, such as 512M or 2G (default: chosen
                        by the native library from the machine's memory)
-`TVM_IPC_ISA`          instruction set of the reductions: auto, avx512, avx2 or portable; every
-                       one gives the same bits (default auto)
+`TVM_IPC_ISA`          instruction set of the reductions: auto, avx512bf16, avx512, avx2 or
+                       portable; every one gives the same bits (default auto)
 `TVM_IPC_LOG`          print what is logged, from this level on: debug, info, warning or error
                        (default: print nothing)
 =====================  =====================================================================
@@ -25,7 +25,7 @@ from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
 
 DEFAULT_TIMEOUT: Final = 300.0
-INSTRUCTION_SETS: Final = ("auto", "avx512", "avx2", "portable")
+INSTRUCTION_SETS: Final = ("auto", "avx512bf16", "avx512", "avx2", "portable")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _BYTES: Final = "a number of bytes above 0, or a size such as '512M'"
 _MOST_BYTES: Final = (1 << 63) - 1

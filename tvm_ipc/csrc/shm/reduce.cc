@@ -6,6 +6,7 @@
 #include "shm/reduce.h"
 
 #include <atomic>
+#include <vector>
 
 #include "shm/reduce_table.h"
 #if defined(__x86_64__)
@@ -15,32 +16,45 @@
 namespace tvm_ipc {
 namespace {
 
-/*! \brief The table by its name, if this machine can run it. */
-const ReduceTable* TableFor(const std::string& name) {
+#if defined(__x86_64__)
+/*! \brief Whether 512-bit conversions of float16 take longer than two of 256 bits: Zen 4. */
+bool ConvertsHalvesBy256() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(0, &a, &b, &c, &d) == 0 || c != signature_AMD_ecx) return false;
+  __get_cpuid(1, &a, &b, &c, &d);
+  return ((a >> 8) & 0xf) + ((a >> 20) & 0xff) == 0x19;
+}
+#endif
+
+/*! \brief What this machine can run, the best one last. */
+std::vector<ReduceTable> MachineTables() {
+  std::vector<ReduceTable> tables{kPortableTable};
 #if defined(__x86_64__)
   // The builtin also asks whether the operating system saves the registers.
   __builtin_cpu_init();
-  if (name == kAvx512Table.name) {
-    bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    return has && TableFor(kAvx2Table.name) != nullptr ? &kAvx512Table : nullptr;
+  // Not every compiler knows "f16c" in the builtin; its registers are those of AVX.
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return tables;
+  tables.push_back(kAvx2Table);
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
+    return tables;
   }
-  if (name == kAvx2Table.name) {
-    // Not every compiler knows "f16c" in the builtin; its registers are those of AVX.
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-    return __builtin_cpu_supports("avx2") && f16c ? &kAvx2Table : nullptr;
+  tables.push_back(kAvx512Table);
+  if (__builtin_cpu_supports("avx512bf16")) {
+    ReduceTable table = kAvx512Table;
+    table.name = "avx512bf16";
+    table.rows[kReduceBFloat16] = kAvx512BFloat16Row;
+    if (ConvertsHalvesBy256()) table.rows[kReduceFloat16] = kAvx2Table.rows[kReduceFloat16];
+    tables.push_back(table);
   }
 #endif
-  return name == kPortableTable.name ? &kPortableTable : nullptr;
+  return tables;
 }
 
-const ReduceTable* BestTable() {
-  for (const char* name : {"avx512", "avx2"}) {
-    if (const ReduceTable* table = TableFor(name)) return table;
-  }
-  return &kPortableTable;
-}
+// Made when the library is loaded, not when it is first used, by threads and forked children.
+const std::vector<ReduceTable> machine_tables = MachineTables();
 
 // The tables are constant, so the pointer needs no ordering with anything.
 std::atomic<const ReduceTable*> current{nullptr};
@@ -48,7 +62,7 @@ std::atomic<const ReduceTable*> current{nullptr};
 const ReduceTable* Table() {
   const ReduceTable* table = current.load(std::memory_order_relaxed);
   if (table != nullptr) return table;
-  const ReduceTable* best = BestTable();
+  const ReduceTable* best = &machine_tables.back();
   // Unless another thread was first.
   return current.compare_exchange_strong(table, best, std::memory_order_relaxed) ? best : table;
 }
@@ -107,10 +121,16 @@ void CopyBytes(void* dst, const void* src, size_t bytes, bool stream) {
 const char* InstructionSet() { return Table()->name; }
 
 bool UseInstructionSet(const std::string& name) {
-  const ReduceTable* table = name == "auto" ? BestTable() : TableFor(name);
-  if (table == nullptr) return false;
-  current.store(table, std::memory_order_relaxed);
-  return true;
+  if (name == "auto") {
+    current.store(&machine_tables.back(), std::memory_order_relaxed);
+    return true;
+  }
+  for (const ReduceTable& table : machine_tables) {
+    if (name != table.name) continue;
+    current.store(&table, std::memory_order_relaxed);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace tvm_ipc

@@ -33,7 +33,7 @@ ReduceFn FindReduce(ElementType type, ReduceKind kind);
 /*! \brief memcpy; with `stream`, written past the caches. */
 void CopyBytes(void* dst, const void* src, size_t bytes, bool stream);
 
-/*! \brief The instruction set in use: "avx512", "avx2" or "portable". */
+/*! \brief The instruction set in use: "avx512bf16", "avx512", "avx2" or "portable". */
 const char* InstructionSet();
 
 /*!

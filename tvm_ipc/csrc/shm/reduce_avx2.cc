@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_avx2.cc
- * \brief The reductions for AVX2 and F16C; compiled with these enabled. Empty elsewhere.
+ * \brief The reductions for AVX2, F16C and FMA; compiled with these enabled. Empty elsewhere.
  */
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -33,6 +33,10 @@ struct Isa {
   static inline unsigned Unordered(F64 a, F64 b) {
     return static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q)));
   }
+  static inline void Halves(Raw a, Raw b, Raw* upper, Raw* lower) {
+    *upper = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa);
+    *lower = _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
+  }
   static inline void WidenHalf(const char* p, F32* low, F32* high) {
     const __m128i* half = reinterpret_cast<const __m128i*>(p);
     *low = _mm256_cvtph_ps(_mm_loadu_si128(half));
@@ -43,6 +47,8 @@ struct Isa {
         _mm256_castsi128_si256(_mm256_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT)),
         _mm256_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT), 1);
   }
+  static constexpr bool kFused = true;
+  static inline F32 MultiplyAdd(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 };
 
 }  // namespace

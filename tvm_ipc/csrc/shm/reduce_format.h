@@ -35,9 +35,19 @@ TVM_IPC_INLINE Raw Load(const char* p) {
 // memory becomes kParts vectors of accumulators; the order of lanes inside does not matter as
 // long as Pack undoes Unpack.
 
+/*! \brief What most formats have in common. */
+struct Plain {
+  /*! \brief Whether Pack is wrong for what is Unusual; Exact's is not. */
+  static constexpr bool kNormalsOnly = false;
+  template <typename V>
+  static TVM_IPC_INLINE V Add(V a, V x) {
+    return a + x;
+  }
+};
+
 /*! \brief Accumulated in the type itself. For integers that equals wrapping at the end. */
 template <typename T>
-struct Native {
+struct Native : Plain {
   using Element = T;
   using Scalar = T;
   using Vector = typename VectorOf<T>::Type;
@@ -63,7 +73,10 @@ struct Float64 : Native<double> {
 using Words = VectorOf<uint32_t>::Type;
 using Floats = VectorOf<float>::Type;
 
-struct BFloat16 {
+using Signed16 = VectorOf<int16_t>::Type;
+using Unsigned16 = VectorOf<uint16_t>::Type;
+
+struct BFloat16 : Plain {
   using Element = uint16_t;
   using Scalar = float;
   using Vector = Floats;
@@ -76,21 +89,24 @@ struct BFloat16 {
     out[0] = (Vector)(words << 16);
     out[1] = (Vector)(words & 0xffff0000u);
   }
+  // To nearest even: up where the lower half is more than half a unit of the upper one, or just
+  // that and the upper one is odd. A carry reaches infinity as it should.
   static TVM_IPC_INLINE Raw Pack(const Vector* in) {
-    return (Raw)((Round((Words)in[0]) >> 16) | (Round((Words)in[1]) & 0xffff0000u));
+    Raw upper, lower;
+    Isa::Halves((Raw)in[0], (Raw)in[1], &upper, &lower);
+    Signed16 beyond =
+        (Signed16)((Unsigned16)lower ^ 0x8000);  // signed, as far as the lower half is more
+    Unsigned16 up = (Unsigned16)(beyond > -((Signed16)upper & 1));
+    return (Raw)((Unsigned16)upper - up);
   }
   static float Widen(Bits bits) { return BitCast<float>(static_cast<uint32_t>(bits) << 16); }
   static Bits Narrow(float value) {
-    return static_cast<Bits>(Round(BitCast<uint32_t>(value)) >> 16);
-  }
-  /*! \brief To nearest even, in the upper half; a carry reaches infinity as it should. */
-  template <typename W>
-  static TVM_IPC_INLINE W Round(W bits) {
-    return bits + 0x7fffu + ((bits >> 16) & 1u);
+    uint32_t bits = BitCast<uint32_t>(value);
+    return static_cast<Bits>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
 };
 
-struct Float16 {
+struct Float16 : Plain {
   using Element = uint16_t;
   using Scalar = float;
   using Vector = Floats;
@@ -106,6 +122,14 @@ struct Float16 {
   static TVM_IPC_INLINE Raw Pack(const Vector* in) {
     return Isa::NarrowHalf((Isa::F32)in[0], (Isa::F32)in[1]);
   }
+  using Plain::Add;
+  // The same bits either way, but sums wait for the units that conversions keep busy.
+  static TVM_IPC_INLINE Vector Add(Vector a, Vector x) {
+    if (!Isa::kFused) return a + x;
+    Vector one = Vector{} + 1.0f;
+    __asm__("" : "+x"(one));  // or the compiler knows better, and adds
+    return (Vector)Isa::MultiplyAdd((Isa::F32)a, (Isa::F32)one, (Isa::F32)x);
+  }
   static float Widen(Bits bits) {
     return SoftWidenHalf<float, int32_t>(static_cast<uint32_t>(bits));
   }
@@ -114,13 +138,14 @@ struct Float16 {
   }
 };
 
-// Operations, on a scalar or a vector of them. kSticky: a NaN of an operand reaches the result.
+// Operations, on a scalar of a format or a vector of them. kSticky: a NaN of an operand reaches the
+// result.
 
 struct Sum {
   static constexpr bool kSticky = true, kDivide = false, kTruth = false;
-  template <typename V>
+  template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
-    return a + x;
+    return Format::Add(a, x);
   }
 };
 
@@ -129,7 +154,7 @@ struct Average : Sum {
 };
 
 struct Product : Sum {
-  template <typename V>
+  template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
     return a * x;
   }
@@ -137,14 +162,14 @@ struct Product : Sum {
 
 struct Minimum : Sum {
   static constexpr bool kSticky = false;
-  template <typename V>
+  template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
     return x < a ? x : a;
   }
 };
 
 struct Maximum : Minimum {
-  template <typename V>
+  template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
     return x > a ? x : a;
   }

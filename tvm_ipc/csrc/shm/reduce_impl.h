@@ -9,9 +9,13 @@
  *   LoadPart, StorePart        the first bytes of a vector, fewer than kBytes; zeros elsewhere
  *   kHasStream                 whether Stream() bypasses the caches
  *   Stream(p, raw), Fence()    store past the caches to an aligned address; make such stores
- * visible Unordered(a, b)            non-zero if a lane of a or b is NaN, for F32 and F64
+ *                              visible
+ *   Unordered(a, b)            non-zero if a lane of a or b is NaN, for F32 and F64
+ *   Halves(a, b, upper, lower) the upper and the lower halves of words; those of a word of b
+ *                              follow those of the same word of a
  *   WidenHalf(p, low, high)    a vector of float16 from memory as two F32; NaN may give anything
  *   NarrowHalf(low, high)      the reverse, to nearest even
+ *   MultiplyAdd(a, b, c)       a * b + c; kFused: whether that is one instruction
  *
  * Memory is passed over once: a few vectors of the result are accumulated over all sources in
  * registers, then stored.
@@ -30,6 +34,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shm/reduce_average.h"
 #include "shm/reduce_format.h"
 #include "shm/reduce_table.h"
 
@@ -60,6 +65,15 @@ TVM_IPC_INLINE void Prefetch(const char* p) {
   for (size_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(p + kAhead + i);
 }
 
+template <typename Format>
+struct IsHalf {
+  static constexpr bool value = false;
+};
+template <>
+struct IsHalf<Float16> {
+  static constexpr bool value = true;
+};
+
 /*! \brief The vectors of one step: kParts accumulators for each of kVectors vectors of memory. */
 template <typename Format, int kVectors>
 struct Registers {
@@ -76,11 +90,28 @@ struct Registers {
   }
 
   TVM_IPC_INLINE bool HasNan() const {
+    if constexpr (Isa::kFused && IsHalf<Format>::value) {
+      // NaN survives products and sums, and the units that compute these have nothing else to do
+      // while others convert. Infinities may look like NaN here; nothing else is that large.
+      auto all = v[0];
+      for (int i = 1; i + 2 < kCount; i += 2) all = MultiplyAdd(all, v[i], v[i + 1]);
+      if (__builtin_expect(Unordered(all, v[kCount - 1]) == 0, 1)) return false;
+    }
     unsigned found = 0;
     for (int i = 0; i < kCount; i += 2) found |= Unordered(v[i], v[i + 1 < kCount ? i + 1 : i]);
     return found != 0;
   }
 
+  /*! \brief Whether Pack would be wrong for anything, or it is NaN. */
+  TVM_IPC_INLINE bool HasUnusual() const {
+    unsigned found = 0;
+    for (int i = 0; i < kCount; ++i) found |= Format::Unusual(v[i]);
+    return found != 0;
+  }
+
+  static TVM_IPC_INLINE Floats MultiplyAdd(Floats a, Floats b, Floats c) {
+    return (Floats)Isa::MultiplyAdd((Isa::F32)a, (Isa::F32)b, (Isa::F32)c);
+  }
   static TVM_IPC_INLINE unsigned Unordered(Floats a, Floats b) {
     return Isa::Unordered((Isa::F32)a, (Isa::F32)b);
   }
@@ -122,7 +153,8 @@ __attribute__((noinline, cold)) void ReduceCarefully(char* dst, const void* cons
       result = static_cast<Bits>(result | Format::kQuiet);
     } else {
       Scalar acc = Format::Widen(load(0, at));
-      for (int k = 1; k < num_src; ++k) acc = Op::Apply(acc, Format::Widen(load(k, at)));
+      for (int k = 1; k < num_src; ++k)
+        acc = Op::template Apply<Format>(acc, Format::Widen(load(k, at)));
       if (Op::kDivide) acc = acc / static_cast<Scalar>(num_src);
       result =
           acc != acc ? static_cast<Bits>(Format::kInfinity | Format::kQuiet) : Format::Narrow(acc);
@@ -149,6 +181,24 @@ struct Job {
   }
 };
 
+/*! \brief kVectors vectors to byte `at`, or `part` bytes of one if that is not 0. */
+template <typename Format, int kVectors, int kSources>
+TVM_IPC_INLINE void StoreBlock(const Job<kSources>& job, size_t at, size_t part,
+                               const typename Format::Vector* v) {
+  char* out = job.dst + at;
+  for (int i = 0; i < kVectors; ++i) {
+    Raw raw = Format::Pack(v + i * Format::kParts);
+    if (part != 0) {
+      Isa::StorePart(out, raw, part);
+    } else if (job.stream) {
+      Store<true>(out + i * kVector, raw);
+      if ((i + 1) * kVector % kLine == 0) KeepOrder();
+    } else {
+      Store<false>(out + i * kVector, raw);
+    }
+  }
+}
+
 /*!
  * \brief The result for kVectors vectors at byte `at`, or, if `part` is not 0, for that many
  *        bytes of one.
@@ -169,15 +219,7 @@ TVM_IPC_INLINE void Step(const Job<kSources>& job, size_t at, size_t part) {
     x.Read(job.Source(k) + at, part);
     if (prefetch) Prefetch<kVectors * kVector>(job.Source(k) + at);
     if constexpr (kFloats && !Op::kSticky) nan |= x.HasNan();
-    for (int i = 0; i < Block::kCount; ++i) acc.v[i] = Op::Apply(acc.v[i], x.v[i]);
-  }
-  if constexpr (kFloats && Op::kSticky) nan = acc.HasNan();
-  if constexpr (kFloats) {
-    if (__builtin_expect(nan, 0)) {
-      size_t bytes = part != 0 ? part : kVectors * kVector;
-      ReduceCarefully<Format, Op>(job.dst, job.src, num_src, at, at + bytes);
-      return;
-    }
+    for (int i = 0; i < Block::kCount; ++i) acc.v[i] = Op::template Apply<Format>(acc.v[i], x.v[i]);
   }
   if constexpr (Op::kDivide) {
     Scalar divisor = static_cast<Scalar>(num_src);
@@ -190,18 +232,22 @@ TVM_IPC_INLINE void Step(const Job<kSources>& job, size_t at, size_t part) {
   if constexpr (Op::kTruth) {
     for (int i = 0; i < Block::kCount; ++i) acc.v[i] = (typename Format::Vector)(acc.v[i] != 0) & 1;
   }
-  char* out = job.dst + at;
-  for (int i = 0; i < kVectors; ++i) {
-    Raw raw = Format::Pack(acc.v + i * Format::kParts);
-    if (part != 0) {
-      Isa::StorePart(out, raw, part);
-    } else if (job.stream) {
-      Store<true>(out + i * kVector, raw);
-      if ((i + 1) * kVector % kLine == 0) KeepOrder();
-    } else {
-      Store<false>(out + i * kVector, raw);
+  if constexpr (Format::kNormalsOnly) {
+    if (__builtin_expect(acc.HasUnusual(), 0)) {
+      if (!acc.HasNan()) return StoreBlock<typename Format::Exact, kVectors>(job, at, part, acc.v);
+      nan = true;
+    }
+  } else if constexpr (kFloats && Op::kSticky) {
+    nan = acc.HasNan();
+  }
+  if constexpr (kFloats) {
+    if (__builtin_expect(nan, 0)) {
+      size_t bytes = part != 0 ? part : kVectors * kVector;
+      ReduceCarefully<Format, Op>(job.dst, job.src, num_src, at, at + bytes);
+      return;
     }
   }
+  StoreBlock<Format, kVectors>(job, at, part, acc.v);
 }
 
 template <typename Format, typename Op, int kSources>
@@ -241,70 +287,6 @@ void Reduce(void* dst, const void* const* src, int num_src, size_t count, bool s
   }
 }
 
-/*!
- * \brief The average of integers of up to 32 bits, whose sum as an Acc is exact. In double if it
- *        surely has less than 53 bits: the quotient is further from the next integer than double
- *        rounds, and vectors can do it. Not streamed: the division is slower than memory.
- */
-template <typename T, typename Acc>
-void AverageIntegers(void* dst, const void* const* src, int num_src, size_t count, bool) {
-  constexpr size_t kBlock = 256;
-  Acc sum[kBlock];
-  T value[kBlock];
-  if (num_src < 1) return;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    size_t n = count - begin < kBlock ? count - begin : kBlock;
-    for (size_t i = 0; i < n; ++i) sum[i] = 0;
-    for (int k = 0; k < num_src; ++k) {
-      const char* from = static_cast<const char*>(src[k]) + begin * sizeof(T);
-      __builtin_memcpy(value, from, n * sizeof(T));
-      for (size_t i = 0; i < n; ++i) sum[i] += static_cast<Acc>(value[i]);
-    }
-    for (size_t i = 0; i < n; ++i)
-      value[i] = static_cast<T>(static_cast<Acc>(static_cast<double>(sum[i]) / num_src));
-    __builtin_memcpy(static_cast<char*>(dst) + begin * sizeof(T), value, n * sizeof(T));
-  }
-}
-
-/*!
- * \brief The average of 64-bit integers. The sum has two words, which vectors can add up; where
- *        the lower one is all of it, as nearly always, one division of words is enough.
- */
-template <typename T>
-void AverageWords(void* dst, const void* const* src, int num_src, size_t count, bool) {
-  __extension__ typedef __int128 Wide;
-  constexpr size_t kBlock = 256;
-  constexpr bool kSigned = static_cast<T>(-1) < 0;
-  uint64_t low[kBlock];
-  int64_t high[kBlock];
-  T value[kBlock];
-  if (num_src < 1) return;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    size_t n = count - begin < kBlock ? count - begin : kBlock;
-    for (size_t i = 0; i < n; ++i) low[i] = 0, high[i] = 0;
-    for (int k = 0; k < num_src; ++k) {
-      const char* from = static_cast<const char*>(src[k]) + begin * sizeof(T);
-      __builtin_memcpy(value, from, n * sizeof(T));
-      for (size_t i = 0; i < n; ++i) {
-        uint64_t word = static_cast<uint64_t>(value[i]);
-        low[i] += word;
-        high[i] += (low[i] < word) - (kSigned && value[i] < 0);
-      }
-    }
-    T divisor = static_cast<T>(num_src);
-    for (size_t i = 0; i < n; ++i) {
-      T word = static_cast<T>(low[i]);
-      if (__builtin_expect(high[i] == (kSigned && word < 0 ? -1 : 0), 1)) {
-        value[i] = word / divisor;
-      } else {
-        Wide sum = static_cast<Wide>(high[i]) * (static_cast<Wide>(1) << 64) + low[i];
-        value[i] = static_cast<T>(sum / num_src);
-      }
-    }
-    __builtin_memcpy(static_cast<char*>(dst) + begin * sizeof(T), value, n * sizeof(T));
-  }
-}
-
 /*! \brief A copy of two lines or more; the library's prefetches nothing and streams late. */
 template <bool kStream>
 TVM_IPC_INLINE void CopyLong(char* to, const char* from, size_t bytes) {
@@ -322,7 +304,7 @@ TVM_IPC_INLINE void CopyLong(char* to, const char* from, size_t bytes) {
   if (kStream) Isa::Fence();
 }
 
-void Copy(void* dst, const void* src, size_t bytes, bool stream) {
+inline void Copy(void* dst, const void* src, size_t bytes, bool stream) {
   char* to = static_cast<char*>(dst);
   const char* from = static_cast<const char*>(src);
   if (bytes == 0) return;

@@ -55,6 +55,10 @@ struct Isa {
   }
 #endif
 
+  static inline void Halves(Raw a, Raw b, Raw* upper, Raw* lower) {
+    *upper = (a >> 16) | (b & 0xffff0000u);
+    *lower = (a & 0xffffu) | (b << 16);
+  }
   // A word holds two elements.
   static inline void WidenHalf(const char* p, F32* low, F32* high) {
     Raw v;
@@ -65,6 +69,8 @@ struct Isa {
   static inline Raw NarrowHalf(F32 low, F32 high) {
     return SoftNarrowHalf<F32, Int, Raw>(low) | (SoftNarrowHalf<F32, Int, Raw>(high) << 16);
   }
+  static constexpr bool kFused = false;
+  static inline F32 MultiplyAdd(F32 a, F32 b, F32 c) { return a * b + c; }
 };
 
 }  // namespace

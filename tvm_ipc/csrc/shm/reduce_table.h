@@ -53,6 +53,8 @@ extern const ReduceTable kPortableTable;
 #if defined(__x86_64__)
 extern const ReduceTable kAvx2Table;
 extern const ReduceTable kAvx512Table;
+/*! \brief For kReduceBFloat16, where AVX-512 has BF16. */
+extern const ReduceRow kAvx512BFloat16Row;
 #endif
 
 }  // namespace tvm_ipc
