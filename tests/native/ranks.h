@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/bootstrap.h"
 #include "core/group.h"
 #include "core/hub.h"
+#include "core/join.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
@@ -80,7 +80,7 @@ class Ranks {
         threads_.emplace_back([this, rank] { Serve(rank); });
       }
     }
-    if (!hub_->WaitJoined(60)) Die("the ranks did not join");
+    if (!hub_->monitor().WaitJoined(60)) Die("the ranks did not join");
   }
 
   ~Ranks() {
@@ -89,8 +89,8 @@ class Ranks {
     order.last = 1;
     Send(order);
     for (std::thread& thread : threads_) thread.join();
-    if (!hub_->WaitLeft(60)) Die("the ranks did not leave");
-    if (!hub_->Report().dead.empty()) Die("a rank that said goodbye counts as dead");
+    if (!hub_->monitor().WaitLeft(60)) Die("the ranks did not leave");
+    if (!hub_->monitor().Report().dead.empty()) Die("a rank that said goodbye counts as dead");
     for (pid_t child : children_) {
       int status = 0;
       waitpid(child, &status, 0);
@@ -115,12 +115,12 @@ class Ranks {
   /*! \brief Do a round on every rank and return what went wrong, recovered from. */
   std::vector<RankReport> Round(int action, uint64_t seed, double seconds = 120) {
     Begin(action, seed);
-    const Hub::Progress progress = hub_->WaitDone(ticket_, seconds);
-    if (progress == Hub::Progress::kDone) return {};
-    if (progress == Hub::Progress::kPending) Die("a round hangs");
-    const HubReport report = hub_->Report();
+    const Monitor::Progress progress = hub_->monitor().WaitDone(ticket_, seconds);
+    if (progress == Monitor::Progress::kDone) return {};
+    if (progress == Monitor::Progress::kPending) Die("a round hangs");
+    const SessionReport report = hub_->monitor().Report();
     if (!report.dead.empty()) Die("a rank died");
-    hub_->Recover();
+    hub_->monitor().Recover();
     return report.errors;
   }
 
@@ -172,11 +172,10 @@ class Ranks {
       try {
         body_(*rank, order);
       } catch (const Error& error) {
-        rank->SendFrame(frame::kError, PackError(error.kind(), error.what(), ""));
+        rank->connection().Send(FrameType::kError, PackError(error.kind(), error.what(), ""));
         rank->FailSession();
       }
-      rank->SendFrame(frame::kDone,
-                      std::string(reinterpret_cast<char*>(&order.ticket), sizeof(order.ticket)));
+      rank->connection().Send(FrameType::kDone, AsBytes(order.ticket));
     }
   }
 

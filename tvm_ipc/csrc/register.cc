@@ -15,7 +15,7 @@
 
 #include "blas/blas.h"
 #include "core/forked.h"
-#include "core/hub.h"
+#include "core/machine.h"
 #include "core/worker_pipes.h"
 #include "disco/session.h"
 #include "disco/storage.h"

@@ -96,6 +96,8 @@ struct alignas(kLine) RankState {
   /*! \brief Set by a rank whose call failed; it skips what follows until the session recovers. */
   std::atomic<uint32_t> failed;
   std::atomic<int32_t> pid;
+  /*! \brief How many exchanges the rank took part in since the last recovery. */
+  std::atomic<uint32_t> exchanges;
 };
 
 struct Control {

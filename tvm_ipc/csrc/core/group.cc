@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,27 +11,11 @@
 #include <map>
 #include <mutex>
 
-#include "core/bootstrap.h"
-#include "core/forked.h"
+#include "core/process.h"
 
 namespace tvm_ipc {
 
 namespace {
-
-void* MapFile(int file, size_t bytes) {
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  if (address == MAP_FAILED) {
-    Fail(kind::kMemory, "cannot map ", bytes, " bytes of shared memory: ", strerror(errno),
-         "; a lower arena_limit (TVM_IPC_ARENA_LIMIT) or a higher RLIMIT_AS helps");
-  }
-  return address;
-}
-
-size_t FileBytes(int file) {
-  struct stat status{};
-  if (fstat(file, &status) != 0) Fail(kind::kRuntime, "fstat: ", strerror(errno));
-  return static_cast<size_t>(status.st_size);
-}
 
 /*! \brief The members of a rank's team, in rank order. */
 std::vector<int> Members(int first, int count) {
@@ -41,21 +24,19 @@ std::vector<int> Members(int first, int count) {
   return ranks;
 }
 
-std::shared_ptr<Arena> MakeArena(const std::shared_ptr<Segments>& segments, int segment) {
+std::shared_ptr<Arena> MakeArena(const std::shared_ptr<Segments>& segments, File segment) {
   const size_t start = ArenaStart(segments->control().num_ranks);
   const size_t limit = segments->control().arena_bytes;
   // The file is closed and the memory unmapped when the last storage is gone, not with the rank.
-  std::shared_ptr<int> file(new int(segment), [](int* fd) {
-    close(*fd);
-    delete fd;
-  });
+  auto file = std::make_shared<File>(std::move(segment));
   auto commit = [segments, start, file](size_t offset, size_t bytes) {
     BlockSignals blocked;  // one would interrupt the call, and undo what it has done
-    return fallocate(*file, 0, static_cast<off_t>(start + offset), static_cast<off_t>(bytes)) == 0;
+    return fallocate(file->get(), 0, static_cast<off_t>(start + offset),
+                     static_cast<off_t>(bytes)) == 0;
   };
   auto release = [start, file](size_t offset, size_t bytes) {
-    fallocate(*file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start + offset),
-              static_cast<off_t>(bytes));
+    fallocate(file->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(start + offset), static_cast<off_t>(bytes));
   };
   return std::make_shared<Arena>(limit, commit, release);
 }
@@ -160,29 +141,25 @@ void Team::FailMismatch() const {
   throw Error(kind::kMismatch, os.str());
 }
 
-Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options, int connection,
-           int segment)
+Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
+           std::shared_ptr<Connection> connection, File segment)
     : id_(id),
       num_ranks_(segments->control().num_ranks),
       group_size_(num_ranks_ / segments->control().num_groups),
       segments_(segments),
       options_(options),
-      born_(Generation()),
-      connection_(connection),
+      connection_(std::move(connection)),
       world_(segments, 0, Members(0, num_ranks_), id, options_),
       group_(segments, 1, Members(id / group_size_ * group_size_, group_size_), id % group_size_,
              options_),
       generation_(control().generation.load(std::memory_order_acquire)),
       sent_(num_ranks_),
       received_(num_ranks_),
-      arena_(MakeArena(segments, segment)) {
-  KeepFromChildren(connection_);
-}
+      arena_(MakeArena(segments, std::move(segment))) {}
 
 Rank::~Rank() {
   left_->store(true);
-  SendFrame(frame::kBye, "");
-  CloseKept(connection_);
+  connection_->Send(FrameType::kBye, "");
 }
 
 void Rank::CheckSession() {
@@ -223,12 +200,6 @@ void Rank::FailSession() {
   Abort(control(), AbortReason::kFailed, id_);
 }
 
-bool Rank::forked() const { return born_ != Generation(); }
-
-bool Rank::SendFrame(uint32_t type, const std::string& payload) {
-  return frame::Send(connection_, type, payload);
-}
-
 Rank* CurrentRank() { return current_rank.get(); }
 
 void SetCurrentRank(std::unique_ptr<Rank> rank) { current_rank = std::move(rank); }
@@ -242,6 +213,25 @@ void Abort(Control& control, AbortReason reason, int rank) {
       for (Slot& slot : row[r].slot) WakeAll(slot.seq);
     }
   }
+}
+
+void StartAgain(Control& control) {
+  auto clear = [](Slot(&slots)[2]) {
+    for (Slot& slot : slots) slot.seq.store(0, std::memory_order_relaxed);
+  };
+  for (auto& row : control.seats) {
+    for (int r = 0; r < control.num_ranks; ++r) clear(row[r].slot);
+  }
+  for (int i = 0; i < control.num_ranks * control.num_ranks; ++i) {
+    clear(control.channels()[i].slot);
+    control.channels()[i].taken.store(0, std::memory_order_relaxed);
+  }
+  for (int r = 0; r < control.num_ranks; ++r) {
+    control.ranks[r].failed.store(0);
+    control.ranks[r].exchanges.store(0);
+  }
+  control.generation.fetch_add(1, std::memory_order_release);
+  control.abort.store(0, std::memory_order_release);
 }
 
 std::string DescribeAbort(const Control& control) {

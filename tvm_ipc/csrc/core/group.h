@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "core/arena.h"
+#include "core/connection.h"
 #include "core/control.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/wait.h"
 
 namespace tvm_ipc {
@@ -123,11 +125,11 @@ class Team {
 class Rank {
  public:
   /*!
-   * \param connection Socket to the controller's hub, owned from here on.
-   * \param segment This rank's own file, to commit pages of the arena; owned from here on.
+   * \param connection To the controller's hub.
+   * \param segment This rank's own file, to commit pages of the arena.
    */
-  Rank(int id, std::shared_ptr<Segments> segments, RankOptions options, int connection,
-       int segment);
+  Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
+       std::shared_ptr<Connection> connection, File segment);
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -159,12 +161,11 @@ class Rank {
   const std::shared_ptr<std::atomic<bool>>& left() const { return left_; }
 
   /*! \brief Whether this is the copy of a rank in a process that was forked off its worker. */
-  bool forked() const;
+  bool forked() const { return connection_->forked(); }
 
   /*! \brief End the waits of all ranks, since this one failed. */
   void FailSession();
-  /*! \brief Send a frame to the hub; false if it is gone. */
-  bool SendFrame(uint32_t type, const std::string& payload);
+  Connection& connection() const { return *connection_; }
 
  private:
   int id_;
@@ -172,8 +173,7 @@ class Rank {
   int group_size_;
   std::shared_ptr<Segments> segments_;
   RankOptions options_;
-  uint32_t born_;
-  int connection_;
+  std::shared_ptr<Connection> connection_;
   std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
   Team world_;
   Team group_;
@@ -190,6 +190,8 @@ void SetCurrentRank(std::unique_ptr<Rank> rank);
 
 /*! \brief Set the reason unless there is one, and wake everybody who waits. */
 void Abort(Control& control, AbortReason reason, int rank);
+/*! \brief Undo it: every rank starts again at step 0. All live, and none is in an operation. */
+void StartAgain(Control& control);
 /*! \brief "rank 2 failed" and the like. */
 std::string DescribeAbort(const Control& control);
 /*! \brief "allreduce(sum) of 12 x float32" and the like. */

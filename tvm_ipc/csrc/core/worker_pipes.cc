@@ -15,8 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/bootstrap.h"
+#include "core/file.h"
 #include "core/forked.h"
+#include "core/process.h"
 
 namespace tvm_ipc {
 
@@ -49,8 +50,7 @@ class Watch {
     if (nowhere_ < 0 || wake_ < 0) {
       const int error = errno;
       if (nowhere_ >= 0) close(nowhere_);
-      Fail(kind::kRuntime, "cannot watch worker processes: ", strerror(error),
-           error == EMFILE || error == ENFILE ? kMoreFiles : "");
+      Fail(kind::kRuntime, "cannot watch worker processes: ", strerror(error), FilesHint(error));
     }
     StartThread("the watch over worker processes", [this] { Run(); }).detach();
   }

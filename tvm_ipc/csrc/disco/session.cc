@@ -60,7 +60,7 @@ class OpenSessions {
   void Add(const Session& session, const HubOptions& options, int64_t room) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto it = sessions_.begin(); it != sessions_.end();) {
-      it = it->second->hub->finished() ? sessions_.erase(it) : std::next(it);
+      it = it->second->hub->monitor().finished() ? sessions_.erase(it) : std::next(it);
     }
     if (sessions_.count(session.get())) {
       Fail(kind::kRuntime, "init_ccl: the session has been initialised already");
@@ -85,7 +85,7 @@ class OpenSessions {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [session, open] : sessions_) {
       if (open->hub->invitation() != invitation) continue;
-      open->hub->ReportError(error);
+      open->hub->monitor().ReportError(error);
       return true;
     }
     return false;
@@ -138,7 +138,7 @@ void Open(Session session, ffi::Shape device_ids, double timeout_seconds, int64_
 }
 
 bool WaitJoined(Session session, double seconds) {
-  return OpenSessions::Global().Get(session)->hub->WaitJoined(seconds);
+  return OpenSessions::Global().Get(session)->hub->monitor().WaitJoined(seconds);
 }
 
 void Send(ffi::PackedArgs args, ffi::Any* result) {
@@ -158,13 +158,14 @@ void SendTicket(Session session, DRef done, int64_t ticket) {
 
 int Wait(Session session, int64_t ticket, double seconds) {
   auto open = OpenSessions::Global().Get(session);
-  const Hub::Progress progress = open->hub->WaitDone(static_cast<uint64_t>(ticket), seconds);
-  if (progress == Hub::Progress::kDone) open->outbox.Passed(ticket);
+  const Monitor::Progress progress =
+      open->hub->monitor().WaitDone(static_cast<uint64_t>(ticket), seconds);
+  if (progress == Monitor::Progress::kDone) open->outbox.Passed(ticket);
   return static_cast<int>(progress);
 }
 
 ffi::String Report(Session session) {
-  const HubReport report = OpenSessions::Global().Get(session)->hub->Report();
+  const SessionReport report = OpenSessions::Global().Get(session)->hub->monitor().Report();
   auto numbers = [](const std::vector<int>& values) {
     ffi::Array<ffi::Any> array;
     for (int value : values) array.push_back(value);
@@ -204,18 +205,18 @@ struct Parcel {
 
   Parcel(int64_t key, const std::shared_ptr<OpenSession>& open) : key(key), open(open) {
     Expected::Global().Want(key, value);
-    open->hub->WantValue(static_cast<uint64_t>(key));
+    open->hub->monitor().WantValue(static_cast<uint64_t>(key));
   }
   Parcel(const Parcel&) = delete;
   ~Parcel() {
     Expected::Global().Forget(key);
-    if (auto session = open.lock()) session->hub->TakeValue(static_cast<uint64_t>(key));
+    if (auto session = open.lock()) session->hub->monitor().TakeValue(static_cast<uint64_t>(key));
   }
   ffi::Any Take() {
     if (value->came) return value->value;
     auto session = open.lock();
     if (!session) Fail(kind::kRuntime, "the session is not open");
-    const std::string bytes = session->hub->TakeValue(static_cast<uint64_t>(key));
+    const std::string bytes = session->hub->monitor().TakeValue(static_cast<uint64_t>(key));
     if (bytes.empty()) Fail(kind::kRuntime, "no value came for key ", key);
     return UnpackValue(bytes);
   }
@@ -236,7 +237,7 @@ void Recover(Session session) {
   auto open = OpenSessions::Global().Get(session);
   Mailbox::Global().Discard(open.get());
   open->outbox.Passed(std::numeric_limits<int64_t>::max());
-  open->hub->Recover();
+  open->hub->monitor().Recover();
 }
 
 void Abort(Session session) { OpenSessions::Global().Get(session)->hub->AbortClosed(); }
@@ -244,7 +245,7 @@ void Abort(Session session) { OpenSessions::Global().Get(session)->hub->AbortClo
 void Close(Session session) { OpenSessions::Global().Remove(session); }
 
 bool WaitLeft(Session session, double seconds) {
-  return OpenSessions::Global().Get(session)->hub->WaitLeft(seconds);
+  return OpenSessions::Global().Get(session)->hub->monitor().WaitLeft(seconds);
 }
 
 ffi::ObjectRef SessionOf(DRef reference) { return reference->session; }

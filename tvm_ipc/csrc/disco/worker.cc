@@ -54,12 +54,8 @@ namespace {
 void ReportError(Rank& rank, const std::string& kind, const std::string& message,
                  const std::string& traceback) {
   // The report first: the controller must not see the others' consequences before the cause.
-  rank.SendFrame(frame::kError, PackError(kind, message, traceback));
+  rank.connection().Send(FrameType::kError, PackError(kind, message, traceback));
   rank.FailSession();
-}
-
-std::string Number(int64_t number) {
-  return std::string(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
 /*! \brief Whether this is a process of its own, started by the controller to be a worker. */
@@ -176,7 +172,7 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
   }
 }
 
-void Done(int64_t ticket) { RequireRank().SendFrame(frame::kDone, Number(ticket)); }
+void Done(int64_t ticket) { RequireRank().connection().Send(FrameType::kDone, AsBytes(ticket)); }
 
 void Fetch(ffi::Any value, int rank, int64_t key) {
   Rank& self = RequireRank();
@@ -184,7 +180,7 @@ void Fetch(ffi::Any value, int rank, int64_t key) {
   if (self.control().controller_pid == getpid()) {
     Expected::Global().Deliver(key, std::move(value));
   } else {
-    self.SendFrame(frame::kValue, Number(key) + PackValue(value));
+    self.connection().Send(FrameType::kValue, AsBytes(key) + PackValue(value));
   }
 }
 

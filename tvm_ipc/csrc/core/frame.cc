@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file frame.cc */
+#include "core/frame.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+/*! \brief The most bytes of a text that a rank sends home. */
+constexpr size_t kLongestText = size_t{1} << 20;
+
+/*! \brief A text without the bytes between its first half and its last that nobody can read. */
+std::string Shortened(const std::string& text) {
+  if (text.size() <= kLongestText) return text;
+  auto inside_a_character = [&](size_t at) { return (text[at] & 0xC0) == 0x80; };
+  size_t left = kLongestText / 2, right = text.size() - kLongestText / 2;
+  while (left > 0 && inside_a_character(left)) --left;
+  while (right < text.size() && inside_a_character(right)) ++right;
+  return Text(text.substr(0, left), "\n... [", right - left, " of ", text.size(),
+              " bytes are left out here] ...\n", text.substr(right));
+}
+
+/*! \brief Room for the files of a frame beside its bytes. */
+struct FileSpace {
+  alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * kMaxFrameFiles)] = {};
+};
+
+}  // namespace
+
+int64_t SendSome(int socket, const char* bytes, size_t count, const std::vector<int>& files,
+                 int flags) {
+  iovec data{const_cast<char*>(bytes), count};
+  FileSpace space;
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (!files.empty()) {
+    message.msg_control = space.bytes;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
+    memcpy(CMSG_DATA(part), files.data(), sizeof(int) * files.size());
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &message, flags | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent;
+}
+
+bool SendFrame(int socket, FrameType type, const std::string& payload,
+               const std::vector<int>& files) {
+  const FrameHeader header{type, static_cast<uint32_t>(files.size()), payload.size()};
+  const std::string bytes = AsBytes(header) + payload;
+  for (size_t at = 0; at < bytes.size();) {
+    const int64_t sent = SendSome(socket, bytes.data() + at, bytes.size() - at,
+                                  at == 0 ? files : std::vector<int>(), 0);
+    if (sent <= 0) return false;
+    at += static_cast<size_t>(sent);
+  }
+  return true;
+}
+
+bool FrameReader::Read(int socket) {
+  char chunk[64 << 10];
+  while (true) {
+    iovec data{chunk, sizeof(chunk)};
+    FileSpace space;
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = space.bytes;
+    message.msg_controllen = sizeof(space.bytes);
+    const ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+      for (size_t at = 0; at + CMSG_LEN(sizeof(int)) <= part->cmsg_len; at += sizeof(int)) {
+        int file;
+        memcpy(&file, CMSG_DATA(part) + at, sizeof(file));
+        files_.push_back(File(file));
+      }
+    }
+    bytes_.append(chunk, static_cast<size_t>(got));
+    Cut();  // each time, so that files find the header that they came with
+    errno = 0;
+    if (got == 0) return false;
+  }
+}
+
+void FrameReader::Cut() {
+  size_t position = 0;
+  while (true) {
+    const size_t here = bytes_.size() - position;
+    if (!begun_) {
+      FrameHeader header;
+      if (here < sizeof(header)) break;
+      memcpy(&header, bytes_.data() + position, sizeof(header));
+      position += sizeof(header);
+      begun_ = true;
+      length_ = header.bytes;
+      current_ = Frame{header.type, "", {}, false};
+      // The system hands out no bytes behind those that files came with before it is asked again.
+      if (header.num_files > 0) current_.files = std::exchange(files_, {});
+      current_.lost_files = current_.files.size() < header.num_files;
+      continue;
+    }
+    if (here < length_) break;
+    current_.payload = bytes_.substr(position, length_);
+    position += length_;
+    whole_.push_back(std::move(current_));
+    begun_ = false;
+  }
+  bytes_.erase(0, position);
+}
+
+bool FrameReader::Next(Frame* frame) {
+  if (whole_.empty()) return false;
+  *frame = std::move(whole_.front());
+  whole_.pop_front();
+  return true;
+}
+
+std::string PackError(const std::string& kind, const std::string& message,
+                      const std::string& traceback) {
+  return PackField(kind) + PackField(Shortened(message)) + PackField(Shortened(traceback));
+}
+
+std::string PackField(const std::string& text) { return AsBytes(uint64_t{text.size()}) + text; }
+
+std::string TakeField(const std::string& payload, size_t* position) {
+  uint64_t bytes = 0;
+  memcpy(&bytes, payload.data() + *position, sizeof(bytes));
+  std::string field = payload.substr(*position + sizeof(bytes), bytes);
+  *position += sizeof(bytes) + bytes;
+  return field;
+}
+
+}  // namespace tvm_ipc

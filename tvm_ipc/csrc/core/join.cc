@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file join.cc */
+#include "core/join.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/connection.h"
+#include "core/error.h"
+#include "core/forked.h"
+#include "core/frame.h"
+#include "core/group.h"
+#include "core/machine.h"
+#include "core/process.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/*! \brief How long the hub may take to answer. */
+constexpr std::chrono::seconds kWelcomeTime{30};
+
+/*! \brief 16 bytes nobody else knows. */
+std::string RandomToken() {
+  std::string token(sizeof(Hello::token), '\0');
+  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
+    Fail(kind::kRuntime, "getrandom: ", strerror(errno));
+  }
+  return token;
+}
+
+std::string Hex(const std::string& bytes) {
+  static const char* digits = "0123456789abcdef";
+  std::string result;
+  for (unsigned char byte : bytes) {
+    result += digits[byte >> 4];
+    result += digits[byte & 15];
+  }
+  return result;
+}
+
+/*!
+ * \brief Ends a worker process whose controller is gone: nobody else would.
+ * \param watched The connection under a number of its own, since the rank closes the other.
+ * \param controller The process: its end shows there when another one that it forked holds the
+ *        connection open.
+ * \param left Whether the rank said goodbye; the process may go on then, as a node of a
+ *        SocketSession does.
+ * \param segments The session's, which say whether it was closed; Disco ends the worker then, or
+ *        uses it on.
+ */
+void EndWithController(int watched, int controller, std::shared_ptr<std::atomic<bool>> left,
+                       std::shared_ptr<Segments> segments) {
+  const int process = OpenProcess(controller);
+  if (process < 0 && errno == ESRCH) _exit(1);
+  KeepFromChildren(watched);
+  StartThread("the watch over the controller", [watched, process, left, segments] {
+    pollfd polled[2] = {{watched, 0, 0}, {process, POLLIN, 0}};
+    while (true) {
+      if (poll(polled, 2, -1) < 0 && errno == EINTR) continue;
+      if (left->load()) break;
+      const uint32_t abort = segments->control().abort.load();
+      const bool closed = (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
+      if (!closed || polled[1].revents != 0) _exit(1);
+      if (process < 0) break;
+      polled[0].fd = -1;  // closed, but the worker has not come to its end yet
+    }
+    CloseKept(watched);
+    if (process >= 0) close(process);
+  }).detach();
+}
+
+/*! \brief A connection to the hub, and who is at its other end. */
+File Connect(const Invitation& invitation, int rank, ucred* controller) {
+  File connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (connection.get() < 0) {
+    Fail(kind::kRuntime, "rank ", rank, " cannot open a socket: ", strerror(errno),
+         FilesHint(errno));
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // A leading zero byte puts the name in the abstract namespace: no file, nothing to clean up.
+  memcpy(address.sun_path + 1, invitation.socket_name.data(),
+         std::min(invitation.socket_name.size(), sizeof(address.sun_path) - 1));
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + invitation.socket_name.size());
+  int done;
+  do {
+    done = connect(connection.get(), reinterpret_cast<sockaddr*>(&address), length);
+  } while (done != 0 && errno == EINTR);
+  if (done != 0) {
+    const int error = errno;
+    // A machine whose name cannot be read, for want of descriptors or of /proc, is no other one.
+    const std::string machine = ThisMachine();
+    if (machine != invitation.machine && machine[0] != ' ' && invitation.machine[0] != ' ') {
+      Fail(kind::kRuntime, "rank ", rank, " runs on another machine (", machine,
+           ") than the controller (", invitation.machine,
+           "); the shm backend connects workers of one machine only");
+    }
+    Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(error),
+         "; both must run in one network namespace of one machine");
+  }
+  socklen_t size = sizeof(*controller);
+  getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, controller, &size);
+  if (controller->uid != geteuid()) {
+    Fail(kind::kRuntime, "the invitation's socket belongs to user ", controller->uid,
+         ", but this worker runs as user ", geteuid());
+  }
+  return connection;
+}
+
+/*! \brief The hub's answer; false if it closed the connection without one. */
+bool ReceiveWelcome(Connection& connection, Frame* frame) {
+  const auto end = Clock::now() + kWelcomeTime;
+  if (!connection.Receive(frame, end)) {
+    if (connection.ended()) return false;
+    Fail(kind::kRuntime, "the controller did not answer during the start of the session for ",
+         kWelcomeTime.count(), " s");
+  }
+  if (frame->type == FrameType::kRefusal) Fail(kind::kRuntime, frame->payload);
+  if (frame->type != FrameType::kWelcome || frame->payload.size() != sizeof(Welcome)) {
+    Fail(kind::kRuntime, "the controller's answer was not one of this library");
+  }
+  if (frame->lost_files) {
+    Fail(kind::kRuntime, "the files of the session's memory did not arrive", kMoreFiles);
+  }
+  return true;
+}
+
+}  // namespace
+
+Invitation Invitation::Make() {
+  return Invitation{"tvm_ipc." + Hex(RandomToken()), RandomToken(), ThisMachine()};
+}
+
+std::string Invitation::Pack() const { return socket_name + '\n' + token + '\n' + machine; }
+
+Invitation Invitation::Unpack(const std::string& bytes) {
+  const size_t first = bytes.find('\n');
+  // The token is bytes of any value, but of known length.
+  if (first == std::string::npos || bytes.size() < first + sizeof(Hello::token) + 2) {
+    Fail(kind::kValue, "init_ccl_per_worker: not an invitation of this library: ", bytes.size(),
+         " bytes");
+  }
+  return Invitation{bytes.substr(0, first), bytes.substr(first + 1, sizeof(Hello::token)),
+                    bytes.substr(first + 2 + sizeof(Hello::token))};
+}
+
+std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks, int num_groups) {
+  Hello hello{};
+  memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
+  hello.rank = rank;
+  hello.num_ranks = num_ranks;
+  hello.num_groups = num_groups;
+  hello.pid = getpid();
+  const auto end = Clock::now() + kWelcomeTime;
+  ucred controller{};
+  auto connection = std::make_shared<Connection>(Connect(invitation, rank, &controller));
+  std::unique_ptr<Rank> result;  // says goodbye after the error is told
+  try {
+    Frame answer;
+    // The hub turns out who has not said hello yet when too many others come: then once more.
+    while (!connection->Send(FrameType::kHello, AsBytes(hello)) ||
+           !ReceiveWelcome(*connection, &answer)) {
+      if (Clock::now() > end) {
+        Fail(kind::kRuntime, "the controller closed every connection for ", kWelcomeTime.count(),
+             " s during the start of the session");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      connection = std::make_shared<Connection>(Connect(invitation, rank, &controller));
+    }
+    Welcome welcome;
+    memcpy(&welcome, answer.payload.data(), sizeof(welcome));
+    const std::vector<int> files = Descriptors(answer.files);
+    auto segments =
+        Segments::Map(invitation.token, files[0], std::vector<int>(files.begin() + 1, files.end()));
+    RankOptions options;
+    options.deadline = std::chrono::nanoseconds(welcome.deadline_ns);
+    options.wait = WaitPolicy{welcome.spins, welcome.yields};
+    options.instruction_set = welcome.instruction_set;
+    const bool elsewhere = controller.pid != getpid();
+    File watched(elsewhere ? connection->Duplicate() : -1);
+    if (elsewhere && watched.get() < 0) {
+      Fail(kind::kRuntime, "rank ", rank, " cannot watch the controller: ", strerror(errno),
+           FilesHint(errno));
+    }
+    result = std::make_unique<Rank>(rank, segments, options, connection,
+                                    std::move(answer.files[1 + rank]));
+    if (elsewhere) EndWithController(watched.Give(), controller.pid, result->left(), segments);
+    answer.files.clear();
+    connection->Send(FrameType::kJoined, "");
+    return result;
+  } catch (const Error& error) {
+    connection->Send(FrameType::kError, PackError(error.kind(), error.what(), ""));
+    throw;
+  }
+}
+
+}  // namespace tvm_ipc

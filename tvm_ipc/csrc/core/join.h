@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file join.h
+ * \brief How a worker joins a session: an invitation, a Unix socket, files that come with it.
+ *
+ * The controller's hub listens on an abstract Unix socket with a random name. Disco carries the
+ * invitation (socket name, random token, machine) to every worker. A worker connects and says
+ * hello with the token; the hub checks the token and that the peer is the same user, and answers
+ * with the memory files. A worker that has mapped them has joined. The socket then carries frames
+ * until the worker says goodbye; its end without a goodbye is the worker's death.
+ */
+#ifndef TVM_IPC_CORE_JOIN_H_
+#define TVM_IPC_CORE_JOIN_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace tvm_ipc {
+
+class Rank;
+
+struct Hello {
+  char token[16];
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t num_groups;
+  int32_t pid;
+};
+
+/*! \brief What the hub answers to a worker that it lets in, together with the files. */
+struct Welcome {
+  int64_t deadline_ns;
+  uint32_t spins;
+  uint32_t yields;
+  char instruction_set[16];
+};
+
+struct Invitation {
+  std::string socket_name;
+  std::string token;
+  /*! \brief Boot id and host name of the controller's machine. */
+  std::string machine;
+
+  /*! \brief An invitation that nobody else knows. */
+  static Invitation Make();
+  std::string Pack() const;
+  static Invitation Unpack(const std::string& bytes);
+};
+
+/*!
+ * \brief Accept the invitation: connect, map the memory, become a rank of the session.
+ *
+ * In a process other than the controller's a thread watches the connection from now on and ends
+ * the process when the controller is gone.
+ */
+std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks, int num_groups);
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CORE_JOIN_H_

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file monitor.cc */
+#include "core/monitor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+#include "core/forked.h"
+#include "core/group.h"
+#include "core/process.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+std::chrono::duration<double> Seconds(double seconds) {
+  return std::chrono::duration<double>(seconds);
+}
+
+}  // namespace
+
+Monitor::Monitor(Control& control)
+    : control_(control), members_(control.num_ranks), exchange_(control.num_ranks) {}
+
+Monitor::~Monitor() {
+  for (Member& member : members_) {
+    CloseKept(member.socket);
+    if (member.process >= 0) close(member.process);
+  }
+}
+
+void Monitor::Add(int rank, int pid, int socket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Member& member = members_[rank];
+  member.socket = socket;
+  member.greeted = true;
+  member.pid = pid;
+  if (pid != getpid()) member.process = OpenProcess(pid);
+  changed_.notify_all();
+}
+
+void Monitor::Remove(int rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (members_[rank].process >= 0) close(members_[rank].process);
+  members_[rank] = Member();
+}
+
+void Monitor::Refuse(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  refusals_.push_back(reason);
+  changed_.notify_all();
+}
+
+void Monitor::Watch(std::vector<pollfd>* polled) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Member& member : members_) {
+    const short events = member.outgoing.empty() ? POLLIN : POLLIN | POLLOUT;
+    if (member.socket >= 0) polled->push_back({member.socket, events, 0});
+    if (member.process >= 0) polled->push_back({member.process, POLLIN, 0});
+  }
+}
+
+void Monitor::Serve(const pollfd& ready) {
+  for (Member& member : members_) {
+    if (ready.fd == member.process) {
+      // What the process sent before it ended is still to be read from its socket.
+      Hear(member);
+      Leave(member, true);
+    } else if (ready.fd == member.socket) {
+      if (ready.revents & POLLOUT) Tell(member);
+      if (ready.revents & ~POLLOUT) Hear(member);
+    }
+  }
+}
+
+void Monitor::Hear(Member& member) {
+  if (member.socket < 0) return;
+  const bool more = member.said.Read(member.socket);
+  Frame frame;
+  while (member.socket >= 0 && member.said.Next(&frame)) Handle(member, std::move(frame));
+  if (!more) Leave(member, true);  // without a goodbye among its last frames
+}
+
+void Monitor::Tell(Member& member) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (member.outgoing.Send(member.socket)) return;
+  const int error = errno;
+  member.outgoing = Outgoing();
+  if (error == EPIPE || error == ECONNRESET) return;  // it has ended, as will be heard
+  FailRank(RankOf(member), Text("what the ranks show each other could not be sent: ",
+                                strerror(error), error == ETOOMANYREFS ? kMoreFiles : ""));
+}
+
+void Monitor::Handle(Member& member, Frame frame) {
+  if (frame.type == FrameType::kBye) return Leave(member, false);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int rank = RankOf(member);
+  uint64_t ticket = 0;
+  if (frame.payload.size() >= sizeof(ticket)) memcpy(&ticket, frame.payload.data(), sizeof(ticket));
+  switch (frame.type) {
+    case FrameType::kJoined:
+      member.joined = true;
+      break;
+    case FrameType::kDone:
+      member.done = std::max(member.done, ticket);
+      break;
+    case FrameType::kValue:
+      if (auto value = values_.find(ticket); value != values_.end()) {
+        value->second = frame.payload.substr(sizeof(ticket));
+      }
+      break;
+    case FrameType::kError: {
+      size_t position = 0;
+      RankReport report{rank, "", "", ""};
+      report.kind = TakeField(frame.payload, &position);
+      report.message = TakeField(frame.payload, &position);
+      report.traceback = TakeField(frame.payload, &position);
+      errors_.push_back(std::move(report));
+      break;
+    }
+    case FrameType::kShared:
+      if (frame.lost_files) {
+        FailRank(rank,
+                 Text("the controller has no descriptors for what the rank shows", kMoreFiles));
+        break;
+      }
+      for (const auto& message : exchange_.Add(rank, std::move(frame))) {
+        for (Member& other : members_) {
+          if (other.socket >= 0) other.outgoing.Add(message);
+        }
+      }
+      break;
+    default:
+      break;
+  }
+  changed_.notify_all();
+}
+
+void Monitor::Leave(Member& member, bool dead) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (member.left) return;
+  member.left = true;
+  member.dead = dead;
+  CloseKept(member.socket);
+  if (member.process >= 0) close(member.process);
+  member.socket = member.process = -1;
+  member.outgoing = Outgoing();
+  if (dead) Abort(control_, AbortReason::kDied, RankOf(member));
+  changed_.notify_all();
+}
+
+void Monitor::FailRank(int rank, const std::string& message) {
+  errors_.push_back(RankReport{rank, kind::kRuntime, message, ""});
+  Abort(control_, AbortReason::kFailed, rank);
+  changed_.notify_all();
+}
+
+bool Monitor::WaitJoined(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto all_joined = [this] {
+    return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
+  };
+  auto over = [&] {
+    return all_joined() || !refusals_.empty() || !errors_.empty() ||
+           std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.dead; });
+  };
+  changed_.wait_for(lock, Seconds(seconds), over);
+  return all_joined();
+}
+
+void Monitor::ReportError(RankReport error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  errors_.push_back(std::move(error));
+  changed_.notify_all();
+}
+
+Monitor::Progress Monitor::WaitDone(uint64_t ticket, double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto done = [&] {
+    return std::all_of(members_.begin(), members_.end(),
+                       [&](const Member& m) { return m.done >= ticket; });
+  };
+  auto lost = [&] {
+    return std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.left; });
+  };
+  changed_.wait_for(lock, Seconds(seconds), [&] { return done() || lost(); });
+  if (lost()) return Progress::kAttention;
+  if (!done()) return Progress::kPending;  // an error is told when every rank has come to rest
+  return errors_.empty() ? Progress::kDone : Progress::kAttention;
+}
+
+bool Monitor::WaitLeft(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, Seconds(seconds), [this] {
+    return std::all_of(members_.begin(), members_.end(),
+                       [](const Member& m) { return m.left || !m.greeted; });
+  });
+}
+
+bool Monitor::finished() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.left; });
+}
+
+SessionReport Monitor::Report() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SessionReport report;
+  for (const Member& member : members_) {
+    if (member.joined) report.joined.push_back(RankOf(member));
+    if (member.dead) report.dead.push_back(RankOf(member));
+    if (member.left && !member.dead) report.left.push_back(RankOf(member));
+    report.pids.push_back(member.pid);
+    report.done.push_back(member.done);
+  }
+  report.errors = errors_;
+  report.refusals = refusals_;
+  return report;
+}
+
+void Monitor::WantValue(uint64_t key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  values_[key];
+}
+
+std::string Monitor::TakeValue(uint64_t key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = values_.find(key);
+  if (it == values_.end()) return "";
+  std::string value = std::move(it->second);
+  values_.erase(it);
+  return value;
+}
+
+void Monitor::Recover() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  errors_.clear();
+  exchange_.Clear();
+  for (Member& member : members_) member.outgoing.Clear();
+  StartAgain(control_);
+}
+
+}  // namespace tvm_ipc
