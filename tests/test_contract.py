@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,17 @@ def test_effects_of_what_programs_call_are_complete(function: Function) -> None:
         assert own.isdisjoint(function.given)
         for effect in ("reads", "writes", "scopes", "peers_read", "meets"):
             assert getattr(function, effect) == getattr(general, effect)
+
+
+@pytest.mark.parametrize("folder", ["transform", "explain", "inspection", "pipeline.py"])
+def test_compilers_take_names_from_the_contract(folder: str) -> None:
+    names = {function.name for function in contract.FUNCTIONS}
+    place = Path(contract.__file__).parents[1] / folder
+    for path in [place] if place.is_file() else place.rglob("*.py"):
+        said = {
+            n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
+        }
+        assert not said & names, path.name
 
 
 def test_arguments_are_bound_to_parameters() -> None:

@@ -43,6 +43,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
+from tvm_ipc.contract.programs import COPY
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
 from tvm_ipc.transform.byoc.extern import SCOPES, WRITES, Extern, read
@@ -53,7 +54,6 @@ from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.ir.roots import Facts
 from tvm_ipc.transform.module_pass import module_pass, option
 
-_COPY = "tvm_ipc.copy"
 _FORCE_PURE = "relax.force_pure"
 _CALL_DPS_PACKED = tvm.ir.Op.get("relax.call_dps_packed")
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
@@ -347,7 +347,7 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
 
     def _copied(self, value: relax.Expr, ty: Any, scope: str) -> relax.Expr:
         copy = self._tensor(ty, scope)
-        self.builder_.emit(relax.Call(relax.ExternFunc(_COPY), [value, copy]), "_")
+        self.builder_.emit(relax.Call(relax.ExternFunc(COPY.name), [value, copy]), "_")
         return copy
 
 

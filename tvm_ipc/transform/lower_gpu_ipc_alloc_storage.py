@@ -27,14 +27,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.contract import IPC_MEMORY, programs
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.build import dtype_of
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed
 from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
 from tvm_ipc.transform.module_pass import module_pass
 
-_ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
+_ALLOC_STORAGE = relax.ExternFunc(programs.ALLOC_STORAGE.name)
 
 
 @module_pass
@@ -94,5 +94,5 @@ def _is_ipc_memory(argument: relax.Expr) -> bool:
 
 
 def _alloc(shape: relax.Expr, dtype: relax.Expr, ty: Any) -> relax.Call:
-    call = relax.Call(relax.ExternFunc(_ALLOC_STORAGE), [shape, dtype], ty_args=[ty])
+    call = relax.Call(_ALLOC_STORAGE, [shape, dtype], ty_args=[ty])
     return typed(call, ty)

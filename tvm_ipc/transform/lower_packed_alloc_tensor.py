@@ -22,11 +22,12 @@ from __future__ import annotations
 import tvm
 from tvm import relax, tirx
 
+from tvm_ipc.contract.programs import ALLOC_TENSOR
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 from tvm_ipc.transform.module_pass import module_pass
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
-_PACKED = relax.ExternFunc("tvm_ipc.alloc_tensor")
+_PACKED = relax.ExternFunc(ALLOC_TENSOR.name)
 
 
 @module_pass

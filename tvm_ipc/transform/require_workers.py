@@ -32,7 +32,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK
+from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK, programs
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.build import NOTHING, do
 from tvm_ipc.transform.ir.collectives import meets_peers
@@ -40,7 +40,7 @@ from tvm_ipc.transform.ir.rewrite import begin_with, calls, change_functions, ty
 from tvm_ipc.transform.module_pass import module_pass
 
 _NAME = "RequireWorkers"
-_REQUIRE = relax.ExternFunc("tvm_ipc.require_workers")
+_REQUIRE = relax.ExternFunc(programs.REQUIRE_WORKERS.name)
 
 
 @module_pass

@@ -56,7 +56,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import CollectiveFlag
+from tvm_ipc.contract import CollectiveFlag, programs
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.build import do, dtype_of
@@ -72,7 +72,7 @@ from tvm_ipc.transform.report import collecting, note, note_plan
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _KILL = tvm.ir.Op.get("relax.memory.kill_storage")
-_REQUIRE_BOUNDS = relax.ExternFunc("tvm_ipc.require_bounds")
+_REQUIRE_BOUNDS = relax.ExternFunc(programs.REQUIRE_BOUNDS.name)
 _DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
 
 

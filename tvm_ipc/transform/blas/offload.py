@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from tvm import relax
 
 from tvm_ipc.contract import pack_digits
+from tvm_ipc.contract.programs import MATMUL
 from tvm_ipc.transform.blas.product import Product, find_products
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.rewrite import rewrite
 from tvm_ipc.transform.report import Decision, collecting, note
-
-_FUNCTION: Final = "tvm_ipc.blas.matmul"
 
 
 def offload(
@@ -58,7 +57,7 @@ def _call(product: Product, builder: relax.BlockBuilder) -> relax.Expr:
     numbers = [product.a_axes, product.b_axes, pack_digits(product.steps)]
     arguments = [*map(relax.prim_value, numbers), product.a, product.b, *product.operands]
     result = product.bindings[-1].var.ty
-    return builder.normalize(relax.call_dps_packed(_FUNCTION, relax.Tuple(arguments), result))
+    return builder.normalize(relax.call_dps_packed(MATMUL.name, relax.Tuple(arguments), result))
 
 
 def _unused_permutations(products: list[Product]) -> set[Any]:

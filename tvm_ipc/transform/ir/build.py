@@ -9,8 +9,6 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-COPY = "tvm_ipc.copy"
-
 ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 
 #: The type of what returns nothing.

@@ -9,10 +9,10 @@ import tvm
 from tvm import relax
 from tvm.relax.expr import _update_type
 
+from tvm_ipc.contract.programs import COPY
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.build import (
     ALLOC,
-    COPY,
     alloc,
     device_of,
     emit,
@@ -317,9 +317,9 @@ class Rewriter:
             )
             self._copies[id(copy)] = temporary
             if not use.fresh:
-                emit_call(COPY, [operand, temporary], out)
+                emit_call(COPY.name, [operand, temporary], out)
             call = self._operands(call, {use.path: copy}, out)
-            emit_call(COPY, [temporary, operand], after)
+            emit_call(COPY.name, [temporary, operand], after)
         return call, after
 
     def _to_destination(
@@ -377,7 +377,7 @@ class Rewriter:
         if not isinstance(source.ty.shape, relax.ShapeExpr):
             source = match_shape(source, out)
         target = emit_alloc(copy.tensor.root.name, source.ty, copy.scope, self._devices, out)
-        emit_call(COPY, [source, target], out)
+        emit_call(COPY.name, [source, target], out)
         self._copies[id(copy)] = target
 
 
