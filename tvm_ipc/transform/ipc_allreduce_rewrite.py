@@ -122,10 +122,8 @@ def _rewritten(
         over = "all workers" if team == Team.WORLD else "the workers of each group"
         target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {over}"
     note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
-    flags = CollectiveFlag.NONE
-    return collective.as_call_of(
-        target, InGroup=team, AllReduceStrategy=strategy, CollectiveFlag=flags
-    )
+    given = {"team": team, "strategy": strategy, "flags": CollectiveFlag.NONE}
+    return collective.as_call_of(target, given)
 
 
 def _leave(function: str, subject: str, reason: str) -> None:

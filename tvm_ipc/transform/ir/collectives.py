@@ -76,19 +76,18 @@ class Collective:
 
     def with_flags(self, flags: CollectiveFlag) -> relax.Call:
         """Return a call that does the same with other promises."""
-        return self.as_call_of(self.general, CollectiveFlag=flags)
+        return self.as_call_of(self.general, {self.general.named("CollectiveFlag") or "": flags})
 
-    def as_call_of(self, function: Function, **given: int) -> relax.Call:
-        """Return a call of another function with the same operands and numbers.
+    def as_call_of(self, function: Function, given: Mapping[str, int]) -> relax.Call:
+        """Return a call of another function with the same operands, and with numbers.
 
-        Where numbers are given, by the types of parameters, they take the place of what was said.
+        Those that are given, by the names of parameters, take the place of what was said.
         """
+        numbers = {**self.numbers, **given}
         arguments: list[relax.Expr] = []
         for parameter in function.parameters:
-            if parameter.type in given:
-                arguments.append(relax.prim_value(int(given[parameter.type])))
-            elif parameter.name in self.numbers:
-                arguments.append(relax.prim_value(int(self.numbers[parameter.name])))
+            if parameter.name in numbers:
+                arguments.append(relax.prim_value(int(numbers[parameter.name])))
             else:
                 arguments += self.operands((parameter.name,))
         return replace_call(self.call, relax.ExternFunc(function.name), arguments)
