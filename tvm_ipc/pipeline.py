@@ -12,7 +12,7 @@ TVM's own pipeline for the target, with our passes at the places where they belo
     3 schedule   what the caller gives, if anything
     4 dataflow   outputs are allocated explicitly, those of external compilers' functions too
     5 rewrite    all-reduces read their input in memory that peers map; scopes are placed
-    6 plan       storages, lifetimes that end when all ranks have read, barriers left out
+    6 plan       storages, live ranges that end when all ranks have read, barriers left out
     7 verify     nothing is written that a peer may still read
     8 lower      allocations and copies become calls of the runtime; functions with collectives
                  refuse another number of workers

@@ -11,7 +11,7 @@ import pytest
 from tvm import relax
 from work import power
 
-from tvm_ipc.transform.ir.lifetimes import Lifetime
+from tvm_ipc.transform.ir.live_ranges import LiveRange
 from tvm_ipc.transform.ir.program import Region, Step, exclusive
 from tvm_ipc.transform.memory import packing
 from tvm_ipc.transform.memory.packing import Item, Packing, most_live, pack
@@ -21,10 +21,10 @@ BODY = Region(None, 0, 1 << 20)
 
 
 def item(size: int, first: int, last: int) -> Item:
-    return Item(size, Lifetime(((first, last),), BODY))
+    return Item(size, LiveRange(((first, last),), BODY))
 
 
-def live_together(one: Lifetime, other: Lifetime) -> bool:
+def live_together(one: LiveRange, other: LiveRange) -> bool:
     if exclusive(one.region, other.region):
         return False
     return any(a <= d and c <= b for a, b in one.spans for c, d in other.spans)
@@ -36,7 +36,7 @@ def check(items: list[Item], packed: Packing, alignment: int) -> None:
     assert all(offset % alignment == 0 for offset in packed.offsets)
     assert packed.total == max(end for _, end in spans)
     for (a, one), (b, other) in itertools.combinations(zip(items, spans, strict=True), 2):
-        if live_together(a.lifetime, b.lifetime):
+        if live_together(a.live_range, b.live_range):
             assert one[1] <= other[0] or other[1] <= one[0] or a.size == 0 or b.size == 0
     assert packed.total >= most_live(items)
 
@@ -96,8 +96,8 @@ def branches(entry: int, then: int, otherwise: int, region: Region = BODY) -> tu
 def test_what_two_branches_need_is_not_added():
     then, other = branches(1, 2, 2)
     items = [
-        Item(100, Lifetime(((2, 3), (6, 9)), then)),
-        Item(60, Lifetime(((4, 9),), other)),
+        Item(100, LiveRange(((2, 3), (6, 9)), then)),
+        Item(60, LiveRange(((4, 9),), other)),
         item(10, 0, 9),
     ]
     assert most_live(items) == 110
@@ -109,13 +109,13 @@ def test_what_a_branch_needs_is_added_to_what_lives_through_it():
     inner, _ = branches(2, 1, 1, then)
     items = [
         item(10, 0, 9),
-        Item(5, Lifetime(((2, 5), (8, 9)), then)),
-        Item(7, Lifetime(((3, 3), (5, 5)), inner)),
-        Item(11, Lifetime(((6, 9),), other)),
+        Item(5, LiveRange(((2, 5), (8, 9)), then)),
+        Item(7, LiveRange(((3, 3), (5, 5)), inner)),
+        Item(11, LiveRange(((6, 9),), other)),
     ]
     check(items, pack(items, 1), 1)
     assert most_live(items) == 10 + 5 + 7
-    items[3] = Item(40, items[3].lifetime)
+    items[3] = Item(40, items[3].live_range)
     assert most_live(items) == 10 + 40
 
 
@@ -137,7 +137,7 @@ def test_work_grows_with_the_number_of_branches():
             at = number * 10
             for branch in branches(at, 4, 4):
                 first = branch.begin + 1
-                items += [Item(64, Lifetime(((first, first),), branch))]
+                items += [Item(64, LiveRange(((first, first),), branch))]
             items.append(item(64, at, at + 12))
         assert most_live(items) == 3 * 64
         pack(items, 64)

@@ -7,9 +7,10 @@
     r = z if c else w            either of them
     s = cls.g(x, w)              what the body of g says
 
-A packed function is taken not to keep its arguments, as TVM's own plan takes it, but what it
-returns may be one of them. Operators may yet become kernels, views or constants: what one of them
-returns is new, or one of its arguments.
+Values that may be the same memory are one alias class: they share a root, or have roots that were
+there before the function ran. A packed function is taken not to keep its arguments, as TVM's own
+plan takes it, but what it returns may be one of them. Operators may yet become kernels, views or
+constants: what one of them returns is new, or one of its arguments.
 """
 
 from __future__ import annotations

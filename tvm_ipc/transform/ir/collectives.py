@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of collectives in destination-passing form, as the contract says what they do.
+"""Calls of collectives in destination-passing style, as the contract says what they do.
 
 `LegalizeOps` and `CallTIRRewrite` turn `R.ccl.*` into them. This module is where passes recognise
 such calls, and where they make others of them.

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from tvm_ipc.transform.ir.lifetimes import Lifetime, extended, lifetime
+from tvm_ipc.transform.ir.live_ranges import LiveRange, extended, live_range
 from tvm_ipc.transform.ir.program import Region
 from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.levels import Levels
-from tvm_ipc.transform.memory.peers import Chance
+from tvm_ipc.transform.memory.peers import Candidate
 
 #: Scope, device index and unit of size of the tensors that may share a storage.
 GroupKey: TypeAlias = "tuple[str, int, int]"
@@ -31,11 +31,11 @@ class Memory:
     def __init__(
         self,
         groups: Mapping[GroupKey, Sequence[tuple[Allocation, int]]],
-        lifetimes: Mapping[Allocation, Lifetime],
-        total: Callable[[GroupKey, Mapping[Allocation, Lifetime], Until], int],
+        live_ranges: Mapping[Allocation, LiveRange],
+        total: Callable[[GroupKey, Mapping[Allocation, LiveRange], Until], int],
     ) -> None:
         self.groups = groups
-        self.lifetimes = lifetimes  #: no barrier left out
+        self.live_ranges = live_ranges  #: no barrier left out
         self._total = total
         self.size = {
             allocation: (key, size)
@@ -44,38 +44,43 @@ class Memory:
         }
 
     def total(self, key: GroupKey, ends: Until) -> int:
-        """Return what a group needs, some lifetimes extended."""
-        lifetimes = {**self.lifetimes, **{one: lifetime(one, until) for one, until in ends.items()}}
-        return self._total(key, lifetimes, ends)
+        """Return what a group needs, some live ranges extended."""
+        live_ranges = {
+            **self.live_ranges,
+            **{one: live_range(one, until) for one, until in ends.items()},
+        }
+        return self._total(key, live_ranges, ends)
 
 
-def until(chances: Iterable[Chance]) -> Until:
+def until(candidates: Iterable[Candidate]) -> Until:
     """Return how long the inputs stay where these barriers are left out."""
     result: Until = {}
-    for chance in chances:
-        for allocation in chance.inputs:
-            result.setdefault(allocation, []).append(chance.until)
+    for candidate in candidates:
+        for allocation in candidate.inputs:
+            result.setdefault(allocation, []).append(candidate.until)
     return result
 
 
 def choose(
-    chances: Sequence[Chance], memory: Memory, budget: int | None
-) -> tuple[list[Chance], dict[GroupKey, int]]:
+    candidates: Sequence[Candidate], memory: Memory, budget: int | None
+) -> tuple[list[Candidate], dict[GroupKey, int]]:
     """Return the barriers to leave out, and what each group may then need."""
-    limits = _limits(chances, memory, budget)
-    if _fits(chances, memory, limits):
-        return list(chances), limits
-    chosen = _affordable(chances, memory, limits)
+    limits = _limits(candidates, memory, budget)
+    if _fits(candidates, memory, limits):
+        return list(candidates), limits
+    chosen = _affordable(candidates, memory, limits)
     # What is live at once fits; whether the packing does is tried, large inputs given up first.
     while chosen and not _fits(chosen, memory, limits):
         chosen = chosen[: len(chosen) // 2]
     return chosen, limits
 
 
-def _limits(chances: Sequence[Chance], memory: Memory, budget: int | None) -> dict[GroupKey, int]:
+def _limits(
+    candidates: Sequence[Candidate], memory: Memory, budget: int | None
+) -> dict[GroupKey, int]:
     largest: dict[GroupKey, int] = {}
-    for chance in chances:
-        for allocation in chance.inputs:
+    for candidate in candidates:
+        for allocation in candidate.inputs:
             key, size = memory.size[allocation]
             largest[key] = max(largest.get(key, 0), size)
     limits = {}
@@ -86,43 +91,43 @@ def _limits(chances: Sequence[Chance], memory: Memory, budget: int | None) -> di
     return limits
 
 
-def _fits(chances: Sequence[Chance], memory: Memory, limits: Mapping[GroupKey, int]) -> bool:
-    ends = until(chances)
+def _fits(candidates: Sequence[Candidate], memory: Memory, limits: Mapping[GroupKey, int]) -> bool:
+    ends = until(candidates)
     return all(memory.total(key, ends) <= limit for key, limit in limits.items())
 
 
 def _affordable(
-    chances: Sequence[Chance], memory: Memory, limits: Mapping[GroupKey, int]
-) -> list[Chance]:
+    candidates: Sequence[Candidate], memory: Memory, limits: Mapping[GroupKey, int]
+) -> list[Candidate]:
     """Return those, small ones first, with which what is live at once stays in the limits."""
-    lifetimes = dict(memory.lifetimes)
-    events = 1 + max(span.last for span in lifetimes.values())
-    events = max(events, 1 + max(chance.meeting.index for chance in chances))
+    live_ranges = dict(memory.live_ranges)
+    events = 1 + max(span.last for span in live_ranges.values())
+    events = max(events, 1 + max(candidate.meeting.index for candidate in candidates))
     live: dict[GroupKey, Levels] = {}
     for key in limits:
         live[key] = Levels(events)
         for allocation, size in memory.groups[key]:
-            for first, last in lifetimes[allocation].spans:
+            for first, last in live_ranges[allocation].spans:
                 live[key].add(first, last, size)
-    chosen: list[Chance] = []
+    chosen: list[Candidate] = []
     order = sorted(
-        chances,
+        candidates,
         key=lambda one: (max(memory.size[part][1] for part in one.inputs), one.step.index),
     )
-    for chance in order:
+    for candidate in order:
         added: list[tuple[Levels, int, int, int]] = []
-        longer: dict[Allocation, Lifetime] = {}
+        longer: dict[Allocation, LiveRange] = {}
         fits = True
-        for allocation in chance.inputs:
+        for allocation in candidate.inputs:
             key, size = memory.size[allocation]
-            known = lifetimes[allocation]
-            longer[allocation] = extended(known, *chance.until)
+            known = live_ranges[allocation]
+            longer[allocation] = extended(known, *candidate.until)
             for first, last in _without(longer[allocation].spans, known.spans):
                 fits = live[key].add(first, last, size) <= limits[key] and fits
                 added.append((live[key], first, last, size))
         if fits:
-            chosen.append(chance)
-            lifetimes.update(longer)
+            chosen.append(candidate)
+            live_ranges.update(longer)
         else:
             for levels, first, last, size in added:
                 levels.add(first, last, -size)

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ipc.transform.ir.lifetimes import lifetime
+from tvm_ipc.transform.ir.live_ranges import live_range
 from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.barriers import GroupKey
@@ -23,8 +23,8 @@ PASS = "StaticPlanBlockMemory"
 def decisions(plan: Plan) -> list[Decision]:
     """Return what was decided about each exit barrier, in the order of the program."""
     found: list[tuple[int, str, str]] = []
-    for step, chance in plan.without_barrier.items():
-        meeting = _meeting(chance.meeting)
+    for step, candidate in plan.without_barrier.items():
+        meeting = _meeting(candidate.meeting)
         reason = f"its input stays live until {meeting}, which every path passes"
         found.append((step.index, "barrier left out", reason))
     found += [(step.index, "barrier kept", why) for step, why in plan.with_barrier.items()]
@@ -48,7 +48,7 @@ def function_plan(plan: Plan) -> FunctionPlan:
     groups: dict[GroupKey, list[Item]] = {}
     for tensor in plan.tensors.values():
         if tensor.allocation.kept is None and not tensor.allocation.returned:
-            item = Item(tensor.size.factor, lifetime(tensor.allocation))
+            item = Item(tensor.size.factor, live_range(tensor.allocation))
             groups.setdefault(tensor.group, []).append(item)
     bounds: dict[str, int] = {}
     for (scope, _, _), items in groups.items():
@@ -78,7 +78,7 @@ def function_plan(plan: Plan) -> FunctionPlan:
 def _tensor(plan: Plan, allocation: Allocation, number: dict[Any, int]) -> PlannedTensor:
     tensor: Tensor | None = describe(plan.sizes, allocation)
     assert tensor is not None
-    live = lifetime(allocation)
+    live = live_range(allocation)
     last = live.last
     if allocation.kept is not None or allocation.returned:
         last = max(last, len(plan.facts.program.events) - 1)

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from operator import itemgetter
 
-from tvm_ipc.transform.ir.lifetimes import Lifetime
+from tvm_ipc.transform.ir.live_ranges import LiveRange
 from tvm_ipc.transform.ir.program import Region, exclusive
 
 #: Above this many pairs of items that are live together, and this many an item, only the sweep
@@ -33,10 +33,10 @@ _SIZE = itemgetter(0)
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """Something that needs `size` bytes during `lifetime`."""
+    """Something that needs `size` bytes during `live_range`."""
 
     size: int
-    lifetime: Lifetime
+    live_range: LiveRange
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def pack(items: Sequence[Item], alignment: int) -> Packing:
     if all(item.size % alignment == 0 for item in items):
         bound = most_live(items)
     else:
-        bound = most_live([Item(align(item.size, alignment), item.lifetime) for item in items])
+        bound = most_live([Item(align(item.size, alignment), item.live_range) for item in items])
     best: Packing | None = None
     best_order: list[int] = []
     for order in _orders(items, neighbours):
@@ -73,14 +73,14 @@ def pack(items: Sequence[Item], alignment: int) -> Packing:
 
 def most_live(items: Sequence[Item]) -> int:
     """Return the largest sum of sizes that are live at once: no packing needs less."""
-    if not any(item.lifetime.region.path for item in items):
+    if not any(item.live_range.region.path for item in items):
         return _most_live_of_one_path(items)
     changes: dict[int, list[tuple[int, Region, Region]]] = defaultdict(list)
     for item in items:
         if item.size:
-            for first, last, here in _stays(item.lifetime):
-                changes[first].append((item.size, item.lifetime.region, here))
-                changes[last + 1].append((-item.size, item.lifetime.region, here))
+            for first, last, here in _stays(item.live_range):
+                changes[first].append((item.size, item.live_range.region, here))
+                changes[last + 1].append((-item.size, item.live_range.region, here))
     # After an if, of what comes from its two branches the larger one counts.
     needs: dict[Region, int] = defaultdict(int)
 
@@ -104,10 +104,10 @@ def most_live(items: Sequence[Item]) -> int:
     return most
 
 
-def _stays(lifetime: Lifetime) -> Iterator[tuple[int, int, Region]]:
-    """Yield a lifetime in parts, each with the innermost region around its home that holds it."""
-    here = lifetime.region
-    for first, last in lifetime.spans:
+def _stays(live_range: LiveRange) -> Iterator[tuple[int, int, Region]]:
+    """Yield a live range in parts, each with the innermost region around its home that holds it."""
+    here = live_range.region
+    for first, last in live_range.spans:
         while first <= last:
             while here.parent is not None and not here.holds(first):
                 here = here.parent.region
@@ -119,7 +119,7 @@ def _stays(lifetime: Lifetime) -> Iterator[tuple[int, int, Region]]:
 def _most_live_of_one_path(items: Sequence[Item]) -> int:
     changes: dict[int, int] = defaultdict(int)
     for item in items:
-        for first, last in item.lifetime.spans:
+        for first, last in item.live_range.spans:
             changes[first] += item.size
             changes[last + 1] -= item.size
     return max(accumulate(changes[event] for event in sorted(changes)), default=0)
@@ -135,13 +135,13 @@ def _neighbours(items: Sequence[Item]) -> list[list[int]] | None:
     spans = sorted(
         (first, last, index)
         for index, item in enumerate(items)
-        for first, last in item.lifetime.spans
+        for first, last in item.live_range.spans
     )
     lasts = sorted(last for _, last, _ in spans)
     pairs = sum(begun - bisect_left(lasts, first) for begun, (first, _, _) in enumerate(spans))
     if pairs > max(_MANY_PAIRS, _MANY_PAIRS_EACH * len(items)):
         return None
-    homes = [item.lifetime.region for item in items]
+    homes = [item.live_range.region for item in items]
     result: list[set[int]] = [set() for _ in items]
     active: list[tuple[int, int]] = []
     for first, last, index in spans:
@@ -165,8 +165,8 @@ def _neighbours(items: Sequence[Item]) -> list[list[int]] | None:
 def _orders(items: Sequence[Item], neighbours: list[list[int]]) -> Iterator[list[int]]:
     """Yield orders in which to place the items; the first is nearly always good enough."""
     indices = range(len(items))
-    first = [item.lifetime.first for item in items]
-    length = [sum(b - a + 1 for a, b in item.lifetime.spans) for item in items]
+    first = [item.live_range.first for item in items]
+    length = [sum(b - a + 1 for a, b in item.live_range.spans) for item in items]
     size = [item.size for item in items]
     yield sorted(indices, key=lambda i: (-size[i], -length[i], first[i]))
     yield sorted(indices, key=lambda i: first[i])
@@ -244,11 +244,11 @@ def _sweep(items: Sequence[Item], alignment: int) -> Packing:
     gaps = [(0, sys.maxsize)]  # what is free, from where to where, in order
     ends: list[tuple[int, int, int]] = []  # a heap: last event, from where, to where
     total = 0
-    for index in sorted(range(len(items)), key=lambda i: items[i].lifetime.first):
+    for index in sorted(range(len(items)), key=lambda i: items[i].live_range.first):
         item = items[index]
         if not item.size:
             continue
-        while ends and ends[0][0] < item.lifetime.first:
+        while ends and ends[0][0] < item.live_range.first:
             _, begin, stop = heappop(ends)
             _free(gaps, begin, stop)
         place = next(i for i, (begin, stop) in enumerate(gaps) if stop - begin >= item.size)
@@ -256,7 +256,7 @@ def _sweep(items: Sequence[Item], alignment: int) -> Packing:
         offsets[index] = begin
         end = align(begin + item.size, alignment)
         gaps[place : place + 1] = [(end, stop)] if end < stop else []
-        heappush(ends, (item.lifetime.last, begin, end))
+        heappush(ends, (item.live_range.last, begin, end))
         total = max(total, begin + item.size)
     return Packing(tuple(offsets), total)
 

@@ -38,7 +38,7 @@ def _covers(met: _Met, team: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Chance:
+class Candidate:
     """A collective that can do without its exit barrier, if its input stays live."""
 
     step: Step
@@ -157,23 +157,25 @@ def _event(use: Use) -> int:
     return use.event
 
 
-def chances(facts: Facts, meetings: Meetings) -> tuple[list[Chance], dict[Step, str]]:
+def candidates(facts: Facts, meetings: Meetings) -> tuple[list[Candidate], dict[Step, str]]:
     """Return the barriers that can be left out, and for the other ones why they cannot."""
-    found: list[Chance] = []
+    found: list[Candidate] = []
     kept: dict[Step, str] = {}
     for step in facts.collectives:
         collective = step.collective
         if collective is None or collective.flags is None or not collective.peers_read:
             continue
-        chance = _chance(facts, meetings, step, collective)
-        if isinstance(chance, str):
-            kept[step] = chance
+        candidate = _candidate(facts, meetings, step, collective)
+        if isinstance(candidate, str):
+            kept[step] = candidate
         else:
-            found.append(chance)
+            found.append(candidate)
     return found, kept
 
 
-def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective) -> Chance | str:
+def _candidate(
+    facts: Facts, meetings: Meetings, step: Step, collective: Collective
+) -> Candidate | str:
     roots = _roots(facts, collective.peers_read)
     inputs = tuple(root for root in roots if isinstance(root, Allocation))
     if not roots or len(inputs) < len(roots):
@@ -200,7 +202,7 @@ def _chance(facts: Facts, meetings: Meetings, step: Step, collective: Collective
             if meetings.writes(facts, use.step, roots):
                 name = use.step.var.name
                 return f"binding {name} may write into its input before the next meeting"
-    return Chance(step, collective, inputs, meeting)
+    return Candidate(step, collective, inputs, meeting)
 
 
 _WHOM: dict[int, str] = {Team.WORLD: "all ranks", Team.GROUP: "its group"}

@@ -17,12 +17,12 @@ from tvm import relax, tirx
 
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.transform.ir.aliases import ModuleFacts
-from tvm_ipc.transform.ir.lifetimes import Lifetime, lifetime
+from tvm_ipc.transform.ir.live_ranges import LiveRange, live_range
 from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.ir.roots import Allocation, Facts
 from tvm_ipc.transform.memory.barriers import GroupKey, Memory, Until, choose, until
 from tvm_ipc.transform.memory.packing import Item, align, most_live, pack
-from tvm_ipc.transform.memory.peers import Chance, Meetings, chances
+from tvm_ipc.transform.memory.peers import Candidate, Meetings, candidates
 from tvm_ipc.transform.memory.pooling import Request, pool
 from tvm_ipc.transform.memory.sizes import Size, Sizes
 
@@ -86,13 +86,13 @@ class Plan:
     sizes: Sizes
     tensors: dict[Allocation, Tensor] = field(default_factory=dict)
     unplanned: dict[Allocation, str] = field(default_factory=dict)  #: with the reason
-    lifetimes: dict[Allocation, Lifetime] = field(default_factory=dict)
+    live_ranges: dict[Allocation, LiveRange] = field(default_factory=dict)
     storages: list[Storage] = field(default_factory=list)
     place: dict[Allocation, tuple[Storage, int]] = field(default_factory=dict)
     #: The event of the last meeting until which peers may read a tensor
     peers_until: dict[Allocation, tuple[int, Region]] = field(default_factory=dict)
     #: All-reduces that do without their exit barrier, with the meeting that stands for it
-    without_barrier: dict[Step, Chance] = field(default_factory=dict)
+    without_barrier: dict[Step, Candidate] = field(default_factory=dict)
     with_barrier: dict[Step, str] = field(default_factory=dict)  #: the others, with the reason
     drops_attribute: bool = False
 
@@ -113,11 +113,11 @@ def plan_function(
     groups: dict[GroupKey, list[Tensor]] = {}
     for allocation, tensor in plan.tensors.items():
         groups.setdefault(tensor.group, []).append(tensor)
-        plan.lifetimes[allocation] = lifetime(allocation)
+        plan.live_ranges[allocation] = live_range(allocation)
     ends = _barriers(plan, meetings, groups, alignment, budget)
-    plan.lifetimes.update((one, lifetime(one, until)) for one, until in ends.items())
+    plan.live_ranges.update((one, live_range(one, until)) for one, until in ends.items())
     for key, tensors in groups.items():
-        for block in arrange(tensors, plan.lifetimes, alignment, ends).blocks:
+        for block in arrange(tensors, plan.live_ranges, alignment, ends).blocks:
             _settle(plan, key, block)
     for tensor in outputs:
         plan.tensors[tensor.allocation] = tensor
@@ -135,16 +135,16 @@ def _barriers(
     budget: int | None,
 ) -> Until:
     """Decide which exit barriers are left out; return how long that keeps the inputs live."""
-    found, plan.with_barrier = chances(plan.facts, meetings)
+    found, plan.with_barrier = candidates(plan.facts, meetings)
     possible = []
-    for chance in found:
-        if all(allocation in plan.tensors for allocation in chance.inputs):
-            possible.append(chance)
+    for candidate in found:
+        if all(allocation in plan.tensors for allocation in candidate.inputs):
+            possible.append(candidate)
         else:
-            plan.with_barrier[chance.step] = "the size of its input is not known"
+            plan.with_barrier[candidate.step] = "the size of its input is not known"
     if not possible:
         return {}
-    inputs = {allocation for chance in possible for allocation in chance.inputs}
+    inputs = {allocation for candidate in possible for allocation in candidate.inputs}
     memory = Memory(
         {
             key: [
@@ -153,15 +153,15 @@ def _barriers(
             for key, tensors in groups.items()
             if any(tensor.allocation in inputs for tensor in tensors)
         },
-        plan.lifetimes,
-        lambda key, lifetimes, ends: arrange(groups[key], lifetimes, alignment, ends).size,
+        plan.live_ranges,
+        lambda key, live_ranges, ends: arrange(groups[key], live_ranges, alignment, ends).size,
     )
     chosen, limits = choose(possible, memory, budget)
-    plan.without_barrier = {chance.step: chance for chance in chosen}
-    for chance in possible:
-        if chance.step not in plan.without_barrier:
-            key, _ = memory.size[chance.inputs[0]]
-            plan.with_barrier[chance.step] = (
+    plan.without_barrier = {candidate.step: candidate for candidate in chosen}
+    for candidate in possible:
+        if candidate.step not in plan.without_barrier:
+            key, _ = memory.size[candidate.inputs[0]]
+            plan.with_barrier[candidate.step] = (
                 f"without it {key[0]} would need more than "
                 f"{plan.sizes.text(limits[key], key[2])} bytes"
             )
@@ -174,12 +174,12 @@ def _barriers(
 
 def arrange(
     tensors: list[Tensor],
-    lifetimes: Mapping[Allocation, Lifetime],
+    live_ranges: Mapping[Allocation, LiveRange],
     alignment: int | None,
     ends: Until,
 ) -> Arrangement:
     """Return the storages for the tensors of a group."""
-    spans = [lifetimes[tensor.allocation] for tensor in tensors]
+    spans = [live_ranges[tensor.allocation] for tensor in tensors]
     items = [Item(tensor.size.factor, span) for tensor, span in zip(tensors, spans, strict=True)]
     if alignment is None or tensors[0].scope not in PACKED_SCOPES:
         return _pooled(tensors, items, ends)
@@ -206,7 +206,7 @@ def _pooled(tensors: list[Tensor], items: list[Item], ends: Until) -> Arrangemen
             tensors[index].size.factor,
             tensors[index].dtype,
             tensors[index].allocation.step.index,
-            items[index].lifetime.last if tensors[index].allocation.uses else -1,
+            items[index].live_range.last if tensors[index].allocation.uses else -1,
             tensors[index].allocation.plain,
         )
         for index in planned

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole storages handed from tensor to tensor, the strategy of TVM's own memory plan.
+"""Pooling: whole storages go from tensor to tensor, the strategy of TVM's own memory plan.
 
 A tensor takes a storage of its dtype that is free again: the smallest one that is large enough and
 at most 16 times as large, else the largest smaller one, which then grows. Packing is better nearly

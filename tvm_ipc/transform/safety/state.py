@@ -22,7 +22,7 @@ from tvm_ipc.transform.safety.steps import Step
 
 @dataclass(frozen=True)
 class Pending:
-    """A read by peers that may not have ended."""
+    """A pending read: one by peers, which may not have ended."""
 
     memory: Storage | Buffer
     team: int | None  #: that reads; None: unknown

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When an allocation is live: the events between its first and its last use on some path.
+"""Live ranges of allocations: the events between first and last use on some path.
 
-A lifetime is a list of spans of events, since a tensor that a later branch alone reads is not live
-in the other branch. It begins with the first use, not with the allocation, which writes nothing.
+It is a list of spans of events, since a tensor that a later branch alone reads is not live in the
+other branch. It begins with the first use, not with the allocation, which writes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm_ipc.transform.ir.roots import Allocation
 
 
 @dataclass(eq=False, slots=True)
-class Lifetime:
+class LiveRange:
     """Spans of events, first and last included, in order and apart."""
 
     spans: tuple[tuple[int, int], ...]
@@ -32,8 +32,8 @@ class Lifetime:
         return self.spans[-1][1]
 
 
-def lifetime(allocation: Allocation, more: Sequence[tuple[int, Region]] = ()) -> Lifetime:
-    """Return the lifetime, extended to more (event, region) pairs.
+def live_range(allocation: Allocation, more: Sequence[tuple[int, Region]] = ()) -> LiveRange:
+    """Return the live range, extended to more (event, region) pairs.
 
     Their regions are that of a use or one around it.
     """
@@ -41,18 +41,18 @@ def lifetime(allocation: Allocation, more: Sequence[tuple[int, Region]] = ()) ->
     uses = allocation.uses  # in the order of the program
     if not uses:
         start = allocation.step.index
-        return Lifetime(((start, start),), home)
+        return LiveRange(((start, start),), home)
     if not more and all(use.region is home for use in uses):
-        return Lifetime(((uses[0].event, uses[-1].event),), home)
+        return LiveRange(((uses[0].event, uses[-1].event),), home)
     start = _within(uses[0].event, uses[0].region, home)
     moments = [*((use.event, use.region) for use in uses), *more]
-    return Lifetime(_paths(start, home, moments), home)
+    return LiveRange(_paths(start, home, moments), home)
 
 
-def extended(known: Lifetime, event: int, region: Region) -> Lifetime:
-    """Return a lifetime, extended as `lifetime` would."""
+def extended(known: LiveRange, event: int, region: Region) -> LiveRange:
+    """Return a live range, extended as `live_range` would."""
     more = _paths(known.first, known.region, [(event, region)])
-    return Lifetime(_merge([*known.spans, *more]), known.region)
+    return LiveRange(_merge([*known.spans, *more]), known.region)
 
 
 def _within(event: int, region: Region, home: Region) -> int:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages for contributors are true: files are there, words are used, and the example works."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from tvm_ipc.transform import collect_report
+
+ROOT = Path(__file__).resolve().parents[1]
+GLOSSARY = ROOT / "docs" / "glossary.md"
+CONTRIBUTING = ROOT / "docs" / "contributing.md"
+
+
+def terms() -> dict[str, str]:
+    """The words of the glossary, and the file of each."""
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([^`]+)` \|$", GLOSSARY.read_text(), re.MULTILINE)
+    assert len({term for term, _ in rows}) == len(rows)
+    return dict(rows)
+
+
+def test_every_row_of_the_glossary_has_a_file() -> None:
+    rows = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
+    assert len(terms()) == sum(not row.startswith("| term |") for row in rows) > 30
+
+
+@pytest.mark.parametrize("term", terms())
+def test_word_is_used_where_the_glossary_says(term: str) -> None:
+    text = (ROOT / "tvm_ipc" / terms()[term]).read_text().lower()
+    words = re.split(r"[ -]", term.partition(",")[0].lower())
+    plain = re.sub(r"[\s*#:_-]+", "", text)
+    assert "".join(words) in plain, f"{terms()[term]} does not have the word {term!r}"
+
+
+def test_files_that_contributors_are_told_of_are_there() -> None:
+    paths = set(re.findall(r"`((?:tvm_ipc|tests|docs|\.ci)/[\w./]*)`", CONTRIBUTING.read_text()))
+    assert len(paths) > 15
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_the_pass_for_contributors_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = CONTRIBUTING.read_text()
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "remove_self_copies.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("remove_self_copies")
+
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(a: R.Tensor((4,), "float32"), b: R.Tensor((4,), "float32")):
+            R.call_packed("tvm_ipc.copy", a, b, ty_args=(R.Tuple,))
+            R.call_packed("tvm_ipc.copy", a, a, ty_args=(R.Tuple,))
+            return b
+
+    @I.ir_module
+    class Expected:
+        @R.function(pure=False)
+        def main(a: R.Tensor((4,), "float32"), b: R.Tensor((4,), "float32")):
+            R.call_packed("tvm_ipc.copy", a, b, ty_args=(R.Tuple,))
+            return b
+
+    with collect_report() as report:
+        after = module.RemoveSelfCopies()(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    assert [one.verdict for one in report.decisions] == ["removed"]
+    with pytest.raises(TypeError, match="RemoveSelfCopies: tell"):
+        module.RemoveSelfCopies(tell=3)
