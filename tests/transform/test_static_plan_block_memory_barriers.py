@@ -396,6 +396,17 @@ def test_groups_and_everybody():
     assert NO_PATH in reasons(module)[1]
 
 
+def test_a_group_whose_members_do_not_meet_again_is_told_from_everybody():
+    @I.ir_module
+    class Model:
+        @R.function
+        def main(x: R.Tensor((32, 64), "float32")):
+            return R.ccl.allreduce(R.nn.relu(x), "sum", True)
+
+    assert "no later meeting of its group" in reasons(rewritten(Model, num_groups=2))[0]
+    assert "no later meeting of all ranks" in reasons(rewritten(Model))[0]
+
+
 def test_a_broadcast_is_no_meeting_but_an_ordinary_allreduce_is():
     @I.ir_module
     class Broadcast:
@@ -465,19 +476,75 @@ def test_an_input_that_is_read_again_may_be_and_one_that_is_written_may_not():
     assert "may write into its input before the next meeting" in reasons(Writes)[0]
 
 
+def written(when: str) -> tvm.IRModule:
+    """Two all-reduces, and something that writes the input of the first."""
+
+    @I.ir_module
+    class Kernels:
+        @T.prim_func(s_tir=True)
+        def double(a: T.Buffer((64,), "float32")):
+            for i in range(64):
+                with T.sblock("double"):
+                    vi = T.axis.remap("S", [i])
+                    a[vi] = a[vi] * T.float32(2)
+
+    builder = relax.BlockBuilder(Kernels)
+    double = Kernels.get_global_var("double")
+    nothing = [tvm.ir.TupleType([])]
+    allreduce, one = (
+        relax.ExternFunc("runtime.disco.cuda_ipc.custom_allreduce"),
+        relax.prim_value(1),
+    )
+    x = relax.Var("x", relax.TensorType((64,), "float32"))
+    with builder.function("main", [x], pure=False):
+        s, t = (builder.emit(allocated("ipc_memory"), name) for name in "st")
+        builder.emit(relax.Call(allreduce, [s, one, x], ty_args=nothing))
+        if when == "before the next, by a kernel":
+            builder.emit(relax.Call(double, [s], ty_args=nothing))
+        if when == "before the next, by a kernel of a dynamic shape":
+            builder.emit(relax.op.vm.call_tir_dyn(double, relax.Tuple([s])))
+        builder.emit(
+            relax.Call(allreduce, [t, one, s if when == "by the next" else x], ty_args=nothing)
+        )
+        if when == "after the next":
+            builder.emit(relax.Call(double, [s], ty_args=nothing))
+        builder.emit_func_output(x)
+    return builder.get()
+
+
+@pytest.mark.parametrize(
+    ("when", "verdict"),
+    [
+        ("before the next, by a kernel", KEPT),
+        ("before the next, by a kernel of a dynamic shape", KEPT),
+        ("by the next", KEPT),
+        ("after the next", LEFT_OUT),
+        ("never", LEFT_OUT),
+    ],
+)
+def test_an_input_that_is_written_before_the_next_meeting_has_returned_keeps_its_barrier(
+    when, verdict
+):
+    assert plan(written(when))[1] == [verdict, KEPT]
+    assert ("may write into its input" in reasons(written(when))[0]) == (verdict == KEPT)
+
+
+def allocated(scope: str) -> relax.Call:
+    arguments = [
+        relax.ShapeExpr([64]),
+        tvm.ir.GenericConst(tvm.DataType("float32"), relax.AnyType()),
+        relax.prim_value(0),
+        tvm.ir.StringImm(scope),
+    ]
+    return relax.Call(tvm.ir.Op.get("relax.builtin.alloc_tensor"), arguments)
+
+
 def allreduces(*, kept: bool, in_place: bool, returned: bool) -> tvm.IRModule:
     """Two all-reduces, of which the first could do without its barrier but for one thing."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((64,), "float32"))
     with builder.function("main", [x], pure=False):
-        alloc = tvm.ir.Op.get("relax.builtin.alloc_tensor")
-        arguments = [
-            relax.ShapeExpr([64]),
-            tvm.ir.GenericConst(tvm.DataType("float32"), relax.AnyType()),
-            relax.prim_value(0),
-            tvm.ir.StringImm("ipc_memory"),
-        ]
-        s = builder.emit(relax.Call(alloc, arguments), "s")
+        s = builder.emit(allocated("ipc_memory"), "s")
         nothing = [tvm.ir.TupleType([])]
         allreduce = relax.ExternFunc("runtime.disco.cuda_ipc.custom_allreduce")
         one = relax.prim_value(1)

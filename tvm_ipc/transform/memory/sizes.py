@@ -168,9 +168,10 @@ class Sizes:
         for atom in known:
             if tvm_ffi.structural_equal(self._atoms[atom], expr):
                 return atom
-        known.append(len(self._atoms))
+        new = len(self._atoms)
+        known.append(new)
         self._atoms.append(expr)
-        return known[-1]
+        return new
 
 
 def _key(extent: Any) -> Any:
