@@ -30,8 +30,9 @@ What is called from outside takes and returns "global" memory otherwise. What no
 of stays in "global". A PrimFunc whose operand is in a scope that code must be compiled for is
 specialised; one that cannot be gets a copy. What lies in planned storage stays there.
 
-Works on modules after `CallTIRRewrite`, and on `call_tir` outside dataflow blocks. Runs before
-`StaticPlanBlockMemory`. `EraseMemoryScopes` then takes scopes of ours out of PrimFuncs.
+Works on modules after `CallTIRRewrite`, or does what that does if anything is to plan; in dataflow
+blocks and pure functions nothing can be allocated. Runs before `StaticPlanBlockMemory`.
+`EraseMemoryScopes` then takes scopes of ours out of PrimFuncs.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.effects import Effects
 from tvm_ipc.transform.scopes.flow_in import FlowIn, specialise_callees
+from tvm_ipc.transform.scopes.lower_calls import lower_calls
 from tvm_ipc.transform.scopes.place import Plan, place_copies
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 from tvm_ipc.transform.scopes.rewrite import Rewriter
@@ -96,20 +98,23 @@ def plan_memory_scopes(
     """Return a module in which every demand for a scope is met, for passes to build on."""
     registry = registry or DEFAULT_REGISTRY
     primfuncs = PrimFuncs(module)
-    program = collect(module, registry, primfuncs, specialise_transparent)
+    program = collect(module, registry, primfuncs, every=specialise_transparent)
     if is_settled(program, registry, specialise_transparent):
         return module
+    if program.allocating:
+        lowered = lower_calls(module, program.allocating)
+        return plan_memory_scopes(lowered, registry, specialise_transparent=specialise_transparent)
     find_frequencies(program)
-    solution = solve(program, registry, primfuncs, Effects(program, primfuncs))
+    solution = solve(program, registry, primfuncs, Effects(program, primfuncs, registry))
     plan = place_copies(solution)
     flow_in = specialise_callees(solution, plan, specialise_transparent)
-    rewriter = Rewriter(solution, plan, flow_in.callees)
-    if not rewriter.changes:
+    functions = list(Rewriter(solution, plan, flow_in).functions())
+    if not functions:
         return module
     result = module.clone()
     for global_var, primfunc in flow_in.added.values():
         result[global_var] = primfunc
-    for name, function in rewriter.functions():
+    for name, function in functions:
         result.update_func(result.get_global_var(name), function)
     for name in flow_in.removed:
         del result[name]
@@ -122,9 +127,8 @@ def _report(solution: Solution, plan: Plan, flow_in: FlowIn) -> None:
         scope = solution.scopes[leaf]
         if scope in (PLAIN, GLOBAL) or leaf in solution.program.fixed:
             continue
-        for site in sites:
-            name = str(site.region.bindings[site.index].var.name)
-            _note(site.region.function.name, name, f"in {scope}", "what uses it needs it there")
+        for function, step in sites:
+            _note(function.name, str(step.var.name), f"in {scope}", "what uses it needs it there")
     for copy in [*plan.copies, *plan.results, *plan.around]:
         uses = ", ".join(dict.fromkeys(map(str, copy.uses)))
         fixed = solution.program.fixed.get(copy.tensor.leaf)
@@ -134,7 +138,7 @@ def _report(solution: Solution, plan: Plan, flow_in: FlowIn) -> None:
         for use in copy.uses:
             if use.param is not None and use.exact is None:
                 reason += f"; not specialised: {solution.primfuncs.refusal(*use.param)}"
-        _note(copy.region.function.name, copy.tensor.root.name, "copied", reason)
+        _note(copy.function.name, copy.tensor.root.name, "copied", reason)
     for unique, (name, scopes) in flow_in.demands.items():
         taken = ", ".join(f"{scope} in parameter {k}" for k, scope in scopes)
         _note(name, unique, "specialised", f"takes {taken}")

@@ -9,6 +9,7 @@ prim_funcs  what the body of a PrimFunc does with its parameters
 program     the bindings of a function in order, its if branches as regions of them
 roots       memory as a set of roots
 aliases     which of them a value may be, who else holds them, and where they are used
+writes      when memory is written, also by what a function calls
 live_ranges when a tensor is live
 polynomials the arithmetic of symbolic sizes
 """

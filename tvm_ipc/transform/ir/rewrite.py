@@ -23,6 +23,8 @@ from tvm.relax.expr import _update_type
 
 #: Given a binding and its value, what stands in its place, in order; None where nothing changes.
 Change = Callable[[relax.Binding, relax.Expr], "Sequence[relax.Binding] | None"]
+#: Given a sequence, more bindings at its end and its result, or None where nothing changes.
+End = Callable[[relax.SeqExpr], "tuple[Sequence[relax.Binding], relax.Expr] | None"]
 
 
 def walk(function: relax.Function) -> Iterator[tuple[relax.Binding | None, relax.Expr]]:
@@ -77,13 +79,17 @@ def change_functions(
     return result
 
 
-def rewrite(function: relax.Function, change: Change) -> relax.Function:
-    """Return the function with its bindings changed; itself if none is.
+def _no_end(_: relax.SeqExpr) -> None:
+    return None
+
+
+def rewrite(function: relax.Function, change: Change, end: End = _no_end) -> relax.Function:
+    """Return the function with bindings, and ends of sequences, changed; itself if none is.
 
     Among the new bindings the one that is replaced may be: with what changed inside of it.
     """
     body = function.body
-    changed = _rewrite(body, change)
+    changed = _rewrite(body, change, end)
     return function if changed is body else with_body(function, changed)
 
 
@@ -114,7 +120,7 @@ def typed(expr: Any, ty: Any) -> Any:
     return expr
 
 
-def _rewrite(sequence: Any, change: Change) -> Any:
+def _rewrite(sequence: Any, change: Change, end: End) -> Any:
     if not isinstance(sequence, relax.SeqExpr):
         return sequence
     blocks = []
@@ -124,8 +130,8 @@ def _rewrite(sequence: Any, change: Change) -> Any:
         same = True
         for binding in block.bindings[:]:
             value = binding.value
-            inner = _inside(binding, value, change) if type(value) in _NESTING else binding
             replaced = change(binding, value)
+            inner = _inside(binding, value, change, end) if type(value) in _NESTING else binding
             if replaced is None:
                 bindings.append(inner)
                 same = same and inner is binding
@@ -134,18 +140,25 @@ def _rewrite(sequence: Any, change: Change) -> Any:
                 same = False
         changed = changed or not same
         blocks.append(block if same else type(block)(bindings, block.span))
-    if not changed:
+    result = sequence.body
+    ended = end(sequence)
+    if ended is not None:
+        more, result = ended
+        if blocks and not isinstance(blocks[-1], relax.DataflowBlock):
+            more = [*blocks.pop().bindings, *more]
+        blocks.append(relax.BindingBlock(more))
+    elif not changed:
         return sequence
-    return typed(relax.SeqExpr(blocks, sequence.body, sequence.span), sequence.ty)
+    return typed(relax.SeqExpr(blocks, result, sequence.span), sequence.ty)
 
 
-def _inside(binding: relax.Binding, value: Any, change: Change) -> relax.Binding:
+def _inside(binding: relax.Binding, value: Any, change: Change, end: End) -> relax.Binding:
     """Return the binding of an if or of a local function with the bindings in it changed."""
     if type(value) is relax.Function:
-        inner = rewrite(value, change)
+        inner = rewrite(value, change, end)
         return binding if inner is value else with_value(binding, inner)
     true, false = value.true_branch, value.false_branch
-    then, other = _rewrite(true, change), _rewrite(false, change)
+    then, other = _rewrite(true, change, end), _rewrite(false, change, end)
     if then is true and other is false:
         return binding
     return with_value(binding, typed(relax.If(value.cond, then, other, value.span), value.ty))

@@ -110,9 +110,12 @@ class Facts:
     outside: Root  #: what was there before and is no parameter: constants, what callees return
     collectives: list[Step]  #: in the order of the program
 
-    def roots(self, expr: relax.Expr) -> frozenset[Root]:
-        """Return what the value of an argument may lie in."""
-        return frozenset(leaves(value_of(self.values, expr)))
+    def roots(self, expr: relax.Expr, path: tuple[int, ...] = ()) -> frozenset[Root]:
+        """Return what the value of an argument may lie in, or the field that a path leads to."""
+        value = value_of(self.values, expr)
+        for index in path:
+            value = value[index] if isinstance(value, tuple) else value
+        return frozenset(leaves(value))
 
     def may_be_same(self, one: relax.Expr, other: relax.Expr) -> bool:
         """Whether two values, or fields of them, may be the same memory."""

@@ -4,201 +4,223 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 
-from tvm_ipc.transform.scopes.facts import (
-    CallRecord,
-    FunctionFacts,
-    Program,
-    Region,
-    Tensor,
-    Use,
-    Write,
-    pairs,
-    tensors,
-)
+import tvm
+from tvm import relax, tirx
+
+from tvm_ipc.transform.byoc.extern import declared_writes
+from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.ir.program import Region, Step
+from tvm_ipc.transform.ir.roots import Made, Parameter, Value, leaves
+from tvm_ipc.transform.ir.roots import Root as Memory
+from tvm_ipc.transform.ir.writes import FunctionWrites, find_writes
+from tvm_ipc.transform.scopes.demands import ScopeRegistry
+from tvm_ipc.transform.scopes.facts import FunctionFacts, Program, RelaxCall, Root, Use
+from tvm_ipc.transform.scopes.lower_calls import ALLOCATING
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 
 
 class Effects:
-    """Writes of a program, by class of memory; also through calls of its Relax functions."""
+    """Writes of a program, also through calls of its Relax functions.
 
-    def __init__(self, program: Program, primfuncs: PrimFuncs) -> None:
-        self._program = program
+    Of what a local function does with memory nothing is known here: it may be written at any time.
+    """
+
+    def __init__(self, program: Program, primfuncs: PrimFuncs, registry: ScopeRegistry) -> None:
         self._primfuncs = primfuncs
-        self._of = {id(facts.value): facts for facts in program.functions}
-        self._known_outside: dict[int, set[int]] = {}
-        self._calls: dict[int, list[tuple[FunctionFacts, CallRecord]]] = {}
+        self._registry = registry
+        self._facts = ModuleFacts(program.module)
+        self._writes: dict[str, FunctionWrites] = {}
+        self._callers: dict[int, list[tuple[FunctionFacts, RelaxCall]]] = defaultdict(list)
         for facts in program.functions:
-            for record in facts.calls:
-                self._calls.setdefault(id(record.callee), []).append((facts, record))
-        self._alias_through_calls()
-        self._events: dict[int, dict[int, list[Write]]] = {}
-        self._numbers: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._wild: set[int] = set()
-        self._ready = False
+            for call in facts.calls:
+                self._callers[id(call.callee)].append((facts, call))
+        self._foreign: dict[tuple[str, Memory | None], list[int]] = {}
 
-    def version(self, function: FunctionFacts, leaf: int, number: int) -> int:
+    def version(self, function: FunctionFacts, root: Root, event: int) -> int:
         """Return a number that is the same where nothing was written in between; -1: never."""
-        self._prepare()
-        if self._program.find(leaf) in self._wild:
+        memory = self._memory(function, root)
+        if memory is None:
             return -1
-        return bisect_left(self._writes(function, leaf), (number, -1))
-
-    def written_later(self, region: Region, leaf: int, number: int, own: bool) -> bool:
-        """Whether memory may be written after a point of a region, or `own`: at it, too."""
-        self._prepare()
-        if self._program.find(leaf) in self._wild:
-            return True
-        writes = self._writes(region.function, leaf)
-        low = number if own else number + 1
-        current: Region | None = region
-        while current is not None:
-            first = bisect_left(writes, (low, -1))
-            last = bisect_right(writes, (current.numbers[-1] + 1, -1))
-            # What was allocated since is not what the leaf was then.
-            if any(born < number for _, born in writes[first:last]):
-                return True
-            if current.parent is None:
-                return False
-            low, current = current.parent.numbers[current.at + 1], current.parent
-        return False
+        return sum(bisect_left(events, event) for events in self._events(function, memory))
 
     def may_cut(self, use: Use) -> bool:
         """Whether a copy may stand between a value and what it goes on as."""
-        assert use.same is not None
         if use.moves:
             return True
-        region, leaf = use.region, use.tensor.leaf
-        here = leaf if region.function is self._program.owners[leaf] else use.same
-        if here == leaf:
-            number = self._program.number(use)
-            end = use.index == len(region.bindings)
-            last = end and region.parent is None
-            if not last and self.written_later(region, leaf, number, not end):
+        memory = self._memory(use.function, use.tensor.root)
+        end = use.step is None
+        if not end or use.region.parent is not None:
+            low = use.event + 1 if end else use.event
+            if self._written_from(use.function, use.region, memory, low):
                 return False
-        elif self.written_later(region, use.same, self._program.number(use), True):
-            return False  # the result of a call
-        return self._may_return_copy(region.function, here, set())
+        return self._may_return_copy(use.function, memory, set())
 
-    def _may_return_copy(self, function: FunctionFacts, leaf: int, seen: set[int]) -> bool:
+    def _written_from(
+        self, function: FunctionFacts, region: Region, memory: frozenset[Memory] | None, low: int
+    ) -> bool:
+        """Whether memory may be written at an event of a region or later."""
+        if memory is None:
+            return True
+        written = list(self._events(function, memory))
+        while True:
+            for events in written:
+                if bisect_left(events, low) < bisect_right(events, region.end):
+                    return True
+            if region.parent is None:
+                return False
+            low, region = region.parent.index + 1, region.parent.region
+
+    def _may_return_copy(
+        self, function: FunctionFacts, memory: frozenset[Memory] | None, seen: set[int]
+    ) -> bool:
         """Whether callers cannot tell what is returned from its copy."""
-        find = self._program.find
-        known = self._known_outside.get(id(function))
-        if known is None:
-            known = self._known_outside[id(function)] = self._find_known_outside(function)
-        if find(leaf) not in known or id(function) in seen:
+        callers = self._callers[id(function.value)]
+        if not callers or id(function) in seen:
             return True
         seen.add(id(function))
-        for caller, record in self._calls.get(id(function.value), []):
-            for _, source, result in pairs(function.value.result, record.result):
-                if find(source.leaf) != find(leaf):
+        facts = None if function.value.local else self._of(function).facts
+        fields: list[tuple[tuple[int, ...], frozenset[Memory]]] = []
+        if facts is not None and memory is not None:
+            fields = list(_fields(facts.result))
+            count = Counter(one for _, field in fields for one in field)
+            # Callers know it by another name too.
+            if not any(one.foreign or count[one] > 1 for one in memory):
+                return True
+        for caller, call in callers:
+            for path, field in fields or _fields(frozenset()):
+                if memory is not None and memory.isdisjoint(field):
                     continue
-                if self.written_later(record.region, result.leaf, record.number, False):
+                result = self._memory(caller, Root(call.step.var, path))
+                region, low = call.step.region, call.step.index + 1
+                if self._written_from(caller, region, result, low):
                     return False
-                if not self._may_return_copy(caller, result.leaf, seen):
+                if not self._may_return_copy(caller, result, seen):
                     return False
         return True
 
-    def _find_known_outside(self, function: FunctionFacts) -> set[int]:
-        """Return the memory that callers know by another name too, if it is returned."""
-        known = {self._program.find(tensor.leaf) for tensor in tensors(function.value.params)}
-        results = Counter(
-            self._program.find(tensor.leaf) for tensor in tensors(function.value.result)
-        )
-        return known | {result for result, count in results.items() if count > 1}
+    # Who writes what.
 
-    # How it is found.
+    def _memory(self, function: FunctionFacts, root: Root) -> frozenset[Memory] | None:
+        """Return what a tensor may be; None where local functions have a hand in it."""
+        if function.value.local:
+            return None
+        if not isinstance(root.base, relax.Var):
+            return frozenset()  # nothing writes a constant
+        writes = self._of(function)
+        memory = writes.facts.roots(root.base, root.path)
+        return memory if writes.captured.isdisjoint(memory) else None
 
-    def _prepare(self) -> None:
-        """Find all writes. Most modules never ask for one."""
-        if self._ready:
-            return
-        self._ready = True
-        self._program.read_deferred()
-        self._write_through_calls()
-        # A write in a nested function happens whenever that is called.
-        self._wild = {
-            self._program.find(write.leaf)
-            for facts in self._program.functions
-            for write in facts.writes
-            if self._program.owners[write.leaf] is not facts and self._is_write(write)
-        }
+    def _of(self, function: FunctionFacts) -> FunctionWrites:
+        if not self._writes:  # most modules never ask
+            self._writes = find_writes(self._facts, self._operands)
+        return self._writes[function.name]
 
-    def _alias_through_calls(self) -> None:
-        changed = True
-        while changed:
-            changed = False
-            for facts in self._program.functions:
-                for record in facts.calls:
-                    changed |= self._alias_of_call(record)
+    def _events(self, function: FunctionFacts, memory: frozenset[Memory]) -> Iterator[list[int]]:
+        """Yield when memory is written, by any name."""
+        writes = self._of(function).events
+        foreign: dict[int, list[int]] = {}
+        for one in memory:
+            if one.foreign:
+                events = self._foreign_events(function, one)
+                foreign[id(events)] = events
+            elif one in writes:
+                yield writes[one]
+        yield from foreign.values()
 
-    def _alias_of_call(self, record: CallRecord) -> bool:
-        """Note which results of a call may be its arguments, and which parameters may be one."""
-        find, unite = self._program.find, self._program.unite
-        here: dict[int, list[int]] = {}
-        there: dict[int, int] = {}
-        changed = False
-        for _, argument, param in self._bound(record):
-            known = there.setdefault(find(argument.leaf), param.leaf)
-            changed |= unite(known, param.leaf)
-        for _, argument, param in self._bound(record):
-            here.setdefault(find(param.leaf), []).append(argument.leaf)
-        for _, source, result in pairs(record.callee.result, record.result):
-            names = here.setdefault(find(source.leaf), [])
-            for name in names:
-                changed |= unite(name, result.leaf)
-            names.append(result.leaf)
-        return changed
-
-    def _bound(self, record: CallRecord) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
-        return pairs(record.arguments, record.callee.params)
-
-    def _write_through_calls(self) -> None:
-        for facts in self._program.functions:
-            by_class = self._events.setdefault(id(facts), {})
-            for write in facts.writes:
-                by_class.setdefault(self._program.find(write.leaf), []).append(write)
-        changed = True
-        while changed:
-            changed = False
-            for facts in self._program.functions:
-                for record in facts.calls:
-                    changed |= self._writes_of_call(facts, record)
-
-    def _writes_of_call(self, facts: FunctionFacts, record: CallRecord) -> bool:
-        callee = self._events[id(self._of[id(record.callee)])]
-        events = self._events[id(facts)]
-        changed = False
-        for _, argument, param in self._bound(record):
-            written = callee.get(self._program.find(param.leaf), [])
-            if any(map(self._is_write, written)):
-                event = Write(record.number, argument.leaf, None)
-                known = events.setdefault(self._program.find(argument.leaf), [])
-                if event not in known:
-                    known.append(event)
-                    changed = True
-        return changed
-
-    def _writes(self, function: FunctionFacts, leaf: int) -> list[tuple[int, int]]:
-        """Return when memory is written, and when that was allocated, in order."""
-        key = (id(function), self._program.find(leaf))
-        known = self._numbers.get(key)
+    def _foreign_events(self, function: FunctionFacts, memory: Memory) -> list[int]:
+        """Return when memory is written that others may hold, by their names too."""
+        one_for_all = function.value.escapes and isinstance(memory, Parameter)
+        key = (function.name, None if one_for_all else memory)
+        known = self._foreign.get(key)
         if known is None:
-            events = self._events[id(function)].get(key[1], [])
-            known = sorted(
-                {
-                    (event.number, self._born(event.leaf))
-                    for event in events
-                    if self._is_write(event)
-                }
+            writes = self._of(function).events
+            known = self._foreign[key] = sorted(
+                event
+                for other, events in writes.items()
+                if other.foreign and self._may_be_same(function, memory, other, set())
+                for event in events
             )
-            self._numbers[key] = known
         return known
 
-    def _born(self, leaf: int) -> int:
-        sites = self._program.allocs.get(leaf)
-        return sites[0].region.numbers[sites[0].index] if sites else -1
+    def _may_be_same(
+        self, function: FunctionFacts, one: Memory, other: Memory, seen: set[object]
+    ) -> bool:
+        """Whether two roots may be one tensor: a caller may pass it twice."""
+        if one is other:
+            return True
+        if isinstance(one, Made) and isinstance(other, Made | Parameter):
+            return False  # what was there before is not what is made now
+        if isinstance(other, Made) and isinstance(one, Parameter):
+            return False
+        passed = isinstance(one, Parameter) and isinstance(other, Parameter)
+        if function.value.escapes or not passed:
+            return one.foreign and other.foreign
+        if (function.name, one, other) in seen:
+            return False
+        seen.add((function.name, one, other))
+        parameters = self._of(function).facts.parameters
+        places: dict[Memory, int] = {param: k for k, param in enumerate(parameters)}
+        for caller, call in self._callers[id(function.value)]:
+            left = self._memory(caller, Root(call.step.value.args[places[one]]))
+            right = self._memory(caller, Root(call.step.value.args[places[other]]))
+            if left is None or right is None:
+                return True
+            if any(self._may_be_same(caller, a, b, seen) for a in left for b in right):
+                return True
+        return False
 
-    def _is_write(self, write: Write) -> bool:
-        return write.param is None or self._primfuncs.writes(*write.param)
+    def _operands(self, step: Step) -> Iterable[relax.Expr]:
+        """Yield what a step may write that calls no Relax function of the module."""
+        call = step.value
+        op, args = call.op, call.args[:]
+        if type(op) is tvm.ir.GlobalVar:
+            yield from self._of_primfunc(op, args)
+        elif type(op) is relax.ExternFunc:
+            yield from self._of_packed(op, args)
+        elif type(op) is not tvm.ir.Op:
+            yield from args  # of a closure
+        elif op.name in ALLOCATING:
+            yield step.var
+            yield from self._of_primfunc(args[0], _parts(args[1]))
+        elif op.name in ("relax.call_pure_packed", "relax.call_inplace_packed"):
+            yield from self._of_packed(args[0], args[1:])
+        elif op.name.startswith(("relax.call_builtin_with_ctx", "relax.invoke")):
+            yield from args
+
+    def _of_primfunc(self, callee: relax.Expr, args: list[relax.Expr]) -> Iterator[relax.Expr]:
+        function = self._facts.function(callee)
+        for k, argument in enumerate(args):
+            if not isinstance(function, tirx.PrimFunc) or (
+                k < len(function.params) and self._primfuncs.writes(str(callee.name_hint), k)
+            ):
+                yield argument
+
+    def _of_packed(self, callee: relax.Expr, args: list[relax.Expr]) -> list[relax.Expr]:
+        if not isinstance(callee, relax.ExternFunc):
+            return args
+        known = self._registry.writes(str(callee.global_symbol), len(args))
+        written = declared_writes(callee) if known is None else known
+        return args if written is None else [args[k] for k in written]
+
+
+def _parts(packed: relax.Expr) -> list[relax.Expr]:
+    """Return the fields of a tuple of arguments."""
+    if isinstance(packed, relax.Tuple):
+        return list(packed.fields)
+    if isinstance(packed.ty, relax.TupleType):
+        return [relax.TupleGetItem(packed, k) for k in range(len(packed.ty.fields))]
+    return [packed]
+
+
+def _fields(
+    value: Value, path: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[int, ...], frozenset[Memory]]]:
+    """Yield what the tensors of a value may be, and where they are in it."""
+    if isinstance(value, tuple):
+        for index, part in enumerate(value):
+            yield from _fields(part, (*path, index))
+    else:
+        yield path, frozenset(leaves(value))

@@ -3,19 +3,21 @@
 
 A *leaf* is a tensor value up to aliasing: variables that certainly are the same memory (bindings,
 reshapes, tuple fields, match_cast) have the same leaf. Memory that only may be the same (the
-result of an if, what a function returns) has leaves of its own, tied together by uses, and is
-one class of `Program.memory`. A *use* is a place that reads or writes a leaf, and where a copy in
-another scope could take its place.
+result of an if, what a function returns) has leaves of its own, tied together by uses. A *use* is a
+place that reads or writes a leaf, and where a copy in another scope could take its place. Which
+leaves may be the same memory `ir.aliases` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import tvm
 from tvm import relax
+
+from tvm_ipc.transform.ir.program import Region, Step
 
 
 class Root(NamedTuple):
@@ -75,79 +77,40 @@ Value: TypeAlias = "Tensor | tuple[Value, ...] | FunctionValue | Storage | None"
 
 
 @dataclass(eq=False)
-class Region:
-    """A sequence of bindings that run one after the other: a function's body, or a branch."""
-
-    function: FunctionFacts
-    parent: Region | None
-    at: int  #: index of the binding of `parent` that it belongs to
-    frequency: float  #: how often it runs in a call of the function
-    sequence: relax.SeqExpr
-    bindings: list[relax.Binding] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)  #: when each binding runs; one more: the end
-    dataflow: list[bool] = field(default_factory=list)
-    children: dict[int, list[Region]] = field(default_factory=dict)
-    depth: int = 0
-    outer: Region | None = None  #: where the function is defined whose body it is, if that is local
-
-
-@dataclass(eq=False)
 class FunctionFacts:
     """A Relax function, global or local."""
 
     name: str
     function: relax.Function
     value: FunctionValue
-    region: Region | None = None
+    body: Region
+    outer: FunctionFacts | None = None  #: the function that it is local to
     frequency: float = 0.0
     pure: bool = False  #: impure calls may not be added to it
     bounds: dict[str, int] = field(default_factory=dict)  #: of symbolic sizes
-    writes: list[Write] = field(default_factory=list)
-    calls: list[CallRecord] = field(default_factory=list)
-    deferred: list[DeferredCall] = field(default_factory=list)
+    calls: list[RelaxCall] = field(default_factory=list)
 
 
-class Write(NamedTuple):
-    """A call that may write the memory of a leaf; `param` of a PrimFunc tells."""
-
-    number: int
-    leaf: int
-    param: tuple[str, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeferredCall:
-    """A call that demands nothing; its operands are read only if it matters."""
-
-    number: int
-    region: Region
-    index: int
-    name: str
-    call: relax.Call
-
-
-class CallRecord(NamedTuple):
+class RelaxCall(NamedTuple):
     """A call of a Relax function whose body is known."""
 
-    number: int
-    region: Region
+    step: Step
     callee: FunctionValue
-    arguments: tuple[Value, ...]
-    result: Value
 
 
 @dataclass(eq=False)
 class Use:
-    """A place where a leaf must be in some scope.
+    """A place where a leaf must be in some scope: in a step, or at the end of a region.
 
-    `path` leads to the tensor in the binding at `index` of the region: an argument's index, then
-    projections; OUT and projections for the result of the binding, at the index after it; VALUE
-    and projections for the bound value itself; projections alone at the end of the region.
+    `path` leads to the tensor in the binding of the step: an argument's index, then projections;
+    OUT and projections for the result of the binding; VALUE and projections for the bound value
+    itself; projections alone at the end of the region.
     """
 
     tensor: Tensor
+    function: FunctionFacts
     region: Region
-    index: int
+    step: Step | None  #: None: the end of the region
     path: tuple[int, ...]
     what: str  #: for messages; empty for a parameter of a PrimFunc
     exact: str | None = None  #: the scope that it needs
@@ -162,18 +125,16 @@ class Use:
             return self.what
         return f"parameter {self.param[1]} of {self.param[0]!r}"
 
+    @property
+    def event(self) -> int:
+        """The event of its function at which it is reached."""
+        if self.step is None:
+            return self.region.end + 1
+        return self.step.index + 1 if self.path[0] == OUT else self.step.entry
+
 
 OUT = -1
 VALUE = -2
-
-
-@dataclass(frozen=True, slots=True)
-class AllocSite:
-    """Where memory of a leaf is made; `output` is the place among the outputs of a call_tir."""
-
-    region: Region
-    index: int
-    output: int | None
 
 
 @dataclass(eq=False)
@@ -181,38 +142,25 @@ class Program:
     """All facts of one module."""
 
     module: tvm.IRModule
-    owners: list[FunctionFacts | None] = field(default_factory=list)  #: by leaf
-    types: list[Any] = field(default_factory=list)
+    types: list[Any] = field(default_factory=list)  #: by leaf
     fixed: dict[int, tuple[str, str]] = field(default_factory=dict)  #: scope and why
-    memory: list[int] = field(default_factory=list)  #: parents of a union-find
-    allocs: dict[int, list[AllocSite]] = field(default_factory=dict)
+    #: The steps that make memory of a leaf, and their functions.
+    allocs: dict[int, list[tuple[FunctionFacts, Step]]] = field(default_factory=dict)
+    #: Calls that allocate their outputs where allocations of their own could stand.
+    allocating: list[tuple[FunctionFacts, Step]] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     functions: list[FunctionFacts] = field(default_factory=list)
     #: Leaves, and where they are allocated on the number of a scope instead of its device's.
-    misplaced: list[tuple[int, Region, int]] = field(default_factory=list)
+    misplaced: list[tuple[int, FunctionFacts, Step]] = field(default_factory=list)
     opaque: bool = False  #: whether any scope is one that code must be compiled for
-    hints: list[tuple[Region, int]] = field(default_factory=list)  #: annotations to take out
-    calls: dict[str, list[tuple[Region, int]]] = field(default_factory=dict)  #: of PrimFuncs
-    read_deferred: Callable[[], None] = lambda: None  #: reads the calls that were deferred
+    hints: list[tuple[FunctionFacts, Step]] = field(default_factory=list)  #: to take out
+    calls: Counter[str] = field(default_factory=Counter)  #: of PrimFuncs
     referenced: set[str] = field(default_factory=set)  #: functions that are not only called
 
-    def number(self, use: Use) -> int:
-        """Return when a use is reached."""
-        return use.region.numbers[use.index]
 
-    def find(self, leaf: int) -> int:
-        """Return the class of memory that a leaf may lie in."""
-        parents = self.memory
-        while parents[leaf] != leaf:
-            parents[leaf] = parents[parents[leaf]]
-            leaf = parents[leaf]
-        return leaf
-
-    def unite(self, one: int, other: int) -> bool:
-        """Note that two leaves may be the same memory; return whether that was new."""
-        one, other = self.find(one), self.find(other)
-        self.memory[max(one, other)] = min(one, other)
-        return one != other
+def frequency(region: Region) -> float:
+    """Return how often a region runs in a call of its function: each branch every second time."""
+    return 0.5 ** len(region.path)
 
 
 def tensors(value: Value) -> list[Tensor]:

@@ -9,8 +9,9 @@ import tvm
 from tvm import tirx
 from tvm.relax.expr import _update_type
 
+from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.scopes.demands import GLOBAL
-from tvm_ipc.transform.scopes.facts import Region
+from tvm_ipc.transform.scopes.facts import FunctionFacts
 from tvm_ipc.transform.scopes.place import Plan
 from tvm_ipc.transform.scopes.solve import PLAIN, Solution
 from tvm_ipc.transform.scopes.specialise import specialise
@@ -18,12 +19,14 @@ from tvm_ipc.transform.scopes.specialise import specialise
 #: A PrimFunc and the scopes that some of its parameters take.
 _Demand = tuple[str, tuple[tuple[int, str], ...]]
 
+_Site = tuple[FunctionFacts, Step]
+
 
 @dataclass(eq=False)
 class FlowIn:
     """The specialised functions of a module, and the calls that go to them."""
 
-    callees: dict[tuple[Region, int], tvm.ir.GlobalVar] = field(default_factory=dict)
+    callees: dict[_Site, tvm.ir.GlobalVar] = field(default_factory=dict)
     added: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)  #: that nobody calls any more
     demands: dict[str, _Demand] = field(default_factory=dict)  #: by name of what was added
@@ -38,7 +41,7 @@ def specialise_callees(solution: Solution, plan: Plan, transparent: bool) -> Flo
     """
     program, primfuncs = solution.program, solution.primfuncs
     copied = {id(use) for copy in [*plan.copies, *plan.around] for use in copy.uses}
-    sites: dict[tuple[Region, int], tuple[str, dict[int, str]]] = {}
+    sites: dict[_Site, tuple[str, dict[int, str]]] = {}
     for use in program.uses:
         scope = solution.scopes[use.tensor.leaf]
         if use.param is None or use.exact is not None or id(use) in copied:
@@ -46,12 +49,13 @@ def specialise_callees(solution: Solution, plan: Plan, transparent: bool) -> Flo
         if scope in (PLAIN, GLOBAL) or (solution.registry.scopes[scope] and not transparent):
             continue
         if primfuncs.refusal(*use.param) is None:
-            name, scopes = sites.setdefault((use.region, use.index), (use.param[0], {}))
+            assert use.step is not None
+            name, scopes = sites.setdefault((use.function, use.step), (use.param[0], {}))
             scopes[use.param[1]] = scope
     result = FlowIn()
     names = {str(global_var.name_hint) for global_var in program.module.get_global_vars()}
     made: dict[_Demand, tvm.ir.GlobalVar] = {}
-    left = {name: len(calls) for name, calls in program.calls.items()}
+    left = program.calls.copy()
     for site, (name, scopes) in sites.items():
         demand = (name, tuple(sorted(scopes.items())))
         if demand not in made:

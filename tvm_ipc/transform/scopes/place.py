@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from tvm_ipc.transform.scopes.facts import OUT, Region, Tensor, Use
+from tvm_ipc.transform.ir.program import Region, Step
+from tvm_ipc.transform.scopes.facts import OUT, FunctionFacts, Tensor, Use, frequency
 from tvm_ipc.transform.scopes.solve import Solution
 
 
 @dataclass(eq=False)
 class Copy:
-    """A copy of a tensor in another scope, before a binding of a region, and who uses it."""
+    """A copy of a tensor in another scope, before a step or the end of a region, and its users."""
 
     tensor: Tensor
     scope: str
     source_scope: str
+    function: FunctionFacts
     region: Region
-    index: int
+    step: Step | None
     uses: list[Use] = field(default_factory=list)
 
 
@@ -45,35 +48,36 @@ def place_copies(solution: Solution) -> Plan:
         if use.path and use.path[0] == OUT:
             plan.results.append(_copy(solution, use, scope, [use]))
             continue
-        function = use.region.function
-        number = solution.program.number(use)
-        version = solution.effects.version(function, use.tensor.leaf, number)
-        key: tuple[object, ...] = (id(function), use.tensor.root.key, scope, version)
+        version = solution.effects.version(use.function, use.tensor.root, use.event)
+        key: tuple[object, ...] = (id(use.function), use.tensor.root.key, scope, version)
         if version < 0:
             key = (id(use),)
         groups.setdefault(key, []).append(use)
     for uses in groups.values():
         scope = solution.needed(uses[0])
         assert scope is not None
-        for region, index, served in _Places(solution, uses).best():
+        for region, step, served in _Places(solution, uses).best():
             copy = _copy(solution, served[0], scope, served)
-            copy.region, copy.index = region, index
+            copy.region, copy.step = region, step
             plan.copies.append(copy)
     return plan
 
 
 def _copy(solution: Solution, use: Use, scope: str, uses: list[Use]) -> Copy:
     source = solution.scopes[use.tensor.leaf] or "global"
-    return Copy(use.tensor, scope, source, use.region, use.index, uses)
+    return Copy(use.tensor, scope, source, use.function, use.region, use.step, uses)
 
 
 def _holds_nothing(solution: Solution, use: Use) -> bool:
     """Whether memory was allocated in this function and not written before a use."""
-    program, leaf = solution.program, use.tensor.leaf
-    sites = program.allocs.get(leaf, [])
-    if not any(site.region.function is use.region.function for site in sites):
+    sites = solution.program.allocs.get(use.tensor.leaf, [])
+    if not any(function is use.function for function, _ in sites):
         return False
-    return solution.effects.version(use.region.function, leaf, program.number(use)) == 0
+    return solution.effects.version(use.function, use.tensor.root, use.event) == 0
+
+
+#: Before which step of a region a copy stands, or before its end, and whom it serves.
+_Place: TypeAlias = "tuple[Region, Step | None, list[Use]]"
 
 
 class _Places:
@@ -82,7 +86,7 @@ class _Places:
     def __init__(self, solution: Solution, uses: list[Use]) -> None:
         self.solution = solution
         self.direct: dict[Region, list[Use]] = {}
-        self.branches: dict[Region, dict[int, list[Region]]] = {}
+        self.branches: dict[Region, dict[Step, list[Region]]] = {}
         regions = [use.region for use in uses]
         for use in uses:
             self.direct.setdefault(use.region, []).append(use)
@@ -90,46 +94,57 @@ class _Places:
         for region in set(regions):
             while region is not self.top:
                 assert region.parent is not None
-                below = self.branches.setdefault(region.parent, {}).setdefault(region.at, [])
+                above = region.parent.region
+                below = self.branches.setdefault(above, {}).setdefault(region.parent, [])
                 if region in below:
                     break
                 below.append(region)
-                region = region.parent
+                region = above
 
-    def best(self) -> list[tuple[Region, int, list[Use]]]:
+    def best(self) -> list[_Place]:
         """Return where to copy, and the uses that each copy serves."""
         return self._best(self.top)[1]
 
-    def _best(self, region: Region) -> tuple[float, list[tuple[Region, int, list[Use]]]]:
+    def _best(self, region: Region) -> tuple[float, list[_Place]]:
         direct = self.direct.get(region, [])
         branches = self.branches.get(region, {})
-        first = min([use.index for use in direct] + list(branches))
         apart = [self._best(child) for children in branches.values() for child in children]
         cost = sum(cost for cost, _ in apart)
         below = [place for _, places in apart for place in places]
         served = [*direct, *(use for _, _, uses in below for use in uses)]
-        if direct or region.frequency < cost:
+        often = frequency(region)
+        if direct or often < cost:
             # All uses are of one version; so is the place before them, if nothing in a branch
             # writes first.
-            effects, leaf = self.solution.effects, served[0].tensor.leaf
-            at = effects.version(region.function, leaf, region.numbers[first])
-            number = self.solution.program.number(served[0])
-            if at == effects.version(region.function, leaf, number):
-                return region.frequency, [(region, first, served)]
+            effects, use = self.solution.effects, served[0]
+            first = _first([*(use.step for use in direct), *branches])
+            event = region.end + 1 if first is None else first.entry
+            at = effects.version(use.function, use.tensor.root, event)
+            if at == effects.version(use.function, use.tensor.root, use.event):
+                return often, [(region, first, served)]
         if direct:
-            first = min(use.index for use in direct)
-            return cost + region.frequency, [*below, (region, first, direct)]
+            first = _first([use.step for use in direct])
+            return cost + often, [*below, (region, first, direct)]
         return cost, below
+
+
+def _first(steps: list[Step | None]) -> Step | None:
+    """Return the first of some steps of a region, None if there is but its end."""
+    return min((step for step in steps if step is not None), key=_entry, default=None)
+
+
+def _entry(step: Step) -> int:
+    return step.entry
 
 
 def _common(regions: list[Region]) -> Region:
     top = regions[0]
     for region in regions[1:]:
         while top is not region:
-            if top.depth >= region.depth:
+            if len(top.path) >= len(region.path):
                 assert top.parent is not None
-                top = top.parent
+                top = top.parent.region
             else:
                 assert region.parent is not None
-                region = region.parent
+                region = region.parent.region
     return top

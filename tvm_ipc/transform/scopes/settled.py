@@ -11,7 +11,7 @@ def is_settled(program: Program, registry: ScopeRegistry, specialise_transparent
     """Whether every use of a tensor finds it in a scope that it takes, without any change."""
     if program.hints or program.misplaced:
         return False
-    found: list[set[str]] = [set() for _ in program.memory]
+    found: list[set[str]] = [set() for _ in program.types]
     for leaf in program.allocs:
         found[leaf].add(GLOBAL)
     for leaf, (scope, _) in program.fixed.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvm_ipc.transform.scopes.facts import FunctionFacts, Program, Use
+from tvm_ipc.transform.scopes.facts import FunctionFacts, Program, Use, frequency
 
 #: What a symbolic size without a bound is taken to be, to compare costs.
 _TYPICAL = 64
@@ -21,7 +21,7 @@ _MOST = 1e12
 
 def size_of(use: Use) -> float:
     """Return an estimate of the bytes of a used tensor."""
-    return estimate(use.tensor.root.ty, use.region.function.bounds)
+    return estimate(use.tensor.root.ty, use.function.bounds)
 
 
 def estimate(ty: Any, bounds: dict[str, int]) -> float:
@@ -71,7 +71,7 @@ def find_frequencies(program: Program) -> None:
         for record in facts.calls:
             callee = facts_of[id(record.callee)]
             if places[id(callee)] > places[id(facts)]:
-                more = facts.frequency * record.region.frequency
+                more = facts.frequency * frequency(record.step.region)
                 callee.frequency = min(callee.frequency + more, _MOST)
                 if _calls_back(callee, facts_of, places):
                     recursive.add(id(callee))

@@ -8,15 +8,14 @@ two meet, each class of leaves takes the scope with the cheapest copies, until n
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.effects import Effects
-from tvm_ipc.transform.scopes.facts import Program, Use
+from tvm_ipc.transform.scopes.facts import Program, Use, frequency
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 from tvm_ipc.transform.scopes.sizes import size_of
 
@@ -50,8 +49,7 @@ class Solution:
     registry: ScopeRegistry
     primfuncs: PrimFuncs
     effects: Effects
-    #: Plain for constants of calls that demand nothing, which are read when copies are placed.
-    scopes: Mapping[int, str]
+    scopes: list[str]  #: by leaf
 
     def needed(self, use: Use) -> str | None:
         """Return the scope that a use needs a copy in, or None if it takes the leaf as it is."""
@@ -96,7 +94,7 @@ class _Solver:
         self.registry = registry
         self.primfuncs = primfuncs
         self.effects = effects
-        self.parents = list(range(len(program.memory)))
+        self.parents = list(range(len(program.types)))
         self.classes: dict[int, _Class] = {}
 
     def run(self) -> Solution:
@@ -104,14 +102,10 @@ class _Solver:
             if use.same is not None and not self.effects.may_cut(use):
                 one, other = self.find(use.tensor.leaf), self.find(use.same)
                 self.parents[max(one, other)] = min(one, other)
-        # To tell what may be cut can take reading calls that were deferred, and their constants.
-        self.parents += range(len(self.parents), len(self.program.memory))
         self.fill()
         self.spread()
         self.improve()
-        scopes: dict[int, str] = defaultdict(lambda: PLAIN)
-        for leaf in range(len(self.parents)):
-            scopes[leaf] = self.classes[self.find(leaf)].scope
+        scopes = [self.classes[self.find(leaf)].scope for leaf in range(len(self.parents))]
         return Solution(self.program, self.registry, self.primfuncs, self.effects, scopes)
 
     def find(self, leaf: int) -> int:
@@ -151,9 +145,9 @@ class _Solver:
 
     def weight(self, use: Use) -> float:
         """Return what a copy for a use costs."""
-        frequency = use.region.frequency * use.region.function.frequency
+        often = frequency(use.region) * use.function.frequency
         # Of two ways that move the same bytes, the one with fewer copies is better.
-        return size_of(use) * frequency + 1
+        return size_of(use) * often + 1
 
     def weigh(self, known: _Class) -> None:
         """Find what copies for the uses of a class would cost; equal uses share one."""
@@ -163,10 +157,9 @@ class _Solver:
             if use.written and (use.param is None or self.primfuncs.writes(*use.param)):
                 weight *= 1 if use.fresh else 2
             else:
-                function, number = use.region.function, self.program.number(use)
-                version = self.effects.version(function, use.tensor.leaf, number)
+                version = self.effects.version(use.function, use.tensor.root, use.event)
                 if version >= 0:
-                    key = (id(function), use.tensor.root.key, use.exact, version)
+                    key = (id(use.function), use.tensor.root.key, use.exact, version)
             if use.exact is not None:
                 most = known.exact.get(key, ("", 0.0))[1]
                 known.exact[key] = (use.exact, max(most, weight))

@@ -10,17 +10,16 @@ from tvm import relax
 
 from tvm_ipc.contract import ANY
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.facts import (
     FunctionFacts,
     FunctionValue,
     Program,
-    Region,
     Root,
     Tensor,
     Use,
     Value,
-    tensors,
 )
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 
@@ -32,8 +31,11 @@ _TENSORS = (relax.TensorType, relax.AnyType)
 class Values:
     """The state of a walk over a module, and what expressions stand for at a place of it."""
 
-    def __init__(self, module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs) -> None:
+    def __init__(
+        self, module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs, every: bool
+    ) -> None:
         self.program = Program(module)
+        self.every = every  #: whether calls are read that demand nothing
         self.registry = registry
         self.devices = list(module.global_infos.get("vdevice", []))
         self.primfuncs = primfuncs
@@ -41,27 +43,22 @@ class Values:
         self.values: dict[int, Value] = {}
         self._names: dict[int, str] = {}
         self._constants: dict[tuple[int, int], Value] = {}
-        self.handed_on: dict[int, Any] = {}  #: operands, to results that nothing has read yet
-        self.number = 0
         self.private = False  #: whether there are functions whose callers may all be known
         self.function: FunctionFacts
-        self.region: Region
-        self.index = 0
+        self.step: Step
 
-    def fresh(self, ty: Any, root: Root, owner: FunctionFacts | None = None) -> Value:
+    def fresh(self, ty: Any, root: Root) -> Value:
         """Return new leaves for a value of a type."""
         if type(ty) in _TENSORS:
-            leaf = len(self.program.memory)
-            self.program.memory.append(leaf)
+            leaf = len(self.program.types)
             self.program.types.append(ty)
-            self.program.owners.append(owner or self.function)
             scope = self.vdevice_scope(ty)
             if scope:
                 self.program.fixed[leaf] = (scope, f"is on a VDevice as {root.name}")
             return Tensor(leaf, root)
         if isinstance(ty, relax.TupleType):
             return tuple(
-                self.fresh(part, Root(root.base, (*root.path, index)), owner)
+                self.fresh(part, Root(root.base, (*root.path, index)))
                 for index, part in enumerate(ty.fields[:])
             )
         return None
@@ -96,9 +93,6 @@ class Values:
         kind = type(expr)  # told faster than whether it is an instance
         if kind in _VARS:
             value = self.values.get(hash(expr))
-            if self.handed_on and hash(expr) in self.handed_on:
-                for operand in self.handed_on.pop(hash(expr)):
-                    self._unite(value, self.value_of(operand))
             if type(value) is FunctionValue:
                 value.escapes = True  # `visit_call` does not ask here for what it calls
             return value
@@ -130,13 +124,6 @@ class Values:
             )
         return None
 
-    def _unite(self, value: Value, other: Value) -> None:
-        """Note that tensors of one value may be those of another, whichever."""
-        some, others = tensors(value), tensors(other)
-        if some and others:
-            for tensor in some + others:
-                self.program.unite(some[0].leaf, tensor.leaf)
-
     def rerooted(self, value: Value, root: Root) -> Value:
         """Return the same memory, read through another variable."""
         if isinstance(value, Tensor):
@@ -163,13 +150,12 @@ class Values:
         result = self.fresh(self.program.types[value.leaf], Root(var))
         assert isinstance(result, Tensor)
         self.program.fixed[result.leaf] = (scope, why)
-        self.program.unite(value.leaf, result.leaf)
         self.use(value, path, f"annotation of {var.name}", same=result.leaf, moves=True)
         return result
 
     def use(self, tensor: Tensor, path: tuple[int, ...], what: str, **needs: Any) -> Use:
-        """Note a use at the current binding."""
-        use = Use(tensor, self.region, self.index, path, what, **needs)
+        """Note a use in the current step."""
+        use = Use(tensor, self.function, self.step.region, self.step, path, what, **needs)
         if use.exact != ANY:
             self.program.uses.append(use)
         return use
