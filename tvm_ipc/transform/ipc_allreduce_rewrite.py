@@ -98,6 +98,8 @@ def _rewritten(
     if type(call) is not relax.Call:
         return None
     op = call.op
+    if type(op) is tvm.ir.GlobalVar:  # most are, and to tell takes the least time
+        return None
     if type(op) is tvm.ir.Op:
         name = str(op.name)
         if name == "relax.ccl.allreduce":
@@ -105,6 +107,7 @@ def _rewritten(
         elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE.name:
             reason = "its output is not allocated; run CallTIRRewrite before"
             _leave(function, "allreduce", reason)
+        return None
     if _symbol(op) != DISCO_ALLREDUCE.name:
         return None
     collective = match_collective(call)

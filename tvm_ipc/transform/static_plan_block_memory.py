@@ -174,11 +174,11 @@ def _apply(plan: Plan) -> relax.Function:
         if storage.kill_after is not None:
             last = bindings.setdefault(storage.kill_after, [storage.kill_after.binding])
             last.append(do(_KILL, [variables[storage]]))
-    # By the address of its variable: to hash a variable takes time.
-    replaced = {step.var.__chandle__(): new for step, new in bindings.items()}
+    # By their addresses, which the function keeps where they are.
+    replaced = {step.binding.__chandle__(): new for step, new in bindings.items()}
     function = plan.facts.program.function
     if replaced:
-        function = rewrite(function, lambda one, _: replaced.get(one.var.__chandle__()))
+        function = rewrite(function, lambda binding, _: replaced.get(binding.__chandle__()))
     function = _with_required_bounds(function, plan)
     return function.without_attr(_DYNAMIC_OUTPUT) if plan.drops_attribute else function
 
