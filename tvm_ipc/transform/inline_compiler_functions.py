@@ -38,7 +38,14 @@ from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.call_shapes import match_call
 from tvm_ipc.transform.byoc.global_symbol_cache import FreshGlobalSymbols
-from tvm_ipc.transform.byoc.literals import CODEGEN, COMPOSITE, compiler_of, used_global_vars
+from tvm_ipc.transform.byoc.literals import (
+    CODEGEN,
+    COMPOSITE,
+    compiler_of,
+    is_for,
+    used_functions,
+    used_global_vars,
+)
 from tvm_ipc.transform.ir.rewrite import walk
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
@@ -77,21 +84,17 @@ class InlineCompilerFunctions:
         self._check_functions(mod)
         given = {global_var.name_hint for global_var in mod.get_global_vars()}
         if self.functions is None:
-            mod = outline(mod, self._is_meant, FreshGlobalSymbols())
+            mod = outline(mod, is_for(self.compiler), FreshGlobalSymbols())
         return inline(
             mod,
             [
                 global_var
                 for global_var, function in mod.functions_items()
-                if self._is_meant(function)
+                if is_for(self.compiler)(function)
                 and (self.functions is None or global_var.name_hint in self.functions)
             ],
             given,
         )
-
-    def _is_meant(self, function: object) -> bool:
-        compiler = compiler_of(function)
-        return compiler is not None and self.compiler in (None, compiler)
 
     def _check_functions(self, mod: tvm.IRModule) -> None:
         by_name = {global_var.name_hint: mod[global_var] for global_var in mod.get_global_vars()}
@@ -101,7 +104,7 @@ class InlineCompilerFunctions:
                     f"InlineCompilerFunctions: the module has no function {name!r}, only "
                     f"{', '.join(map(repr, sorted(by_name)))}"
                 )
-            if not self._is_meant(by_name[name]):
+            if not is_for(self.compiler)(by_name[name]):
                 found = compiler_of(by_name[name])
                 raise TransformError(
                     f"InlineCompilerFunctions: the function {name!r} is for "
@@ -145,7 +148,7 @@ def _apply(
     inlined: Collection[tvm.ir.GlobalVar],
     given: Collection[str],
 ) -> tvm.IRModule:
-    called = _used(mod)
+    called = used_functions(mod)
     callers = {
         global_var: bodies.get(global_var, function)
         for global_var, function in mod.functions_items()
@@ -162,20 +165,11 @@ def _apply(
     for global_var, function in callers.items():
         inliner.builder_.update_func(global_var, inliner.visit_expr(function))
     result = inliner.builder_.get()
-    used = _used(result)
+    used = used_functions(result)
     for global_var in inlined:
         if global_var not in used and (global_var in called or global_var.name_hint not in given):
             del result[global_var]
     return result
-
-
-def _used(mod: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
-    return {
-        used
-        for function in mod.functions.values()
-        if isinstance(function, relax.Function)
-        for used, _ in used_global_vars(function)
-    }
 
 
 def _has_branch(function: relax.Function) -> bool:

@@ -49,6 +49,7 @@ from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_cal
 from tvm_ipc.transform.byoc.extern import SCOPES, WRITES, Extern, read
 from tvm_ipc.transform.byoc.literals import used_global_vars
 from tvm_ipc.transform.ir.aliases import ModuleFacts
+from tvm_ipc.transform.ir.build import ALLOC, dtype_of
 from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.ir.roots import Facts
@@ -56,7 +57,6 @@ from tvm_ipc.transform.module_pass import module_pass, option
 
 _FORCE_PURE = "relax.force_pure"
 _CALL_DPS_PACKED = tvm.ir.Op.get("relax.call_dps_packed")
-_ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 
 Externs = dict[tvm.ir.GlobalVar, Extern]
 
@@ -339,11 +339,9 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
             own_scope = str(ty.vdevice.memory_scope)
             same = [i for i, one in enumerate(self._vdevices) if one == ty.vdevice]
             device = same[0] if same else 0
-        dtype = tvm.ir.GenericConst(tvm.DataType(str(ty.dtype)), relax.AnyType())
         place = [relax.prim_value(device), tvm.ir.StringImm(scope or own_scope)]
-        return self.builder_.emit(
-            relax.Call(_ALLOC_TENSOR, [ty.shape, dtype, *place], ty_args=[ty]), "alloc"
-        )
+        arguments = [ty.shape, dtype_of(str(ty.dtype)), *place]
+        return self.builder_.emit(relax.Call(ALLOC, arguments, ty_args=[ty]), "alloc")
 
     def _copied(self, value: relax.Expr, ty: Any, scope: str) -> relax.Expr:
         copy = self._tensor(ty, scope)

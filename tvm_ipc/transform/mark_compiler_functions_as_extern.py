@@ -39,7 +39,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern import declare
-from tvm_ipc.transform.byoc.literals import compiler_of, contains_literal
+from tvm_ipc.transform.byoc.literals import compiler_of, contains_literal, is_for
 from tvm_ipc.transform.module_pass import module_pass, option
 
 
@@ -64,7 +64,7 @@ class MarkCompilerFunctionsAsExtern:
         """Return the module with the declarations."""
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and contains_literal(
-                function, lambda literal: compiler_of(literal) == self.compiler
+                function, is_for(self.compiler)
             ):
                 raise TransformError(
                     f"MarkCompilerFunctionsAsExtern: {global_var.name_hint!r} contains a function "

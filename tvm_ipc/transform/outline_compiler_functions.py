@@ -61,7 +61,9 @@ from tvm_ipc.transform.byoc.literals import (
     close,
     compiler_of,
     contains_literal,
+    is_for,
 )
+from tvm_ipc.transform.ir.rewrite import typed
 from tvm_ipc.transform.module_pass import module_pass, option
 
 
@@ -89,12 +91,7 @@ class OutlineCompilerFunctions:
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the functions outlined."""
-
-        def wanted(function: relax.Function) -> bool:
-            compiler = compiler_of(function)
-            return compiler is not None and self.compiler in (None, compiler)
-
-        return outline(mod, wanted, self.cache)
+        return outline(mod, is_for(self.compiler), self.cache)
 
 
 def outline(
@@ -145,7 +142,7 @@ class _Table:
                 self._names.take(str(function.attrs[GLOBAL_SYMBOL]))
             if compiler_of(function) is not None:
                 if not isinstance(global_var.ty, relax.FuncType):
-                    relax.expr._update_type(global_var, function.ty)  # its calls need one
+                    typed(global_var, function.ty)  # its calls need one
                 self._equals.add(function, global_var)
 
     def global_var(self, function: relax.Function, site: Site) -> tvm.ir.GlobalVar:
@@ -161,8 +158,7 @@ class _Table:
         except Exception as problem:
             self.problem = self.problem or problem
             symbol = ""
-        global_var = tvm.ir.GlobalVar(symbol)
-        relax.expr._update_type(global_var, function.ty)
+        global_var = typed(tvm.ir.GlobalVar(symbol), function.ty)
         self._names.take(symbol)
         self._equals.add(function, global_var)
         self.outlined.append((global_var, function.with_attr(GLOBAL_SYMBOL, symbol)))

@@ -64,8 +64,9 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
     Names,
     own_symbol,
 )
-from tvm_ipc.transform.byoc.literals import compiler_of, used_global_vars
+from tvm_ipc.transform.byoc.literals import is_for, used_functions, used_global_vars
 from tvm_ipc.transform.inline_compiler_functions import inline
+from tvm_ipc.transform.ir.rewrite import typed
 from tvm_ipc.transform.lower_extern_calls import lower
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
@@ -113,16 +114,13 @@ class RunModuleCodegen:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the compiled functions."""
         entries = {str(one.name_hint) for one in mod.get_global_vars()}
-        mod = outline(mod, self._is_meant, self.cache)
-        mod = _without_unused(mod, self.compiler, self._is_meant, entries)
+        mod = outline(mod, is_for(self.compiler), self.cache)
+        mod = _without_unused(mod, self.compiler, entries)
         given = self._functions(mod)
         if not given.get_global_vars():
             return mod
         result = _with_result(mod, given, self._compile(mod, given), self._where(given))
         return lower(result) if self.lower else result
-
-    def _is_meant(self, function: object) -> bool:
-        return compiler_of(function) == self.compiler
 
     def _where(self, given: tvm.IRModule) -> str:
         names = sorted(repr(str(one.name_hint)) for one in given.get_global_vars())
@@ -134,7 +132,7 @@ class RunModuleCodegen:
         """Return the module of the functions, each with a symbol."""
         functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
         for global_var, function in mod.functions_items():
-            if self._is_meant(function):
+            if is_for(self.compiler)(function):
                 symbol = own_symbol(function) or str(global_var.name_hint)
                 functions[global_var] = function.with_attr(GLOBAL_SYMBOL, symbol)
         for global_var, function in functions.items():
@@ -170,22 +168,15 @@ def _function_in(problem: BaseException, given: tvm.IRModule) -> str:
     return f" on the function {named[0]!r}" if len(named) == 1 else ""
 
 
-def _without_unused(
-    mod: tvm.IRModule, compiler: str, is_meant: Callable[[object], bool], entries: set[str]
-) -> tvm.IRModule:
+def _without_unused(mod: tvm.IRModule, compiler: str, entries: set[str]) -> tvm.IRModule:
     """Drop literals that nobody called, and give entries a caller, which keeps their names."""
     result = mod.clone()
     while True:
-        used = {
-            one
-            for function in result.functions.values()
-            if isinstance(function, relax.Function)
-            for one, _ in used_global_vars(function)
-        }
+        used = used_functions(result)
         unused = [
             (global_var, function)
             for global_var, function in result.functions_items()
-            if is_meant(function) and global_var not in used
+            if is_for(compiler)(function) and global_var not in used
         ]
         if not unused:
             return result
@@ -196,18 +187,16 @@ def _without_unused(
                 continue
             name = names.fresh(f"{global_var.name_hint}_{compiler}")
             names.take(name)
-            compiled = tvm.ir.GlobalVar(name)
-            relax.expr._update_type(compiled, function.ty)
+            compiled = typed(tvm.ir.GlobalVar(name), function.ty)
             result[compiled] = copy_with_new_vars(function).with_attr(GLOBAL_SYMBOL, name)
             result[global_var] = _calling(compiled, function)
 
 
 def _calling(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
     call = relax.Call(compiled, list(function.params))
-    relax.expr._update_type(call, function.ret_ty)
     value = relax.Var("result", function.ret_ty)
-    body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(value, call)])], value)
-    relax.expr._update_type(body, function.ret_ty)
+    binding = relax.VarBinding(value, typed(call, function.ret_ty))
+    body = typed(relax.SeqExpr([relax.BindingBlock([binding])], value), function.ret_ty)
     caller = relax.Function(function.params, body, function.ret_ty, function.is_pure)
     symbol = own_symbol(function)
     return caller if symbol is None else caller.with_attr(GLOBAL_SYMBOL, symbol)
@@ -221,8 +210,7 @@ def _add_functions(result: tvm.IRModule, compiled: Compiled, done: set[str], whe
     known = {str(global_var.name_hint): global_var for global_var in result.get_global_vars()}
     for name, function in added.items():
         if name not in known:
-            known[name] = tvm.ir.GlobalVar(name)
-            relax.expr._update_type(known[name], function.ty)
+            known[name] = typed(tvm.ir.GlobalVar(name), function.ty)
     for name, function in added.items():
         if isinstance(function, relax.Function):
             for used, _ in used_global_vars(function):

@@ -25,7 +25,7 @@ from tvm_ipc import arguments
 from tvm_ipc.transform.blas.offload import offload
 from tvm_ipc.transform.blas.product import STEPS, refusal
 from tvm_ipc.transform.byoc.compiled import Compiled
-from tvm_ipc.transform.byoc.literals import CODEGEN, compiler_of
+from tvm_ipc.transform.byoc.literals import CODEGEN, is_for
 from tvm_ipc.transform.inline_compiler_functions import inline
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.outline_compiler_functions import outline
@@ -98,11 +98,11 @@ def compile_blas(functions: tvm.IRModule, _options: Mapping[str, Any]) -> Compil
 def compile_partitions(mod: tvm.IRModule) -> tvm.IRModule:
     """Compile the functions for the BLAS and inline them, so that their results are planned."""
     entries = {str(global_var.name_hint) for global_var in mod.get_global_vars()}
-    mod = outline(mod, lambda function: compiler_of(function) == COMPILER)
+    mod = outline(mod, is_for(COMPILER))
     partitions = {
         global_var: _compiled(global_var, function).with_attr(CODEGEN, COMPILER)
         for global_var, function in mod.functions_items()
-        if compiler_of(function) == COMPILER
+        if is_for(COMPILER)(function)
     }
     if not partitions:
         return mod

@@ -27,6 +27,13 @@ def compiler_of(function: object) -> str | None:
     return None if compiler is None else str(compiler)
 
 
+def is_for(compiler: str | None) -> Callable[[object], bool]:
+    """Return whether a function is for a compiler, for any one if None."""
+    return lambda function: (
+        (found := compiler_of(function)) is not None and compiler in (None, found)
+    )
+
+
 def contains_literal(function: relax.Function, wanted: Callable[[relax.Function], bool]) -> bool:
     """Return whether a function that is wanted is written inside of another one."""
     for _, value in walk(function):
@@ -48,6 +55,16 @@ def used_global_vars(function: relax.Function) -> Iterator[tuple[tvm.ir.GlobalVa
             parts = list(value.args)
         for part in parts:
             yield from ((one, False) for one in _leaves(part))
+
+
+def used_functions(mod: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
+    """Return the global variables that the Relax functions of a module use."""
+    return {
+        used
+        for function in mod.functions.values()
+        if isinstance(function, relax.Function)
+        for used, _ in used_global_vars(function)
+    }
 
 
 def _leaves(value: relax.Expr) -> Iterator[tvm.ir.GlobalVar]:
