@@ -23,9 +23,9 @@ from tvm import s_tir, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.ir.retype import retype
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL
-from tvm_ipc.transform.scopes.specialise import retype
 
 _NAME = "EraseMemoryScopes"
 

@@ -3,6 +3,7 @@
 
 rewrite     walks through the bindings of functions, and other bindings in their place
 build       bindings that passes make: allocations, copies, calls for what they do
+retype      PrimFuncs with other memory scopes
 views       operators that make no memory
 collectives calls of packed functions with which ranks meet
 prim_funcs  what the body of a PrimFunc does with its parameters

@@ -10,11 +10,11 @@ from tvm import tirx
 from tvm.relax.expr import _update_type
 
 from tvm_ipc.transform.ir.program import Step
+from tvm_ipc.transform.ir.retype import retype
 from tvm_ipc.transform.scopes.demands import GLOBAL
 from tvm_ipc.transform.scopes.facts import FunctionFacts
 from tvm_ipc.transform.scopes.place import Plan
 from tvm_ipc.transform.scopes.solve import PLAIN, Solution
-from tvm_ipc.transform.scopes.specialise import specialise
 
 #: A PrimFunc and the scopes that some of its parameters take.
 _Demand = tuple[str, tuple[tuple[int, str], ...]]
@@ -73,8 +73,8 @@ def _add(solution: Solution, demand: _Demand, names: set[str], result: FlowIn) -
     name, scopes = demand
     primfuncs = solution.primfuncs
     function = primfuncs.functions[name]
-    parameters = [primfuncs.parameter(name, k) for k in range(len(function.params))]
-    new = specialise(function, parameters, dict(scopes))
+    taken = {var: scope for k, scope in scopes for var in primfuncs.parameter(name, k).names}
+    new = retype(function, lambda var: taken.get(hash(var))).without_attr("global_symbol")
     kinds = dict.fromkeys(scope.rsplit(".", 1)[-1].split("_", 1)[0] for _, scope in scopes)
     base = "_".join([name, *(kind.replace("-", "_") for kind in kinds)])
     unique, count = base, 0

@@ -1,28 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the memory scopes of PrimFuncs: of parameters with all their names, or everywhere."""
+"""The memory scopes of PrimFuncs, changed: of variables, and of pointers made from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ipc.transform.ir.prim_funcs import BufferParameter
-
 #: The new scope of a variable that names memory, or None if it keeps its own.
 Rename = Callable[[tirx.Var], "str | None"]
-
-
-def specialise(
-    function: tirx.PrimFunc, parameters: list[BufferParameter], scopes: Mapping[int, str]
-) -> tirx.PrimFunc:
-    """Return the function with other scopes for some parameters, and for all their names."""
-    names = {name: scope for k, scope in scopes.items() for name in parameters[k].names}
-    result = retype(function, lambda var: names.get(hash(var)))
-    return result.without_attr("global_symbol") if "global_symbol" in result.attrs else result
 
 
 def retype(function: tirx.PrimFunc, rename: Rename) -> tirx.PrimFunc:
