@@ -8,12 +8,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum, IntEnum, IntFlag
 from pathlib import Path
 
 import pytest
 
 from tvm_ipc import contract
-from tvm_ipc.contract import RESULT, ROLES, Function, Meeting, Registered
+from tvm_ipc.contract import RESULT, ROLES, Function, Meeting, ReduceKind, Registered, values
 
 PREFIXES = ("tvm_ipc.", f"runtime.disco.{contract.SHM}.", "runtime.disco.cuda_ipc.")
 #: Prints the signature of each global function: as `(Tensor, int) -> None`, "" where it has none.
@@ -91,6 +92,28 @@ def test_effects_of_what_programs_call_are_complete(function: Function) -> None:
         assert own.isdisjoint(function.given)
         for effect in ("reads", "writes", "scopes", "peers_read", "meets"):
             assert getattr(function, effect) == getattr(general, effect)
+
+
+def test_numbers_and_names_are_those_of_the_library(run_python: Callable[..., str]) -> None:
+    code = "import tvm_ipc, tvm_ffi; tvm_ipc.Session; call = tvm_ffi.get_global_func"
+    code += "; print(call('tvm_ipc.numbers')()); print(call('runtime.disco.compiled_ccl')())"
+    text, backend = run_python(code).splitlines()
+    library = json.loads(text)
+    reduced = library.pop("reduced")
+    public = {name: value for name, value in vars(values).items() if name[0].isupper()}
+    mine: dict[str, object] = {
+        name: {one: int(number) for one, number in value.__members__.items()}
+        for name, value in public.items()
+        if isinstance(value, type) and issubclass(value, Enum) and value not in (IntEnum, IntFlag)
+    }
+    mine |= {name: value for name, value in public.items() if isinstance(value, (int, str))}
+    assert mine.pop("SHM") == backend
+    assert mine.pop("Team") == {"WORLD": 0, "GROUP": 1}
+    assert mine == library
+    assert {kind.name: {t for t in reduced["SUM"] if kind.takes(t)} for kind in ReduceKind} == {
+        name: set(types) for name, types in reduced.items()
+    }
+    assert set(values.REDUCED_TYPES) == set(reduced["SUM"])
 
 
 @pytest.mark.parametrize("folder", ["transform", "explain", "inspection", "pipeline.py"])

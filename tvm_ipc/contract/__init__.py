@@ -13,18 +13,18 @@ from __future__ import annotations
 from typing import Final
 
 from tvm_ipc.contract.function import ANY, RESULT, ROLES, Function, Meeting, Parameter, Registered
-from tvm_ipc.contract.programs import PROGRAM_FUNCTIONS, PROGRAMS, find
+from tvm_ipc.contract.programs import MODULE_CHECK, PROGRAM_FUNCTIONS, PROGRAMS, find
 from tvm_ipc.contract.sessions import SESSION_FUNCTIONS
 from tvm_ipc.contract.values import (
     IPC_MEMORY,
     MAX_STEPS,
     MAX_WORKERS,
-    MODULE_CHECK,
     REDUCED_TYPES,
     SHM,
     AllReduceStrategy,
     CollectiveFlag,
     Epilogue,
+    Progress,
     ReduceKind,
     Team,
     pack_digits,
@@ -48,6 +48,7 @@ __all__ = [
     "Function",
     "Meeting",
     "Parameter",
+    "Progress",
     "ReduceKind",
     "Registered",
     "Team",

@@ -181,6 +181,9 @@ ARENA_OFFSET: Final = Function(
 
 # ---- what a program was compiled for ------------------------------------------------------------
 
+#: The function of a compiled module that asks for the workers that it was compiled for.
+MODULE_CHECK: Final = "tvm_ipc_require_workers"
+
 REQUIRE_WORKERS: Final = Function(
     "tvm_ipc.require_workers",
     "(workers: int, groups: int)",

@@ -40,6 +40,7 @@ SESSION_FUNCTIONS: Final = (
     Function("tvm_ipc.blas.find", "() -> str", "path of the BLAS", registered=Registered.PYTHON),
     Function("tvm_ipc.arena_stats", "() -> str", "JSON: this worker's arena, in bytes"),
     Function("tvm_ipc.native_info", "() -> str", "JSON: what the native library found here"),
+    Function("tvm_ipc.numbers", "() -> str", "JSON: what is in contract.values, for a test"),
     Function(
         "tvm_ipc.configure",
         "(timeout: float, arena_limit: int, instruction_set: str)",
@@ -75,7 +76,7 @@ SESSION_FUNCTIONS: Final = (
     Function(
         "tvm_ipc.session.wait",
         "(session: Session, ticket: int, seconds: float) -> int",
-        "controller: 0 every worker passed, 1 not yet, 2 something to report",
+        "controller: a Progress, as far as it got within the time",
     ),
     Function(
         "tvm_ipc.session.report",

@@ -15,10 +15,6 @@ IPC_MEMORY: Final = "ipc_memory"
 
 #: Name of the collective backend between workers on CPUs of one machine.
 SHM: Final = "shm"
-
-#: The function of a compiled module that asks for the workers that it was compiled for.
-MODULE_CHECK: Final = "tvm_ipc_require_workers"
-
 #: The most workers that one session can have.
 MAX_WORKERS: Final = 64
 
@@ -91,6 +87,14 @@ class CollectiveFlag(IntFlag):
     #: The input is not written again before this rank's next collective over the same ranks, so
     #: the collective may leave out the barrier that protects it from slower peers.
     NO_EXIT_BARRIER = 1
+
+
+class Progress(IntEnum):
+    """How far the workers of a session are."""
+
+    DONE = 0  #: all of them passed the ticket that was waited for
+    PENDING = 1  #: not yet
+    ATTENTION = 2  #: there is something to report
 
 
 class Epilogue(IntEnum):

@@ -21,6 +21,7 @@
 #include "disco/storage.h"
 #include "disco/tensor_view.h"
 #include "disco/worker.h"
+#include "numbers.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
@@ -234,6 +235,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
       .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)
+      .def("tvm_ipc.numbers", Throwing<Numbers>::Call)
       .def("tvm_ipc.configure", Throwing<controller::Configure>::Call)
       .def("tvm_ipc.session.open", Throwing<controller::Open>::Call)
       .def("tvm_ipc.session.wait_joined", Throwing<controller::WaitJoined>::Call)

@@ -32,6 +32,7 @@ import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc import arguments
+from tvm_ipc.contract import Progress
 from tvm_ipc.errors import (
     DeadlineError,
     IPCError,
@@ -60,8 +61,6 @@ _abort = _native("tvm_ipc.session.abort")
 
 #: The workers' own deadline comes first: it knows who is missing.
 _GRACE_SECONDS: Final = 2.0
-#: What `_wait` returns.
-_DONE, _PENDING, _ATTENTION = range(3)
 #: One counter for all sessions: it names values on their way to the controller.
 keys = itertools.count(1)
 _numbers = itertools.count(1)
@@ -264,13 +263,13 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             with self._lock:
                 self._finish_recovery()
                 self._hear()
-                if progress != _ATTENTION and ticket <= self._synced:
+                if progress != Progress.ATTENTION and ticket <= self._synced:
                     return  # known to another thread, which may have closed the session since
                 self._enter()
-                if progress == _DONE:
+                if progress == Progress.DONE:
                     self._synced = max(self._synced, ticket)
                     return
-                if progress == _ATTENTION:
+                if progress == Progress.ATTENTION:
                     self._handle_errors()
                 elif time.monotonic() > end:
                     self._raise_deadline(ticket)
@@ -280,14 +279,14 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             return int(_wait(self, ticket, SLICE_SECONDS))
         except RuntimeError:
             if self._closed:  # by another thread
-                return _PENDING
+                return Progress.PENDING
             raise
 
     def _handle_errors(self) -> None:
         """Hear all there is to hear, tell it to whom it concerns, and go on; with the lock."""
         ticket = self._ticket()
         end = time.monotonic() + self.timeout + _GRACE_SECONDS
-        while self._wait(ticket) == _PENDING:
+        while self._wait(ticket) == Progress.PENDING:
             self._check_usable()
             if time.monotonic() > end:
                 self._raise_deadline(ticket)

@@ -17,7 +17,7 @@ Arena::Arena(size_t limit, Commit commit, Release release)
 size_t Arena::Allocate(size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes > stats_.limit) {
-    Fail(kind::kMemory, "ipc_memory: ", bytes, " bytes wanted, but the limit of this worker is ",
+    Fail(kind::kMemory, kIpcMemory, ": ", bytes, " bytes wanted, but the limit of this worker is ",
          stats_.limit, "; raise arena_limit (TVM_IPC_ARENA_LIMIT)");
   }
   bytes = std::max(RoundUp(bytes, kAlignment), kAlignment);
@@ -60,7 +60,7 @@ void Arena::Grow(size_t bytes) {
     grown = commit_(stats_.committed, step);
   }
   if (!grown) {
-    Fail(kind::kMemory, "ipc_memory: out of memory: ", bytes, " bytes wanted, ", stats_.in_use,
+    Fail(kind::kMemory, kIpcMemory, ": out of memory: ", bytes, " bytes wanted, ", stats_.in_use,
          " of ", stats_.limit, " in use, largest free block ",
          free_by_size_.empty() ? size_t{0} : free_by_size_.rbegin()->first,
          fits ? "; the system has no more pages" : "; raise arena_limit (TVM_IPC_ARENA_LIMIT)");

@@ -24,6 +24,9 @@
 
 namespace tvm_ipc {
 
+/*! \brief The memory scope of what lies in an arena. Upstream's name. */
+constexpr const char* kIpcMemory = "ipc_memory";
+
 struct ArenaStats {
   size_t limit = 0;
   /*! \brief Bytes with pages behind them. */

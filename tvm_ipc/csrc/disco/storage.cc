@@ -33,7 +33,8 @@ class ArenaAllocator final : public memory::Allocator {
 
   memory::Buffer Alloc(tvm::Device device, size_t bytes, size_t alignment, DLDataType) final {
     if (alignment > Arena::kAlignment) {
-      Fail(kind::kValue, "ipc_memory is aligned to ", Arena::kAlignment, " bytes, not ", alignment);
+      Fail(kind::kValue, kIpcMemory, " is aligned to ", Arena::kAlignment, " bytes, not ",
+           alignment);
     }
     memory::Buffer buffer;
     buffer.data = base_ + arena_->Allocate(bytes);
@@ -58,7 +59,7 @@ class ArenaAllocator final : public memory::Allocator {
 
  protected:
   bool AllowMemoryScope(const std::string& scope) const final {
-    return scope.empty() || scope == "global" || scope == "ipc_memory";
+    return scope.empty() || scope == "global" || scope == kIpcMemory;
   }
 
  private:
