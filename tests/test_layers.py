@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,10 @@ def imported(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute in this package"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def classes(source: str) -> list[str]:
+    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
 
 
 def reads_environment(source: str) -> bool:
@@ -193,6 +198,13 @@ def test_what_all_stand_on_needs_no_tvm() -> None:
         assert not [n for n in names if n.split(".")[0] in {"tvm", "tvm_ffi"}], path.name
 
 
+def test_no_two_classes_of_transform_have_one_name() -> None:
+    files = [path for path in python_files() if part_of(path) == "transform"]
+    names = Counter(name for path in files for name in classes(path.read_text()))
+    assert len(names) > 50
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_passes_look_no_function_up() -> None:
     for path in (p for p in python_files() if part_of(p) in {"transform", "pipeline"}):
         assert "get_global_func" not in path.read_text(), path.name
@@ -245,6 +257,7 @@ def test_checks_see_what_they_look_for() -> None:
     assert reads_environment(source)
     assert reads_environment("from os import getenv")
     assert not reads_environment("import os\nos.getpid()")
+    assert classes("class A:\n  class B: pass\nclass A: pass") == ["A", "A", "B"]
     assert ours("tvm_ipc.runtime.session") == "runtime"
     assert ours("tvm_ipc.Session") == ours("tvm_ipc") == "tvm_ipc"
     assert ours("tvm.relax") is None

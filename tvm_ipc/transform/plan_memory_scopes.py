@@ -44,15 +44,15 @@ from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
-from tvm_ipc.transform.scopes.effects import Effects
-from tvm_ipc.transform.scopes.flow_in import FlowIn, specialise_callees
 from tvm_ipc.transform.scopes.lower_calls import lower_calls
-from tvm_ipc.transform.scopes.place import Plan, place_copies
+from tvm_ipc.transform.scopes.place import CopyPlan, place_copies
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 from tvm_ipc.transform.scopes.rewrite import Rewriter
-from tvm_ipc.transform.scopes.settled import is_settled
+from tvm_ipc.transform.scopes.satisfied import is_satisfied
 from tvm_ipc.transform.scopes.sizes import describe, find_frequencies
 from tvm_ipc.transform.scopes.solve import PLAIN, Solution, solve
+from tvm_ipc.transform.scopes.specialised_calls import SpecialisedCalls, specialise_callees
+from tvm_ipc.transform.scopes.staleness import Staleness
 
 _NAME = "PlanMemoryScopes"
 
@@ -99,30 +99,30 @@ def plan_memory_scopes(
     registry = registry or DEFAULT_REGISTRY
     primfuncs = PrimFuncs(module)
     program = collect(module, registry, primfuncs, every=specialise_transparent)
-    if is_settled(program, registry, specialise_transparent):
+    if is_satisfied(program, registry, specialise_transparent):
         return module
     if program.allocating:
         lowered = lower_calls(module, program.allocating)
         return plan_memory_scopes(lowered, registry, specialise_transparent=specialise_transparent)
     find_frequencies(program)
-    solution = solve(program, registry, primfuncs, Effects(program, primfuncs, registry))
+    solution = solve(program, registry, primfuncs, Staleness(program, primfuncs, registry))
     plan = place_copies(solution)
-    flow_in = specialise_callees(solution, plan, specialise_transparent)
-    functions = list(Rewriter(solution, plan, flow_in).functions())
+    specialised = specialise_callees(solution, plan, specialise_transparent)
+    functions = list(Rewriter(solution, plan, specialised).functions())
     if not functions:
         return module
     result = module.clone()
-    for global_var, primfunc in flow_in.added.values():
+    for global_var, primfunc in specialised.added.values():
         result[global_var] = primfunc
     for name, function in functions:
         result.update_func(result.get_global_var(name), function)
-    for name in flow_in.removed:
+    for name in specialised.removed:
         del result[name]
-    _report(solution, plan, flow_in)
+    _report(solution, plan, specialised)
     return result
 
 
-def _report(solution: Solution, plan: Plan, flow_in: FlowIn) -> None:
+def _report(solution: Solution, plan: CopyPlan, specialised: SpecialisedCalls) -> None:
     for leaf, sites in solution.program.allocs.items():
         scope = solution.scopes[leaf]
         if scope in (PLAIN, GLOBAL) or leaf in solution.program.fixed:
@@ -139,7 +139,7 @@ def _report(solution: Solution, plan: Plan, flow_in: FlowIn) -> None:
             if use.param is not None and use.exact is None:
                 reason += f"; not specialised: {solution.primfuncs.refusal(*use.param)}"
         _note(copy.function.name, copy.tensor.root.name, "copied", reason)
-    for unique, (name, scopes) in flow_in.demands.items():
+    for unique, (name, scopes) in specialised.demands.items():
         taken = ", ".join(f"{scope} in parameter {k}" for k, scope in scopes)
         _note(name, unique, "specialised", f"takes {taken}")
 

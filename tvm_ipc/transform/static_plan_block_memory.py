@@ -65,7 +65,7 @@ from tvm_ipc.transform.ir.rewrite import begin_with, change_functions, rewrite, 
 from tvm_ipc.transform.ir.roots import Allocation
 from tvm_ipc.transform.memory.describe import decisions, function_plan
 from tvm_ipc.transform.memory.peers import Meetings
-from tvm_ipc.transform.memory.plan import Plan, Storage, plan_function
+from tvm_ipc.transform.memory.plan import NewStorage, Plan, plan_function
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import collecting, note, note_plan
 
@@ -223,7 +223,7 @@ def _flags(plan: Plan) -> dict[Step, CollectiveFlag]:
     return flags
 
 
-def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:
+def _alloc_storage(plan: Plan, var: Any, storage: NewStorage) -> relax.Binding:
     size = plan.sizes.expr(storage.size.factor, storage.size.unit)
     if storage.early and not plan.sizes.is_sum(storage.size.unit):
         # The tensors may never be there, and then nothing says that their extents have a size.
@@ -237,7 +237,7 @@ def _alloc_storage(plan: Plan, var: Any, storage: Storage) -> relax.Binding:
     return relax.VarBinding(var, relax.Call(_STORAGE, arguments, ret_ty=relax.AnyType()))
 
 
-def _alloc_tensor(plan: Plan, variables: dict[Storage, Any], allocation: Allocation) -> Any:
+def _alloc_tensor(plan: Plan, variables: dict[NewStorage, Any], allocation: Allocation) -> Any:
     storage, offset = plan.place[allocation]
     step = allocation.step
     shape, dtype, device, *_ = plan.tensors[allocation].arguments

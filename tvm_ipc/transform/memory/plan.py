@@ -67,7 +67,7 @@ class Arrangement:
 
 
 @dataclass(eq=False)
-class Storage:
+class NewStorage:
     """A storage and the place of the binding that allocates it."""
 
     scope: str
@@ -87,8 +87,8 @@ class Plan:
     tensors: dict[Allocation, Tensor] = field(default_factory=dict)
     unplanned: dict[Allocation, str] = field(default_factory=dict)  #: with the reason
     live_ranges: dict[Allocation, LiveRange] = field(default_factory=dict)
-    storages: list[Storage] = field(default_factory=list)
-    place: dict[Allocation, tuple[Storage, int]] = field(default_factory=dict)
+    storages: list[NewStorage] = field(default_factory=list)
+    place: dict[Allocation, tuple[NewStorage, int]] = field(default_factory=dict)
     #: The event of the last meeting until which peers may read a tensor
     peers_until: dict[Allocation, tuple[int, Region]] = field(default_factory=dict)
     #: All-reduces that do without their exit barrier, with the meeting that stands for it
@@ -121,7 +121,7 @@ def plan_function(
             _settle(plan, key, block)
     for tensor in outputs:
         plan.tensors[tensor.allocation] = tensor
-        storage = Storage(tensor.scope, tensor.device, tensor.size, tensor.allocation.step)
+        storage = NewStorage(tensor.scope, tensor.device, tensor.size, tensor.allocation.step)
         plan.storages.append(storage)
         plan.place[tensor.allocation] = (storage, 0)
     return plan
@@ -282,7 +282,7 @@ def _settle(plan: Plan, key: GroupKey, block: Block) -> None:
     if until is not None and until[0] > max(step.index for step in steps):
         kill_after = _ancestor(plan.facts.program.events[until[0]], len(path))
     early = before is not first
-    storage = Storage(scope, device, Size(block.size, unit), before, kill_after, early)
+    storage = NewStorage(scope, device, Size(block.size, unit), before, kill_after, early)
     plan.storages.append(storage)
     for allocation, offset in block.offsets.items():
         plan.place[allocation] = (storage, offset)

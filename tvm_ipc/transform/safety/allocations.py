@@ -14,7 +14,7 @@ from tvm_ipc.transform.safety.buffers import Buffer, Storage, Value, objects, st
 from tvm_ipc.transform.safety.effects import Effects
 from tvm_ipc.transform.safety.extents import Extents, Given
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
-from tvm_ipc.transform.safety.steps import Argument, Step, Steps
+from tvm_ipc.transform.safety.statements import Argument, Statement, Statements
 
 #: Where a tensor begins and ends, None where that is not known, and what is given by its extents.
 _Span = tuple[Number | None, Number | None, Given]
@@ -28,7 +28,7 @@ class Allocations(Effects):
         name: str,
         extents: Extents,
         hazards: dict[tuple[Any, ...], Hazard],
-        steps: Steps,
+        steps: Statements,
     ) -> None:
         super().__init__(name, extents, hazards)
         self._steps = steps
@@ -36,7 +36,7 @@ class Allocations(Effects):
         self._kept: list[Any] = []
 
     def _alloc_storage(
-        self, shape: Argument, item: float, scope: str | None, step: Step
+        self, shape: Argument, item: float, scope: str | None, step: Statement
     ) -> Storage:
         """Make a storage, of a scope that may be unknown."""
         dims = self._dims(shape)
@@ -44,7 +44,7 @@ class Allocations(Effects):
         return Storage(str(step.bound.name), scope, size)
 
     def _alloc_tensor(
-        self, source: Value, step: Step, offset: Argument, shape: Argument, dtype: Argument
+        self, source: Value, step: Statement, offset: Argument, shape: Argument, dtype: Argument
     ) -> Value:
         """Make a tensor that lies in what the source reaches."""
         begin, end, given = self._span(offset, shape, item_bytes(dtype))
@@ -65,14 +65,16 @@ class Allocations(Effects):
         return frozenset(buffers)
 
     def _out_of_bounds(
-        self, low: Number, high: Number, buffer: Buffer, where: str, step: Step
+        self, low: Number, high: Number, buffer: Buffer, where: str, step: Statement
     ) -> None:
         """Report that low may be more than high."""
         beyond = self._extents.subtract(low, self._extents.add(high, 1))
         example = self._extents.example(*buffer.given, beyond)
         self._report(HazardKind.BOUNDS, buffer, step, where, example)
 
-    def _alloc_alone(self, shape: Argument, dtype: Argument, scope: Argument, step: Step) -> Value:
+    def _alloc_alone(
+        self, shape: Argument, dtype: Argument, scope: Argument, step: Statement
+    ) -> Value:
         """Make a tensor in a storage of its own."""
         storage = self._alloc_storage(shape, item_bytes(dtype), text_of(scope), step)
         return frozenset({Buffer(storage.name, storage, 0, storage.size)})

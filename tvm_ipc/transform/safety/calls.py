@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Function, Meeting, Team
-from tvm_ipc.transform.safety.steps import Argument
+from tvm_ipc.transform.safety.statements import Argument
 
 _WAIT_UPSTREAM = {one for one in AllReduceStrategy if one.ends_with_barrier_upstream}
 

@@ -11,7 +11,7 @@ from tvm_ipc.transform.safety.extents import Example, Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.intact import Intact
 from tvm_ipc.transform.safety.state import Access, Overwrite, Pending, State, Summary, met
-from tvm_ipc.transform.safety.steps import Step
+from tvm_ipc.transform.safety.statements import Statement
 
 
 class Effects:
@@ -25,7 +25,7 @@ class Effects:
         self._summary = Summary()
         self._accesses: set[tuple[int, frozenset[int]]] = set()
 
-    def _read(self, things: Iterable[Storage | Buffer], step: Step) -> None:
+    def _read(self, things: Iterable[Storage | Buffer], step: Statement) -> None:
         state, reads = self._state, self._summary.reads
         for thing in things:
             if state.lost and isinstance(thing, Buffer) and not thing.weak and thing in state.lost:
@@ -38,7 +38,7 @@ class Effects:
     def _write(
         self,
         things: Iterable[Storage | Buffer],
-        step: Step,
+        step: Statement,
         passed: frozenset[int] = frozenset(),
         certain: bool = True,
     ) -> None:
@@ -60,7 +60,7 @@ class Effects:
                     self._summary.writes.append(Access(thing, since, step))
                 state.written.add(storage)
 
-    def _overwrite(self, buffer: Buffer, step: Step) -> None:
+    def _overwrite(self, buffer: Buffer, step: Statement) -> None:
         """What lies in the same bytes is lost."""
         state = self._state
         intact = state.intact.setdefault(buffer.storage, Intact())
@@ -106,7 +106,7 @@ class Effects:
         self,
         kind: HazardKind,
         storage: Storage,
-        step: Step,
+        step: Statement,
         pending: Pending,
         example: Example | None = "",
     ) -> None:
@@ -116,7 +116,12 @@ class Effects:
         self._add(key, kind, storage.name, step, pending.reader, example)
 
     def _report(
-        self, kind: HazardKind, thing: Buffer, step: Step, other: object, example: Example | None
+        self,
+        kind: HazardKind,
+        thing: Buffer,
+        step: Statement,
+        other: object,
+        example: Example | None,
     ) -> None:
         """Report what is wrong with a buffer, at which sizes."""
         key = (self._name, kind, thing, step.variable)
@@ -127,7 +132,7 @@ class Effects:
         key: tuple[Any, ...],
         kind: HazardKind,
         memory: str,
-        step: Step,
+        step: Statement,
         other: object,
         example: Example | None,
     ) -> None:

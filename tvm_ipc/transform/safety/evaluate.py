@@ -28,7 +28,7 @@ from tvm_ipc.transform.safety.calls import KnownCall
 from tvm_ipc.transform.safety.extents import Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.state import Pending, Summary
-from tvm_ipc.transform.safety.steps import (
+from tvm_ipc.transform.safety.statements import (
     CALL_GLOBAL,
     CALL_OPERATOR,
     CALL_PACKED,
@@ -36,8 +36,8 @@ from tvm_ipc.transform.safety.steps import (
     LITERAL,
     SAME,
     Argument,
-    Step,
-    Steps,
+    Statement,
+    Statements,
 )
 
 
@@ -54,7 +54,7 @@ class Module(Protocol):
     def written(self, name: str) -> frozenset[int] | None:
         """Return which parameters a PrimFunc writes, None for what is none."""
 
-    def called_once(self, name: str) -> Steps | None:
+    def called_once(self, name: str) -> Statements | None:
         """Return what a function does that only the call at hand calls, None for any other."""
 
     def summary(self, name: str) -> Summary | None:
@@ -64,7 +64,7 @@ class Module(Protocol):
 class Evaluation(Allocations):
     """The values of a function's variables, and how expressions make them."""
 
-    def __init__(self, module: Module, name: str, steps: Steps) -> None:
+    def __init__(self, module: Module, name: str, steps: Statements) -> None:
         super().__init__(name, module.extents, module.hazards, steps)
         self._module = module
         self._values: dict[int, Value] = {}
@@ -81,9 +81,9 @@ class Evaluation(Allocations):
             return value
         if kind is tuple:
             return tuple([self._value(part) for part in argument])
-        return self._evaluate(argument) if kind is Step else NOTHING
+        return self._evaluate(argument) if kind is Statement else NOTHING
 
-    def _evaluate(self, step: Step) -> Value:
+    def _evaluate(self, step: Statement) -> Value:
         kind, args = step.kind, step.args
         if kind == SAME:
             return self._value(args[0])
@@ -100,10 +100,10 @@ class Evaluation(Allocations):
             return self._literal(step)
         return self._unknown(self._arguments(args), step)
 
-    def _literal(self, step: Step) -> Value:
+    def _literal(self, step: Statement) -> Value:
         raise NotImplementedError
 
-    def _inline(self, name: str, steps: Steps, values: list[Value], step: Step) -> Value:
+    def _inline(self, name: str, steps: Statements, values: list[Value], step: Statement) -> Value:
         raise NotImplementedError
 
     def _parameter(self, name: str, ty: Any) -> Value:
@@ -118,7 +118,7 @@ class Evaluation(Allocations):
     def _arguments(self, args: Iterable[Argument]) -> list[Value]:
         return [self._value(argument) for argument in args]
 
-    def _operator(self, step: Step, args: list[Argument]) -> Value:
+    def _operator(self, step: Statement, args: list[Argument]) -> Value:
         handler = _OPERATORS.get(step.name)
         if handler is not None:
             return handler(self, args, step)
@@ -128,7 +128,7 @@ class Evaluation(Allocations):
         self._read(objects(tuple(values)), step)
         return values[0] if step.name in calls.VIEW_OPERATORS else self._fresh(step.value.ty, step)
 
-    def _global(self, name: str, args: Iterable[Argument], step: Step) -> Value:
+    def _global(self, name: str, args: Iterable[Argument], step: Statement) -> Value:
         written = self._module.written(name)
         values = self._arguments(args)
         if written is not None:
@@ -148,7 +148,7 @@ class Evaluation(Allocations):
                 return self._apply(summary, values, step)
         return self._unknown(values, step)
 
-    def _packed(self, name: str, args: list[Argument], step: Step) -> Value:
+    def _packed(self, name: str, args: list[Argument], step: Statement) -> Value:
         handler = _PACKED.get(name)
         if handler is not None:
             return handler(self, args, step)
@@ -164,7 +164,7 @@ class Evaluation(Allocations):
             return values[0]
         return self._unknown(values, step)
 
-    def _known(self, call: KnownCall, values: list[Value], step: Step) -> Value:
+    def _known(self, call: KnownCall, values: list[Value], step: Statement) -> Value:
         """Do what the contract says of a function."""
         function = call.function
         if not call.fits():
@@ -197,7 +197,7 @@ class Evaluation(Allocations):
         thing: Storage | Buffer,
         team: int | None,
         written: Iterable[Storage | Buffer],
-        step: Step,
+        step: Statement,
     ) -> None:
         """Note that peers may still read memory when a collective that writes some has returned."""
         storage = storage_of(thing)
@@ -210,7 +210,7 @@ class Evaluation(Allocations):
                 self._endanger(HazardKind.WRITE, storage, step, pending, example)
         self._state.pending += (pending,)
 
-    def _unknown(self, values: list[Value], step: Step) -> Value:
+    def _unknown(self, values: list[Value], step: Statement) -> Value:
         """A call that may read and write what it is given, and may return it."""
         given = list(objects(tuple(values)))
         self._read(given, step)
@@ -225,7 +225,7 @@ class Evaluation(Allocations):
             weak.add(thing)
         return frozenset({*weak, Storage(step.bound.name, None, external=True)})
 
-    def _apply(self, summary: Summary, values: list[Value], step: Step) -> Value:
+    def _apply(self, summary: Summary, values: list[Value], step: Statement) -> Value:
         """Do what a function of the module does."""
         bound: dict[Storage, Leaf] = {}
         for parameter, value in zip(summary.parameters, values, strict=True):
@@ -265,7 +265,7 @@ class Evaluation(Allocations):
                 self._state.pending += (Pending(thing, pending.team, pending.reader),)
         return result
 
-    def _fresh(self, ty: Any, step: Step) -> Value:
+    def _fresh(self, ty: Any, step: Statement) -> Value:
         if isinstance(ty, relax.TupleType):
             return tuple(self._fresh(field, step) for field in ty.fields)
         if not isinstance(ty, relax.TensorType):
@@ -275,13 +275,13 @@ class Evaluation(Allocations):
 
     # ---- calls with a meaning of their own ------------------------------------------------
 
-    def _tensor_of_storage(self, args: list[Argument], step: Step) -> Value:
+    def _tensor_of_storage(self, args: list[Argument], step: Statement) -> Value:
         return self._alloc_tensor(self._value(args[0]), step, *args[1:4])
 
-    def _call_tir_dyn(self, args: list[Argument], step: Step) -> Value:
+    def _call_tir_dyn(self, args: list[Argument], step: Statement) -> Value:
         return self._global(args[0].name_hint, args[1], step)
 
-    def _in_place(self, args: list[Argument], step: Step) -> Value:
+    def _in_place(self, args: list[Argument], step: Statement) -> Value:
         values = self._arguments(args[1])
         self._read(objects(tuple(values)), step)
         results = []
@@ -292,18 +292,18 @@ class Evaluation(Allocations):
                 self._write(objects(results[-1]), step)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _by_name(self, args: list[Argument], step: Step) -> Value:
+    def _by_name(self, args: list[Argument], step: Statement) -> Value:
         """Call a packed function that is the first argument."""
         callee, rest = args[0], list(args[1:])
         if isinstance(callee, relax.ExternFunc):
             return self._packed(str(callee.global_symbol), rest, step)
         return self._unknown(self._arguments(args), step)
 
-    def _with_context(self, args: list[Argument], step: Step) -> Value:
+    def _with_context(self, args: list[Argument], step: Statement) -> Value:
         given = args[1] if type(args[1]) is tuple else (args[1],)
         return self._by_name([args[0], *given], step)
 
-    def _cached_alloc(self, args: list[Argument], step: Step) -> Value:
+    def _cached_alloc(self, args: list[Argument], step: Statement) -> Value:
         """CUDA graphs: the storages are made once and live as long as the program."""
         name = args[0].name_hint
         if name not in self._cached:
@@ -311,7 +311,7 @@ class Evaluation(Allocations):
             self._state.hold(self._cached[name])
         return self._cached[name]
 
-    def _captured(self, args: list[Argument], step: Step) -> Value:
+    def _captured(self, args: list[Argument], step: Statement) -> Value:
         given = args[1] if type(args[1]) is tuple else (args[1],)
         return self._global(args[0].name_hint, given, step)
 
@@ -344,7 +344,7 @@ def _static(number: Number | None) -> Number | None:
     return number if isinstance(number, int) else None
 
 
-_Handler = Callable[[Evaluation, list[Argument], Step], Value]
+_Handler = Callable[[Evaluation, list[Argument], Statement], Value]
 
 _OPERATORS: dict[str, _Handler] = {
     "relax.memory.alloc_storage": lambda run, args, step: frozenset(

@@ -17,7 +17,7 @@ from tvm_ipc.transform.safety.extents import Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.prim_funcs import written_parameters
 from tvm_ipc.transform.safety.state import State, Summary
-from tvm_ipc.transform.safety.steps import IF, KILL, SAME, Sequence, Step, Steps
+from tvm_ipc.transform.safety.statements import IF, KILL, SAME, Sequence, Statement, Statements
 
 
 class Checker:
@@ -28,7 +28,7 @@ class Checker:
         self.extents = Extents()
         self.hazards: dict[tuple[Any, ...], Hazard] = {}
         self._functions = {g.name_hint: f for g, f in mod.functions_items()}
-        self._steps: dict[str, Steps] = {}
+        self._steps: dict[str, Statements] = {}
         self._once: set[str] = set()
         self._seen: set[str] = set()
         self._summaries: dict[str, Summary] = {}
@@ -40,7 +40,7 @@ class Checker:
         """Return every hazard of every function."""
         names = [n for n, f in self._functions.items() if isinstance(f, relax.Function)]
         for name in names:
-            self._steps[name] = Steps(self._functions[name])
+            self._steps[name] = Statements(self._functions[name])
         references = Counter(name for steps in self._steps.values() for name in steps.references)
         self._once = {
             name
@@ -57,7 +57,7 @@ class Checker:
                 self.summary(name)
         return list(self.hazards.values())
 
-    def called_once(self, name: str) -> Steps | None:
+    def called_once(self, name: str) -> Statements | None:
         """Return what a function does that only the call at hand calls, None for any other."""
         if name not in self._once or name in self._seen:
             return None
@@ -102,7 +102,7 @@ class Run(Evaluation):
         checker: Checker,
         name: str,
         function: relax.Function,
-        steps: Steps,
+        steps: Statements,
         inner: bool = False,
     ) -> None:
         super().__init__(checker, name, steps)
@@ -119,7 +119,7 @@ class Run(Evaluation):
             value = self._values[hash(parameter)] = self._parameter(parameter.name, parameter.ty)
             self._summary.parameters.append(value)
             self._outer.update(_leaves(value))
-        step = Step(relax.Var("return", None), function.body.body)
+        step = Statement(relax.Var("return", None), function.body.body)
         result = self._sequence(self._steps.body, step)
         self._read(objects(result), step)
         kept = {storage_of(thing) for thing in objects(result)}
@@ -144,7 +144,7 @@ class Run(Evaluation):
             variables = relax.analysis.tir_vars_in_type(function.ty)
             self._extents.bound(variables, lower, upper)
 
-    def _inline(self, name: str, steps: Steps, values: list[Value], step: Step) -> Value:
+    def _inline(self, name: str, steps: Statements, values: list[Value], step: Statement) -> Value:
         """Run a function in the place of its only call: what its parameters are is known here."""
         function = self._checker.function(name)
         self._bound(function)
@@ -155,7 +155,7 @@ class Run(Evaluation):
         self._name, self._held = caller, True
         return result
 
-    def _sequence(self, sequence: Sequence, around: Step) -> Value:
+    def _sequence(self, sequence: Sequence, around: Statement) -> Value:
         """Run a sequence; its result is held once more when this returns."""
         values, outer = self._values, self._outer
         for step in sequence.steps:
@@ -191,7 +191,7 @@ class Run(Evaluation):
                 self._let_go(step.variable, around, HazardKind.RETURN)
         return result
 
-    def _let_go(self, variable: int, step: Step, kind: HazardKind = HazardKind.FREE) -> None:
+    def _let_go(self, variable: int, step: Statement, kind: HazardKind = HazardKind.FREE) -> None:
         if variable not in self._state.holding:
             return
         self._state.holding.discard(variable)
@@ -202,7 +202,7 @@ class Run(Evaluation):
                     if storage_of(pending.memory) is storage and not storage.external:
                         self._endanger(kind, storage, step, pending)
 
-    def _if(self, step: Step) -> Value:
+    def _if(self, step: Statement) -> Value:
         self._read(objects(self._value(step.args[0])), step)
         before = self._state
         self._state = before.copy()
@@ -236,9 +236,9 @@ class Run(Evaluation):
         state.release(leaf)
         return continued
 
-    def _literal(self, step: Step) -> Value:
+    def _literal(self, step: Statement) -> Value:
         name = f"{self._name}.{step.bound.name}"
-        Run(self._checker, name, step.value, Steps(step.value), inner=True).run()
+        Run(self._checker, name, step.value, Statements(step.value), inner=True).run()
         return frozenset(thing for value in self._arguments(step.args) for thing in objects(value))
 
 

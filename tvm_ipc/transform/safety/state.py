@@ -17,7 +17,7 @@ from tvm_ipc.transform.safety.buffers import (
 )
 from tvm_ipc.transform.safety.extents import Example
 from tvm_ipc.transform.safety.intact import Intact
-from tvm_ipc.transform.safety.steps import Step
+from tvm_ipc.transform.safety.statements import Statement
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Pending:
 
     memory: Storage | Buffer
     team: int | None  #: that reads; None: unknown
-    reader: Step  #: the collective
+    reader: Statement  #: the collective
 
 
 def met(team: int | None, passed: frozenset[int]) -> bool:
@@ -38,7 +38,7 @@ def met(team: int | None, passed: frozenset[int]) -> bool:
 class Overwrite:
     """What may have been written over a buffer."""
 
-    step: Step
+    step: Statement
     example: Example | None  #: None: at no known sizes
 
 
@@ -125,7 +125,7 @@ class Access:
 
     memory: Storage | Buffer
     passed: frozenset[int]  #: the teams that met before it, on every path
-    step: Step
+    step: Statement
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Summary:
 
     parameters: list[Value] = field(default_factory=list)
     result: Value = NOTHING
-    reads: dict[Storage, Step] = field(default_factory=dict)
+    reads: dict[Storage, Statement] = field(default_factory=dict)
     writes: list[Access] = field(default_factory=list)
     pending: tuple[Pending, ...] = ()
     passed: frozenset[int] = frozenset()

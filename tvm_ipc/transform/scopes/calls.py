@@ -21,10 +21,10 @@ from tvm_ipc.transform.scopes.facts import (
     VALUE,
     FunctionFacts,
     FunctionValue,
+    PlannedInto,
     RelaxCall,
-    Root,
-    Storage,
-    Tensor,
+    TensorRoot,
+    TensorValue,
     Value,
     pairs,
     tensors,
@@ -90,9 +90,9 @@ class Calls(Values):
             for path, tensor, target in pairs(self.value_of(argument), param):
                 what = f"argument {k} of {callee.name!r}"
                 self.use(tensor, (k, *path), what, same=target.leaf)
-        result = self.fresh(var.ty, Root(var))
+        result = self.fresh(var.ty, TensorRoot(var))
         for path, source, target in pairs(callee.result, result):
-            returned = Tensor(source.leaf, target.root)
+            returned = TensorValue(source.leaf, target.root)
             what = f"result of {callee.name!r}"
             self.use(returned, (OUT, *path), what, same=target.leaf)
         self.function.calls.append(RelaxCall(self.step, callee))
@@ -103,7 +103,7 @@ class Calls(Values):
         scopes = self.primfuncs.scopes(name)
         self.program.calls[name] += 1
         for k, (value, path) in enumerate(operands):
-            if not isinstance(value, Tensor):
+            if not isinstance(value, TensorValue):
                 continue
             if k >= len(scopes):
                 raise TransformError(
@@ -143,9 +143,9 @@ class Calls(Values):
         """Return the result of a packed function, of a closure, or of an operator."""
         function = contract.find(name)
         scope = self.registry.demands(name, count).get(RESULT, GLOBAL)
-        if function is not None and function.result == "Storage":
-            return Storage(scope)
-        result = self.fresh(var.ty, Root(var))
+        if function is not None and function.result == "PlannedInto":
+            return PlannedInto(scope)
+        result = self.fresh(var.ty, TensorRoot(var))
         for tensor in tensors(result):
             self.program.fixed.setdefault(tensor.leaf, (scope, f"comes from {name or 'a closure'}"))
         return result
@@ -156,13 +156,13 @@ class Calls(Values):
         if name == "relax.builtin.alloc_tensor":
             return self.visit_alloc(var, call)
         if name in VIEWS:
-            return self.rerooted(self.value_of(args[0]), Root(var))
+            return self.rerooted(self.value_of(args[0]), TensorRoot(var))
         if name in _STORAGES:
-            return Storage(str(args[_STORAGES[name]].value))
+            return PlannedInto(str(args[_STORAGES[name]].value))
         if name in _PLANNED:
             storage = self.values.get(hash(args[0]))
-            scope = storage.scope if isinstance(storage, Storage) else GLOBAL
-            result = self.fresh(var.ty, Root(var))
+            scope = storage.scope if isinstance(storage, PlannedInto) else GLOBAL
+            result = self.fresh(var.ty, TensorRoot(var))
             for tensor in tensors(result):
                 self.program.fixed[tensor.leaf] = (scope, "lies in a storage that was planned")
             return result
@@ -202,7 +202,7 @@ class Calls(Values):
         operands: _Operands = [
             (part, (1, k) if isinstance(value, tuple) else (1,)) for k, part in enumerate(fields)
         ]
-        result = self.fresh(var.ty, Root(var))
+        result = self.fresh(var.ty, TensorRoot(var))
         outputs = tensors(result)
         if name == "relax.call_tir_inplace":
             indices = [int(i) for i in call.attrs.inplace_indices]
@@ -230,8 +230,8 @@ class Calls(Values):
                 f"PlanMemoryScopes: the scope of {var.name} in function {self.function.name!r} is "
                 f"{scope}, not a string"
             )
-        result = self.fresh(var.ty, Root(var))
-        if isinstance(result, Tensor):
+        result = self.fresh(var.ty, TensorRoot(var))
+        if isinstance(result, TensorValue):
             self.program.allocs.setdefault(result.leaf, []).append((self.function, self.step))
             name = self.check_scope(str(scope.value), f"the allocation of {var.name}")
             if name not in ("", GLOBAL):
@@ -245,19 +245,19 @@ class Calls(Values):
     def visit_move(self, var: relax.Var, call: relax.Call, name: str) -> Value:
         """A move between scopes of one device is ours; one between devices is TVM's."""
         value = self.value_of(call.args[0])
-        if not isinstance(value, Tensor):
+        if not isinstance(value, TensorValue):
             return value
         where = f"the {name} of {var.name}"
         if name == "relax.hint_on_device":
             scope = self.check_scope(str(call.attrs.memory_scope), where)
             if scope in ("", GLOBAL):
                 self.program.hints.append((self.function, self.step))
-                return self.rerooted(value, Root(var))
+                return self.rerooted(value, TensorRoot(var))
         else:
             scope = self.check_scope(str(call.attrs.dst_vdevice.memory_scope), where)
             if not _same_device(self.program.types[value.leaf], call.attrs.dst_vdevice):
                 self.use(value, (0,), where)
-                result = self.fresh(var.ty, Root(var))
+                result = self.fresh(var.ty, TensorRoot(var))
                 for tensor in tensors(result):
                     self.program.fixed[tensor.leaf] = (scope, f"was moved there as {var.name}")
                 return result
@@ -265,8 +265,10 @@ class Calls(Values):
         return self.moved(var, value, scope, (VALUE,), f"is annotated as {var.name}")
 
 
-def _with_paths(value: Value, path: tuple[int, ...]) -> Iterable[tuple[tuple[int, ...], Tensor]]:
-    if isinstance(value, Tensor):
+def _with_paths(
+    value: Value, path: tuple[int, ...]
+) -> Iterable[tuple[tuple[int, ...], TensorValue]]:
+    if isinstance(value, TensorValue):
         yield path, value
     elif isinstance(value, tuple):
         for index, part in enumerate(value):

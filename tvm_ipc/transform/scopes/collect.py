@@ -14,9 +14,9 @@ from tvm_ipc.transform.scopes.facts import (
     VALUE,
     FunctionFacts,
     FunctionValue,
-    Program,
-    Root,
-    Use,
+    ScopedUse,
+    ScopeFacts,
+    TensorRoot,
     Value,
     pairs,
     tensors,
@@ -26,7 +26,7 @@ from tvm_ipc.transform.scopes.primfunc import PARAM_SCOPES, PrimFuncs
 
 def collect(
     module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs, *, every: bool = False
-) -> Program:
+) -> ScopeFacts:
     """Return the facts of a module, or raise a TransformError that names what is malformed.
 
     Calls that demand nothing are left out, unless some scope is opaque or `every` one is asked for:
@@ -39,7 +39,7 @@ def collect(
 
 
 class _Collector(Calls):
-    def run(self) -> Program:
+    def run(self) -> ScopeFacts:
         for global_var, function in self.program.module.functions_items():
             name = str(global_var.name_hint)
             if isinstance(function, relax.Function):
@@ -70,9 +70,9 @@ class _Collector(Calls):
                 f"{type(function.body).__name__}, not a sequence of bindings; run "
                 "relax.transform.Normalize"
             )
-        params = tuple(self.fresh(param.ty, Root(param)) for param in function.params)
+        params = tuple(self.fresh(param.ty, TensorRoot(param)) for param in function.params)
         # Nothing is read from the root of a result.
-        returned = self.fresh(function.ret_ty, Root(relax.Var(name)))
+        returned = self.fresh(function.ret_ty, TensorRoot(relax.Var(name)))
         value = FunctionValue(name, params, returned, local)
         result = FunctionFacts(name, function, value, linearise(name, function).body)
         attrs = function.attrs or {}
@@ -131,14 +131,14 @@ class _Collector(Calls):
     def leave(self, region: Region, body: relax.Expr, result: Value, what: str) -> None:
         """Note that the value at the end of a region goes on as `result`."""
         for path, tensor, target in pairs(self.value_of(body), result):
-            use = Use(tensor, self.function, region, None, path, what, same=target.leaf)
+            use = ScopedUse(tensor, self.function, region, None, path, what, same=target.leaf)
             self.program.uses.append(use)
 
     def visit_binding(self, step: Step) -> Value:
         var, value = step.var, step.value
         kind = type(value)  # told faster than whether it is an instance
         if type(step.binding) is relax.MatchCast and kind is not relax.Call:
-            return self.rerooted(self.value_of(value), Root(var))
+            return self.rerooted(self.value_of(value), TensorRoot(var))
         if kind is relax.Call:
             return self.visit_call(var, value)
         if kind is relax.If:
@@ -154,7 +154,7 @@ class _Collector(Calls):
 
     def visit_if(self, step: Step) -> Value:
         var, value = step.var, step.value
-        result = self.fresh(var.ty, Root(var))
+        result = self.fresh(var.ty, TensorRoot(var))
         for region, branch in zip(
             step.branches, (value.true_branch, value.false_branch), strict=True
         ):

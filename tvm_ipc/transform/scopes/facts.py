@@ -20,7 +20,7 @@ from tvm import relax
 from tvm_ipc.transform.ir.program import Region, Step
 
 
-class Root(NamedTuple):
+class TensorRoot(NamedTuple):
     """An expression that a tensor can be read from: a variable or constant, and projections."""
 
     base: relax.Expr
@@ -47,11 +47,11 @@ class Root(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorValue:
     """A tensor value: its leaf, and where to read it."""
 
     leaf: int
-    root: Root
+    root: TensorRoot
 
 
 @dataclass
@@ -66,14 +66,14 @@ class FunctionValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class PlannedInto:
     """What tensors were planned into."""
 
     scope: str
 
 
 #: What a variable stands for. None: nothing with a scope.
-Value: TypeAlias = "Tensor | tuple[Value, ...] | FunctionValue | Storage | None"
+Value: TypeAlias = "TensorValue | tuple[Value, ...] | FunctionValue | PlannedInto | None"
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class RelaxCall(NamedTuple):
 
 
 @dataclass(eq=False)
-class Use:
+class ScopedUse:
     """A place where a leaf must be in some scope: in a step, or at the end of a region.
 
     `path` leads to the tensor in the binding of the step: an argument's index, then projections;
@@ -107,7 +107,7 @@ class Use:
     itself; projections alone at the end of the region.
     """
 
-    tensor: Tensor
+    tensor: TensorValue
     function: FunctionFacts
     region: Region
     step: Step | None  #: None: the end of the region
@@ -138,7 +138,7 @@ VALUE = -2
 
 
 @dataclass(eq=False)
-class Program:
+class ScopeFacts:
     """All facts of one module."""
 
     module: tvm.IRModule
@@ -148,7 +148,7 @@ class Program:
     allocs: dict[int, list[tuple[FunctionFacts, Step]]] = field(default_factory=dict)
     #: Calls that allocate their outputs where allocations of their own could stand.
     allocating: list[tuple[FunctionFacts, Step]] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
+    uses: list[ScopedUse] = field(default_factory=list)
     functions: list[FunctionFacts] = field(default_factory=list)
     #: Leaves, and where they are allocated on the number of a scope instead of its device's.
     misplaced: list[tuple[int, FunctionFacts, Step]] = field(default_factory=list)
@@ -163,9 +163,9 @@ def frequency(region: Region) -> float:
     return 0.5 ** len(region.path)
 
 
-def tensors(value: Value) -> list[Tensor]:
+def tensors(value: Value) -> list[TensorValue]:
     """Return the tensors of a value, from left to right."""
-    if isinstance(value, Tensor):
+    if isinstance(value, TensorValue):
         return [value]
     if isinstance(value, tuple):
         return [tensor for part in value for tensor in tensors(part)]
@@ -174,10 +174,10 @@ def tensors(value: Value) -> list[Tensor]:
 
 def pairs(
     one: Value, other: Value, path: tuple[int, ...] = ()
-) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
+) -> list[tuple[tuple[int, ...], TensorValue, TensorValue]]:
     """Return the tensors at the same places of two values, and these places."""
-    if isinstance(one, Tensor):
-        return [(path, one, other)] if isinstance(other, Tensor) else []
+    if isinstance(one, TensorValue):
+        return [(path, one, other)] if isinstance(other, TensorValue) else []
     if isinstance(one, tuple) and isinstance(other, tuple):
         return [
             found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tvm_ipc.transform.ir.program import Region, Step
-from tvm_ipc.transform.scopes.facts import OUT, FunctionFacts, Tensor, Use, frequency
+from tvm_ipc.transform.scopes.facts import OUT, FunctionFacts, ScopedUse, TensorValue, frequency
 from tvm_ipc.transform.scopes.solve import Solution
 
 
@@ -15,17 +15,17 @@ from tvm_ipc.transform.scopes.solve import Solution
 class Copy:
     """A copy of a tensor in another scope, before a step or the end of a region, and its users."""
 
-    tensor: Tensor
+    tensor: TensorValue
     scope: str
     source_scope: str
     function: FunctionFacts
     region: Region
     step: Step | None
-    uses: list[Use] = field(default_factory=list)
+    uses: list[ScopedUse] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Plan:
+class CopyPlan:
     """All copies of a module: shared ones, results of calls, and operands that are written."""
 
     copies: list[Copy] = field(default_factory=list)
@@ -33,10 +33,10 @@ class Plan:
     around: list[Copy] = field(default_factory=list)
 
 
-def place_copies(solution: Solution) -> Plan:
+def place_copies(solution: Solution) -> CopyPlan:
     """Return the copies that a solution needs."""
-    plan = Plan()
-    groups: dict[tuple[object, ...], list[Use]] = {}
+    plan = CopyPlan()
+    groups: dict[tuple[object, ...], list[ScopedUse]] = {}
     for use in solution.program.uses:
         scope = solution.needed(use)
         if scope is None:
@@ -63,12 +63,12 @@ def place_copies(solution: Solution) -> Plan:
     return plan
 
 
-def _copy(solution: Solution, use: Use, scope: str, uses: list[Use]) -> Copy:
+def _copy(solution: Solution, use: ScopedUse, scope: str, uses: list[ScopedUse]) -> Copy:
     source = solution.scopes[use.tensor.leaf] or "global"
     return Copy(use.tensor, scope, source, use.function, use.region, use.step, uses)
 
 
-def _holds_nothing(solution: Solution, use: Use) -> bool:
+def _holds_nothing(solution: Solution, use: ScopedUse) -> bool:
     """Whether memory was allocated in this function and not written before a use."""
     sites = solution.program.allocs.get(use.tensor.leaf, [])
     if not any(function is use.function for function, _ in sites):
@@ -77,15 +77,15 @@ def _holds_nothing(solution: Solution, use: Use) -> bool:
 
 
 #: Before which step of a region a copy stands, or before its end, and whom it serves.
-_Place: TypeAlias = "tuple[Region, Step | None, list[Use]]"
+_Place: TypeAlias = "tuple[Region, Step | None, list[ScopedUse]]"
 
 
 class _Places:
     """The uses of one value in one scope, as a tree of the regions that they are in."""
 
-    def __init__(self, solution: Solution, uses: list[Use]) -> None:
+    def __init__(self, solution: Solution, uses: list[ScopedUse]) -> None:
         self.solution = solution
-        self.direct: dict[Region, list[Use]] = {}
+        self.direct: dict[Region, list[ScopedUse]] = {}
         self.branches: dict[Region, dict[Step, list[Region]]] = {}
         regions = [use.region for use in uses]
         for use in uses:

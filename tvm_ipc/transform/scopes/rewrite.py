@@ -25,11 +25,11 @@ from tvm_ipc.transform.ir.build import (
 from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.ir.rewrite import rewrite, with_value
 from tvm_ipc.transform.scopes.demands import GLOBAL
-from tvm_ipc.transform.scopes.facts import FunctionFacts, Root
-from tvm_ipc.transform.scopes.flow_in import FlowIn
+from tvm_ipc.transform.scopes.facts import FunctionFacts, TensorRoot
 from tvm_ipc.transform.scopes.lower_calls import in_dataflow
-from tvm_ipc.transform.scopes.place import Copy, Plan
+from tvm_ipc.transform.scopes.place import Copy, CopyPlan
 from tvm_ipc.transform.scopes.solve import PLAIN, Solution
+from tvm_ipc.transform.scopes.specialised_calls import SpecialisedCalls
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class _Edit:
 class Rewriter:
     """Applies a plan to the Relax functions of a module; nothing is half done if it refuses."""
 
-    def __init__(self, solution: Solution, plan: Plan, flow_in: FlowIn) -> None:
+    def __init__(self, solution: Solution, plan: CopyPlan, specialised: SpecialisedCalls) -> None:
         self._devices = list(solution.program.module.global_infos.get("vdevice", []))
         self._copies: dict[int, relax.Var] = {}
         #: By global function, then by variable or sequence.
@@ -71,7 +71,7 @@ class Rewriter:
                     self._at(function, step.region, step).scope = scope
         for leaf, function, step in program.misplaced:
             self._at(function, step.region, step).scope = solution.scopes[leaf] or GLOBAL
-        for (function, step), callee in flow_in.callees.items():
+        for (function, step), callee in specialised.callees.items():
             self._at(function, step.region, step).callee = callee
         for function, step in program.hints:
             self._at(function, step.region, step).hint = True
@@ -190,7 +190,7 @@ class Rewriter:
         places: dict[tuple[int, ...], Copy] = {}
         for copy in copies:
             path = copy.uses[0].path[1:]
-            self._emit_copy(copy, out, Root(raw, path))
+            self._emit_copy(copy, out, TensorRoot(raw, path))
             places[path] = copy
         return self._replace(raw, places, (), out)
 
@@ -216,7 +216,9 @@ class Rewriter:
 
     # New bindings.
 
-    def _emit_copy(self, copy: Copy, out: list[relax.Binding], root: Root | None = None) -> None:
+    def _emit_copy(
+        self, copy: Copy, out: list[relax.Binding], root: TensorRoot | None = None
+    ) -> None:
         root = root or copy.tensor.root
         source: relax.Expr = root.base
         for index in root.path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvm_ipc.transform.scopes.facts import FunctionFacts, Program, Use, frequency
+from tvm_ipc.transform.scopes.facts import FunctionFacts, ScopedUse, ScopeFacts, frequency
 
 #: What a symbolic size without a bound is taken to be, to compare costs.
 _TYPICAL = 64
@@ -19,7 +19,7 @@ _RECURSION = 8.0
 _MOST = 1e12
 
 
-def size_of(use: Use) -> float:
+def size_of(use: ScopedUse) -> float:
     """Return an estimate of the bytes of a used tensor."""
     return estimate(use.tensor.root.ty, use.function.bounds)
 
@@ -56,7 +56,7 @@ def describe(ty: Any) -> str:
     return " * ".join([*symbols, str(size)]) + " bytes"
 
 
-def find_frequencies(program: Program) -> None:
+def find_frequencies(program: ScopeFacts) -> None:
     """Set how often each function runs, where each one that is called from outside runs once."""
     facts_of = {id(facts.value): facts for facts in program.functions}
     entries = [facts for facts in program.functions if facts.value.escapes]

@@ -14,10 +14,10 @@ from typing import cast
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
-from tvm_ipc.transform.scopes.effects import Effects
-from tvm_ipc.transform.scopes.facts import Program, Use, frequency
+from tvm_ipc.transform.scopes.facts import ScopedUse, ScopeFacts, frequency
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 from tvm_ipc.transform.scopes.sizes import size_of
+from tvm_ipc.transform.scopes.staleness import Staleness
 
 #: The scope of what nothing is demanded of: "global", or any that works just as well.
 PLAIN = ""
@@ -33,7 +33,7 @@ class _Class:
     why: str = ""
     scope: str = PLAIN
     demands: dict[str, None] = field(default_factory=dict)  #: in the order of the program
-    uses: list[Use] = field(default_factory=list)
+    uses: list[ScopedUse] = field(default_factory=list)
     weighed: bool = False
     exact: dict[tuple[object, ...], tuple[str, float]] = field(default_factory=dict)
     others: dict[tuple[object, ...], tuple[bool, float]] = field(default_factory=dict)
@@ -45,13 +45,13 @@ class _Class:
 class Solution:
     """The scope of each leaf."""
 
-    program: Program
+    program: ScopeFacts
     registry: ScopeRegistry
     primfuncs: PrimFuncs
-    effects: Effects
+    effects: Staleness
     scopes: list[str]  #: by leaf
 
-    def needed(self, use: Use) -> str | None:
+    def needed(self, use: ScopedUse) -> str | None:
         """Return the scope that a use needs a copy in, or None if it takes the leaf as it is."""
         scope = self.scopes[use.tensor.leaf]
         if use.exact is not None:
@@ -65,11 +65,11 @@ class Solution:
             return None
         return GLOBAL
 
-    def flexible(self, use: Use) -> bool:
+    def flexible(self, use: ScopedUse) -> bool:
         """Whether a use is a parameter of a PrimFunc that can be specialised."""
         return use.param is not None and self.primfuncs.refusal(*use.param) is None
 
-    def written(self, use: Use) -> bool:
+    def written(self, use: ScopedUse) -> bool:
         """Whether a use may write the tensor."""
         return use.written and (use.param is None or self.primfuncs.writes(*use.param))
 
@@ -80,7 +80,7 @@ def accepts(registry: ScopeRegistry, wanted: str, scope: str) -> bool:
 
 
 def solve(
-    program: Program, registry: ScopeRegistry, primfuncs: PrimFuncs, effects: Effects
+    program: ScopeFacts, registry: ScopeRegistry, primfuncs: PrimFuncs, effects: Staleness
 ) -> Solution:
     """Choose scopes, or raise a TransformError where demands contradict each other."""
     return _Solver(program, registry, primfuncs, effects).run()
@@ -88,7 +88,7 @@ def solve(
 
 class _Solver:
     def __init__(
-        self, program: Program, registry: ScopeRegistry, primfuncs: PrimFuncs, effects: Effects
+        self, program: ScopeFacts, registry: ScopeRegistry, primfuncs: PrimFuncs, effects: Staleness
     ) -> None:
         self.program = program
         self.registry = registry
@@ -143,7 +143,7 @@ class _Solver:
             elif self.program.opaque:  # else it takes what it gets
                 known.uses.append(use)
 
-    def weight(self, use: Use) -> float:
+    def weight(self, use: ScopedUse) -> float:
         """Return what a copy for a use costs."""
         often = frequency(use.region) * use.function.frequency
         # Of two ways that move the same bytes, the one with fewer copies is better.

@@ -15,10 +15,10 @@ from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.facts import (
     FunctionFacts,
     FunctionValue,
-    Program,
-    Root,
-    Tensor,
-    Use,
+    ScopedUse,
+    ScopeFacts,
+    TensorRoot,
+    TensorValue,
     Value,
 )
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
@@ -34,7 +34,7 @@ class Values:
     def __init__(
         self, module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs, every: bool
     ) -> None:
-        self.program = Program(module)
+        self.program = ScopeFacts(module)
         self.every = every  #: whether calls are read that demand nothing
         self.registry = registry
         self.devices = list(module.global_infos.get("vdevice", []))
@@ -47,7 +47,7 @@ class Values:
         self.function: FunctionFacts
         self.step: Step
 
-    def fresh(self, ty: Any, root: Root) -> Value:
+    def fresh(self, ty: Any, root: TensorRoot) -> Value:
         """Return new leaves for a value of a type."""
         if type(ty) in _TENSORS:
             leaf = len(self.program.types)
@@ -55,10 +55,10 @@ class Values:
             scope = self.vdevice_scope(ty)
             if scope:
                 self.program.fixed[leaf] = (scope, f"is on a VDevice as {root.name}")
-            return Tensor(leaf, root)
+            return TensorValue(leaf, root)
         if isinstance(ty, relax.TupleType):
             return tuple(
-                self.fresh(part, Root(root.base, (*root.path, index)))
+                self.fresh(part, TensorRoot(root.base, (*root.path, index)))
                 for index, part in enumerate(ty.fields[:])
             )
         return None
@@ -102,8 +102,8 @@ class Values:
             key = (id(self.function), hash(expr))
             known = self._constants.get(key)
             if known is None:
-                known = self._constants[key] = self.fresh(expr.ty, Root(expr))
-                assert isinstance(known, Tensor)
+                known = self._constants[key] = self.fresh(expr.ty, TensorRoot(expr))
+                assert isinstance(known, TensorValue)
                 self.program.fixed.setdefault(known.leaf, (GLOBAL, "is a constant"))
             return known
         if kind is relax.Tuple:
@@ -124,38 +124,38 @@ class Values:
             )
         return None
 
-    def rerooted(self, value: Value, root: Root) -> Value:
+    def rerooted(self, value: Value, root: TensorRoot) -> Value:
         """Return the same memory, read through another variable."""
-        if isinstance(value, Tensor):
-            return Tensor(value.leaf, root)
+        if isinstance(value, TensorValue):
+            return TensorValue(value.leaf, root)
         if isinstance(value, tuple):
             return tuple(
-                self.rerooted(part, Root(root.base, (*root.path, index)))
+                self.rerooted(part, TensorRoot(root.base, (*root.path, index)))
                 for index, part in enumerate(value)
             )
         return value
 
     def annotated(self, var: relax.Var, value: Value, path: tuple[int, ...]) -> Value:
         """Return the value of a variable whose type may say another scope than the value's."""
-        if isinstance(value, Tensor):
+        if isinstance(value, TensorValue):
             scope = self.vdevice_scope(var.ty)
             if scope and scope != self.vdevice_scope(self.program.types[value.leaf]):
                 return self.moved(var, value, scope, path, f"is on a VDevice as {var.name}")
         return value
 
     def moved(
-        self, var: relax.Var, value: Tensor, scope: str, path: tuple[int, ...], why: str
+        self, var: relax.Var, value: TensorValue, scope: str, path: tuple[int, ...], why: str
     ) -> Value:
         """Return a value that is in a scope, the same memory where that is possible."""
-        result = self.fresh(self.program.types[value.leaf], Root(var))
-        assert isinstance(result, Tensor)
+        result = self.fresh(self.program.types[value.leaf], TensorRoot(var))
+        assert isinstance(result, TensorValue)
         self.program.fixed[result.leaf] = (scope, why)
         self.use(value, path, f"annotation of {var.name}", same=result.leaf, moves=True)
         return result
 
-    def use(self, tensor: Tensor, path: tuple[int, ...], what: str, **needs: Any) -> Use:
+    def use(self, tensor: TensorValue, path: tuple[int, ...], what: str, **needs: Any) -> ScopedUse:
         """Note a use in the current step."""
-        use = Use(tensor, self.function, self.step.region, self.step, path, what, **needs)
+        use = ScopedUse(tensor, self.function, self.step.region, self.step, path, what, **needs)
         if use.exact != ANY:
             self.program.uses.append(use)
         return use

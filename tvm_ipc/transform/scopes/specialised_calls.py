@@ -13,7 +13,7 @@ from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.retype import retype
 from tvm_ipc.transform.scopes.demands import GLOBAL
 from tvm_ipc.transform.scopes.facts import FunctionFacts
-from tvm_ipc.transform.scopes.place import Plan
+from tvm_ipc.transform.scopes.place import CopyPlan
 from tvm_ipc.transform.scopes.solve import PLAIN, Solution
 
 #: A PrimFunc and the scopes that some of its parameters take.
@@ -23,7 +23,7 @@ _Site = tuple[FunctionFacts, Step]
 
 
 @dataclass(eq=False)
-class FlowIn:
+class SpecialisedCalls:
     """The specialised functions of a module, and the calls that go to them."""
 
     callees: dict[_Site, tvm.ir.GlobalVar] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class FlowIn:
     demands: dict[str, _Demand] = field(default_factory=dict)  #: by name of what was added
 
 
-def specialise_callees(solution: Solution, plan: Plan, transparent: bool) -> FlowIn:
+def specialise_callees(solution: Solution, plan: CopyPlan, transparent: bool) -> SpecialisedCalls:
     """Return specialised functions for operands in scopes that code must be compiled for.
 
     Parameters
@@ -52,7 +52,7 @@ def specialise_callees(solution: Solution, plan: Plan, transparent: bool) -> Flo
             assert use.step is not None
             name, scopes = sites.setdefault((use.function, use.step), (use.param[0], {}))
             scopes[use.param[1]] = scope
-    result = FlowIn()
+    result = SpecialisedCalls()
     names = {str(global_var.name_hint) for global_var in program.module.get_global_vars()}
     made: dict[_Demand, tvm.ir.GlobalVar] = {}
     left = program.calls.copy()
@@ -69,7 +69,9 @@ def specialise_callees(solution: Solution, plan: Plan, transparent: bool) -> Flo
     return result
 
 
-def _add(solution: Solution, demand: _Demand, names: set[str], result: FlowIn) -> tvm.ir.GlobalVar:
+def _add(
+    solution: Solution, demand: _Demand, names: set[str], result: SpecialisedCalls
+) -> tvm.ir.GlobalVar:
     name, scopes = demand
     primfuncs = solution.primfuncs
     function = primfuncs.functions[name]

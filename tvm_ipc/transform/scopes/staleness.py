@@ -16,20 +16,26 @@ from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.program import Region
 from tvm_ipc.transform.ir.writes import Writes
 from tvm_ipc.transform.scopes.demands import ScopeRegistry
-from tvm_ipc.transform.scopes.facts import FunctionFacts, Program, RelaxCall, Root, Use
+from tvm_ipc.transform.scopes.facts import (
+    FunctionFacts,
+    RelaxCall,
+    ScopedUse,
+    ScopeFacts,
+    TensorRoot,
+)
 from tvm_ipc.transform.scopes.primfunc import PrimFuncs
 
 #: What a tensor may be; None where local functions have a hand in it.
 _Memory: TypeAlias = "frozenset[roots.Root] | None"
 
 
-class Effects:
+class Staleness:
     """Writes of a program, also through calls of its Relax functions.
 
     Of what a local function does with memory nothing is known here: it may be written at any time.
     """
 
-    def __init__(self, program: Program, primfuncs: PrimFuncs, registry: ScopeRegistry) -> None:
+    def __init__(self, program: ScopeFacts, primfuncs: PrimFuncs, registry: ScopeRegistry) -> None:
         def packed(callee: relax.ExternFunc, count: int) -> Collection[int] | None:
             known = registry.writes(str(callee.global_symbol), count)
             return declared_writes(callee) if known is None else known
@@ -46,7 +52,7 @@ class Effects:
         ]
         self._writes = Writes(ModuleFacts(program.module), primfuncs.writes, packed, private)
 
-    def version(self, function: FunctionFacts, root: Root, event: int) -> int:
+    def version(self, function: FunctionFacts, root: TensorRoot, event: int) -> int:
         """Return a number that is the same where nothing was written in between; -1: never."""
         memory = self._memory(function, root)
         if memory is None:
@@ -54,7 +60,7 @@ class Effects:
         written = self._writes.events(function.name, memory)
         return sum(bisect_left(events, event) for events in written)
 
-    def may_cut(self, use: Use) -> bool:
+    def may_cut(self, use: ScopedUse) -> bool:
         """Whether a copy may stand between a value and what it goes on as."""
         end = use.step is None
         last = end and use.region.parent is None
@@ -98,7 +104,7 @@ class Effects:
             for path, field in returned:
                 if memory is not None and field is not None and memory.isdisjoint(field):
                     continue
-                result = self._memory(caller, Root(call.step.var, path))
+                result = self._memory(caller, TensorRoot(call.step.var, path))
                 after = call.step.index + 1
                 if self._written_since(caller, call.step.region, result, after):
                     return False
@@ -106,7 +112,7 @@ class Effects:
                     return False
         return True
 
-    def _memory(self, function: FunctionFacts, root: Root) -> _Memory:
+    def _memory(self, function: FunctionFacts, root: TensorRoot) -> _Memory:
         if function.value.local:
             return None
         if not isinstance(root.base, relax.Var):

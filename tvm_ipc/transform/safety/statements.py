@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A function as plain Python objects: to look at TVM's twice would take most of the time.
 
-In a `Step` a variable is an integer, its hash, which is its identity. Every step also knows which
-variables let go of what they hold after it, as `KillAfterLastUse` will have it: those that are used
-for the last time, but for those that are killed by hand.
+In a `Statement` a variable is an integer, its hash, which is its identity. Every statement also
+knows which variables let go of what they hold after it, as `KillAfterLastUse` will have it: those
+that are used for the last time, but for those that are killed by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KILLS = frozenset(
 Argument = Any
 
 
-class Step:
+class Statement:
     """One binding."""
 
     __slots__ = ("args", "bound", "ends", "kind", "name", "otherwise", "then", "value", "variable")
@@ -51,18 +51,18 @@ class Sequence:
     __slots__ = ("result", "steps")
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[Statement] = []
         self.result: Argument = None
 
 
-class Steps:
+class Statements:
     """All sequences of a function."""
 
     def __init__(self, function: relax.Function) -> None:
         self.variables: dict[int, Any] = {}  #: those that are used
         self.references: list[str] = []  #: functions of the module, as often as they are named
         self._killed: set[int] = set()
-        self._ending: list[Step] = []
+        self._ending: list[Statement] = []
         self.body, self.free = self._sequence(function.body)
         if self._killed:
             for step in self._ending:
@@ -71,12 +71,12 @@ class Steps:
     def _sequence(self, body: Any) -> tuple[Sequence, set[int]]:
         """Return a sequence, and the variables of others that it uses."""
         sequence = Sequence()
-        last: dict[int, Step] = {}
+        last: dict[int, Statement] = {}
         own: set[int] = set()
         if isinstance(body, relax.SeqExpr):
             for block in body.blocks:
                 for binding in block.bindings[:]:
-                    step = Step(binding.var, binding.value)
+                    step = Statement(binding.var, binding.value)
                     own.add(step.variable)
                     used = self._fill(step)
                     if step.kind == KILL:
@@ -100,7 +100,7 @@ class Steps:
                 free.add(variable)
         return sequence, free
 
-    def _fill(self, step: Step) -> list[int]:
+    def _fill(self, step: Statement) -> list[int]:
         """Say what a step does; return the variables that it uses."""
         value = step.value
         used: list[int] = []
@@ -132,7 +132,7 @@ class Steps:
             used += in_then | in_otherwise
         elif kind is relax.Function:
             step.kind = LITERAL
-            inner = Steps(value)
+            inner = Statements(value)
             self.variables.update(inner.variables)
             self.references += inner.references
             used += inner.free - {hash(parameter) for parameter in value.params}
@@ -155,7 +155,7 @@ class Steps:
         if kind is relax.Tuple:
             return tuple([self._argument(field, used) for field in expr.fields[:]])
         if (kind is relax.Call and not tvm.ir.is_prim_expr(expr)) or kind is relax.TupleGetItem:
-            step = Step(relax.Var("", expr.ty), expr)
+            step = Statement(relax.Var("", expr.ty), expr)
             used += self._fill(step)
             return step
         return expr

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from tvm_ipc.transform.scopes.demands import GLOBAL, ScopeRegistry
-from tvm_ipc.transform.scopes.facts import Program, Use
+from tvm_ipc.transform.scopes.facts import ScopedUse, ScopeFacts
 
 
-def is_settled(program: Program, registry: ScopeRegistry, specialise_transparent: bool) -> bool:
+def is_satisfied(
+    program: ScopeFacts, registry: ScopeRegistry, specialise_transparent: bool
+) -> bool:
     """Whether every use of a tensor finds it in a scope that it takes, without any change."""
     if program.hints or program.misplaced:
         return False
@@ -34,7 +36,7 @@ def is_settled(program: Program, registry: ScopeRegistry, specialise_transparent
 
 
 def _takes(
-    program: Program, registry: ScopeRegistry, use: Use, scopes: set[str], specialise: bool
+    program: ScopeFacts, registry: ScopeRegistry, use: ScopedUse, scopes: set[str], specialise: bool
 ) -> bool:
     if use.exact is not None:
         return scopes <= {use.exact}
