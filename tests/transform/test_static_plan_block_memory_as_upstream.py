@@ -503,3 +503,28 @@ def test_the_report_names_every_tensor():
         "a = builtin.alloc_tensor([2, n], float32, 0, global)",
         "_ = f(x, a)",
     ]
+
+
+def test_the_report_says_how_long_a_tensor_is_live():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(x: R.Tensor((8,), "float32")):
+            free = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, R.str("global"))
+            kept = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, R.str("global"))
+            given = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, R.str("global"))
+            R.call_packed("f", x, free, ty_args=[R.Tuple()])
+            R.call_packed("f", free, kept, ty_args=[R.Tuple()])
+            R.call_packed("f", kept, given, ty_args=[R.Tuple()])
+            R.call_builtin_with_ctx("keep", [kept], ty_args=[R.Tuple()])
+            R.call_packed("f", x, x, ty_args=[R.Tuple()])
+            return given
+
+    with collect_report() as report:
+        OURS(Before)
+    (plan,) = report.plans
+    assert [(one.name, one.storage, one.first, one.last) for one in plan.tensors] == [
+        ("free", 0, 3, 4),
+        ("kept", -1, 4, 7),  # to the end
+        ("given", -1, 5, 7),
+    ]

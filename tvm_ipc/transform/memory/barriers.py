@@ -82,7 +82,7 @@ def _limits(
     for candidate in candidates:
         for allocation in candidate.inputs:
             key, size = memory.size[allocation]
-            largest[key] = max(largest.get(key, 0), size)
+            largest[key] = max(largest.get(key, size), size)
     limits = {}
     for key, size in largest.items():
         if budget is not None:
