@@ -62,7 +62,7 @@ def test_text_writes_no_page(saved: Path, capsys: pytest.CaptureFixture[str]) ->
     assert explain("layers.json", "--text", "--barrier-budget", "0") == 0
     out = capsys.readouterr().out
     assert sorted(saved.iterdir()) == before
-    assert "of 2 all-reduces in memory that peers map" in " ".join(out.split())
+    assert "of 2 with input in memory that peers map" in " ".join(out.split())
     # One buffer of 16 KiB, read by peers; TVM's plan has its bytes allocated as float32.
     assert "ipc_memory     16 KiB      64 KiB" in out.replace("  25%", "")
 

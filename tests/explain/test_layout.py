@@ -139,7 +139,7 @@ def test_memory_for_the_sake_of_barriers_is_called_so() -> None:
     explanation = small_explanation()
     assert spent(explanation) == ""
     explanation.memory["main"].ours["ipc_memory"] = 1024
-    assert spent(explanation).startswith("512 B of ipc_memory keep inputs of all-reduces longer")
+    assert spent(explanation).startswith("512 B of ipc_memory keep inputs of collectives longer")
     assert spent(explanation) in page.render(explanation)
     assert "512 B of ipc_memory" in text.render(explanation)
 
@@ -156,9 +156,8 @@ def test_page_of_a_module_without_anything_to_plan() -> None:
 def test_terminal_shows_the_plan() -> None:
     lines = text.render(small_explanation()).splitlines()
     assert max(map(len, lines)) < 80
-    assert (
-        "Function main: 7 events, 2 collectives; of 2 all-reduces in memory that peers map, "
-        in (" ".join(lines))
+    assert "Function main: 7 events, 2 collectives; of 2 with input in memory that peers map, " in (
+        " ".join(lines)
     )
     picture = lines[lines.index("  ipc_memory, 512 B") + 1]
     assert re.fullmatch(r" {22}█{20}/{20}", picture), picture

@@ -187,8 +187,8 @@ def _legend(bands: Sequence[Band], plan: FunctionPlan) -> str:
         )
         entries.append((scope_class(peers.scope), hatch, "kept while peers may read it"))
     for kind, text in (
-        ("kept", "all-reduce with an exit barrier"),
-        ("left-out", "all-reduce without one"),
+        ("kept", "collective with an exit barrier"),
+        ("left-out", "collective without one"),
         ("plain", "another collective"),
     ):
         if kind in kinds:

@@ -141,8 +141,8 @@ def _picture(plan: FunctionPlan, band: Band) -> str:
 
 def _key(marks: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     words = {
-        "|": "| all-reduce, no exit barrier",
-        "B": "B all-reduce with one",
+        "|": "| collective, no exit barrier",
+        "B": "B collective with one",
         ":": ": other collective",
     }
     parts = [text for mark, text in words.items() if mark in marks]

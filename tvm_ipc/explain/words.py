@@ -124,7 +124,7 @@ def spent(explanation: Explanation) -> str:
     if more <= 0 or not any(event.barrier == "left out" for event in events):
         return ""
     return (
-        f"{bytes_text(more)} of {IPC_MEMORY} keep inputs of all-reduces longer, so that they need "
+        f"{bytes_text(more)} of {IPC_MEMORY} keep inputs of collectives longer, so that they need "
         "no exit barrier; with a barrier budget of 0 there is none of it."
     )
 
@@ -134,11 +134,11 @@ def barriers(plan: FunctionPlan) -> str:
     kinds = [event.barrier for event in plan.events if event.collective is not None]
     if not kinds:
         return f"{len(plan.events)} events, no collectives."
-    reduces = [kind for kind in kinds if kind is not None]
+    in_place = [kind for kind in kinds if kind is not None]
     text = f"{len(plan.events)} events, {len(kinds)} collective{'s' * (len(kinds) > 1)}"
-    if reduces:
+    if in_place:
         text += (
-            f"; of {len(reduces)} all-reduce{'s' * (len(reduces) > 1)} in memory that peers map, "
-            f"{reduces.count('left out')} without an exit barrier"
+            f"; of {len(in_place)} with input in memory that peers map, "
+            f"{in_place.count('left out')} without an exit barrier"
         )
     return text + "."

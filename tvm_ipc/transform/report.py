@@ -65,7 +65,7 @@ class Event:
 
     text: str
     collective: str | None = None  #: what `Collective.__str__` says
-    barrier: str | None = None  #: "kept" or "left out", of an all-reduce that has one
+    barrier: str | None = None  #: "kept" or "left out", of a collective that has one
 
 
 @dataclass(frozen=True)

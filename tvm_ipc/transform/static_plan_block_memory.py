@@ -30,9 +30,9 @@ After `StaticPlanBlockMemory(packed=True)`: tensors of any type lie in one stora
     c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
     cls.h(b, c)
 
-The input of an all-reduce that peers read in place is live until all have read it. Where a later
+The input of a collective that peers read in place is live until all have read it. Where a later
 collective that all of them pass proves it, the input stays until that one has returned, and the
-all-reduce loses its exit barrier:
+first loses its exit barrier:
 
     R.call_packed("tvm_ipc.allreduce", s, 0, 0, 3, 1, x)        # flag 1: no exit barrier
     ...
@@ -126,9 +126,9 @@ class StaticPlanBlockMemory:
         `LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` of this package later: kernels refuse
         what TVM's passes make of an offset.
     alignment : what offsets are multiples of, in bytes: 64 suits CPUs, 256 GPUs.
-    barrier_budget : by how many bytes a storage of `ipc_memory` may grow so that all-reduces can
+    barrier_budget : by how many bytes a storage of `ipc_memory` may grow so that collectives can
         leave out their exit barriers; 0 leaves out those that cost nothing. The default is the
-        largest input of an all-reduce that could do without, in that storage: one more buffer. A
+        largest input of a collective that could do without, in that storage: one more buffer. A
         storage whose size is symbolic grows by the default or not at all.
     """
 

@@ -8,9 +8,9 @@
     c = R.memory.alloc_tensor(s, 0, R.shape([1024]), "float32")
     cls.matmul(b, w1, c)                                   # a hazard: peers may still read `a`
 
-After an all-reduce without an exit barrier, peers may read its input until every rank has returned
-from the next collective in which all of them meet: an all-reduce or an all-gather of the same group
-or of all workers. Until then a rank must not write there, free the storage, or return. The check
+After a collective without an exit barrier, peers may read its input until every rank has returned
+from the next collective in which all of them meet: an all-reduce, say, of the same team or of all
+workers. Until then a rank must not write there, free the storage, or return. The check
 also looks whether a tensor is read after another one was written over it, and whether it lies in
 its storage, which a right plan of one rank takes for granted.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which exit barriers are worth the memory that it takes to leave them out.
 
-Without its barrier an all-reduce keeps its input live until the next meeting. In a chain of them
+Without its barrier a collective keeps its input live until the next meeting. In a chain of them
 the inputs then alternate between two places instead of sharing one, so all barriers but the last
 cost one more buffer together. What a storage may grow by is its budget; with a budget of 0 only
 those barriers are left out that are free.
@@ -26,7 +26,7 @@ Until: TypeAlias = "dict[Allocation, list[tuple[int, Region]]]"
 
 
 class Memory:
-    """The groups of tensors that inputs of all-reduces belong to, and what they need."""
+    """The groups of tensors that inputs of collectives belong to, and what they need."""
 
     def __init__(
         self,

@@ -41,8 +41,8 @@ class Hazard:
         else:
             more = (
                 f"they do so in `{self.other}`, which has no exit barrier; keep the memory until "
-                "the next all-reduce or all-gather of the same ranks has returned, or keep the "
-                "barrier"
+                "a later collective that none of the same ranks leaves before all have entered has "
+                "returned, such as an all-reduce, or keep the barrier"
             )
         if self.example:
             more += f" (for example where {self.example})"
