@@ -132,7 +132,7 @@ class _Walk:
 
     def _region(self, region: Region) -> None:
         values = self._values
-        for step in region.steps:
+        for step in self._program.steps[region]:
             value = self._step(step)
             if value:
                 values[step.var.__chandle__()] = value

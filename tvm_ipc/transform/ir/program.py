@@ -29,7 +29,6 @@ class Region:
     begin: int  #: the first event
     end: int = -1  #: the last event, `begin - 1` where there is none
     blocks: list[Any] = field(default_factory=list)  #: of bindings, as the function has them
-    steps: list[Step] = field(default_factory=list)
     #: Those of them in which ranks may meet: collectives, calls of Relax functions, ifs
     crossings: list[Step] = field(default_factory=list)
     #: The ifs around it, from outside in, and which branch of each
@@ -61,41 +60,47 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """The events of one function."""
+    """The events of one function.
+
+    Steps know their region, and not the other way round: what refers to each other lives until
+    Python looks for garbage, which takes its time.
+    """
 
     name: str
     function: relax.Function
     body: Region
-    events: list[Step]  #: by event; an if is there twice
+    events: list[Step] = field(default_factory=list)  #: by event; an if is there twice
+    steps: dict[Region, list[Step]] = field(default_factory=dict)  #: in order
 
 
 def linearise(name: str, function: relax.Function) -> Program:
     """Return the events of a function whose expressions are in normal form."""
-    events: list[Step] = []
+    program = Program(name, function, Region(None, 0))
+    _enter(program, program.body, function.body)
+    return program
 
-    def enter(region: Region, body: relax.Expr) -> None:
-        region.blocks = body.blocks[:] if isinstance(body, relax.SeqExpr) else []
-        for number, block in enumerate(region.blocks):
-            for binding in block.bindings[:]:  # a slice is made faster than an iteration
-                event = len(events)
-                value = binding.value
-                step = Step(binding, binding.var, value, region, number, event, event)
+
+def _enter(program: Program, region: Region, body: relax.Expr) -> None:
+    events = program.events
+    steps = program.steps[region] = []
+    region.blocks = body.blocks[:] if isinstance(body, relax.SeqExpr) else []
+    for number, block in enumerate(region.blocks):
+        for binding in block.bindings[:]:  # a slice is made faster than an iteration
+            event = len(events)
+            value = binding.value
+            step = Step(binding, binding.var, value, region, number, event, event)
+            events.append(step)
+            steps.append(step)
+            if type(value) is relax.If:
+                branches = []
+                for branch, inner in enumerate((value.true_branch, value.false_branch)):
+                    path = (*region.path, (step, branch))
+                    branches.append(Region(step, len(events), path=path))
+                    _enter(program, branches[-1], inner)
+                step.branches = tuple(branches)
+                step.index = len(events)
                 events.append(step)
-                region.steps.append(step)
-                if type(value) is relax.If:
-                    branches = []
-                    for branch, inner in enumerate((value.true_branch, value.false_branch)):
-                        path = (*region.path, (step, branch))
-                        branches.append(Region(step, len(events), path=path))
-                        enter(branches[-1], inner)
-                    step.branches = tuple(branches)
-                    step.index = len(events)
-                    events.append(step)
-        region.end = len(events) - 1
-
-    body = Region(None, 0)
-    enter(body, function.body)
-    return Program(name, function, body, events)
+    region.end = len(events) - 1
 
 
 def common_region(one: Region, other: Region) -> tuple[tuple[Step, int], ...]:

@@ -74,7 +74,7 @@ class _Collector(Calls):
         # Nothing is read from the root of a result.
         returned = self.fresh(function.ret_ty, TensorRoot(relax.Var(name)))
         value = FunctionValue(name, params, returned, local)
-        result = FunctionFacts(name, function, value, linearise(name, function).body)
+        result = FunctionFacts(name, function, value, linearise(name, function))
         attrs = function.attrs or {}
         result.pure = bool(function.is_pure) and not bool(attrs.get("relax.force_pure", False))
         bounds = attrs.get("tir_var_upper_bound", None)
@@ -117,14 +117,14 @@ class _Collector(Calls):
         for param, value in zip(facts.function.params, facts.value.params, strict=True):
             self.values[hash(param)] = value
         self.function = facts
-        self.visit_region(facts.body)
+        self.visit_region(facts.program.body)
         result, what = facts.value.result, f"result of {facts.name!r}"
-        self.leave(facts.body, facts.function.body.body, result, what)
+        self.leave(facts.program.body, facts.function.body.body, result, what)
 
     # Sequences of bindings.
 
     def visit_region(self, region: Region) -> None:
-        for step in region.steps:
+        for step in self.function.program.steps[region]:
             self.step = step
             self.values[hash(step.var)] = self.visit_binding(step)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tvm
 from tvm import relax
 
+from tvm_ipc.transform.ir import program as ir_program
 from tvm_ipc.transform.ir.program import Region, Step
 
 
@@ -83,7 +84,7 @@ class FunctionFacts:
     name: str
     function: relax.Function
     value: FunctionValue
-    body: Region
+    program: ir_program.Program
     outer: FunctionFacts | None = None  #: the function that it is local to
     frequency: float = 0.0
     pure: bool = False  #: impure calls may not be added to it
