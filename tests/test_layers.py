@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -36,6 +37,9 @@ ALLOWED = {
 #: The checker is a second opinion: a mistake of what plans must not be its own too. It shares the
 #: arithmetic of sizes, which knows no program.
 WITHIN_TRANSFORM = {"ir": (), "safety": ("ir.polynomials",)}
+#: Lines of a file, at most, and of half of them.
+LONGEST = 400
+MEDIAN = 130
 CSRC = PACKAGE / "csrc"
 #: What each folder of the native code may include of ours, besides itself. register.cc, at the top,
 #: may include all of them.
@@ -196,6 +200,15 @@ def test_what_all_stand_on_needs_no_tvm() -> None:
     for path in (p for p in python_files() if part_of(p) in {"contract", "errors", "arguments"}):
         names = imported(path.read_text())
         assert not [n for n in names if n.split(".")[0] in {"tvm", "tvm_ffi"}], path.name
+
+
+def test_files_are_short() -> None:
+    lengths = {
+        path: len(path.read_text().splitlines()) for path in [*python_files(), *native_files()]
+    }
+    long = {str(path.relative_to(PACKAGE)) for path, lines in lengths.items() if lines > LONGEST}
+    assert not long, f"{sorted(long)} have more than {LONGEST} lines: split them by concept"
+    assert median(lengths.values()) < MEDIAN
 
 
 def test_no_two_classes_of_transform_have_one_name() -> None:

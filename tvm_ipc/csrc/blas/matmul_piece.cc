@@ -5,7 +5,7 @@
  *        a cache.
  *
  * Few rows (a decoder's next token): every weight is used once per row, so memory decides. The
- * kernels of kernels_impl.h read each weight once for up to four rows, 16-bit ones at their size.
+ * kernels of kernels_rows.h read each weight once for up to four rows, 16-bit ones at their size.
  * bfloat16 otherwise goes through tile registers (kernels_tiles.cc) where there are some. The rest
  * is the BLAS's: float32 and float64 in place, 16-bit floats in blocks that are widened into
  * scratch memory and summed over k there.
