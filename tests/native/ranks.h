@@ -163,12 +163,13 @@ class Ranks {
     Read(orders, &size, sizeof(size));
     std::string invitation(size, '\0');
     Read(orders, invitation.data(), size);
-    auto rank = Join(Invitation::Unpack(invitation), id, num_ranks_, num_groups_);
+    SetCurrentRank(Join(Invitation::Unpack(invitation), id, num_ranks_, num_groups_));
+    Rank* rank = CurrentRank();
     UseInstructionSet(rank->options().instruction_set);
     while (true) {
       Order order;
       Read(orders, &order, sizeof(order));
-      if (order.last) return;
+      if (order.last) return SetCurrentRank(nullptr);
       try {
         body_(*rank, order);
       } catch (const Error& error) {

@@ -10,12 +10,15 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <type_traits>
 #include <vector>
 
+#include "core/teams.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
@@ -69,7 +72,7 @@ enum class Place { kArena, kOwn, kMixed };
 /*! \brief What all members of a team draw alike. */
 struct Plan {
   Act act;
-  bool in_group;
+  int team;
   size_t count;
   ReduceKind kind;
   Strategy strategy;
@@ -101,11 +104,11 @@ inline size_t DrawCount(Random& random, size_t width) {
   }
 }
 
-inline Plan DrawPlan(Random& random, bool in_group, size_t width) {
+inline Plan DrawPlan(Random& random, int team, size_t width) {
   Plan plan;
   const uint64_t act = Draw(random, 16);
   plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 5);
-  plan.in_group = in_group;
+  plan.team = team;
   plan.count = DrawCount(random, width);
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
@@ -125,30 +128,44 @@ T Element(uint64_t salt, int rank, size_t i) {
 }
 
 template <typename T>
-T Reduced(ReduceKind kind, uint64_t salt, int first, int size, size_t i) {
+T Reduced(ReduceKind kind, uint64_t salt, const std::vector<int>& ranks, size_t i) {
   // Products wrap like those of unsigned integers.
   using Wide = std::conditional_t<std::is_floating_point<T>::value, double, uint64_t>;
-  Wide result = static_cast<Wide>(Element<T>(salt, first, i));
-  for (int r = 1; r < size; ++r) {
-    const Wide next = static_cast<Wide>(Element<T>(salt, first + r, i));
+  Wide result = static_cast<Wide>(Element<T>(salt, ranks[0], i));
+  for (size_t r = 1; r < ranks.size(); ++r) {
+    const Wide next = static_cast<Wide>(Element<T>(salt, ranks[r], i));
     if (kind == ReduceKind::kSum || kind == ReduceKind::kAvg) result += next;
     if (kind == ReduceKind::kProd) result *= next;
     if (kind == ReduceKind::kMin) result = std::min(result, next);
     if (kind == ReduceKind::kMax) result = std::max(result, next);
   }
-  if (kind == ReduceKind::kAvg) return static_cast<T>(result) / static_cast<T>(size);
+  if (kind == ReduceKind::kAvg) return static_cast<T>(result) / static_cast<T>(ranks.size());
   return static_cast<T>(result);
+}
+
+/*! \brief The ranks of a team, in its order; a rank's own group. */
+inline std::vector<int> Members(const Rank& rank, int team) {
+  if (const TeamRecord* record = FindTeam(rank.control(), team)) {
+    return std::vector<int>(record->ranks, record->ranks + record->size);
+  }
+  std::vector<int> ranks(team == kWorld ? rank.num_ranks() : rank.group_size());
+  std::iota(ranks.begin(), ranks.end(),
+            team == kWorld ? 0 : rank.id() / ranks.size() * ranks.size());
+  return ranks;
 }
 
 template <typename T>
 class Operation {
  public:
   Operation(Rank& rank, const Plan& plan, Random& own)
-      : rank_(rank), plan_(plan), own_(own), count_(plan.count) {
-    size_ = plan.in_group ? rank.group_size() : rank.num_ranks();
-    first_ = plan.in_group ? rank.id() / size_ * size_ : 0;
-    index_ = rank.id() - first_;
-  }
+      : rank_(rank),
+        plan_(plan),
+        own_(own),
+        count_(plan.count),
+        ranks_(Members(rank, plan.team)),
+        size_(static_cast<int>(ranks_.size())),
+        index_(static_cast<int>(std::find(ranks_.begin(), ranks_.end(), rank.id()) -
+                                ranks_.begin())) {}
 
   /*! \brief Do it. Returns the input if peers may still read it. */
   std::unique_ptr<Block> Do() {
@@ -213,12 +230,11 @@ class Operation {
                                 ? ReduceKind::kSum
                                 : plan_.kind;
     Fill(send, rank_.id());
-    AllReduce(rank_, plan_.in_group, send, recv, kind, plan_.strategy,
+    AllReduce(rank_, plan_.team, send, recv, kind, plan_.strategy,
               plan_.no_exit_barrier ? kNoExitBarrier : 0);
     // Whoever returns may write its input at once: the exit barrier's promise.
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
-    Check(recv, "allreduce",
-          [&](size_t i) { return Reduced<T>(kind, plan_.salt, first_, size_, i); });
+    Check(recv, "allreduce", [&](size_t i) { return Reduced<T>(kind, plan_.salt, ranks_, i); });
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 
@@ -232,15 +248,14 @@ class Operation {
     const Buffer send = in_place ? Part(recv, index_ * part, part) : Take(*input, part);
     Fill(send, rank_.id());
     if (plan_.act == Act::kAllGather) {
-      AllGather(rank_, plan_.in_group, send, recv);
+      AllGather(rank_, plan_.team, send, recv);
     } else {
-      Gather(rank_, plan_.in_group, send, receives ? &recv : nullptr);
+      Gather(rank_, plan_.team, send, receives ? &recv : nullptr);
     }
     input->Spoil(0xee);
     if (!receives) return nullptr;
-    Check(recv, "gather", [&](size_t i) {
-      return Element<T>(plan_.salt, first_ + static_cast<int>(i / part), i % part);
-    });
+    Check(recv, "gather",
+          [&](size_t i) { return Element<T>(plan_.salt, ranks_[i / part], i % part); });
     output->Spoil(0xee);
     return nullptr;
   }
@@ -255,16 +270,16 @@ class Operation {
     const Buffer send = Take(*input, whole);
     const bool in_place = root && plan_.may_be_in_place;
     const Buffer recv = in_place ? Part(send, 0, part) : Take(*output, part);
-    if (root) Fill(send, first_);
+    if (root) Fill(send, ranks_[0]);
     if (scatter) {
-      Scatter(rank_, plan_.in_group, root ? &send : nullptr, recv);
+      Scatter(rank_, plan_.team, root ? &send : nullptr, recv);
     } else {
-      Broadcast(rank_, plan_.in_group, root ? &send : nullptr, recv);
+      Broadcast(rank_, plan_.team, root ? &send : nullptr, recv);
     }
     if (!in_place) input->Spoil(0xee);
     const size_t begin = scatter ? index_ * part : 0;
     Check(recv, scatter ? "scatter" : "broadcast",
-          [&](size_t i) { return Element<T>(plan_.salt, first_, begin + i); });
+          [&](size_t i) { return Element<T>(plan_.salt, ranks_[0], begin + i); });
     input->Spoil(0xee);
     return nullptr;
   }
@@ -272,8 +287,8 @@ class Operation {
   std::unique_ptr<Block> DoExchange() {
     if (size_ == 1) return nullptr;
     const int distance = 1 + plan_.distance % (size_ - 1);
-    const int to = first_ + (index_ + distance) % size_;
-    const int from = first_ + (index_ + size_ - distance) % size_;
+    const int to = ranks_[(index_ + distance) % size_];
+    const int from = ranks_[(index_ + size_ - distance) % size_];
     auto input = NewBlock(count_);
     auto output = NewBlock(count_);
     const Buffer send = Take(*input, count_);
@@ -292,8 +307,8 @@ class Operation {
   const Plan& plan_;
   Random& own_;
   size_t count_;
+  std::vector<int> ranks_;
   int size_;
-  int first_;
   int index_;
 };
 

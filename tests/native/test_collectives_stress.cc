@@ -6,11 +6,12 @@
  *
  *   test_collectives_stress [--processes] [--seconds S] [--seed N]
  *
- * A burst is a sequence of operations without a pause: both teams in turn, all ways by size and
- * strategy, in place, inputs in arenas and elsewhere, point to point. Inputs are overwritten as
- * soon as an operation returns, blocks go back to the arena, and every result is checked. Between
- * bursts ranks fail or disagree, and the session recovers; steps and packets jump to
- * the end of their range, so that they wrap during a burst.
+ * A burst is a sequence of operations without a pause: the world, the groups and other teams in
+ * turn, teams that overlap and teams in another order of ranks, all ways by size and strategy, in
+ * place, inputs in arenas and elsewhere, point to point. Inputs are overwritten as soon as an
+ * operation returns, blocks go back to the arena, and every result is checked. Between bursts ranks
+ * fail or disagree, and the session recovers; steps and packets jump to the end of their range, so
+ * that they wrap during a burst.
  *
  * That the test sees a missing order was tried on a copy of the sources, one change at a time.
  * ThreadSanitizer reports each of these within seconds:
@@ -67,8 +68,26 @@ void GoWrong(Rank& rank, int action, Plan* plan) {
  */
 struct Held {
   std::unique_ptr<Block> block;
-  bool in_group;
+  int team;
 };
+
+/*! \brief Teams beside the world and the groups, the same for all ranks. */
+std::vector<int> MakeTeams(Rank& rank, Random& random) {
+  std::vector<int> all(rank.num_ranks());
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<int> teams;
+  for (uint32_t copy = 0; copy < 4; ++copy) {
+    std::shuffle(all.begin(), all.end(), random);
+    const size_t size = 1 + Draw(random, all.size());
+    teams.push_back(TeamOf(rank.control(), {all.begin(), all.begin() + size}, copy / 2));
+  }
+  return teams;
+}
+
+bool IsMember(const Rank& rank, int team) {
+  const std::vector<int> ranks = Members(rank, team);
+  return std::find(ranks.begin(), ranks.end(), rank.id()) != ranks.end();
+}
 
 void DoBurst(Rank& rank, const Order& order) {
   Random world(order.seed);
@@ -76,44 +95,51 @@ void DoBurst(Rank& rank, const Order& order) {
   Random own(order.seed * 1000 + rank.id());
   const int wrong_at = static_cast<int>(Draw(world, kOperations));
   const int wrong_rank = static_cast<int>(Draw(world, rank.num_ranks()));
+  Random same(order.seed / 8);  // so that later bursts have some of the teams of earlier ones
+  const std::vector<int> teams = MakeTeams(rank, same);
   std::vector<Held> held;
   for (int i = 0; i < kOperations; ++i) {
     const bool goes_wrong = order.action != kBurst && i == wrong_at;
     // Ranks can disagree only where they meet.
     const bool meets = goes_wrong && order.action == kDisagreeing;
-    const bool in_group = Draw(world, 3) == 0 && rank.group_size() > 1 && !meets;
+    const uint64_t draw = meets ? 0 : Draw(world, 6);
+    const bool in_group = draw < 2 && !meets && rank.group_size() > 1;
+    const int team = in_group ? kGroup : draw == 5 ? teams[Draw(world, teams.size())] : kWorld;
     Random& shared = in_group ? group : world;
-    Plan plan = DrawPlan(shared, in_group, sizeof(float));
+    Plan plan = DrawPlan(shared, team, sizeof(float));
+    if (goes_wrong && rank.id() == wrong_rank && !IsMember(rank, team)) plan.team = kWorld;
+    if (!IsMember(rank, plan.team)) continue;
     if (meets) plan.act = Act::kAllReduce;
     if (goes_wrong && rank.id() == wrong_rank) GoWrong(rank, order.action, &plan);
     Jitter(own);
     auto input = DoAnyType(rank, plan, own);
     if (plan.act != Act::kExchange) {
-      auto read = [&](Held& h) { return !in_group || h.in_group; };
+      auto read = [&](Held& h) { return plan.team == kWorld || h.team == plan.team; };
       for (Held& h : held) {
         if (read(h)) h.block->Spoil(0xdd);
       }
       held.erase(std::remove_if(held.begin(), held.end(), read), held.end());
     }
-    if (input != nullptr) held.push_back({std::move(input), in_group});
+    if (input != nullptr) held.push_back({std::move(input), plan.team});
     if (Draw(own, 64) == 0) rank.arena()->Trim();
   }
   // The last inputs go back to the arena here, and may be overwritten in the next burst.
-  DoAnyType(rank, DrawPlan(world, false, sizeof(float)), own);
-  const Plan last{Act::kAllReduce, false, 1, ReduceKind::kSum, Strategy::kAuto, false, Place::kOwn,
-                  false,           0,     0};
+  DoAnyType(rank, DrawPlan(world, kWorld, sizeof(float)), own);
+  const Plan last{Act::kAllReduce, kWorld, 1, ReduceKind::kSum, Strategy::kAuto, false, Place::kOwn,
+                  false,           0,      0};
   Do<float>(rank, last, own);
 }
 
 /*! \brief Steps and packets are a few before the end of their range; all ranks are idle. */
 void PrepareWrap(Rank& rank, const Order& order) {
   Random random(order.seed);
-  for (bool in_group : {false, true}) {
-    rank.Begin(in_group).SkipTo(0u - static_cast<uint32_t>(Draw(random, 60)));
+  for (int team = 0; FindTeam(rank.control(), team) != nullptr || team < kFirstTeam; ++team) {
+    const uint32_t step = 0u - static_cast<uint32_t>(Draw(random, 60));
+    if (IsMember(rank, team)) rank.Begin(team).meeting.SkipTo(step);
   }
   const uint32_t packet = 0u - static_cast<uint32_t>(Draw(random, 12));
   for (int peer = 0; peer < rank.num_ranks(); ++peer) {
-    rank.packets_sent(peer) = rank.packets_received(peer) = packet;
+    rank.BeginSend(peer).packet = rank.BeginReceive(peer).packet = packet;
     Channel& channel = rank.control().channel(peer, rank.id());
     for (Slot& slot : channel.slot) slot.seq.store(packet, std::memory_order_relaxed);
     channel.taken.store(packet, std::memory_order_relaxed);

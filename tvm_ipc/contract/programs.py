@@ -15,7 +15,7 @@ _CUDA_IPC: Final = f"{DISCO}cuda_ipc."
 
 ALLREDUCE: Final = Function(
     "tvm_ipc.allreduce",
-    "(send: Tensor, kind: ReduceKind, team: InGroup, strategy: AllReduceStrategy, "
+    "(send: Tensor, kind: ReduceKind, team: Team, strategy: AllReduceStrategy, "
     "flags: CollectiveFlag, recv: Tensor)",
     "all-reduce with everything a compiler can say about it",
     reads=("send",),
@@ -43,11 +43,12 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
     """Return the collectives that each backend has, and Disco under its own names."""
     disco = prefix == DISCO
     kind = "ReduceKindInShape" if disco else "ReduceKind"
+    team = "InGroup" if disco else "Team"
     of_root = "Tensor" if disco else "Tensor | None"
     return (
         Function(
             f"{prefix}allreduce",
-            f"(send: Tensor, kind: {kind}, team: InGroup, recv: Tensor)",
+            f"(send: Tensor, kind: {kind}, team: {team}, recv: Tensor)",
             "reduction over all ranks; all of them get the same bits",
             reads=("send",),
             writes=("recv",),
@@ -57,7 +58,7 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
         ),
         Function(
             f"{prefix}allgather",
-            "(send: Tensor, team: InGroup, recv: Tensor)",
+            f"(send: Tensor, team: {team}, recv: Tensor)",
             "flat concatenation in rank order",
             reads=("send",),
             writes=("recv",),
@@ -67,7 +68,7 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
         ),
         Function(
             f"{prefix}broadcast_from_worker0",
-            f"(send: {of_root}, team: InGroup, recv: Tensor)",
+            f"(send: {of_root}, team: {team}, recv: Tensor)",
             "copy of the first rank's send to every recv",
             reads=("send",),
             writes=("recv",),
@@ -77,7 +78,7 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
         ),
         Function(
             f"{prefix}scatter_from_worker0",
-            "(send: Tensor | None, team: InGroup, recv: Tensor)",
+            f"(send: Tensor | None, team: {team}, recv: Tensor)",
             "equal flat chunks of the first rank's send",
             reads=("send",),
             writes=("recv",),
@@ -87,7 +88,7 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
         ),
         Function(
             f"{prefix}gather_to_worker0",
-            "(send: Tensor, team: InGroup, recv: Tensor | None)",
+            f"(send: Tensor, team: {team}, recv: Tensor | None)",
             "flat concatenation on the first rank",
             reads=("send",),
             writes=("recv",),
@@ -143,6 +144,13 @@ SHM_COLLECTIVES: Final = _of_backend(f"{DISCO}{SHM}.", Registered.NATIVE)
 #: What `LegalizeOps` makes of `R.ccl.*`: they call those of the session's backend.
 DISCO_COLLECTIVES: Final = _of_backend(DISCO, Registered.UPSTREAM)
 (DISCO_ALLREDUCE,) = (one for one in DISCO_COLLECTIVES if one.name == f"{DISCO}allreduce")
+
+TEAM: Final = Function(
+    "tvm_ipc.team",
+    "(ranks: Shape, copy: int) -> int",
+    "id of the team of these ranks, in this order; every rank and call gets the same. Another copy "
+    "is another team of the same ranks",
+)
 
 # ---- memory -----------------------------------------------------------------------------------
 
@@ -221,6 +229,7 @@ PROGRAM_FUNCTIONS: Final = (
     CUSTOM_ALLREDUCE,
     *DISCO_COLLECTIVES,
     *SHM_COLLECTIVES,
+    TEAM,
     ALLOC_STORAGE,
     ALLOC_TENSOR,
     COPY,

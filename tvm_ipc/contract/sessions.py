@@ -89,6 +89,11 @@ SESSION_FUNCTIONS: Final = (
         "controller: a function that takes the value which tvm_ipc.worker.fetch sends",
     ),
     Function(
+        "tvm_ipc.session.team",
+        "(session: Session, ranks: Shape, copy: int) -> int",
+        "controller: what tvm_ipc.team returns in the workers",
+    ),
+    Function(
         "tvm_ipc.session.recover",
         "(session: Session)",
         "controller: forget errors and make the group usable again; every worker is idle",
@@ -161,6 +166,17 @@ SESSION_FUNCTIONS: Final = (
         "tvm_ipc.worker.call_with_list",
         "(func: Function, args: Array[Any]) -> Any",
         "worker: call func with arguments that were gathered",
+    ),
+    Function(
+        "tvm_ipc.worker.call_in_team",
+        "(func: Function, team: int, *args: Any) -> Any",
+        "worker: call func in the members of a team that was made, and nothing in others",
+        registered=Registered.UNTYPED,
+    ),
+    Function(
+        "tvm_ipc.worker.share_rank",
+        "() -> Function",
+        "worker: a function by which other threads act for its rank (true), and stop it (false)",
     ),
     Function(
         "tvm_ipc.worker.set_threads",

@@ -3,7 +3,7 @@
 # by the library and by tests/native, so that the sanitizers see what is shipped.
 set(TVM_IPC_CORE_SOURCES
   arena.cc connection.cc element.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
-  machine.cc monitor.cc rendezvous.cc wait.cc worker_pipes.cc)
+  machine.cc meeting.cc monitor.cc rendezvous.cc teams.cc wait.cc worker_pipes.cc)
 set(TVM_IPC_SHM_SOURCES
   allreduce.cc collectives.cc point_to_point.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)

@@ -82,16 +82,16 @@ void CheckAllReduce(int kind, int strategy, int flags) {
   }
 }
 
-void AllReduceWithAll(ffi::TensorView send, int kind, bool in_group, int strategy, int flags,
+void AllReduceWithAll(ffi::TensorView send, int kind, int team, int strategy, int flags,
                       ffi::TensorView recv) {
   CheckAllReduce(kind, strategy, flags);
-  AllReduce(RequireRank(), in_group, ViewBuffer("allreduce: send", send),
+  AllReduce(RequireRank(), team, ViewBuffer("allreduce: send", send),
             ViewBuffer("allreduce: recv", recv), static_cast<ReduceKind>(kind),
             static_cast<Strategy>(strategy), static_cast<uint8_t>(flags));
 }
 
-void PlainAllReduce(ffi::TensorView send, int kind, bool in_group, ffi::TensorView recv) {
-  AllReduceWithAll(send, kind, in_group, static_cast<int>(Strategy::kRing), 0, recv);
+void PlainAllReduce(ffi::TensorView send, int kind, int team, ffi::TensorView recv) {
+  AllReduceWithAll(send, kind, team, static_cast<int>(Strategy::kRing), 0, recv);
 }
 
 void CustomAllReduce(ffi::TensorView send, int strategy, ffi::TensorView recv) {
@@ -102,27 +102,27 @@ void CustomAllReduce(ffi::TensorView send, int strategy, ffi::TensorView recv) {
          " of a group; compile with num_groups=", rank.num_ranks() / rank.group_size(),
          ", which calls tvm_ipc.allreduce instead");
   }
-  AllReduceWithAll(send, static_cast<int>(ReduceKind::kSum), false, strategy, 0, recv);
+  AllReduceWithAll(send, static_cast<int>(ReduceKind::kSum), kWorld, strategy, 0, recv);
 }
 
-void PlainAllGather(ffi::TensorView send, bool in_group, ffi::TensorView recv) {
-  AllGather(RequireRank(), in_group, ViewBuffer("allgather: send", send),
+void PlainAllGather(ffi::TensorView send, int team, ffi::TensorView recv) {
+  AllGather(RequireRank(), team, ViewBuffer("allgather: send", send),
             ViewBuffer("allgather: recv", recv));
 }
 
-void BroadcastFromWorker0(OptionalTensor send, bool in_group, ffi::TensorView recv) {
+void BroadcastFromWorker0(OptionalTensor send, int team, ffi::TensorView recv) {
   MaybeBuffer source("broadcast: send", send);
-  Broadcast(RequireRank(), in_group, source.get(), ViewBuffer("broadcast: recv", recv));
+  Broadcast(RequireRank(), team, source.get(), ViewBuffer("broadcast: recv", recv));
 }
 
-void ScatterFromWorker0(OptionalTensor send, bool in_group, ffi::TensorView recv) {
+void ScatterFromWorker0(OptionalTensor send, int team, ffi::TensorView recv) {
   MaybeBuffer source("scatter: send", send);
-  Scatter(RequireRank(), in_group, source.get(), ViewBuffer("scatter: recv", recv));
+  Scatter(RequireRank(), team, source.get(), ViewBuffer("scatter: recv", recv));
 }
 
-void GatherToWorker0(ffi::TensorView send, bool in_group, OptionalTensor recv) {
+void GatherToWorker0(ffi::TensorView send, int team, OptionalTensor recv) {
   MaybeBuffer target("gather: recv", recv);
-  Gather(RequireRank(), in_group, ViewBuffer("gather: send", send), target.get());
+  Gather(RequireRank(), team, ViewBuffer("gather: send", send), target.get());
 }
 
 void SendToWorker(ffi::TensorView send, int receiver) {
@@ -226,6 +226,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
            Throwing<ExerciseGroups>::Call)
       .def(TVM_IPC_SHM "test_worker2_sends_to_worker0", Throwing<ExerciseSend>::Call)
       .def("tvm_ipc.allreduce", Throwing<AllReduceWithAll>::Call)
+      .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
       .def("tvm_ipc.require_bounds", Throwing<RequireBounds>::Call)
       .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)
@@ -245,6 +246,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.session.wait", Throwing<controller::Wait>::Call)
       .def("tvm_ipc.session.report", Throwing<controller::Report>::Call)
       .def("tvm_ipc.session.expect", Throwing<controller::Expect>::Call)
+      .def("tvm_ipc.session.team", Throwing<controller::TeamOfRanks>::Call)
       .def("tvm_ipc.session.recover", Throwing<controller::Recover>::Call)
       .def("tvm_ipc.session.abort", Throwing<controller::Abort>::Call)
       .def("tvm_ipc.session.close", Throwing<controller::Close>::Call)
@@ -269,6 +271,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("tvm_ipc.worker.append", ThrowingPacked<worker::Append>::Call)
       .def("tvm_ipc.worker.join_pieces", Throwing<worker::JoinPieces>::Call)
       .def("tvm_ipc.worker.call_with_list", Throwing<worker::CallWithList>::Call)
+      .def_packed("tvm_ipc.worker.call_in_team", ThrowingPacked<worker::CallInTeam>::Call)
+      .def("tvm_ipc.worker.share_rank", Throwing<worker::ShareRank>::Call)
       .def("tvm_ipc.worker.set_threads", Throwing<worker::SetThreads>::Call)
       .def("tvm_ipc.worker.get_function", Throwing<worker::GetFunction>::Call)
       .def("tvm_ipc.worker.call_if_present", Throwing<worker::CallIfPresent>::Call)

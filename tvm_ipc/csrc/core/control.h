@@ -5,8 +5,9 @@
  *
  * One control block for the session, and one segment for each rank:
  *
- *   control   | abort, generation | rank states | seats[team][rank] | channels[src][dst] |
- *   segment r | world 0 | world 1 | group 0 | group 1 | p2p to 0..n-1 | arena ............ |
+ *   control   | abort, generation | rank states | teams | seats[place][rank] | channels[src][dst] |
+ *   segment r | world 0 | world 1 | group 0 | group 1 | other teams | p2p to 0..n-1 | arena ......
+ * |
  *
  * All of it is created at its full size, without pages, when the session starts; every rank maps
  * every segment once, and nothing is exchanged afterwards. A rank writes only its own seats, its
@@ -26,7 +27,16 @@ namespace tvm_ipc {
 constexpr int kMaxRanks = 64;
 constexpr size_t kLine = 64;
 
-/*! \brief Bytes of a staging buffer; each rank has two for each of its teams. */
+/*! \brief The teams that every session has: all ranks, and the rank's own group. */
+constexpr int kWorld = 0;
+constexpr int kGroup = 1;
+/*! \brief From here on teams that programs make (teams.h), and the most of them. */
+constexpr int kFirstTeam = 2;
+constexpr uint32_t kMaxTeams = 4096;
+/*! \brief The most teams that a rank can be in: it has a seat for each. */
+constexpr uint32_t kMaxSeats = 128;
+
+/*! \brief Bytes of a staging buffer; each rank has two for each of its seats. */
 constexpr size_t kStageBytes = 256 << 10;
 /*! \brief Bytes of a point-to-point buffer; each ordered pair of ranks has two. */
 constexpr size_t kPacketBytes = 64 << 10;
@@ -78,7 +88,18 @@ struct Seat {
   Slot slot[2];
   /*! \brief How many peers sleep on one of the slots; its owner wakes them when not zero. */
   alignas(kLine) std::atomic<uint32_t> sleepers;
+  /*! \brief Not zero while a rank that several threads act for is in an operation of the team. */
+  std::atomic<uint32_t> busy;
 };
+
+/*! \brief A team that was made: its ranks in order, and which of its seats each has in it. */
+struct TeamRecord {
+  uint32_t copy;
+  uint32_t size;
+  uint8_t ranks[kMaxRanks];
+  uint8_t places[kMaxRanks];
+};
+static_assert(kMaxSeats <= 256, "a place is a byte");
 
 /*! \brief A one-way link between two ranks. Packet m uses slot m & 1, written by the sender. */
 struct Channel {
@@ -87,6 +108,9 @@ struct Channel {
   alignas(kLine) std::atomic<uint32_t> taken;
   std::atomic<uint32_t> sender_sleeps;
   alignas(kLine) std::atomic<uint32_t> receiver_sleeps;
+  /*! \brief As `Seat::busy`, of each end. */
+  std::atomic<uint32_t> sender_busy;
+  std::atomic<uint32_t> receiver_busy;
 };
 
 /*! \brief Why waiting makes no sense any more; the rank it is about is in the upper bits. */
@@ -98,6 +122,8 @@ struct alignas(kLine) RankState {
   std::atomic<int32_t> pid;
   /*! \brief How many exchanges the rank took part in since the last recovery. */
   std::atomic<uint32_t> exchanges;
+  /*! \brief Seats in teams that were made. */
+  std::atomic<uint32_t> seats;
 };
 
 struct Control {
@@ -109,8 +135,17 @@ struct Control {
   /*! \brief Counts recoveries. A rank that sees a new value starts again at step 0. */
   std::atomic<uint32_t> generation;
   RankState ranks[kMaxRanks];
-  /*! \brief [0]: everybody's seat in the world; [1]: its seat in its own group. */
-  Seat seats[2][kMaxRanks];
+  /*! \brief Held by whoever makes a team. */
+  alignas(kLine) std::atomic<uint32_t> team_lock;
+  std::atomic<uint32_t> num_teams;
+  TeamRecord teams[kMaxTeams];
+  /*! \brief [0]: everybody's seat in the world; [1]: its seat in its own group; then others. */
+  Seat seats[kMaxSeats][kMaxRanks];
+
+  /*! \brief How many of a rank's seats have been given to a team. */
+  uint32_t num_seats(int rank) const {
+    return kFirstTeam + ranks[rank].seats.load(std::memory_order_acquire);
+  }
 
   Channel& channel(int src, int dst) { return channels()[src * num_ranks + dst]; }
   Channel* channels() { return reinterpret_cast<Channel*>(this + 1); }
@@ -124,9 +159,12 @@ constexpr uint32_t AbortWord(AbortReason reason, int rank) {
   return static_cast<uint32_t>(reason) | (static_cast<uint32_t>(rank) << 8);
 }
 
+/*! \brief Where the point-to-point buffers start in a segment. */
+constexpr size_t kPacketStart = 2 * kMaxSeats * kStageBytes;
+
 /*! \brief Where the arena starts in a segment. */
 constexpr size_t ArenaStart(int num_ranks) {
-  size_t end = 4 * kStageBytes + 2 * kPacketBytes * num_ranks;
+  size_t end = kPacketStart + 2 * kPacketBytes * num_ranks;
   constexpr size_t kHugePage = 2 << 20;
   return (end + kHugePage - 1) / kHugePage * kHugePage;
 }

@@ -6,12 +6,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "core/process.h"
+#include "core/teams.h"
 
 namespace tvm_ipc {
 
@@ -41,7 +43,23 @@ std::shared_ptr<Arena> MakeArena(const std::shared_ptr<Segments>& segments, File
   return std::make_shared<Arena>(limit, commit, release);
 }
 
-thread_local std::unique_ptr<Rank> current_rank;
+/*! \brief The rank that a thread acts for. */
+struct Acting {
+  std::shared_ptr<Rank> rank;
+  /*! \brief Whether the thread is the worker's own, with which the rank leaves the session. */
+  bool owner = false;
+  /*! \brief The recoveries when the thread began to act. */
+  uint32_t generation = 0;
+
+  ~Acting() { Stop(); }
+  void Stop() {
+    if (owner) rank->Leave();
+    owner = false;
+    rank.reset();
+  }
+};
+
+thread_local Acting acting;
 
 }  // namespace
 
@@ -72,75 +90,6 @@ Segments::~Segments() {
   for (uint8_t* base : bases_) munmap(base, segment_bytes_);
 }
 
-Team::Team(std::shared_ptr<Segments> segments, int seat_row, std::vector<int> ranks, int me,
-           const RankOptions& options)
-    : segments_(std::move(segments)),
-      row_(seat_row),
-      ranks_(std::move(ranks)),
-      me_(me),
-      options_(options) {}
-
-void Team::SkipTo(uint32_t step) {
-  step_ = step;
-  for (Slot& slot : seat(me_).slot) slot.seq.store(step, std::memory_order_relaxed);
-}
-
-void Team::Enter(const Descriptor& mine) {
-  const uint32_t step = ++step_;
-  Seat& own = seat(me_);
-  Slot& slot = own.slot[step & 1];
-  slot.descriptor = mine;
-  Publish(slot.seq, step, own.sleepers);  // pairs with the acquire in WaitFor
-  bool agree = true;
-  for (int i = 0; i < size(); ++i) {
-    if (i == me_) continue;
-    Seat& other = seat(i);
-    const Slot& theirs = other.slot[step & 1];
-    switch (WaitFor(theirs.seq, step, other.sleepers, segments_->control().abort, options_.wait,
-                    options_.deadline)) {
-      case WaitResult::kReached:
-        break;
-      case WaitResult::kAborted:
-        Fail(kind::kPeer, Describe(mine), " was stopped: ", DescribeAbort(segments_->control()));
-      case WaitResult::kDeadline:
-        FailDeadline(mine);
-    }
-    agree = agree && theirs.descriptor.Agrees(mine);
-  }
-  if (!agree) FailMismatch();
-}
-
-void Team::FailDeadline(const Descriptor& mine) const {
-  std::ostringstream missing;
-  const char* separator = "";
-  for (int i = 0; i < size(); ++i) {
-    const Seat& other = seat(i);
-    if (Reached(other.slot[step_ & 1].seq.load(std::memory_order_acquire), step_)) continue;
-    missing << separator << "rank " << ranks_[i] << " (pid "
-            << segments_->control().ranks[ranks_[i]].pid.load(std::memory_order_relaxed) << ")";
-    const Slot& last = other.slot[(step_ - 1) & 1];
-    if (last.seq.load(std::memory_order_acquire) == step_ - 1 && step_ != 1) {
-      missing << ", last seen in " << Describe(last.descriptor);
-    }
-    separator = "; ";
-  }
-  Fail(kind::kDeadline, Describe(mine), " waited ",
-       std::chrono::duration<double>(options_.deadline).count(), " s for ", missing.str(),
-       "; every rank must make the same collective calls in the same order, or raise the timeout"
-       " (TVM_IPC_TIMEOUT)");
-}
-
-void Team::FailMismatch() const {
-  std::ostringstream os;
-  os << "the ranks disagree";
-  const char* separator = ": ";
-  for (int i = 0; i < size(); ++i) {
-    os << separator << "rank " << ranks_[i] << " called " << Describe(shown(i));
-    separator = "; ";
-  }
-  throw Error(kind::kMismatch, os.str());
-}
-
 Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
            std::shared_ptr<Connection> connection, File segment)
     : id_(id),
@@ -149,37 +98,106 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
       segments_(segments),
       options_(options),
       connection_(std::move(connection)),
-      world_(segments, 0, Members(0, num_ranks_), id, options_),
-      group_(segments, 1, Members(id / group_size_ * group_size_, group_size_), id % group_size_,
+      world_(control(), kWorld, Members(0, num_ranks_), std::vector<int>(num_ranks_, kWorld), id,
              options_),
-      generation_(control().generation.load(std::memory_order_acquire)),
+      group_(control(), kGroup, Members(id / group_size_ * group_size_, group_size_),
+             std::vector<int>(group_size_, kGroup), id % group_size_, options_),
+      made_(new std::atomic<Meeting*>[kMaxTeams]()),
       sent_(num_ranks_),
       received_(num_ranks_),
       arena_(MakeArena(segments, std::move(segment))) {}
 
 Rank::~Rank() {
-  left_->store(true);
+  Leave();
+  for (uint32_t i = 0; i < kMaxTeams; ++i) delete made_[i].load(std::memory_order_relaxed);
+}
+
+void Rank::Leave() {
+  if (left_->exchange(true)) return;
   connection_->Send(FrameType::kBye, "");
 }
 
-void Rank::CheckSession() {
+Turn Rank::Begin(int team) {
+  Meeting& meeting = team == kWorld || (team == kGroup && group_size_ == num_ranks_) ? world_
+                     : team == kGroup                                                ? group_
+                                                                                     : Made(team);
+  Turn turn{meeting, Busy(shared_ ? &meeting.busy() : nullptr)};
+  if (turn.busy.refused()) {
+    Fail(kind::kRuntime, "two threads of rank ", id_, " are in a collective", meeting.Where(),
+         " at once; let each have a team of its own (another `copy` of the same ranks), or let them"
+         " take turns");
+  }
+  meeting.Follow(CheckSession());
+  return turn;
+}
+
+Meeting& Rank::Made(int team) {
+  const uint32_t index = static_cast<uint32_t>(team - kFirstTeam);
+  if (index < kMaxTeams) {
+    if (Meeting* known = made_[index].load(std::memory_order_acquire)) return *known;
+  }
+  const TeamRecord* record = FindTeam(control(), team);
+  if (record == nullptr) {
+    Fail(kind::kValue, "there is no team ", team,
+         "; 0 is the world, 1 the group of the rank, and"
+         " session.team(ranks) or tvm_ipc.team make others");
+  }
+  const std::vector<int> ranks(record->ranks, record->ranks + record->size);
+  const std::vector<int> places(record->places, record->places + record->size);
+  const auto me = std::find(ranks.begin(), ranks.end(), id_) - ranks.begin();
+  auto meeting =
+      std::make_unique<Meeting>(control(), team, ranks, places, static_cast<int>(me), options_);
+  if (static_cast<size_t>(me) == ranks.size()) {
+    Fail(kind::kValue, "rank ", id_, " called a collective", meeting->Where(),
+         ", and is not a member of it");
+  }
+  Meeting* none = nullptr;
+  if (made_[index].compare_exchange_strong(none, meeting.get(), std::memory_order_acq_rel)) {
+    return *meeting.release();
+  }
+  return *none;  // another thread of the rank was first
+}
+
+uint32_t Rank::CheckSession() const {
   Control& shared = control();
-  if (shared.abort.load(std::memory_order_acquire) != 0) {
+  // After the turn was taken: StartAgain, which sets abort back, looks for turns before that.
+  if (shared.abort.load(std::memory_order_seq_cst) != 0) {
     Fail(kind::kPeer, "the operation was not started: ", DescribeAbort(shared));
   }
   const uint32_t generation = shared.generation.load(std::memory_order_acquire);
-  if (generation != generation_) {
-    generation_ = generation;
-    world_.Restart();
-    group_.Restart();
-    std::fill(sent_.begin(), sent_.end(), 0);
-    std::fill(received_.begin(), received_.end(), 0);
-  }
+  if (shared_) CheckThread(generation);
+  return generation;
 }
 
-Team& Rank::Begin(bool in_group) {
-  CheckSession();
-  return in_group && group_size_ != num_ranks_ ? group_ : world_;
+void Rank::CheckThread(uint32_t generation) const {
+  if (left_->load()) Fail(kind::kPeer, "rank ", id_, " has left the session");
+  if (acting.owner || acting.rank.get() != this || acting.generation == generation) return;
+  Fail(kind::kPeer,
+       "the session has recovered from an error since this thread began to act for"
+       " rank ",
+       id_, "; what it would do now belongs to what was given up");
+}
+
+Link Rank::BeginSend(int to) {
+  Channel& channel = control().channel(id_, to);
+  return BeginMessage("send to", to, channel, channel.sender_busy, sent_[to]);
+}
+
+Link Rank::BeginReceive(int from) {
+  Channel& channel = control().channel(from, id_);
+  return BeginMessage("receive from", from, channel, channel.receiver_busy, received_[from]);
+}
+
+Link Rank::BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
+                        Packets& packets) {
+  Link link{Busy(shared_ ? &busy : nullptr), channel, packets.last};
+  if (link.busy.refused()) {
+    Fail(kind::kRuntime, "two threads of rank ", id_, " ", verb, " rank ", peer,
+         " at once; let them take turns");
+  }
+  const uint32_t generation = CheckSession();
+  if (packets.generation != generation) packets = {0, generation};
+  return link;
 }
 
 uint8_t* Rank::arena_base() const { return segments_->base(id_) + ArenaStart(num_ranks_); }
@@ -192,7 +210,7 @@ int64_t Rank::OffsetOf(const void* data, size_t bytes) const {
 }
 
 uint8_t* Rank::packet_buffer(int src, int dst, uint32_t packet) const {
-  return segments_->base(src) + 4 * kStageBytes + (2 * dst + (packet & 1)) * kPacketBytes;
+  return segments_->base(src) + kPacketStart + (2 * dst + (packet & 1)) * kPacketBytes;
 }
 
 void Rank::FailSession() {
@@ -200,84 +218,78 @@ void Rank::FailSession() {
   Abort(control(), AbortReason::kFailed, id_);
 }
 
-Rank* CurrentRank() { return current_rank.get(); }
+Rank* CurrentRank() { return acting.rank.get(); }
 
-void SetCurrentRank(std::unique_ptr<Rank> rank) { current_rank = std::move(rank); }
+void SetCurrentRank(std::unique_ptr<Rank> rank) {
+  acting.Stop();
+  acting.owner = rank != nullptr;
+  acting.rank = std::move(rank);
+}
+
+std::shared_ptr<Rank> ShareCurrentRank() {
+  acting.rank->Share();
+  return acting.rank;
+}
+
+void ActFor(std::shared_ptr<Rank> rank) {
+  if (acting.rank != nullptr) {
+    Fail(kind::kRuntime, "this thread acts for rank ", acting.rank->id(), " already");
+  }
+  acting.generation = rank->control().generation.load(std::memory_order_acquire);
+  acting.rank = std::move(rank);
+}
+
+void StopActing() {
+  if (acting.owner) Fail(kind::kRuntime, "this is the thread of the worker itself");
+  acting.Stop();
+}
 
 void Abort(Control& control, AbortReason reason, int rank) {
   uint32_t none = 0;
   control.abort.compare_exchange_strong(none, AbortWord(reason, rank), std::memory_order_acq_rel);
-  for (auto& row : control.seats) {
-    for (int r = 0; r < control.num_ranks; ++r) {
-      if (row[r].sleepers.load(std::memory_order_seq_cst) == 0) continue;
-      for (Slot& slot : row[r].slot) WakeAll(slot.seq);
+  for (int r = 0; r < control.num_ranks; ++r) {
+    for (uint32_t place = 0; place < control.num_seats(r); ++place) {
+      Seat& seat = control.seats[place][r];
+      if (seat.sleepers.load(std::memory_order_seq_cst) == 0) continue;
+      for (Slot& slot : seat.slot) WakeAll(slot.seq);
     }
   }
+}
+
+bool Idle(Control& control) {
+  auto busy = [](const std::atomic<uint32_t>& mark) {
+    return mark.load(std::memory_order_seq_cst) != 0;
+  };
+  for (int r = 0; r < control.num_ranks; ++r) {
+    for (uint32_t place = 0; place < control.num_seats(r); ++place) {
+      if (busy(control.seats[place][r].busy)) return false;
+    }
+    for (int peer = 0; peer < control.num_ranks; ++peer) {
+      const Channel& channel = control.channel(r, peer);
+      if (busy(channel.sender_busy) || busy(channel.receiver_busy)) return false;
+    }
+  }
+  return true;
 }
 
 void StartAgain(Control& control) {
   auto clear = [](Slot(&slots)[2]) {
     for (Slot& slot : slots) slot.seq.store(0, std::memory_order_relaxed);
   };
-  for (auto& row : control.seats) {
-    for (int r = 0; r < control.num_ranks; ++r) clear(row[r].slot);
-  }
-  for (int i = 0; i < control.num_ranks * control.num_ranks; ++i) {
-    clear(control.channels()[i].slot);
-    control.channels()[i].taken.store(0, std::memory_order_relaxed);
-  }
   for (int r = 0; r < control.num_ranks; ++r) {
+    for (uint32_t place = 0; place < control.num_seats(r); ++place) {
+      clear(control.seats[place][r].slot);
+    }
+    for (int peer = 0; peer < control.num_ranks; ++peer) {
+      Channel& channel = control.channel(r, peer);
+      clear(channel.slot);
+      channel.taken.store(0, std::memory_order_relaxed);
+    }
     control.ranks[r].failed.store(0);
     control.ranks[r].exchanges.store(0);
   }
   control.generation.fetch_add(1, std::memory_order_release);
-  control.abort.store(0, std::memory_order_release);
-}
-
-std::string DescribeAbort(const Control& control) {
-  const uint32_t word = control.abort.load(std::memory_order_acquire);
-  const int rank = static_cast<int>(word >> 8);
-  switch (static_cast<AbortReason>(word & 0xff)) {
-    case AbortReason::kFailed:
-      return Text("rank ", rank, " failed; its own error says why");
-    case AbortReason::kDied:
-      return Text("rank ", rank, " (pid ", control.ranks[rank].pid.load(), ") died");
-    case AbortReason::kClosed:
-      return "the session was closed";
-    case AbortReason::kNone:
-      break;
-  }
-  return "the session has recovered since";
-}
-
-std::string Describe(const Descriptor& d) {
-  std::ostringstream os;
-  switch (d.op) {
-    case Op::kNone:
-      return "nothing";
-    case Op::kAllReduce:
-      os << "allreduce(" << Name(d.kind) << ", strategy " << static_cast<int>(d.strategy)
-         << ", flags " << static_cast<int>(d.flags) << ")";
-      break;
-    case Op::kAllGather:
-      os << "allgather";
-      break;
-    case Op::kBroadcast:
-      os << "broadcast";
-      break;
-    case Op::kScatter:
-      os << "scatter";
-      break;
-    case Op::kGather:
-      os << "gather";
-      break;
-    case Op::kSend:
-      os << "send";
-      break;
-  }
-  if (d.root >= 0) os << " from/to rank " << d.root;
-  os << " of " << d.count << " x " << Name(d.type);
-  return os.str();
+  control.abort.store(0, std::memory_order_seq_cst);
 }
 
 }  // namespace tvm_ipc

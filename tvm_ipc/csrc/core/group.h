@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file group.h
- * \brief A rank, the teams it belongs to, and the step that all collectives are made of.
+ * \brief A rank: the teams and links it has, and the threads that act for it.
  */
 #ifndef TVM_IPC_CORE_GROUP_H_
 #define TVM_IPC_CORE_GROUP_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/arena.h"
@@ -18,7 +18,7 @@
 #include "core/control.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/wait.h"
+#include "core/meeting.h"
 
 namespace tvm_ipc {
 
@@ -49,79 +49,49 @@ class Segments {
   std::vector<uint8_t*> bases_;
 };
 
-/*! \brief What a rank is told when it joins. */
-struct RankOptions {
-  std::chrono::nanoseconds deadline{0};
-  WaitPolicy wait{0, 0};
-  /*! \brief The same for all ranks, so that their reductions have the same bits. */
-  std::string instruction_set;
+/*! \brief A mark that somebody is in an operation; one holder at a time. */
+class Busy {
+ public:
+  /*! \param mark Null where nobody else could be. */
+  explicit Busy(std::atomic<uint32_t>* mark) : mark_(mark) {
+    if (mark_ == nullptr || mark_->exchange(1, std::memory_order_seq_cst) == 0) return;
+    mark_ = nullptr;
+    refused_ = true;
+  }
+  Busy(Busy&& other) noexcept
+      : mark_(std::exchange(other.mark_, nullptr)), refused_(other.refused_) {}
+  ~Busy() {
+    if (mark_ != nullptr) mark_->store(0, std::memory_order_release);
+  }
+
+  /*! \brief Whether somebody else holds it. */
+  bool refused() const { return refused_; }
+
+ private:
+  std::atomic<uint32_t>* mark_;
+  bool refused_ = false;
+};
+
+/*! \brief One operation of a team, from `Rank::Begin` on: no other thread of the rank is in one. */
+struct Turn {
+  Meeting& meeting;
+  Busy busy;
+};
+
+/*! \brief One message of a link, likewise. */
+struct Link {
+  Busy busy;
+  Channel& channel;
+  /*! \brief The number of the last packet. */
+  uint32_t& packet;
 };
 
 /*!
- * \brief Ranks that do collectives together, seen from one of them.
+ * \brief One worker of a session, owned by the worker's thread.
  *
- * A collective is a sequence of steps. In step e a rank may write its staging buffer e & 1, then
- * `Enter` publishes the descriptor and whatever was written before, and returns when every peer
- * has published step e too. From then on peers' buffers and inputs of step e can be read.
- *
- * Invariant: who has passed step e + 1 knows that every peer has finished reading what step e
- * showed it, since a peer publishes e + 1 after its reads. So the buffer of step e may be written
- * again for step e + 2, and two buffers do for any sequence of steps; no peer is ever more than
- * one step ahead, and steps may wrap. Memory shown by its offset has no second copy: it is
- * protected by one more step, the exit barrier, or by the caller's promise.
+ * Other threads may act for it (`ShareCurrentRank`, `ActFor`), in operations of different teams and
+ * links at once; in one of them they take turns, or are refused.
  */
-class Team {
- public:
-  Team(std::shared_ptr<Segments> segments, int seat_row, std::vector<int> ranks, int me,
-       const RankOptions& options);
-
-  int size() const { return static_cast<int>(ranks_.size()); }
-  /*! \brief This rank's index in the team. */
-  int index() const { return me_; }
-  int rank(int index) const { return ranks_[index]; }
-
-  /*! \brief The buffer to fill for the next step. */
-  uint8_t* NextBuffer() const { return Buffer(me_, step_ + 1); }
-  /*!
-   * \brief Ask for the next buffer's cache lines, which the peers have; they have read it. They
-   *        arrive while this step's data is used, not while the next step's is written.
-   */
-  void ClaimNextBuffer(size_t bytes) const {
-#if defined(__x86_64__)
-    const uint8_t* buffer = NextBuffer();
-    for (size_t at = 0; at < bytes; at += kLine) asm volatile("prefetchw %0" : : "m"(buffer[at]));
-#endif
-  }
-  /*! \brief The next step: publish, and wait for every peer. Throws when they disagree. */
-  void Enter(const Descriptor& mine);
-  /*! \brief What a member showed in the last step. */
-  const Descriptor& shown(int index) const { return seat(index).slot[step_ & 1].descriptor; }
-  const uint8_t* buffer(int index) const { return Buffer(index, step_); }
-  const uint8_t* memory(int index, int64_t offset) const {
-    return segments_->base(ranks_[index]) + offset;
-  }
-  /*! \brief Start again at step 0, as every member does after a recovery. */
-  void Restart() { step_ = 0; }
-  /*! \brief For tests: steps wrap after 2^32; every member sets the same, with the group idle. */
-  void SkipTo(uint32_t step);
-
- private:
-  Seat& seat(int index) const { return segments_->control().seats[row_][ranks_[index]]; }
-  uint8_t* Buffer(int index, uint32_t step) const {
-    return segments_->base(ranks_[index]) + (2 * row_ + (step & 1)) * kStageBytes;
-  }
-  [[noreturn]] void FailDeadline(const Descriptor& mine) const;
-  [[noreturn]] void FailMismatch() const;
-
-  std::shared_ptr<Segments> segments_;
-  int row_;
-  std::vector<int> ranks_;
-  int me_;
-  const RankOptions& options_;
-  uint32_t step_ = 0;
-};
-
-/*! \brief One worker of a session, owned by the worker's thread. */
 class Rank {
  public:
   /*!
@@ -142,23 +112,28 @@ class Rank {
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   const std::shared_ptr<Segments>& segments() const { return segments_; }
 
-  /*! \brief The team of an operation that is about to start, ready for it. */
-  Team& Begin(bool in_group);
-  /*! \brief Throw if the session cannot go on; start again after a recovery. */
-  void CheckSession();
+  /*! \brief An operation of a team is about to start; throws where it must not. */
+  Turn Begin(int team);
+  /*! \brief A message to or from another rank is about to start, likewise. */
+  Link BeginSend(int to);
+  Link BeginReceive(int from);
+  /*! \brief Throw if the session cannot go on; how often it has recovered. */
+  uint32_t CheckSession() const;
 
   /*! \brief The start of this rank's arena. */
   uint8_t* arena_base() const;
   /*! \brief Where [data, data + bytes) lies in this rank's segment, or -1. */
   int64_t OffsetOf(const void* data, size_t bytes) const;
 
-  /*! \brief The next packet number of a link. */
-  uint32_t& packets_sent(int to) { return sent_[to]; }
-  uint32_t& packets_received(int from) { return received_[from]; }
   uint8_t* packet_buffer(int src, int dst, uint32_t packet) const;
 
   /*! \brief Set once the rank says goodbye; the end of the connection means nothing then. */
   const std::shared_ptr<std::atomic<bool>>& left() const { return left_; }
+
+  /*! \brief Say goodbye to the hub, once; nobody can act for the rank any more. */
+  void Leave();
+  /*! \brief From now on several threads act for it. Only a thread that does so may say this. */
+  void Share() { shared_ = true; }
 
   /*! \brief Whether this is the copy of a rank in a process that was forked off its worker. */
   bool forked() const { return connection_->forked(); }
@@ -168,6 +143,16 @@ class Rank {
   Connection& connection() const { return *connection_; }
 
  private:
+  struct Packets {
+    uint32_t last = 0;
+    uint32_t generation = 0;
+  };
+
+  Meeting& Made(int team);
+  Link BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
+                    Packets& packets);
+  void CheckThread(uint32_t generation) const;
+
   int id_;
   int num_ranks_;
   int group_size_;
@@ -175,27 +160,32 @@ class Rank {
   RankOptions options_;
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
-  Team world_;
-  Team group_;
-  uint32_t generation_ = 0;
-  std::vector<uint32_t> sent_;
-  std::vector<uint32_t> received_;
+  bool shared_ = false;
+  Meeting world_;
+  Meeting group_;
+  /*! \brief Those of the teams that were made, by id; null until the first operation. */
+  std::unique_ptr<std::atomic<Meeting*>[]> made_;
+  std::vector<Packets> sent_;
+  std::vector<Packets> received_;
   std::shared_ptr<Arena> arena_;
 };
 
 /*! \brief The rank of the calling thread, nullptr if it has none. */
 Rank* CurrentRank();
-/*! \brief Give the calling thread a rank, or take it away with nullptr. */
+/*! \brief Give the worker's thread its rank, or take it away with nullptr. */
 void SetCurrentRank(std::unique_ptr<Rank> rank);
+/*! \brief The calling thread's rank, so that others may act for it too. */
+std::shared_ptr<Rank> ShareCurrentRank();
+/*! \brief The calling thread, which has none, acts for the rank, until the session recovers. */
+void ActFor(std::shared_ptr<Rank> rank);
+void StopActing();
 
 /*! \brief Set the reason unless there is one, and wake everybody who waits. */
 void Abort(Control& control, AbortReason reason, int rank);
-/*! \brief Undo it: every rank starts again at step 0. All live, and none is in an operation. */
+/*! \brief Whether no rank that several threads act for is inside an operation. */
+bool Idle(Control& control);
+/*! \brief Undo the abort: all start again at step 0. All ranks live, and are idle. */
 void StartAgain(Control& control);
-/*! \brief "rank 2 failed" and the like. */
-std::string DescribeAbort(const Control& control);
-/*! \brief "allreduce(sum) of 12 x float32" and the like. */
-std::string Describe(const Descriptor& descriptor);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_GROUP_H_

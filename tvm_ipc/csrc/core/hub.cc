@@ -18,6 +18,7 @@
 #include "core/group.h"
 #include "core/machine.h"
 #include "core/process.h"
+#include "core/teams.h"
 #include "core/wait.h"
 
 namespace tvm_ipc {
@@ -102,6 +103,10 @@ void Hub::Run() {
     }
     rendezvous_->Tidy();
   }
+}
+
+int Hub::TeamOf(const std::vector<int>& ranks, uint32_t copy) {
+  return tvm_ipc::TeamOf(*control_, ranks, copy);
 }
 
 void Hub::AbortClosed() { Abort(*control_, AbortReason::kClosed, 0); }

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/control.h"
 #include "core/file.h"
@@ -40,6 +41,8 @@ class Hub {
 
   std::string invitation() const { return rendezvous_->invitation().Pack(); }
   Monitor& monitor() { return *monitor_; }
+  /*! \brief The id of the team of these ranks: see teams.h. */
+  int TeamOf(const std::vector<int>& ranks, uint32_t copy);
   /*! \brief End all waits because the session closes. */
   void AbortClosed();
 

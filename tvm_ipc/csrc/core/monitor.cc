@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -21,6 +22,21 @@ namespace {
 
 std::chrono::duration<double> Seconds(double seconds) {
   return std::chrono::duration<double>(seconds);
+}
+
+/*! \brief How long a thread that acts for a worker may take to come out of an ended operation. */
+constexpr std::chrono::seconds kIdleTime{60};
+
+void WaitUntilIdle(Control& control) {
+  const auto end = std::chrono::steady_clock::now() + kIdleTime;
+  while (!Idle(control)) {
+    if (std::chrono::steady_clock::now() > end) {
+      Fail(kind::kDeadline,
+           "the session cannot recover: a thread that acts for one of its workers is still in an"
+           " operation that was ended");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 }  // namespace
@@ -238,6 +254,7 @@ std::string Monitor::TakeValue(uint64_t key) {
 }
 
 void Monitor::Recover() {
+  WaitUntilIdle(control_);
   std::lock_guard<std::mutex> lock(mutex_);
   errors_.clear();
   exchange_.Clear();

@@ -73,7 +73,10 @@ class Monitor {
   void WantValue(uint64_t key);
   /*! \brief The bytes of that value; empty if none came. Nobody wants it any more. */
   std::string TakeValue(uint64_t key);
-  /*! \brief Clear the errors and their traces. All ranks live, and none is inside an operation. */
+  /*!
+   * \brief Clear the errors and their traces. All ranks live and have come to rest; threads that
+   *        act for them may still be on their way out of an operation, and are waited for.
+   */
   void Recover();
 
   // ---- For the hub's thread.

@@ -233,6 +233,11 @@ bool ReportMissing(const std::string& invitation, const RankReport& error) {
   return OpenSessions::Global().ReportError(invitation, error);
 }
 
+int TeamOfRanks(Session session, ffi::Shape ranks, int64_t copy) {
+  auto open = OpenSessions::Global().Get(session);
+  return open->hub->TeamOf(TeamMembers(ranks), TeamCopy(copy));
+}
+
 void Recover(Session session) {
   auto open = OpenSessions::Global().Get(session);
   Mailbox::Global().Discard(open.get());

@@ -44,6 +44,8 @@ tvm::ffi::String Report(Session session);
 bool ReportMissing(const std::string& invitation, const RankReport& error);
 /*! \brief Returns a function that takes the value which worker::Fetch sends for the key. */
 tvm::ffi::Function Expect(Session session, int64_t key);
+/*! \brief The id of the team of these ranks: see core/teams.h. */
+int TeamOfRanks(Session session, tvm::ffi::Shape ranks, int64_t copy);
 void Recover(Session session);
 void Abort(Session session);
 void Close(Session session);

@@ -21,7 +21,7 @@ namespace ffi = tvm::ffi;
 namespace memory = tvm::runtime::memory;
 
 /*!
- * \brief Hands out the arena of one worker.
+ * \brief Hands out the arena of one worker, to one of its threads.
  *
  * A storage may outlive the worker's thread and the session (the controller can hold a tensor of
  * worker 0), so the allocator lives until the last storage is gone.
@@ -30,6 +30,8 @@ class ArenaAllocator final : public memory::Allocator {
  public:
   explicit ArenaAllocator(const Rank& rank)
       : Allocator(memory::kPooled), arena_(rank.arena()), base_(rank.arena_base()) {}
+
+  bool IsOf(const Rank& rank) const { return arena_ == rank.arena(); }
 
   memory::Buffer Alloc(tvm::Device device, size_t bytes, size_t alignment, DLDataType) final {
     if (alignment > Arena::kAlignment) {
@@ -65,19 +67,25 @@ class ArenaAllocator final : public memory::Allocator {
  private:
   std::shared_ptr<Arena> arena_;
   uint8_t* base_;
-  /*! \brief The worker's thread and every storage. */
+  /*! \brief The thread that made it, and every storage. */
   std::atomic<int64_t> references_{1};
 };
 
 ArenaAllocator* WorkerAllocator() {
   struct Holder {
     ArenaAllocator* allocator = nullptr;
-    ~Holder() {
+    ~Holder() { Replace(nullptr); }
+    void Replace(ArenaAllocator* other) {
       if (allocator != nullptr) allocator->Release();
+      allocator = other;
     }
   };
   thread_local Holder holder;
-  if (holder.allocator == nullptr) holder.allocator = new ArenaAllocator(RequireRank());
+  const Rank& rank = RequireRank();
+  // A thread that acted for one rank may act for another one, of a later session.
+  if (holder.allocator == nullptr || !holder.allocator->IsOf(rank)) {
+    holder.Replace(new ArenaAllocator(rank));
+  }
   return holder.allocator;
 }
 

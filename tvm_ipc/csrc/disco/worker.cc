@@ -8,14 +8,17 @@
 #include <tvm/runtime/disco/disco_worker.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/forked.h"
+#include "core/teams.h"
 #include "disco/mailbox.h"
 #include "disco/session.h"
 #include "disco/tensor_view.h"
@@ -45,6 +48,21 @@ Rank& RequireRank() {
          "; it is no worker, and has no part in the session");
   }
   return *rank;
+}
+
+std::vector<int> TeamMembers(const ffi::Shape& ranks) {
+  std::vector<int> members;
+  for (int64_t rank : ranks) {
+    members.push_back(rank < 0 || rank > kMaxRanks ? -1 : static_cast<int>(rank));
+  }
+  return members;
+}
+
+uint32_t TeamCopy(int64_t copy) {
+  if (copy < 0 || copy > UINT32_MAX) {
+    Fail(kind::kValue, "team: the number of a copy is 0 to ", UINT32_MAX, ", not ", copy);
+  }
+  return static_cast<uint32_t>(copy);
 }
 
 namespace worker {
@@ -253,6 +271,40 @@ ffi::Any CallWithList(ffi::Function function, ffi::Array<ffi::Any> values) {
   return result;
 }
 
+int TeamOfRanks(ffi::Shape ranks, int64_t copy) {
+  return TeamOf(RequireRank().control(), TeamMembers(ranks), TeamCopy(copy));
+}
+
+void CallInTeam(ffi::PackedArgs args, ffi::Any* result) {
+  const Rank& rank = RequireRank();
+  const TeamRecord* team = FindTeam(rank.control(), args[1].cast<int>());
+  if (team == nullptr) Fail(kind::kValue, "there is no team ", args[1].cast<int>());
+  const uint8_t* end = team->ranks + team->size;
+  if (std::find(team->ranks, end, rank.id()) == end) return;
+  args[0].cast<ffi::Function>().CallPacked(args.Slice(2), result);
+}
+
+ffi::Function ShareRank() {
+  RequireRank();
+  // Not one that keeps the rank: it may be kept for as long as anybody likes.
+  std::weak_ptr<Rank> shared = ShareCurrentRank();
+  return ffi::Function::FromTyped([shared, invitation = own_invitation](bool acts) {
+    try {
+      auto rank = shared.lock();
+      if (rank == nullptr) Fail(kind::kRuntime, "the session of this rank has ended");
+      if (acts) {
+        ActFor(std::move(rank));
+        RequireRank();
+      } else {
+        StopActing();
+      }
+      own_invitation = acts ? invitation : "";
+    } catch (const Error& error) {
+      throw ffi::Error(error.kind(), error.what(), "");
+    }
+  });
+}
+
 void SetThreads(int threads) {
   if (threads == 1) {
     // No pool at all: its threads would spin before they sleep, on cores that ranks wait for, and
@@ -289,14 +341,19 @@ void CallIfPresent(ffi::Module module, ffi::String name) {
 }
 
 void RequireWorkers(int workers, int groups) {
-  const DiscoWorker* worker = DiscoWorker::ThreadLocal();
-  if (worker->num_workers == workers && worker->num_groups == groups) return;
+  // Where no backend was initialised, Disco itself knows; other threads than the worker's do not.
+  const Rank* rank = CurrentRank();
+  const DiscoWorker* worker = rank == nullptr ? DiscoWorker::ThreadLocal() : nullptr;
+  const int num_workers = rank != nullptr ? rank->num_ranks() : worker->num_workers;
+  const int num_groups =
+      rank != nullptr ? rank->num_ranks() / rank->group_size() : worker->num_groups;
+  if (num_workers == workers && num_groups == groups) return;
   auto size = [](int workers, int groups) {
     std::string text = std::to_string(workers) + (workers == 1 ? " worker" : " workers");
     return groups == 1 ? text : text + " in " + std::to_string(groups) + " groups";
   };
   Fail(kind::kValue, "the module was compiled for ", size(workers, groups),
-       ", and this session has ", size(worker->num_workers, worker->num_groups),
+       ", and this session has ", size(num_workers, num_groups),
        "; compile it for this session (world_size and num_groups of get_pipeline), or open a "
        "session of that size");
 }

@@ -15,6 +15,10 @@
 #include <tvm/ffi/string.h>
 #include <tvm/runtime/tensor.h>
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "core/group.h"
 
 namespace tvm_ipc {
@@ -40,6 +44,15 @@ void Append(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 tvm::ffi::Any JoinPieces(tvm::ffi::String kind, tvm::ffi::Array<tvm::ffi::Any> pieces);
 /*! \brief Call a function with the values of a list. */
 tvm::ffi::Any CallWithList(tvm::ffi::Function function, tvm::ffi::Array<tvm::ffi::Any> values);
+/*! \brief The id of the team of these ranks: see core/teams.h. */
+int TeamOfRanks(tvm::ffi::Shape ranks, int64_t copy);
+/*! \brief Call a function in the members of a team, and nothing in others. */
+void CallInTeam(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+/*!
+ * \brief A function by which other threads act for the calling thread's rank (true), and stop it
+ *        (false).
+ */
+tvm::ffi::Function ShareRank();
 /*! \brief How many threads TVM's kernels may use in the calling worker. */
 void SetThreads(int threads);
 tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);
@@ -48,6 +61,10 @@ void CallIfPresent(tvm::ffi::Module module, tvm::ffi::String name);
 void RequireWorkers(int workers, int groups);
 
 }  // namespace worker
+
+/*! \brief The ranks of a team, and the number of its copy, as callers give them. */
+std::vector<int> TeamMembers(const tvm::ffi::Shape& ranks);
+uint32_t TeamCopy(int64_t copy);
 
 /*! \brief The calling thread's rank, or an error that says how to get one. */
 Rank& RequireRank();

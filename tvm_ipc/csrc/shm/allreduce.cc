@@ -32,6 +32,7 @@
 #include <algorithm>
 
 #include "shm/collectives.h"
+#include "shm/team.h"
 
 namespace tvm_ipc {
 
@@ -154,7 +155,7 @@ bool Overlap(const Buffer& a, const Buffer& b) {
 
 }  // namespace
 
-void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv, ReduceKind kind,
+void AllReduce(Rank& rank, int team_id, const Buffer& send, const Buffer& recv, ReduceKind kind,
                Strategy strategy, uint8_t flags) {
   if (send.type != recv.type || send.count != recv.count) {
     Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
@@ -169,7 +170,7 @@ void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv
   if (overlap && send.data != recv.data) {
     Fail(kind::kValue, "allreduce: send and recv overlap in part; they must be equal or apart");
   }
-  Team& team = rank.Begin(in_group);
+  Team team(rank, team_id);
   if (strategy == Strategy::kRing) strategy = Strategy::kAuto;
   Call call{team, send, recv, reduce, {}, send.bytes() >= kStreamBytes};
   Descriptor& mine = call.descriptor;

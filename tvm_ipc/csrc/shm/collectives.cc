@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "shm/team.h"
+
 namespace tvm_ipc {
 
 namespace {
@@ -108,9 +110,9 @@ void Copy(uint8_t* to, const uint8_t* from, size_t bytes, bool stream) {
 
 }  // namespace
 
-void AllGather(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv) {
+void AllGather(Rank& rank, int team_id, const Buffer& send, const Buffer& recv) {
   RequireType("allgather", send, recv);
-  Team& team = rank.Begin(in_group);
+  Team team(rank, team_id);
   if (recv.count != send.count * team.size()) {
     Fail(kind::kValue, "allgather: recv has ", recv.count, " elements, needed are ", team.size(),
          " x ", send.count);
@@ -126,8 +128,8 @@ void AllGather(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv
        0});
 }
 
-void Broadcast(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv) {
-  Team& team = rank.Begin(in_group);
+void Broadcast(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) {
+  Team team(rank, team_id);
   const bool root = team.index() == 0;
   if (root) {
     if (send == nullptr) Fail(kind::kValue, "broadcast: the first rank has nothing to send");
@@ -148,8 +150,8 @@ void Broadcast(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv
        0});
 }
 
-void Scatter(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv) {
-  Team& team = rank.Begin(in_group);
+void Scatter(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) {
+  Team team(rank, team_id);
   const bool root = team.index() == 0;
   if (root) {
     if (send == nullptr) Fail(kind::kValue, "scatter: the first rank has nothing to send");
@@ -174,8 +176,8 @@ void Scatter(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv) 
        static_cast<size_t>(team.index())});
 }
 
-void Gather(Rank& rank, bool in_group, const Buffer& send, const Buffer* recv) {
-  Team& team = rank.Begin(in_group);
+void Gather(Rank& rank, int team_id, const Buffer& send, const Buffer* recv) {
+  Team team(rank, team_id);
   const bool root = team.index() == 0;
   if (root) {
     if (recv == nullptr) Fail(kind::kValue, "gather: the first rank has nowhere to receive");

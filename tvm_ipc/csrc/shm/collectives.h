@@ -4,7 +4,8 @@
  * \brief The operations between ranks, on plain memory.
  *
  * Every function throws Error and leaves the inputs as they were. Outputs may be half written
- * after an error. Inputs in the rank's arena are read by peers in place; others are staged.
+ * after an error. Teams are named by their ids (core/teams.h). Inputs in the rank's arena are read
+ * by peers in place; others are staged.
  */
 #ifndef TVM_IPC_SHM_COLLECTIVES_H_
 #define TVM_IPC_SHM_COLLECTIVES_H_
@@ -32,16 +33,16 @@ enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3
 /*! \brief Bits of the flags of an all-reduce. */
 constexpr uint8_t kNoExitBarrier = 1;
 
-void AllReduce(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv, ReduceKind kind,
+void AllReduce(Rank& rank, int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
                Strategy strategy = Strategy::kRing, uint8_t flags = 0);
 /*! \brief recv = the members' sends, in rank order. */
-void AllGather(Rank& rank, bool in_group, const Buffer& send, const Buffer& recv);
+void AllGather(Rank& rank, int team, const Buffer& send, const Buffer& recv);
 /*! \brief recv = the first member's send. Others may pass nullptr. */
-void Broadcast(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv);
+void Broadcast(Rank& rank, int team, const Buffer* send, const Buffer& recv);
 /*! \brief recv = this member's part of the first member's send. */
-void Scatter(Rank& rank, bool in_group, const Buffer* send, const Buffer& recv);
+void Scatter(Rank& rank, int team, const Buffer* send, const Buffer& recv);
 /*! \brief On the first member, recv = the members' sends, in rank order. */
-void Gather(Rank& rank, bool in_group, const Buffer& send, const Buffer* recv);
+void Gather(Rank& rank, int team, const Buffer& send, const Buffer* recv);
 
 /*! \brief Returns when the buffer may be written again. */
 void Send(Rank& rank, const Buffer& send, int receiver);

@@ -59,11 +59,11 @@ Descriptor DescribeMessage(const Buffer& buffer) {
 }  // namespace
 
 void Send(Rank& rank, const Buffer& send, int receiver) {
-  rank.CheckSession();
   CheckPeer(rank, "send_to_worker", receiver);
-  Channel& channel = rank.control().channel(rank.id(), receiver);
+  const Link link = rank.BeginSend(receiver);
+  Channel& channel = link.channel;
+  uint32_t& packet = link.packet;
   Descriptor mine = DescribeMessage(send);
-  uint32_t& packet = rank.packets_sent(receiver);
   auto publish = [&] {
     Slot& slot = channel.slot[packet & 1];
     slot.descriptor = mine;
@@ -88,11 +88,11 @@ void Send(Rank& rank, const Buffer& send, int receiver) {
 }
 
 void Receive(Rank& rank, const Buffer& recv, int sender) {
-  rank.CheckSession();
   CheckPeer(rank, "recv_from_worker", sender);
-  Channel& channel = rank.control().channel(sender, rank.id());
+  const Link link = rank.BeginReceive(sender);
+  Channel& channel = link.channel;
+  uint32_t& packet = link.packet;
   const Descriptor mine = DescribeMessage(recv);
-  uint32_t& packet = rank.packets_received(sender);
   for (size_t at = 0; at < recv.bytes() || at == 0; at += kPacketBytes) {
     ++packet;
     Slot& slot = channel.slot[packet & 1];

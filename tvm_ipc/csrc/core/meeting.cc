@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file meeting.cc */
+#include "core/meeting.h"
+
+#include <sstream>
+#include <utility>
+
+#include "core/error.h"
+#include "core/teams.h"
+
+namespace tvm_ipc {
+
+Meeting::Meeting(Control& control, int team, std::vector<int> ranks, const std::vector<int>& places,
+                 int me, const RankOptions& options)
+    : control_(control),
+      options_(options),
+      me_(me),
+      team_(team),
+      generation_(control.generation.load(std::memory_order_acquire)) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    members_.push_back({&control.seats[places[i]][ranks[i]], ranks[i], places[i]});
+  }
+}
+
+void Meeting::SkipTo(uint32_t step) {
+  step_ = step;
+  for (Slot& slot : seat(me_).slot) slot.seq.store(step, std::memory_order_relaxed);
+}
+
+void Meeting::Enter(const Descriptor& mine) {
+  const uint32_t step = ++step_;
+  Seat& own = seat(me_);
+  Slot& slot = own.slot[step & 1];
+  slot.descriptor = mine;
+  Publish(slot.seq, step, own.sleepers);  // pairs with the acquire in WaitFor
+  bool agree = true;
+  for (int i = 0; i < size(); ++i) {
+    if (i == me_) continue;
+    Seat& other = seat(i);
+    const Slot& theirs = other.slot[step & 1];
+    switch (WaitFor(theirs.seq, step, other.sleepers, control_.abort, options_.wait,
+                    options_.deadline)) {
+      case WaitResult::kReached:
+        break;
+      case WaitResult::kAborted:
+        Fail(kind::kPeer, Describe(mine), Where(), " was stopped: ", DescribeAbort(control_));
+      case WaitResult::kDeadline:
+        FailDeadline(mine);
+    }
+    agree = agree && theirs.descriptor.Agrees(mine);
+  }
+  if (!agree) FailMismatch();
+}
+
+void Meeting::FailDeadline(const Descriptor& mine) const {
+  std::ostringstream missing;
+  const char* separator = "";
+  for (int i = 0; i < size(); ++i) {
+    const Seat& other = seat(i);
+    if (Reached(other.slot[step_ & 1].seq.load(std::memory_order_acquire), step_)) continue;
+    missing << separator << "rank " << rank(i) << " (pid "
+            << control_.ranks[rank(i)].pid.load(std::memory_order_relaxed) << ")";
+    const Slot& last = other.slot[(step_ - 1) & 1];
+    if (last.seq.load(std::memory_order_acquire) == step_ - 1 && step_ != 1) {
+      missing << ", last seen in " << Describe(last.descriptor);
+    }
+    separator = "; ";
+  }
+  Fail(kind::kDeadline, Describe(mine), Where(), " waited ",
+       std::chrono::duration<double>(options_.deadline).count(), " s for ", missing.str(),
+       "; every rank must make the same collective calls in the same order, or raise the timeout"
+       " (TVM_IPC_TIMEOUT)");
+}
+
+void Meeting::FailMismatch() const {
+  std::ostringstream os;
+  os << "the ranks disagree" << Where();
+  const char* separator = ": ";
+  for (int i = 0; i < size(); ++i) {
+    os << separator << "rank " << rank(i) << " called " << Describe(shown(i));
+    separator = "; ";
+  }
+  throw Error(kind::kMismatch, os.str());
+}
+
+std::string Meeting::Where() const {
+  if (team_ == kWorld) return "";
+  std::string text = team_ == kGroup ? " in the group" : Text(" in team ", team_);
+  const char* separator = " (ranks ";
+  for (const Member& member : members_) {
+    text += separator + std::to_string(member.rank);
+    separator = ", ";
+  }
+  return text + ")";
+}
+
+std::string DescribeAbort(const Control& control) {
+  const uint32_t word = control.abort.load(std::memory_order_acquire);
+  const int rank = static_cast<int>(word >> 8);
+  switch (static_cast<AbortReason>(word & 0xff)) {
+    case AbortReason::kFailed:
+      return Text("rank ", rank, " failed; its own error says why");
+    case AbortReason::kDied:
+      return Text("rank ", rank, " (pid ", control.ranks[rank].pid.load(), ") died");
+    case AbortReason::kClosed:
+      return "the session was closed";
+    case AbortReason::kNone:
+      break;
+  }
+  return "the session has recovered since";
+}
+
+std::string Describe(const Descriptor& d) {
+  std::ostringstream os;
+  switch (d.op) {
+    case Op::kNone:
+      return "nothing";
+    case Op::kAllReduce:
+      os << "allreduce(" << Name(d.kind) << ", strategy " << static_cast<int>(d.strategy)
+         << ", flags " << static_cast<int>(d.flags) << ")";
+      break;
+    case Op::kAllGather:
+      os << "allgather";
+      break;
+    case Op::kBroadcast:
+      os << "broadcast";
+      break;
+    case Op::kScatter:
+      os << "scatter";
+      break;
+    case Op::kGather:
+      os << "gather";
+      break;
+    case Op::kSend:
+      os << "send";
+      break;
+  }
+  if (d.root >= 0) os << " from/to rank " << d.root;
+  os << " of " << d.count << " x " << Name(d.type);
+  return os.str();
+}
+
+}  // namespace tvm_ipc

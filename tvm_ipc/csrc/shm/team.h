@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file team.h
+ * \brief A team between CPUs of one machine: its meeting, and where its members' memory lies.
+ */
+#ifndef TVM_IPC_SHM_TEAM_H_
+#define TVM_IPC_SHM_TEAM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/group.h"
+
+namespace tvm_ipc {
+
+/*!
+ * \brief One operation of a team, seen from a member.
+ *
+ * What a member shows in step e lies in its staging buffer e & 1 of the team, or in its arena.
+ * `Meeting` says why two buffers do, and when memory that is shown where it lies may be written.
+ */
+class Team {
+ public:
+  /*! \param id 0 for the world, 1 for the rank's group, larger ones were made (core/teams.h). */
+  Team(Rank& rank, int id) : turn_(rank.Begin(id)), segments_(*rank.segments()) {}
+
+  int size() const { return turn_.meeting.size(); }
+  /*! \brief This rank's index in the team. */
+  int index() const { return turn_.meeting.index(); }
+  int rank(int index) const { return turn_.meeting.rank(index); }
+  void Enter(const Descriptor& mine) { turn_.meeting.Enter(mine); }
+  /*! \brief What a member showed in the last step. */
+  const Descriptor& shown(int index) const { return turn_.meeting.shown(index); }
+
+  /*! \brief The buffer to fill for the next step. */
+  uint8_t* NextBuffer() const { return Stage(index(), turn_.meeting.step() + 1); }
+  /*!
+   * \brief Ask for the next buffer's cache lines, which the peers have; they have read it. They
+   *        arrive while this step's data is used, not while the next step's is written.
+   */
+  void ClaimNextBuffer(size_t bytes) const {
+#if defined(__x86_64__)
+    const uint8_t* buffer = NextBuffer();
+    for (size_t at = 0; at < bytes; at += kLine) asm volatile("prefetchw %0" : : "m"(buffer[at]));
+#endif
+  }
+  const uint8_t* buffer(int index) const { return Stage(index, turn_.meeting.step()); }
+  const uint8_t* memory(int index, int64_t offset) const {
+    return segments_.base(rank(index)) + offset;
+  }
+
+ private:
+  uint8_t* Stage(int index, uint32_t step) const {
+    return segments_.base(rank(index)) +
+           (2 * turn_.meeting.place(index) + (step & 1)) * kStageBytes;
+  }
+
+  Turn turn_;
+  const Segments& segments_;
+};
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_SHM_TEAM_H_
