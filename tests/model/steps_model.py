@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step that collectives are made of, and the ways to do an all-reduce with it.
 
-Mirrors, by function (csrc): group.cc `Team::Enter` (publish the descriptor, wait for every peer),
-group.h `Team::NextBuffer`, `Team::buffer` (two staging buffers, by the step's parity), control.h
+Mirrors, by function (csrc): meeting.cc `Meeting::Enter` (publish the descriptor, wait for every peer),
+shm/team.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity), control.h
 `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`, `Relayed`, collectives.cc
 `Run`, which is eager, or direct.
 
@@ -74,7 +74,7 @@ class Rank:
         self.add(f"read {cell}", lambda m: expect(m[cell], wanted, str(cell)))
 
     def enter(self, descriptor: Any, staged: Any = None) -> None:
-        """Team::Enter, after the caller has filled NextBuffer."""
+        """Meeting::Enter, after the caller has filled NextBuffer."""
         self.step = (self.step + 1) % STEPS
         step, me = self.step, self.me
         publish = (self.flag(me, step), step)
