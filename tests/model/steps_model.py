@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step that collectives are made of, and the ways to do an all-reduce with it.
 
-Mirrors, by function (csrc): meeting.cc `Meeting::Enter` (publish the descriptor, wait for every peer),
-shm/team.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity), control.h
+Mirrors, by function (csrc): core/meeting.cc `Meeting::Enter` (publish the descriptor, wait for every
+peer), shm/team.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity), control.h
 `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`, `Relayed`, collectives.cc
 `Run`, which is eager, or direct.
 
