@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step that collectives are made of, and the ways to do an all-reduce with it.
 
-Mirrors, by function (csrc): core/meeting.cc `Meeting::Enter` (publish the descriptor, wait for every
+Mirrors, by function (csrc): core/meeting.cc `Meeting::Enter` (publish, and wait for every
 peer), shm/team.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity), control.h
 `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`, `Relayed`, collectives.cc
 `Run`, which is eager, or direct.
