@@ -135,9 +135,11 @@ def _rewrite(sequence: Any, change: Change, end: End) -> Any:
             if replaced is None:
                 bindings.append(inner)
                 same = same and inner is binding
-            else:
-                bindings += [inner if part.same_as(binding) else part for part in replaced]
-                same = False
+                continue
+            same = False
+            if inner is not binding:
+                replaced = [inner if part.same_as(binding) else part for part in replaced]
+            bindings += replaced
         changed = changed or not same
         blocks.append(block if same else type(block)(bindings, block.span))
     result = sequence.body
