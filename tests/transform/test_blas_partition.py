@@ -79,3 +79,22 @@ def test_codegen_alone() -> None:
     after = transform.RunModuleCodegen("blas", transform.compile_blas)(parts)
     x, w = random((5, 24), "float32", 0), random((24, 16), "float32", 1)
     np.testing.assert_allclose(run(after, [x, w]), x @ w, rtol=1e-5, atol=1e-5)
+
+
+def test_a_function_of_the_module_that_is_for_the_blas_keeps_its_other_attributes() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(a: R.Tensor(("n", 8), "float32"), b: R.Tensor((8, 8), "float32")) -> R.Tensor(
+            ("n", 8), "float32"
+        ):
+            R.func_attr({"Codegen": "blas", "tir_var_upper_bound": {"n": 16}})
+            with R.dataflow():
+                y = R.matmul(a, b)
+                R.output(y)
+            return y
+
+    after = transform.OffloadBLAS()(Before)["main"]
+    assert "Codegen" not in after.attrs
+    assert {str(k): int(v) for k, v in after.attrs["tir_var_upper_bound"].items()} == {"n": 16}
+    assert "tvm_ipc.blas.matmul" in str(after)
