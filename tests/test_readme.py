@@ -203,7 +203,7 @@ def test_added_methods_exist() -> None:
         for cell in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
         for name in re.findall(r"`(\w+)", cell)
     }
-    assert names == {"put", "get", "sync", "close", "usable", "pids", "load_vm_module"}
+    assert names == {"put", "get", "sync", "close", "team", "usable", "pids", "load_vm_module"}
     assert all(hasattr(Session, name) for name in names)
 
 

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from tvm_ipc import transform
     from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.session import Session, init_ccl
+    from tvm_ipc.runtime.teams import CurrentRank, Team
 
     __version__: str
 
 __all__ = [
+    "CurrentRank",
     "Session",
+    "Team",
     "__version__",
     "contract",
     "errors",
@@ -30,7 +33,7 @@ __all__ = [
     "transform",
 ]
 
-_SESSION_NAMES = ("Session", "init_ccl")
+_MODULES = {"Session": "session", "init_ccl": "session", "CurrentRank": "teams", "Team": "teams"}
 
 
 def _autoload() -> None:
@@ -44,13 +47,11 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
 
     def __getattr__(name: str) -> Any:
         value: Any
-        if name in _SESSION_NAMES:
+        if name in _MODULES:
             from tvm_ipc import runtime
 
             runtime.ready()
-            from tvm_ipc.runtime import session
-
-            value = getattr(session, name)
+            value = getattr(importlib.import_module(f"tvm_ipc.runtime.{_MODULES[name]}"), name)
         elif name == "transform":
             value = importlib.import_module("tvm_ipc.transform")
         elif name == "get_pipeline":

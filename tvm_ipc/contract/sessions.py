@@ -174,6 +174,9 @@ SESSION_FUNCTIONS: Final = (
         registered=Registered.UNTYPED,
     ),
     Function(
+        "tvm_ipc.worker.rank", "() -> int", "worker: the rank that the calling thread acts for"
+    ),
+    Function(
         "tvm_ipc.worker.share_rank",
         "() -> Function",
         "worker: a function by which other threads act for its rank (true), and stop it (false)",

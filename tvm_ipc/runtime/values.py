@@ -20,12 +20,14 @@ from tvm.runtime import Tensor, disco
 from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import ReduceKind
+from tvm_ipc.contract import SHM, ReduceKind
 from tvm_ipc.runtime.commands import CommandSession, keys
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.teams import Team, in_team
 
 _expect = tvm_ffi.get_global_func("tvm_ipc.session.expect")
 _put = tvm_ffi.get_global_func("tvm_ipc.session.put")
+_team = tvm_ffi.get_global_func("tvm_ipc.session.team")
 
 _SHAPE: Final = "a sequence of extents, 0 or more, such as (3, 4)"
 _DTYPE: Final = "an element type, such as 'float32' or a NumPy dtype"
@@ -191,52 +193,92 @@ class ValueSession(CommandSession):
         self,
         src: npt.ArrayLike | Tensor,
         dst: DRef | None = None,
-        in_group: bool = True,
+        in_group: bool | Team = True,
     ) -> DRef:
         """Copy an array to every worker, into `dst` if that is given."""
         return self._broadcast(host_tensor("broadcast: src", src), dst, in_group)
 
-    def _broadcast(self, src: Tensor, dst: DRef | None, in_group: bool) -> DRef:
+    def _broadcast(self, src: Tensor, dst: DRef | None, in_group: bool | Team) -> DRef:
+        team = in_team("broadcast: in_group", in_group, self._name)
         target = _target("broadcast: dst", dst)
         target = self.empty(src.shape, src.dtype) if target is None else target
-        self.broadcast_from_worker0(self.copy_to_worker_0(src), target, in_group)
+        self.broadcast_from_worker0(self._copy_to_root(src, team), target, in_group)
         return target
+
+    def _copy_to_root(self, host: Tensor, team: bool | Team) -> DRef:
+        """Copy an array to the worker from which a team has it."""
+        if not isinstance(team, Team):
+            return self.copy_to_worker_0(host)
+        remote = self.empty(host.shape, host.dtype)
+        self._copy_to(remote, team.ranks[0], host)
+        return remote
 
     def scatter(
         self,
         src: npt.ArrayLike | Tensor,
         dst: DRef | None = None,
-        in_group: bool = True,
+        in_group: bool | Team = True,
     ) -> DRef:
         """Give `src[i]` to worker i, in `dst` if that is given."""
         host = host_tensor("scatter: src", src)
-        if tuple(host.shape[:1]) != (self.num_workers,):
+        team = in_team("scatter: in_group", in_group, self._name)
+        workers = len(team.ranks) if isinstance(team, Team) else self.num_workers
+        if tuple(host.shape[:1]) != (workers,):
             raise ValueError(
-                f"scatter gives src[i] to worker i, so an array for {self.num_workers} workers has "
-                f"{self.num_workers} rows; this one's shape is {tuple(host.shape)}"
+                f"scatter gives src[i] to worker i, so an array for {workers} workers has "
+                f"{workers} rows; this one's shape is {tuple(host.shape)}"
             )
         target = _target("scatter: dst", dst)
         target = self.empty(host.shape[1:], host.dtype) if target is None else target
-        self.scatter_from_worker0(self.copy_to_worker_0(host), target, in_group)
+        self.scatter_from_worker0(self._copy_to_root(host, team), target, in_group)
         return target
 
-    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> None:
+    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
         """Copy the first worker's `src` to every worker's `dst`."""
         self._collective("broadcast_from_worker0", ("src", src), ("dst", dst), in_group)
 
-    def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> None:
+    def scatter_from_worker0(
+        self, from_array: DRef, to_array: DRef, in_group: bool | Team = True
+    ) -> None:
         """Give each worker's `to_array` its part of the first worker's `from_array`."""
         given = ("from_array", from_array), ("to_array", to_array)
         self._collective("scatter_from_worker0", *given, in_group)
 
-    def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> None:
+    def gather_to_worker0(
+        self, from_array: DRef, to_array: DRef, in_group: bool | Team = True
+    ) -> None:
         """Put all workers' `from_array` one after the other into the first worker's `to_array`."""
         given = ("from_array", from_array), ("to_array", to_array)
         self._collective("gather_to_worker0", *given, in_group)
 
-    # ---- among all workers ----------------------------------------------------------------
+    # ---- among all workers, a group, or a team ----------------------------------------------
 
-    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> None:
+    def team(self, ranks: Sequence[int], copy: int = 0) -> Team:
+        """Return the team of some workers, for which `in_group` of the collectives is a place.
+
+        A collective over it is done by its workers; the others have no part in it.
+
+        Parameters
+        ----------
+        ranks : its workers, in its order.
+        copy : another number is another team of the same workers, so that two threads of each can
+            be in collectives at once.
+        """
+        workers = f"ranks of workers, each 0 to {self.num_workers - 1} and once, such as [0, 1]"
+        members = arguments.integers("team: ranks", ranks, workers, 0, self.num_workers - 1)
+        if not members or len(set(members)) != len(members):
+            raise arguments.wrong_value("team: ranks", workers, ranks)
+        most = (1 << 32) - 1
+        copy = arguments.integer("team: copy", copy, f"a number from 0 to {most}", 0, most)
+        self._caller()
+        with self._lock:
+            self._enter()
+            team = int(_team(self, tvm_ffi.Shape(members), copy))
+        return Team(members, copy, team, self._name)
+
+    def allreduce(
+        self, src: DRef, dst: DRef, op: str = "sum", in_group: bool | Team = True
+    ) -> None:
         """Combine all workers' `src` in every worker's `dst`.
 
         Parameters
@@ -246,7 +288,7 @@ class ValueSession(CommandSession):
         kind = _KINDS[arguments.one_of("allreduce: op", op, _KINDS)]
         self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
 
-    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> None:
+    def allgather(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
         """Put all workers' `src` one after the other into every worker's `dst`."""
         self._collective("allgather", ("src", src), ("dst", dst), in_group)
 
@@ -255,12 +297,19 @@ class ValueSession(CommandSession):
         name: str,
         send: tuple[str, object],
         receive: tuple[str, object],
-        in_group: bool,
+        in_group: bool | Team,
         *kind: tvm_ffi.Shape,
     ) -> None:
         source, target = (_reference(f"{name}: {what}", one) for what, one in (send, receive))
-        in_group = arguments.flag(f"{name}: in_group", in_group)
-        self._get_cached_method(f"runtime.disco.{name}")(source, *kind, in_group, target)
+        team = in_team(f"{name}: in_group", in_group, self._name)
+        if not isinstance(team, Team):
+            self._get_cached_method(f"runtime.disco.{name}")(source, *kind, team, target)
+            return
+        # Disco knows no teams: what its function would call is called, in the team's workers alone.
+        function = self._get_cached_method(f"runtime.disco.{SHM}.{name}")
+        call = self._get_cached_method("tvm_ipc.worker.call_in_team")
+        numbers = [int(extents[0]) for extents in kind]
+        call(function, team.id, source, *numbers, team.id, target)
 
     def _rank(self, name: str, rank: object) -> int:
         wanted = f"the rank of a worker, 0 to {self.num_workers - 1}"

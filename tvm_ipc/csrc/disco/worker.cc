@@ -275,6 +275,8 @@ int TeamOfRanks(ffi::Shape ranks, int64_t copy) {
   return TeamOf(RequireRank().control(), TeamMembers(ranks), TeamCopy(copy));
 }
 
+int RankOfThread() { return RequireRank().id(); }
+
 void CallInTeam(ffi::PackedArgs args, ffi::Any* result) {
   const Rank& rank = RequireRank();
   const TeamRecord* team = FindTeam(rank.control(), args[1].cast<int>());

@@ -46,6 +46,8 @@ tvm::ffi::Any JoinPieces(tvm::ffi::String kind, tvm::ffi::Array<tvm::ffi::Any> p
 tvm::ffi::Any CallWithList(tvm::ffi::Function function, tvm::ffi::Array<tvm::ffi::Any> values);
 /*! \brief The id of the team of these ranks: see core/teams.h. */
 int TeamOfRanks(tvm::ffi::Shape ranks, int64_t copy);
+/*! \brief The rank that the calling thread acts for. */
+int RankOfThread();
 /*! \brief Call a function in the members of a team, and nothing in others. */
 void CallInTeam(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 /*!

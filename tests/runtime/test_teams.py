@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Teams of a session: what they are, who may use them, and two threads of each rank in two."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import tvm_ipc
+from tvm_ipc.errors import WorkerError
+
+#: Of each thread in the long test; a long run has 10000.
+OPERATIONS = int(os.environ.get("TEAM_OPERATIONS", "300"))
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[tvm_ipc.Session]:
+    with tvm_ipc.Session(4, num_groups=2, timeout=60) as session:
+        session.import_python_module("team_functions")
+        yield session
+
+
+def test_a_team_is_a_value(session: tvm_ipc.Session) -> None:
+    team = session.team([0, 2, 3])
+    assert team == session.team((0, 2, 3))
+    assert {team: 1}[session.team([0, 2, 3])] == 1
+    assert team.ranks == (0, 2, 3)
+    ids = {session.team(r, c).id for r, c in (([0, 2, 3], 0), ([3, 2, 0], 0), ([0, 2, 3], 1))}
+    assert len(ids) == 3
+    assert all(team_id > 1 for team_id in ids)
+
+
+def test_a_session_has_more_teams_than_anybody_needs(session: tvm_ipc.Session) -> None:
+    teams = [session.team([1, 3], copy) for copy in range(64)]
+    assert len({team.id for team in teams}) == 64
+    x, y = session.put(np.ones(4, "float32")), session.put(np.zeros(4, "float32"))
+    for team in teams:
+        session.allreduce(x, y, in_group=team)
+    assert session.get(y, 1).tolist() == session.get(y, 3).tolist() == [2] * 4
+    assert session.get(y, 0).tolist() == [0] * 4  # which is no member
+
+
+def test_collectives_over_a_team(session: tvm_ipc.Session) -> None:
+    team = session.team([3, 0, 2])
+    rows = np.arange(12, dtype="float32").reshape(3, 4)
+    part = session.scatter(rows, in_group=team)
+    for rank, row in zip(team.ranks, rows, strict=True):
+        assert session.get(part, rank).tolist() == row.tolist()
+    whole = session.empty((12,), "float32")
+    session.allgather(part, whole, in_group=team)
+    assert session.get(whole, 2).tolist() == list(range(12))
+    total = session.empty((4,), "float32")
+    session.allreduce(part, total, "max", in_group=team)
+    assert session.get(total, 0).tolist() == rows.max(axis=0).tolist()
+    gathered = session.empty((12,), "float32")
+    session.gather_to_worker0(part, gathered, in_group=team)
+    assert session.get(gathered, 3).tolist() == list(range(12))
+    shown = session.broadcast(rows[1], in_group=team)
+    assert all(session.get(shown, rank).tolist() == rows[1].tolist() for rank in team.ranks)
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 4], [-1], [1, 1], "01", 3, [0.5]])
+def test_ranks_that_are_no_team_are_refused(session: tvm_ipc.Session, ranks: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"team: ranks is ranks of workers"):
+        session.team(ranks)  # type: ignore[arg-type]
+
+
+def test_a_team_of_another_session_is_refused(session: tvm_ipc.Session) -> None:
+    with tvm_ipc.Session(2, threads=True) as other:
+        team = other.team([0, 1])
+    x = session.put(np.ones(2, "float32"))
+    with pytest.raises(ValueError, match="in_group is a team of another session"):
+        session.allreduce(x, x, in_group=team)
+
+
+def test_a_rank_that_is_no_member_may_not_call(session: tvm_ipc.Session) -> None:
+    team = session.team([0, 2])
+    call = session.get_global_func("tests.allreduce_in")
+    with pytest.raises(WorkerError, match=r"rank 1 called a collective in team \d+ \(ranks 0, 2\)"):
+        call(team.id)
+        session.sync()
+    with pytest.raises(WorkerError, match="there is no team 4000"):
+        call(4000)
+        session.sync()
+    session.allreduce(*[session.put(np.ones(1, "float32"))] * 2, in_group=team)
+    session.sync()
+
+
+def test_two_threads_of_each_rank_in_two_teams(session: tvm_ipc.Session) -> None:
+    result = session.get_global_func("tests.two_threads")(11, OPERATIONS)
+    done = [result.debug_get_from_remote(rank) for rank in range(4)]
+    assert all(OPERATIONS < one <= 2 * OPERATIONS for one in done)
+
+
+def test_a_thread_that_does_not_act_for_a_worker_is_told_so(session: tvm_ipc.Session) -> None:
+    said = session.get_global_func("tests.without_rank")().debug_get_from_remote(1)
+    assert "only in a worker of an initialised session" in said
+    with pytest.raises(RuntimeError, match="only in a worker"):
+        tvm_ipc.CurrentRank()
