@@ -55,6 +55,9 @@ SIZES = [1.5e9, 0, -1, True, "lots", "1.5G", "", [1], 1 << 63, math.inf, ANYTHIN
 SECONDS = ["x", 0, -1, math.nan, math.inf, True, 10**400, [1], 1j, np.ones(1), ANYTHING]
 IDS = [3, "01", [0], [0, 1, 2], [0, -1], [0, "1"], [0, 1.0], [0, True], {0: 0, 1: 1}, ANYTHING]
 IDS += [[0, 1 << 40], [1 << 70, 0]]
+TEAMS = [3, None, "01", [], [2], [-1], [0, 0], [0, "1"], [0, 1.0], [0, True], {0: 0}, {0, 1}]
+TEAMS += [[1 << 70], ANYTHING]
+COPIES = ["1", None, 1.0, True, -1, 1 << 32, [0], ANYTHING]
 SHAPES = [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING]
 MODULES = [3, None, "module", max, R.Tensor, ANYTHING]
 PATHS = [3, None, "", b"model.so", "a\0b", "/etc/passwd", "/no/such.so", Nothing, max]
@@ -146,6 +149,7 @@ def session_calls(session: Any) -> dict[str, Call]:
             {"src": x, "dst": x},
             {**both, "op": [*NAMES, "median", "SUM"]},
         ),
+        "team": Call(session.team, {"ranks": [0, 1]}, {"ranks": TEAMS, "copy": COPIES}),
         "allgather": Call(session.allgather, {"src": x, "dst": x}, both),
         "broadcast_from_worker0": Call(session.broadcast_from_worker0, {"src": x, "dst": x}, both),
         "scatter_from_worker0": Call(
@@ -457,6 +461,8 @@ def test_everything_public_is_looked_at() -> None:
     names = {name for name, _ in [*public_session(), *public_compiler()]}
     assert names >= {"Session", "get", "get_pipeline", "OffloadBLAS", "demand_scope"}
     modules = {
+        "CurrentRank": "takes nothing",
+        "Team": "what session.team returns",
         "contract": "facts",
         "errors": "raised, not made",
         "transform": "",

@@ -37,7 +37,11 @@ class Team:
 def in_team(name: str, in_group: object, session: str) -> bool | Team:
     """Return what a collective of a session is over: all workers, each group, or a team."""
     if not isinstance(in_group, Team):
-        return arguments.flag(name, in_group)
+        try:
+            return arguments.flag(name, in_group)
+        except (TypeError, ValueError):
+            wanted = "True for each group, False for all workers, or what session.team returned"
+            raise arguments.wrong_type(name, wanted, in_group) from None
     if in_group._session != session:
         raise ValueError(f"{name} is a team of another session: {in_group!r}")
     return in_group
