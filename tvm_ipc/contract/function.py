@@ -109,10 +109,9 @@ class Function:
     registered: Registered = Registered.NATIVE
 
     def __post_init__(self) -> None:
-        names = {parameter.name for parameter in self.parameters}
         named = {*self.reads, *self.writes, *self.peers_read, *self.scopes, self.result_of}
-        unknown = named - names - {RESULT, ""}
-        if unknown:
+        named -= {RESULT, ""}
+        if named and (unknown := named - {parameter.name for parameter in self.parameters}):
             raise ValueError(
                 f"{self.name}: effects name {', '.join(sorted(unknown))}, of which there is no "
                 f"parameter in {self.signature}"
@@ -125,7 +124,7 @@ class Function:
         parts = [part.split(": ") for part in inside.split(", ") if part]
         return tuple(Parameter(name.lstrip("*"), ty, name.startswith("*")) for name, ty in parts)
 
-    @property
+    @cached_property
     def result(self) -> str:
         """The type of the result, "None" where there is none."""
         return self.signature.partition(" -> ")[2] or "None"
@@ -161,6 +160,7 @@ class Function:
         }
         return {**found, RESULT: self.scopes[RESULT]} if RESULT in self.scopes else found
 
+    @cache  # noqa: B019
     def named(self, *types: str) -> str | None:
         """Return the name of the parameter with one of some types, if there is one."""
         for parameter in self.parameters:

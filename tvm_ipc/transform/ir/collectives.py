@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import tvm
@@ -34,10 +35,11 @@ class Collective:
 
     function: Function
     call: relax.Call
+    arguments: list[relax.Expr]  #: of the call: every look into the IR takes its time
     #: What is said with constants, by the names of parameters; those of `general` too.
     numbers: Mapping[str, int]
 
-    @property
+    @cached_property
     def team(self) -> int:
         """The team whose ranks exchange data."""
         return self._number("Team", "InGroup") or Team.WORLD
@@ -47,19 +49,19 @@ class Collective:
         """Whether every rank of the team has entered when one of them returns."""
         return self.function.meets is Meeting.ALL
 
-    @property
+    @cached_property
     def kind(self) -> ReduceKind | None:
         """The reduction, if it is one."""
         kind = self._number("ReduceKind", "ReduceKindInShape")
         return None if kind is None else ReduceKind(kind)
 
-    @property
+    @cached_property
     def flags(self) -> CollectiveFlag | None:
         """What the compiler promises of the call, None where it can promise nothing."""
         flags = self._number("CollectiveFlag")
         return None if flags is None else CollectiveFlag(flags)
 
-    @property
+    @cached_property
     def general(self) -> Function:
         """The function that does the same and takes flags, if any does."""
         return PROGRAMS.get(self.function.general, self.function)
@@ -71,8 +73,8 @@ class Collective:
 
     def operands(self, names: tuple[str, ...]) -> list[relax.Expr]:
         """Return the arguments of some parameters."""
-        arguments = self.call.args[:]
-        return [arguments[place] for place in self.function.places(names, len(arguments))]
+        places = self.function.places(names, len(self.arguments))
+        return [self.arguments[place] for place in places]
 
     def with_flags(self, flags: CollectiveFlag) -> relax.Call:
         """Return a call that does the same with other promises."""
@@ -120,7 +122,7 @@ def match_collective(expr: relax.Expr) -> Collective | None:
         }
     except (AttributeError, IndexError, TypeError, ValueError):
         return None  # not so many arguments, or not constants: nothing can be said about the call
-    return Collective(function, expr, {**function.given, **numbers})
+    return Collective(function, expr, arguments, {**function.given, **numbers})
 
 
 def meets_peers(call: relax.Call) -> bool:

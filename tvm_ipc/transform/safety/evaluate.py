@@ -169,6 +169,21 @@ class Evaluation(Allocations):
         function = call.function
         if not call.fits():
             return self._unknown(values, step)
+        if function.reads or function.writes:
+            self._access(call, values, step)
+        if function.result == "Storage":
+            shape, item = call.argument("shape"), item_bytes(call.argument("dtype"))
+            return frozenset({self._alloc_storage(shape, item, function.scopes.get(RESULT), step)})
+        if not function.result_of:
+            return NOTHING
+        source = values[call.places(function.result_of)[0]]
+        if not call.places("offset"):
+            return source
+        return self._alloc_tensor(source, step, *map(call.argument, ("offset", "shape", "dtype")))
+
+    def _access(self, call: KnownCall, values: list[Value], step: Statement) -> None:
+        """Read and write what a function does, and let ranks meet as they do in it."""
+        function = call.function
 
         def of(names: tuple[str, ...]) -> list[Storage | Buffer]:
             return list(objects(tuple(values[place] for place in call.places(*names))))
@@ -182,15 +197,6 @@ class Evaluation(Allocations):
         if call.leaves_pending(self._module.assume_no_exit_barrier):
             for thing in of(function.peers_read):
                 self._leave_pending(thing, call.team(), written, step)
-        if function.result == "Storage":
-            shape, item = call.argument("shape"), item_bytes(call.argument("dtype"))
-            return frozenset({self._alloc_storage(shape, item, function.scopes.get(RESULT), step)})
-        if not function.result_of:
-            return NOTHING
-        source = values[call.places(function.result_of)[0]]
-        if not call.places("offset"):
-            return source
-        return self._alloc_tensor(source, step, *map(call.argument, ("offset", "shape", "dtype")))
 
     def _leave_pending(
         self,
