@@ -119,10 +119,14 @@ ffi::String Numbers() {
   Map flags;
   flags.Set("NONE", 0);
   flags.Set("NO_EXIT_BARRIER", kNoExitBarrier);
+  Map teams;
+  teams.Set("WORLD", kWorld);
+  teams.Set("GROUP", kGroup);
   Map json;
   json.Set("MAX_WORKERS", kMaxRanks);
   json.Set("MAX_STEPS", kMaxSteps);
   json.Set("IPC_MEMORY", ffi::String(kIpcMemory));
+  json.Set("Team", teams);
   json.Set("AllReduceStrategy", NumbersOf<Strategy>());
   json.Set("ReduceKind", NumbersOf<ReduceKind>());
   json.Set("CollectiveFlag", flags);
