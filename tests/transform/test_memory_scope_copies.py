@@ -102,6 +102,107 @@ class Before:
     assert len(copies(plan(before)["main"])) == 2
 
 
+@pytest.mark.parametrize(("other", "found"), [("q", 1), ("p", 2), ("r", 2)])
+def test_callers_say_whether_two_parameters_may_be_one_tensor(other: str, found: int):
+    """`twice` needs a copy of `x`, which its write of `y` ends if that may be the same memory."""
+    before = tvm.script.from_source(
+        f"""
+@I.ir_module
+class Before:
+    @R.function(pure=False, private=True)
+    def twice(
+        x: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32"), z: R.Tensor((8,), "float32")
+    ):
+        _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), z)
+        _1 = R.call_packed("clear", y)
+        _2 = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), z)
+        _3 = R.call_packed("clear", x)
+        return R.tuple()
+
+    @R.function(pure=False)
+    def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
+        cls = Before
+        q = R.builtin.alloc_tensor(
+            R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+        )
+        z = R.builtin.alloc_tensor(
+            R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+        )
+        if c:
+            r = p
+        else:
+            r = q
+        cls.twice(p, {other}, z)
+        return R.tuple()
+"""
+    )
+    after = plan(before)
+    assert len(copies(after["twice"])) == found and not copies(after["main"])
+
+
+def test_what_a_function_that_calls_itself_writes_is_copied_again():
+    """Through the third parameter, into which the second one comes with the next call."""
+
+    @I.ir_module
+    class Before:
+        @R.function(pure=False, private=True)
+        def again(
+            c: R.Tensor((), "bool"), x: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
+        ) -> R.Tuple():
+            cls = Before
+            _ = R.call_packed("clear", y)
+            if c:
+                r: R.Tuple() = cls.again(c, x, x)
+            else:
+                r: R.Tuple() = R.tuple()
+            return r
+
+        @R.function(pure=False)
+        def main(
+            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
+        ):
+            cls = Before
+            q = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            cls.again(c, p, q)
+            _1 = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), q)
+            return R.tuple()
+
+    assert len(copies(plan(Before)["main"])) == 2
+
+
+def test_what_is_written_last_is_copied_again_for_the_result():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False, private=True)
+        def receive():
+            y = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            x = R.call_packed("theirs.receive", ty_args=(R.Tensor((8,), "float32"),))
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _1 = R.call_packed("clear", x)
+            return x
+
+        @R.function(pure=False)
+        def main():
+            cls = Before
+            y = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            x = cls.receive()
+            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            x1 = cls.receive()
+            _1 = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x1, R.prim_value(1), y)
+            return R.tuple()
+
+    after = plan(Before)
+    assert copies(after["receive"]) == [("x", "x_ipc"), ("x", "x_ipc")]
+    assert not copies(after["main"])
+
+
 def test_a_kernel_that_only_reads_does_not_end_a_copy():
     @I.ir_module
     class Before:

@@ -72,6 +72,27 @@ def test_a_relax_operator_demands_a_scope():
     assert copies(plan(Before, registry=registry)["main"]) == [("x", "x_texture")]
 
 
+def test_a_packed_function_is_called_in_an_operator_with_what_it_demands():
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(p: R.Tensor((8,), "float32"), q: R.Tensor((8,), "float32")):
+            x = R.call_pure_packed("mine.look", p, q, ty_args=(R.Tensor((8,), "float32"),))
+            return x
+
+    registry = ScopeRegistry()
+    registry.demand_scope("mine.look", "ipc_memory", operand=1, writes=())
+    main = plan(Before, registry=registry)["main"]
+    assert copies(main) == [("q", "q_ipc")]
+    (call,) = [
+        binding.value
+        for block in main.body.blocks
+        for binding in block.bindings
+        if str(getattr(getattr(binding.value, "op", None), "name", "")) == "relax.call_pure_packed"
+    ]
+    assert [str(argument.name) for argument in call.args[1:]] == ["p", "q_ipc"]
+
+
 def test_an_unknown_function_gets_memory_that_it_may_read_as_global():
     @I.ir_module
     class Before:
@@ -180,6 +201,19 @@ def test_a_move_between_scopes_of_one_device_is_a_copy_of_ours():
     alloc = function.body.blocks[0].bindings[0]
     assert int(alloc.value.args[2].value) == 0, "a scope is no device of its own"
     assert "to_vdevice" not in function.script()
+
+
+def test_a_move_between_devices_is_left_to_tvm():
+    """The tensor has no device before, so it is not known to be on the one it goes to."""
+    device = relax.VDevice("llvm", 0, "ipc_memory")
+    x = relax.Var("x", relax.TensorType((8,), "float32"))
+    y = relax.Var("y", relax.TensorType((8,), "float32", device))
+    block = relax.BindingBlock([relax.VarBinding(y, relax.op.to_vdevice(x, device))])
+    function = relax.Function([x], relax.SeqExpr([block], x), x.ty, is_pure=False)
+    function = function.with_attr("global_symbol", "main")
+    module = tvm.IRModule({"main": function}, global_infos={"vdevice": [device]})
+    module = relax.transform.Normalize()(module)
+    assert plan(module).same_as(module)
 
 
 # Before CallTIRRewrite.
@@ -462,6 +496,11 @@ def test_refused_because_a_call_is_nested_in_another():
 def test_refused_because_a_demand_is_wrong(call, message):
     with pytest.raises(ValueError, match=message):
         call(ScopeRegistry())
+
+
+def test_refused_because_the_operand_is_no_index():
+    with pytest.raises(TypeError, match="the index of an argument, or RESULT"):
+        ScopeRegistry().demand_scope("mine.look", "ipc_memory", operand="result")
 
 
 def test_a_default_registry_takes_demands_of_all_passes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
+import tvm_ffi
 from scope_programs import copies, names_in, plan, reported, scopes
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -156,8 +157,17 @@ def test_pointers_and_the_buffers_declared_of_them_take_the_scope():
             cls.f(a, b)
             return R.tuple()
 
-    found = names_in(plan(Before)["f_texture"])
+    function = plan(Before)["f_texture"]
+    found = names_in(function)
     assert found == dict.fromkeys(["a", "p", "flat"], "global.texture") | {"b": "global"}
+    pointers = []
+
+    def visit(call) -> None:
+        if isinstance(call.ty, tvm.ir.PointerType):
+            pointers.append(str(call.ty.storage_scope))
+
+    tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, visit)])
+    assert pointers == ["global.texture"], "a pointer is in the scope of what it points to"
 
 
 def test_one_specialisation_serves_equal_demands():
@@ -185,6 +195,74 @@ def test_one_specialisation_serves_equal_demands():
     assert names == {"main", "f", "f_texture", "f_vtcm"}
     called = [str(b.value.op.name_hint) for b in after["main"].body.blocks[0].bindings]
     assert called == ["f_texture", "f_vtcm", "f_texture", "f"]
+
+
+def test_a_specialisation_has_a_name_of_its_own():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def f(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
+            for i in range(8):
+                b[i] = a[i]
+
+        @T.prim_func(private=True)
+        def f_texture(a: T.Buffer((8,), "float32")):
+            for i in range(8):
+                a[i] = T.float32(0)
+
+        @T.prim_func(private=True)
+        def f_texture_1(a: T.Buffer((8,), "float32")):
+            for i in range(8):
+                a[i] = T.float32(1)
+
+        @R.function(pure=False)
+        def main(a: R.Tensor((8,), "float32"), b: R.Tensor((8,), "float32")):
+            R.func_attr({"tvm_ipc.param_scopes": ["global.texture", ""]})
+            cls = Before
+            cls.f_texture(b)
+            cls.f_texture_1(b)
+            cls.f(a, b)
+            return R.tuple()
+
+    after = plan(Before)
+    called = [str(b.value.op.name_hint) for b in after["main"].body.blocks[0].bindings]
+    assert called == ["f_texture", "f_texture_1", "f_texture_2"]
+    tvm.ir.assert_structural_equal(after["f_texture"], Before["f_texture"])
+
+
+def test_a_scope_that_code_must_know_flows_through_ifs_to_the_code():
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True)
+        def f(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
+            for i in range(8):
+                b[i] = a[i]
+
+        @R.function(pure=False)
+        def main(
+            c: R.Tensor((), "bool"),
+            p: R.Tensor((8,), "float32"),
+            q: R.Tensor((8,), "float32"),
+        ):
+            R.func_attr({"tvm_ipc.param_scopes": ["", "global.texture", "global.texture"]})
+            cls = Before
+            y = R.builtin.alloc_tensor(
+                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            if c:
+                r = p
+            else:
+                r = q
+            if c:
+                s = r
+            else:
+                s = r
+            cls.f(s, y)
+            return R.tuple()
+
+    after = plan(Before)
+    assert not copies(after["main"])
+    assert [str(p.ty.storage_scope) for p in after["f_texture"].params] == [A, "global"]
 
 
 def test_a_primfunc_that_pins_global_gets_global():

@@ -29,11 +29,12 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 from tvm_ipc.contract.programs import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
+from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.ir.collectives import Collective, match_collective
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
-from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.transform.report import Decision, collecting, note
 from tvm_ipc.transform.scopes.demands import ScopeRegistry
 
 _NAME = "IPCAllReduceRewrite"
@@ -70,7 +71,9 @@ class IPCAllReduceRewrite:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the rewritten module, with the inputs of its all-reduces in their scope."""
         strategy = AllReduceStrategy.of(self.allreduce_strategy)
-        return plan_memory_scopes(rewrite_allreduces(mod, strategy, self.num_groups), self.registry)
+        with no_collection():
+            rewritten = rewrite_allreduces(mod, strategy, self.num_groups)
+            return plan_memory_scopes(rewritten, self.registry)
 
 
 def rewrite_allreduces(
@@ -124,7 +127,8 @@ def _rewritten(
     else:
         over = "all workers" if team == Team.WORLD else "the workers of each group"
         target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {over}"
-    note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
+    if collecting():
+        note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
     given = {"team": team, "strategy": strategy, "flags": CollectiveFlag.NONE}
     return collective.as_call_of(target, given)
 

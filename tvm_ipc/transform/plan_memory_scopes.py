@@ -40,8 +40,9 @@ from __future__ import annotations
 import tvm
 
 from tvm_ipc import arguments
+from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.transform.report import Decision, collecting, note
 from tvm_ipc.transform.scopes.collect import collect
 from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
 from tvm_ipc.transform.scopes.lower_calls import lower_calls
@@ -84,9 +85,9 @@ class PlanMemoryScopes:
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with scopes planned."""
-        return plan_memory_scopes(
-            mod, self.registry, specialise_transparent=self.specialise_transparent
-        )
+        transparent = self.specialise_transparent
+        with no_collection():
+            return plan_memory_scopes(mod, self.registry, specialise_transparent=transparent)
 
 
 def plan_memory_scopes(
@@ -118,7 +119,8 @@ def plan_memory_scopes(
         result.update_func(result.get_global_var(name), function)
     for name in specialised.removed:
         del result[name]
-    _report(solution, plan, specialised)
+    if collecting():
+        _report(solution, plan, specialised)
     return result
 
 

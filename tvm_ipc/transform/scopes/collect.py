@@ -25,7 +25,7 @@ from tvm_ipc.transform.scopes.primfunc import PARAM_SCOPES, PrimFuncs
 
 
 def collect(
-    module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs, *, every: bool = False
+    module: tvm.IRModule, registry: ScopeRegistry, primfuncs: PrimFuncs, *, every: bool
 ) -> ScopeFacts:
     """Return the facts of a module, or raise a TransformError that names what is malformed.
 

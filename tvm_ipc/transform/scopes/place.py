@@ -108,29 +108,29 @@ class _Places:
     def _best(self, region: Region) -> tuple[float, list[_Place]]:
         direct = self.direct.get(region, [])
         branches = self.branches.get(region, {})
+        often = frequency(region)
+        if not branches:
+            return often, [(region, _first(direct), direct)]
         apart = [self._best(child) for children in branches.values() for child in children]
         cost = sum(cost for cost, _ in apart)
         below = [place for _, places in apart for place in places]
         served = [*direct, *(use for _, _, uses in below for use in uses)]
-        often = frequency(region)
         if direct or often < cost:
             # All uses are of one version; so is the place before them, if nothing in a branch
             # writes first.
             effects, use = self.solution.effects, served[0]
-            first = _first([*(use.step for use in direct), *branches])
-            event = region.end + 1 if first is None else first.entry
-            at = effects.version(use.function, use.tensor.root, event)
+            steps = [*branches, *(one.step for one in direct if one.step is not None)]
+            first = min(steps, key=_entry)
+            at = effects.version(use.function, use.tensor.root, first.entry)
             if at == effects.version(use.function, use.tensor.root, use.event):
                 return often, [(region, first, served)]
-        if direct:
-            first = _first([use.step for use in direct])
-            return cost + often, [*below, (region, first, direct)]
-        return cost, below
+        # Places further out are of that other version too, whatever the cost.
+        return cost, [*below, (region, _first(direct), direct)] if direct else below
 
 
-def _first(steps: list[Step | None]) -> Step | None:
-    """Return the first of some steps of a region, None if there is but its end."""
-    return min((step for step in steps if step is not None), key=_entry, default=None)
+def _first(uses: list[ScopedUse]) -> Step | None:
+    """Return the first step of some uses in a region, None if there is but its end."""
+    return min((use.step for use in uses if use.step is not None), key=_entry, default=None)
 
 
 def _entry(step: Step) -> int:

@@ -247,14 +247,14 @@ def _sequence(function: FunctionFacts, region: Region) -> relax.SeqExpr:
 
 
 def _check_place(edit: _Edit) -> None:
-    allocates = edit.scope is not None and edit.step is not None and _scope_of(edit.step) is None
-    if not (edit.before or edit.around or edit.results or allocates):
-        return
     if edit.step is not None and in_dataflow(edit.step):
         problem, passes = "is in a dataflow block", "ToNonDataflow and RemovePurityChecking"
     elif edit.function.pure:
         problem, passes = "is in a pure function", "RemovePurityChecking"
     else:
+        return
+    allocates = edit.scope is not None and edit.step is not None and _scope_of(edit.step) is None
+    if not (edit.before or edit.around or edit.results or allocates):
         return
     where = "at its end" if edit.step is None else f"at {edit.step.var.name}"
     raise TransformError(

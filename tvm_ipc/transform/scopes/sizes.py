@@ -59,11 +59,10 @@ def describe(ty: Any) -> str:
 def find_frequencies(program: ScopeFacts) -> None:
     """Set how often each function runs, where each one that is called from outside runs once."""
     facts_of = {id(facts.value): facts for facts in program.functions}
-    entries = [facts for facts in program.functions if facts.value.escapes]
-    order = _callers_first(entries or program.functions, facts_of)
+    order = _callers_first(program.functions, facts_of)
     places = {id(facts): place for place, facts in enumerate(order)}
     for facts in program.functions:
-        facts.frequency = 1.0 if facts.value.escapes or id(facts) not in places else 0.0
+        facts.frequency = 1.0 if facts.value.escapes else 0.0
     recursive = set()
     for facts in order:
         if id(facts) in recursive:

@@ -98,22 +98,30 @@ class _Solver:
         self.classes: dict[int, _Class] = {}
 
     def run(self) -> Solution:
-        for use in self.program.uses:
-            if use.same is not None and not self.effects.may_cut(use):
-                one, other = self.find(use.tensor.leaf), self.find(use.same)
-                self.parents[max(one, other)] = min(one, other)
+        self.unite_what_no_copy_may_cut()
         self.fill()
         self.spread()
         self.improve()
         scopes = [self.classes[self.find(leaf)].scope for leaf in range(len(self.parents))]
         return Solution(self.program, self.registry, self.primfuncs, self.effects, scopes)
 
+    def unite_what_no_copy_may_cut(self) -> None:
+        """Give leaves one class where a copy between them would be seen."""
+        program = self.program
+        flows = [(use, use.same) for use in program.uses if use.same is not None]
+        tied = list(self.parents)
+        for use, same in flows:
+            _unite(tied, use.tensor.leaf, same)
+        scopes = [(leaf, scope) for leaf, (scope, _) in program.fixed.items()]
+        scopes += [(use.tensor.leaf, use.exact) for use in program.uses if use.exact is not None]
+        # No copy is wanted among leaves that all are in "global" memory anyway.
+        placed = {_find(tied, leaf) for leaf, scope in scopes if scope != GLOBAL}
+        for use, same in flows:
+            if _find(tied, same) in placed and not self.effects.may_cut(use):
+                _unite(self.parents, use.tensor.leaf, same)
+
     def find(self, leaf: int) -> int:
-        parents = self.parents
-        while parents[leaf] != leaf:
-            parents[leaf] = parents[parents[leaf]]
-            leaf = parents[leaf]
-        return leaf
+        return _find(self.parents, leaf)
 
     def fill(self) -> None:
         for leaf in range(len(self.parents)):
@@ -222,3 +230,15 @@ class _Solver:
             if not accepts(self.registry, scope, self.classes[index].scope):
                 cost += weight
         return cost
+
+
+def _find(parents: list[int], leaf: int) -> int:
+    while parents[leaf] != leaf:
+        parents[leaf] = parents[parents[leaf]]
+        leaf = parents[leaf]
+    return leaf
+
+
+def _unite(parents: list[int], one: int, other: int) -> None:
+    one, other = _find(parents, one), _find(parents, other)
+    parents[max(one, other)] = min(one, other)

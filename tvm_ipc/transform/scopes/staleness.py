@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import TypeAlias
 
 from tvm import relax
@@ -36,8 +37,10 @@ class Staleness:
     """
 
     def __init__(self, program: ScopeFacts, primfuncs: PrimFuncs, registry: ScopeRegistry) -> None:
+        written = cache(registry.writes)
+
         def packed(callee: relax.ExternFunc, count: int) -> Collection[int] | None:
-            known = registry.writes(str(callee.global_symbol), count)
+            known = written(str(callee.global_symbol), count)
             return declared_writes(callee) if known is None else known
 
         self._callers: dict[int, list[tuple[FunctionFacts, RelaxCall]]] = defaultdict(list)
@@ -62,13 +65,11 @@ class Staleness:
 
     def may_cut(self, use: ScopedUse) -> bool:
         """Whether a copy may stand between a value and what it goes on as."""
-        end = use.step is None
-        last = end and use.region.parent is None
+        last = use.step is None and use.region.parent is None
         if use.moves or (last and not self._callers[id(use.function.value)]):
             return True
         memory = self._memory(use.function, use.tensor.root)
-        first = use.event + 1 if end else use.event
-        if not last and self._written_since(use.function, use.region, memory, first):
+        if not last and self._written_since(use.function, use.region, memory, use.event):
             return False
         return self._may_return_copy(use.function, memory, set())
 

@@ -43,7 +43,7 @@ class Values:
         self.values: dict[int, Value] = {}
         self._names: dict[int, str] = {}
         self._constants: dict[tuple[int, int], Value] = {}
-        self.private = False  #: whether there are functions whose callers may all be known
+        self.private: bool  #: whether there are functions whose callers may all be known
         self.function: FunctionFacts
         self.step: Step
 
