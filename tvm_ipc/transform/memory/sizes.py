@@ -102,9 +102,7 @@ class Sizes:
         built = self._built.get((factor, unit))
         if built is None:
             number = tirx.IntImm("int64", factor)
-            built = number if unit == 0 or factor == 0 else self._exprs[unit]
-            if unit != 0 and factor > 1:
-                built = built * number
+            built = number if unit == 0 else self._exprs[unit] * number  # TVM folds 0 and 1
             self._built[factor, unit] = built
         return built
 
