@@ -529,6 +529,16 @@ def test_an_input_that_is_written_before_the_next_meeting_has_returned_keeps_its
     assert ("may write into its input" in reasons(written(when))[0]) == (verdict == KEPT)
 
 
+def test_the_report_says_until_when_peers_may_read():
+    with collect_report() as report:
+        StaticPlanBlockMemory(packed=True)(written("never"))
+    (found,) = report.plans
+    assert [(one.name, one.last, one.peers_until) for one in found.tensors] == [
+        ("s", 2, 3),
+        ("t", 3, None),
+    ]
+
+
 def allocated(scope: str) -> relax.Call:
     arguments = [
         relax.ShapeExpr([64]),
