@@ -37,6 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shapes", type=int, default=24, help="how many programs of random shape expressions"
     )
+    parser.addoption(
+        "--packages", type=Path, help="folder of the built packages to test, instead of new ones"
+    )
     parser.addoption("--program-seed", type=int, help="run this random program alone")
     parser.addoption("--program-size", type=int, help="statements of that program")
     parser.addoption("--program-ranks", help="of that program: 2, 3, or 4/2 for groups")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source distribution is complete, and the wheel built from it holds what it must."""
+"""The source distribution is complete, and the wheel built from it holds what it must.
+
+`--packages FOLDER` tests those that are there, which were built in this way too (see .ci/run).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,19 @@ def build(hook: str, source: Path, target: Path) -> Path:
     return made
 
 
+def given(request: pytest.FixtureRequest, pattern: str) -> Path | None:
+    """The package of `--packages`."""
+    folder = request.config.getoption("--packages")
+    if folder is None:
+        return None
+    (package,) = folder.glob(pattern)
+    return Path(package)
+
+
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    archive = build("build_sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+def sdist(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    archive = given(request, "*.tar.gz")
+    archive = archive or build("build_sdist", ROOT, tmp_path_factory.mktemp("sdist"))
     target = tmp_path_factory.mktemp("source")
     with tarfile.open(archive) as tar:
         # Without the filter newer Pythons warn; Pythons before 3.10.12 and 3.11.4 have none.
@@ -40,8 +53,11 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("build_wheel", sdist, tmp_path_factory.mktemp("wheel"))
+def wheel(
+    request: pytest.FixtureRequest, sdist: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    package = given(request, "*.whl")
+    return package or build("build_wheel", sdist, tmp_path_factory.mktemp("wheel"))
 
 
 def test_sdist_holds_every_native_source_and_no_binary(sdist: Path) -> None:

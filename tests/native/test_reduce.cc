@@ -2,7 +2,7 @@
 /*!
  * \file test_reduce.cc
  * \brief Every reduction of every instruction set of this machine against a reference, bit by
- *        bit. `--bench` measures instead.
+ *        bit. `--bench` measures instead, `--threads` tests what several do alone.
  */
 #include <atomic>
 #include <cstdio>
@@ -320,6 +320,10 @@ void TestChoice(const std::vector<std::string>& sets) {
   EXPECT(Name(ElementType{10, 8}) == "float8_e4m3fn", "name of float8_e4m3fn");
   EXPECT(Name(ElementType{2, 32, 4}) == "float32x4", "name of float32x4");
   EXPECT(Name(ElementType{200, 8}) != "", "name of an unknown type");
+}
+
+/*! \brief Any thread may choose an instruction set while others look for their code. */
+void TestThreads(const std::vector<std::string>& sets) {
   std::vector<std::thread> threads;
   std::atomic<bool> missing{false};
   for (int i = 0; i < 4; ++i) {
@@ -344,13 +348,16 @@ int main(int argc, char** argv) {
     BenchReduce(sets);
     return 0;
   }
-  bool hardware = false;
-  for (const std::string& set : sets) hardware = hardware || set == "avx2";
   TestChoice(sets);
-  TestSoftHalf(hardware);
-  TestEveryHalf(sets);
-  TestCopy(sets);
-  TestReductions(sets);
+  TestThreads(sets);
+  if (argc == 1) {
+    bool hardware = false;
+    for (const std::string& set : sets) hardware = hardware || set == "avx2";
+    TestSoftHalf(hardware);
+    TestEveryHalf(sets);
+    TestCopy(sets);
+    TestReductions(sets);
+  }
   std::printf("instruction sets:");
   for (const std::string& set : sets) std::printf(" %s", set.c_str());
   std::printf("\n%s: %d failures\n", failures == 0 ? "passed" : "FAILED", failures);

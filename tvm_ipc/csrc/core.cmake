@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# What knows nothing of TVM: its sources by folder, and what each of them is compiled with. Included
-# by the library and by tests/native, so that the sanitizers see what is shipped.
+# What knows nothing of TVM: a library for each folder, and what its sources are compiled with.
+# Included by the library and by tests/native, so that tests and sanitizers see what is shipped.
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+option(TVM_IPC_WERROR "Warnings are errors" OFF)
+set(TVM_IPC_BUILT "" CACHE PATH "Where the library was built: its parts are taken from there")
+find_package(Threads REQUIRED)
+
 set(TVM_IPC_CORE_SOURCES
   arena.cc connection.cc element.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
   machine.cc meeting.cc monitor.cc rendezvous.cc teams.cc wait.cc worker_pipes.cc)
@@ -10,13 +17,12 @@ set(TVM_IPC_SHM_SOURCES
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc
   kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_tiles.cc)
-foreach(folder core shm blas)
-  string(TOUPPER ${folder} name)
-  list(TRANSFORM TVM_IPC_${name}_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/${folder}/)
-endforeach()
 
 # One result on every machine: a compiler may not fuse a multiply and an add on one of them.
-set(TVM_IPC_CORE_OPTIONS -ffp-contract=off)
+set(TVM_IPC_OPTIONS -ffp-contract=off -Wall -Wextra -Wno-unused-parameter)
+if(TVM_IPC_WERROR)
+  list(APPEND TVM_IPC_OPTIONS -Werror)
+endif()
 # Beside a BLAS, whose bits differ from machine to machine, they may fuse.
 set(blas -O3 -ffp-contract=fast)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -36,3 +42,27 @@ compile_with(blas/kernels_portable.cc ${blas})
 compile_with(blas/kernels_avx2.cc ${blas} ${avx2} ${fma})
 compile_with(blas/kernels_avx512.cc ${blas} ${avx512} ${fma})
 compile_with(blas/kernels_tiles.cc -O3 ${tiles})
+
+# core_library(<folder> <library>...): what is in a folder, and what it needs.
+function(core_library folder)
+  string(TOUPPER ${folder} name)
+  set(library tvm_ipc_${folder})
+  if(TVM_IPC_BUILT)
+    add_library(${library} STATIC IMPORTED)
+    set_target_properties(${library} PROPERTIES
+      IMPORTED_LOCATION ${TVM_IPC_BUILT}/lib${library}.a)
+  else()
+    list(TRANSFORM TVM_IPC_${name}_SOURCES
+      PREPEND ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${folder}/ OUTPUT_VARIABLE sources)
+    add_library(${library} STATIC ${sources})
+    target_compile_options(${library} PRIVATE ${TVM_IPC_OPTIONS})
+    set_target_properties(${library} PROPERTIES POSITION_INDEPENDENT_CODE ON
+      CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    target_include_directories(${library} PRIVATE ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
+  endif()
+  target_include_directories(${library} INTERFACE ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
+  target_link_libraries(${library} INTERFACE ${ARGN} Threads::Threads ${CMAKE_DL_LIBS})
+endfunction()
+core_library(core)
+core_library(shm tvm_ipc_core)
+core_library(blas tvm_ipc_core)
