@@ -8,7 +8,7 @@ class Levels:
     """A number for each event, 0 at first: a tree of halves, so that no span is walked through."""
 
     def __init__(self, events: int) -> None:
-        self._leaves = 1 << (events - 1).bit_length()
+        self._leaves = 1 << events.bit_length()
         self._together = [0] * (2 * self._leaves)  #: what all events of a node were raised by
         self._highest = [0] * (2 * self._leaves)  #: of a node, what was raised with more left out
 
