@@ -86,7 +86,7 @@ def module(*lines: str) -> tvm.IRModule:
         "                y[vi] = x[vi]\n"
         "    @R.function(pure=False)\n"
         '    def main(x: R.Tensor((64,), "float32"), y: R.Tensor((64,), "float32"), '
-        'z: R.Tensor((64,), "float32")):\n'
+        'z: R.Tensor((64,), "float32"), c: R.Tensor((), "bool")):\n'
         f"{body}\n"
         "        return z\n"
     )
@@ -165,6 +165,38 @@ def test_what_reads_its_input_before_the_meeting_is_no_obstacle():
     assert flags(result) == [0, 0]
     result, _ = planned(chain(packed("spread", "s", "x", "R.prim_value(0)")))
     assert flags(result) == [0, 0]
+
+
+def test_nothing_is_decided_of_a_team_that_the_program_does_not_name():
+    result, decided = planned(
+        module(
+            *(
+                tensor("s"),
+                "Module.copy(x, s)",
+                packed("exchange", "y", "s", "R.prim_value(0)", "x"),
+            ),
+            *(tensor("t"), "Module.copy(y, t)", exchange("z", "t")),
+        )
+    )
+    assert flags(result) == [0, 0]
+    assert decided == [("exchange of t", "barrier kept")]
+    assert verify_cross_rank_safety(result) == []
+
+
+@pytest.mark.parametrize(
+    ("team", "then", "otherwise", "left_out"),
+    [(1, 0, 1, True), (2, 0, 2, True), (0, 0, 1, False), (2, 2, 1, False)],
+)
+def test_branches_prove_what_both_of_them_prove(team, then, otherwise, left_out):
+    branches = [
+        *("if c:", "    " + exchange("z", "y", then), "    r = y"),
+        *("else:", "    " + exchange("z", "y", otherwise), "    r = x"),
+    ]
+    result, _ = planned(
+        module(tensor("s"), "Module.copy(x, s)", exchange("y", "s", team), *branches)
+    )
+    assert flags(result)[0] == int(left_out)
+    assert verify_cross_rank_safety(result) == []
 
 
 def test_one_without_flags_becomes_the_one_that_takes_them():
