@@ -23,9 +23,7 @@ A module without collectives passes through the same way.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +48,6 @@ from tvm_ipc.transform import (
     VerifyCrossRankSafety,
     script,
 )
-from tvm_ipc.transform.collection import collection, no_collection
 from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.report import Decision, note
 
@@ -145,12 +142,9 @@ def get_pipeline(
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         _check_module(mod, target, world_size, world_size // num_groups)
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
-        collects = gc.isenabled()
-        # Over all phases, for each time it goes on again, Python looks through the whole module.
-        with target, no_collection():
+        with target:
             for number, (name, passes) in enumerate(phases, start=1):
-                with collection(collects) if passes == [schedule] else nullcontext():
-                    mod = tvm.transform.Sequential(passes, name=f"tvm_ipc.{name}")(mod)
+                mod = tvm.transform.Sequential(passes, name=f"tvm_ipc.{name}")(mod)
                 if folder is not None:
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / f"{number}-{name}.py").write_text(script(mod))

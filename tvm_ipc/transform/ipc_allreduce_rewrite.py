@@ -76,6 +76,7 @@ class IPCAllReduceRewrite:
             return plan_memory_scopes(rewritten, self.registry)
 
 
+@no_collection()
 def rewrite_allreduces(
     module: tvm.IRModule, strategy: AllReduceStrategy, num_groups: int = 1
 ) -> tvm.IRModule:

@@ -29,6 +29,7 @@ from tvm import relax
 
 from tvm_ipc.contract import IPC_MEMORY, programs
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.ir.build import dtype_of
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed
 from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
@@ -48,6 +49,7 @@ class LowerGPUIPCAllocStorage:
         given is as it was.
     """
 
+    @no_collection()
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the lowered module."""
         return change_functions(mod, lambda name, one: rewrite(one, partial(_lower, name)))

@@ -90,6 +90,7 @@ class PlanMemoryScopes:
             return plan_memory_scopes(mod, self.registry, specialise_transparent=transparent)
 
 
+@no_collection()
 def plan_memory_scopes(
     module: tvm.IRModule,
     registry: ScopeRegistry | None = None,
