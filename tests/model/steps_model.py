@@ -41,6 +41,8 @@ class Protocol:
     publishes_before_it_writes: bool = False
     inputs: int = 1
     first_step: int = 0
+    #: Cells that all teams of a rank have in common, of which each has its own.
+    shared_by_teams: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -50,19 +52,27 @@ class Rank:
     me: int
     size: int
     protocol: Protocol
+    team: int = 0
+    members: tuple[int, ...] = ()  #: all, if none are given
 
     def __post_init__(self) -> None:
         self.step = self.protocol.first_step
         self.program: list[Step] = []
 
     def flag(self, rank: int, step: int) -> Hashable:
-        return ("seq", rank, step % self.protocol.flags)
+        return self.cell("seq", rank, step % self.protocol.flags)
 
     def descriptor(self, rank: int, step: int) -> Hashable:
-        return ("descriptor", rank, step % self.protocol.descriptors)
+        return self.cell("descriptor", rank, step % self.protocol.descriptors)
 
     def staging(self, rank: int, step: int) -> Hashable:
-        return ("staging", rank, step % self.protocol.staging_buffers)
+        return self.cell("staging", rank, step % self.protocol.staging_buffers)
+
+    def input(self, rank: int, which: int, piece: int) -> Hashable:
+        return self.cell("input", rank, (which, piece))
+
+    def cell(self, what: str, rank: int, which: Hashable) -> Hashable:
+        return (what, rank, which, 0 if what in self.protocol.shared_by_teams else self.team)
 
     def add(self, says: str, act: Any) -> None:
         self.program.append(Step(says, act))
@@ -98,7 +108,7 @@ class Rank:
         return lambda m: reached(m[cell], step)
 
     def peers(self) -> list[int]:
-        return [i for i in range(self.size) if i != self.me]
+        return [i for i in self.members or range(self.size) if i != self.me]
 
     def others_first(self) -> list[int]:
         return [(self.me + k) % self.size for k in range(self.size)]
@@ -114,10 +124,10 @@ class Rank:
     def direct(self, c: int) -> None:
         """Inputs are read where they lie, between an entry and an exit step."""
         which = c % self.protocol.inputs
-        self.write(("input", self.me, which, 0), ("in", c, self.me))
+        self.write(self.input(self.me, which, 0), ("in", c, self.me))
         self.enter(c)
         for peer in self.peers():
-            self.read(("input", peer, which, 0), ("in", c, peer))
+            self.read(self.input(peer, which, 0), ("in", c, peer))
         if self.protocol.exit_barrier:
             self.enter(c)
 
@@ -125,21 +135,22 @@ class Rank:
         """Reduce one slice of each piece where the inputs lie, exchange the slices."""
         which = c % self.protocol.inputs
         for piece in range(PIECES):
-            self.write(("input", self.me, which, piece), ("in", c, self.me, piece))
+            self.write(self.input(self.me, which, piece), ("in", c, self.me, piece))
         self.enter(c)
         for piece in range(PIECES):
             for peer in self.peers():
-                self.read(("input", peer, which, piece), ("in", c, peer, piece))
+                self.read(self.input(peer, which, piece), ("in", c, peer, piece))
             self.gather_slices(c, piece)
             if in_place:
-                self.write(("input", self.me, which, piece), ("out", c, piece))
+                self.write(self.input(self.me, which, piece), ("out", c, piece))
 
     def in_place(self, c: int) -> None:
         """Sliced, with the output over the input."""
         self.sliced(c, in_place=True)
 
     def relayed(self, c: int) -> None:
-        """Sliced for inputs that are staged first."""
+        """Sliced for inputs that are staged first, as a first step told all."""
+        self.enter(c)
         for piece in range(PIECES):
             self.enter(c, staged=("in", c, self.me, piece))
             for peer in self.peers():
@@ -159,17 +170,55 @@ def collectives(ways: Sequence[str], size: int = 2, protocol: Protocol | None = 
     cells: dict[Hashable, Any] = {}
     programs = {}
     for me in range(size):
-        for flag in range(protocol.flags):
-            cells["seq", me, flag] = protocol.first_step
-        for descriptor in range(protocol.descriptors):
-            cells["descriptor", me, descriptor] = None
-        for buffer in range(protocol.staging_buffers):
-            cells["staging", me, buffer] = None
-        for which in range(protocol.inputs):
-            for piece in range(PIECES):
-                cells["input", me, which, piece] = None
-        rank = Rank(me, size, protocol)
-        for c, way in enumerate(ways):
-            getattr(rank, way)(c)
+        rank = _member(cells, ways, Rank(me, size, protocol))
         programs[f"rank {me}"] = rank.program
+    return Model(cells, programs)
+
+
+def teams(ways: Sequence[Sequence[str]], size: int = 2, protocol: Protocol | None = None) -> Model:
+    """Ranks with a thread for each of several teams of all of them."""
+    protocol = protocol or Protocol()
+    cells: dict[Hashable, Any] = {}
+    programs = {}
+    for me in range(size):
+        for team, its_ways in enumerate(ways):
+            rank = _member(cells, its_ways, Rank(me, size, protocol, team))
+            programs[f"rank {me}, team {team}"] = rank.program
+    return Model(cells, programs)
+
+
+def _member(cells: dict[Hashable, Any], ways: Sequence[str], rank: Rank) -> Rank:
+    """Write the program of a member, and the cells that are its own."""
+    me, protocol = rank.me, rank.protocol
+    for flag in range(protocol.flags):
+        cells[rank.flag(me, flag)] = protocol.first_step
+    for descriptor in range(protocol.descriptors):
+        cells[rank.descriptor(me, descriptor)] = None
+    for buffer in range(protocol.staging_buffers):
+        cells[rank.staging(me, buffer)] = None
+    for which in range(protocol.inputs):
+        for piece in range(PIECES):
+            cells[rank.input(me, which, piece)] = None
+    for c, way in enumerate(ways):
+        getattr(rank, way)(10 * rank.team + c)
+    return rank
+
+
+def in_turn(
+    sequence: Sequence[tuple[tuple[int, ...], str]], size: int, protocol: Protocol
+) -> Model:
+    """Ranks that do collectives in teams of these members, one after the other."""
+    cells: dict[Hashable, Any] = {}
+    programs = {}
+    teams = list(dict.fromkeys(members for members, _ in sequence))
+    for me in range(size):
+        program: list[Step] = []
+        mine = {}
+        for number, members in enumerate(teams):
+            rank = _member(cells, (), Rank(me, size, protocol, number, members))
+            mine[members], rank.program = rank, program
+        for c, (members, way) in enumerate(sequence):
+            if me in members:
+                getattr(mine[members], way)(c)
+        programs[f"rank {me}"] = program
     return Model(cells, programs)

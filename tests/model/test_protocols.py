@@ -15,6 +15,7 @@ import pytest
 import recovery_model
 import sleep_model
 import steps_model
+import traces
 from model_checker import Model, Step, check, expect
 
 
@@ -137,6 +138,49 @@ def test_a_flag_that_only_grows_needs_no_second_one_but_its_descriptor_does():
     holds(steps_model.collectives(("eager",) * 4, 3, steps_model.Protocol(flags=1)))
     equality = steps_model.Protocol(compares_by_equality=True)
     holds(steps_model.collectives(("eager",) * 4, 3, equality))
+
+
+def test_the_native_code_does_what_the_model_does():
+    """tests/native/test_trace.cc compares the native code with this file."""
+    assert traces.FILE.read_text() == traces.traces(), "python tests/model/traces.py writes it"
+
+
+# ---- teams ----------------------------------------------------------------------------------
+
+TWO_TEAMS = [
+    (("eager", "eager"), ("eager", "eager")),
+    (("direct",), ("eager", "eager")),
+    (("direct",), ("direct",)),
+]
+
+
+@pytest.mark.parametrize("ways", TWO_TEAMS, ids=str)
+def test_two_threads_of_each_rank_may_be_in_two_teams(ways):
+    holds(steps_model.teams(ways))
+
+
+@pytest.mark.parametrize("what", ["seq", "descriptor", "staging"])
+def test_each_team_has_seats_and_staging_buffers_of_its_own(what):
+    protocol = steps_model.Protocol(shared_by_teams=frozenset({what}))
+    ways = (("eager", "eager"), ("eager", "eager"))
+    assert check(steps_model.teams(ways, 2, protocol)).wrong
+
+
+@pytest.mark.parametrize(
+    ("between", "how"),
+    [((0, 1), "wrong: "), ((2, 0), "wrong: "), ((2, 1, 0), ""), ((0, 1, 2), "")],
+    ids=str,
+)
+def test_a_meeting_proves_something_of_the_teams_that_it_contains_alone(between, how):
+    """Of the memory that another team reads, where an exit step was left out."""
+    protocol = steps_model.Protocol(exit_barrier=False, shared_by_teams=frozenset({"input"}))
+    everybody = (0, 1, 2)
+    sequence = ((everybody, "direct"), (between, "eager"), (everybody, "direct"))
+    verdict = check(steps_model.in_turn(sequence, 3, protocol))
+    assert verdict.wrong.startswith(how) and bool(verdict.wrong) == bool(how), str(verdict)
+    pair = (((0, 1), "direct"), (between, "eager"), ((0, 1), "direct"))
+    contains = {0, 1} <= set(between)
+    assert bool(check(steps_model.in_turn(pair, 3, protocol)).wrong) != contains
 
 
 # ---- messages -------------------------------------------------------------------------------

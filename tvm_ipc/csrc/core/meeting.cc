@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/teams.h"
+#include "core/trace.h"
 
 namespace tvm_ipc {
 
@@ -32,6 +33,7 @@ void Meeting::Enter(const Descriptor& mine) {
   Seat& own = seat(me_);
   Slot& slot = own.slot[step & 1];
   slot.descriptor = mine;
+  Trace("publish", rank(me_), step & 1);
   Publish(slot.seq, step, own.sleepers);  // pairs with the acquire in WaitFor
   bool agree = true;
   for (int i = 0; i < size(); ++i) {
@@ -41,6 +43,7 @@ void Meeting::Enter(const Descriptor& mine) {
     switch (WaitFor(theirs.seq, step, other.sleepers, control_.abort, options_.wait,
                     options_.deadline)) {
       case WaitResult::kReached:
+        Trace("see", rank(i), step & 1);
         break;
       case WaitResult::kAborted:
         Fail(kind::kPeer, Describe(mine), Where(), " was stopped: ", DescribeAbort(control_));

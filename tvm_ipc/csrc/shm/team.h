@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "core/group.h"
+#include "core/trace.h"
 
 namespace tvm_ipc {
 
@@ -33,19 +34,26 @@ class Team {
   const Descriptor& shown(int index) const { return turn_.meeting.shown(index); }
 
   /*! \brief The buffer to fill for the next step. */
-  uint8_t* NextBuffer() const { return Stage(index(), turn_.meeting.step() + 1); }
+  uint8_t* NextBuffer() const {
+    Trace("stage", rank(index()), (turn_.meeting.step() + 1) & 1);
+    return Stage(index(), turn_.meeting.step() + 1);
+  }
   /*!
    * \brief Ask for the next buffer's cache lines, which the peers have; they have read it. They
    *        arrive while this step's data is used, not while the next step's is written.
    */
   void ClaimNextBuffer(size_t bytes) const {
 #if defined(__x86_64__)
-    const uint8_t* buffer = NextBuffer();
+    const uint8_t* buffer = Stage(index(), turn_.meeting.step() + 1);
     for (size_t at = 0; at < bytes; at += kLine) asm volatile("prefetchw %0" : : "m"(buffer[at]));
 #endif
   }
-  const uint8_t* buffer(int index) const { return Stage(index, turn_.meeting.step()); }
+  const uint8_t* buffer(int index) const {
+    Trace("read staging", rank(index), turn_.meeting.step() & 1);
+    return Stage(index, turn_.meeting.step());
+  }
   const uint8_t* memory(int index, int64_t offset) const {
+    Trace("read input", rank(index), 0);
     return segments_.base(rank(index)) + offset;
   }
 
