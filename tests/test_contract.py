@@ -16,7 +16,11 @@ import pytest
 from tvm_ipc import contract
 from tvm_ipc.contract import RESULT, ROLES, Function, Meeting, ReduceKind, Registered, values
 
-PREFIXES = ("tvm_ipc.", f"runtime.disco.{contract.SHM}.", "runtime.disco.cuda_ipc.")
+PREFIXES = (
+    "tvm_ipc.",
+    "runtime.disco.cuda_ipc.",
+    *(f"runtime.disco.{backend}." for backend in contract.BACKENDS),
+)
 #: Prints the signature of each global function: as `(Tensor, int) -> None`, "" where it has none.
 LIST_FUNCTIONS = """
 import json, tvm_ipc
@@ -107,7 +111,8 @@ def test_numbers_and_names_are_those_of_the_library(run_python: Callable[..., st
         if isinstance(value, type) and issubclass(value, Enum) and value not in (IntEnum, IntFlag)
     }
     mine |= {name: value for name, value in public.items() if isinstance(value, (int, str))}
-    assert mine.pop("SHM") == backend
+    mine["BACKENDS"] = list(values.BACKENDS)
+    assert values.BACKENDS[0] == backend
     assert mine == library
     assert {kind.name: {t for t in reduced["SUM"] if kind.takes(t)} for kind in ReduceKind} == {
         name: set(types) for name, types in reduced.items()

@@ -12,6 +12,8 @@ from statistics import median
 
 import pytest
 
+from tvm_ipc import contract
+
 PACKAGE = Path(__file__).resolve().parents[1] / "tvm_ipc"
 COMPILER = ("tvm.relax", "tvm.tirx", "tvm.te", "tvm.target", "tvm.s_tir", "tvm.topi")
 PARTS = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
@@ -26,7 +28,7 @@ ALLOWED = {
     "runtime": ("contract", "errors", "arguments", "blas"),
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
-    "doctor": ("tvm_ipc", "errors", "runtime"),
+    "doctor": ("tvm_ipc", "contract", "errors", "runtime"),
     "demo": ("tvm_ipc", "contract", "errors", "inspection", "pipeline", "runtime", "terminal"),
     "explain": ("contract", "errors", "inspection", "terminal", "transform"),
     "command_line": ("tvm_ipc", "errors", "terminal", "doctor", "demo", "explain"),
@@ -41,17 +43,17 @@ WITHIN_TRANSFORM = {"ir": (), "safety": ("ir.polynomials",)}
 LONGEST = 400
 MEDIAN = 130
 CSRC = PACKAGE / "csrc"
-#: What each folder of the native code may include of ours, besides itself. register.cc, at the top,
-#: may include all of them.
+#: What each folder of the native code may include of ours, besides itself. At the top, register.cc
+#: may include all of them but backends, and backends.cc those and core.
 NATIVE = {
     "core": (),
     "shm": ("core",),
     "blas": ("core",),
-    "disco": ("core", "shm"),
+    "disco": ("core",),
 }
+BACKENDS = ("shm",)
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
-    ("disco/session.cc", '"runtime.disco.shm.init_ccl_per_worker"'),
     ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
     ("blas/blas.cc", '"tvm_ipc.blas.find"'),
     ("blas/blas.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
@@ -139,6 +141,15 @@ def part_of(path: Path) -> str:
 
 def python_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
+
+
+def code_of(path: Path) -> str:
+    """A module without its comments and the text that documents it."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(value=None)
+    return ast.unparse(tree)
 
 
 def native_files() -> list[Path]:
@@ -238,6 +249,19 @@ def test_native_folder_includes_only_what_it_may(folder: str) -> None:
             assert parts[0] in {folder, *NATIVE[folder]}, f"{path.name} includes {name}"
 
 
+def test_a_backend_is_a_folder_and_a_line_in_a_table() -> None:
+    assert set(BACKENDS) == set(contract.BACKENDS) <= NATIVE.keys()
+    for path in (p for p in native_files() if native_folder(p) == ""):
+        folders = {name.partition("/")[0] for name in includes(path.read_text()) if "/" in name}
+        assert path.name == "backends.cc" or not folders & set(BACKENDS), path.name
+    for path in native_files():
+        named = [name for name in BACKENDS if f'"{name}"' in path.read_text()]
+        assert not named or native_folder(path) in named, f"{path.name} names {named}"
+    for path in python_files():
+        named = [name for name in BACKENDS if re.search(rf"""['"]{name}['"]""", code_of(path))]
+        assert not named or path == PACKAGE / "contract" / "values.py", f"{path} names {named}"
+
+
 def test_native_code_knows_tvm_only_where_it_must() -> None:
     tvm_header = re.compile(r"#\s*include\s*<(tvm|dlpack)/")
     users = {str(p.relative_to(CSRC)) for p in native_files() if tvm_header.search(p.read_text())}
@@ -249,7 +273,7 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "blas/blas.h",
     }
     lists = re.findall(r"set\(TVM_IPC_\w+_SOURCES([^)]*)\)", (CSRC / "core.cmake").read_text())
-    built_without = {name for names in lists for name in names.split()}
+    built_without = {Path(name).name for names in lists for name in names.split()}
     without = {p.name for p in native_files() if p.suffix == ".cc" and native_folder(p) != "disco"}
     assert built_without == without - {"register.cc", "numbers.cc", "blas.cc"}
 

@@ -103,7 +103,7 @@ def _doctor(as_json: bool) -> int:
     facts = doctor.examine(terminal.progress)
     width = terminal.columns()
     terminal.say(json.dumps(facts, indent=2) if as_json else doctor.render(facts, width))
-    return 0 if facts["backends"]["shm"]["available"] else 1
+    return 0 if any(backend["available"] for backend in facts["backends"].values()) else 1
 
 
 def _demo(arguments: list[str], _traceback: list[str]) -> int:

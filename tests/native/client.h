@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "backends.h"
 #include "core/frame.h"
 #include "core/hub.h"
 #include "core/join.h"
@@ -25,6 +26,7 @@ namespace tvm_ipc {
 
 inline HubOptions Options(int num_ranks, double timeout_seconds = 60) {
   HubOptions options;
+  options.backend = &FindBackend("shm");
   options.num_ranks = num_ranks;
   options.timeout_seconds = timeout_seconds;
   options.arena_bytes = 4 << 20;
@@ -78,6 +80,7 @@ class Client {
   Hello hello(int rank, int num_ranks, int num_groups = 1) const {
     Hello hello{};
     memcpy(hello.token, invitation_.token.data(), sizeof(hello.token));
+    std::string("shm").copy(hello.backend, sizeof(hello.backend) - 1);
     hello.rank = rank;
     hello.num_ranks = num_ranks;
     hello.num_groups = num_groups;

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends.h"
 #include "core/group.h"
 #include "core/hub.h"
 #include "core/join.h"
@@ -48,8 +49,10 @@ class Ranks {
   enum class Kind { kThreads, kProcesses };
 
   /*! \brief Processes are forked before the hub has its thread, so make it the only session. */
-  Ranks(Kind kind, const HubOptions& options, int num_groups, Body body)
+  Ranks(Kind kind, HubOptions options, int num_groups, Body body)
       : num_ranks_(options.num_ranks), num_groups_(num_groups), body_(std::move(body)) {
+    if (options.backend == nullptr) options.backend = &FindBackend("shm");
+    backend_ = options.backend;
     orders_.resize(num_ranks_, {-1, -1});
     for (auto& pipe_ends : orders_) {
       int ends[2];
@@ -163,9 +166,9 @@ class Ranks {
     Read(orders, &size, sizeof(size));
     std::string invitation(size, '\0');
     Read(orders, invitation.data(), size);
-    SetCurrentRank(Join(Invitation::Unpack(invitation), id, num_ranks_, num_groups_));
+    SetCurrentRank(Join(Invitation::Unpack(invitation), *backend_, id, num_ranks_, num_groups_));
     Rank* rank = CurrentRank();
-    UseInstructionSet(rank->options().instruction_set);
+    backend_->UseInstructionSet(rank->options().instruction_set);
     while (true) {
       Order order;
       Read(orders, &order, sizeof(order));
@@ -180,6 +183,7 @@ class Ranks {
     }
   }
 
+  const Backend* backend_ = nullptr;
   int num_ranks_;
   int num_groups_;
   Body body_;

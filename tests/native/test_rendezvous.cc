@@ -35,6 +35,9 @@ void TestRefusals() {
   Hello impostor = first.hello(0, 2);
   impostor.token[3] ^= 1;
   refused(impostor, "token");
+  Hello stray = first.hello(0, 2);
+  stray.backend[0] = 'x';
+  refused(stray, "rank 0 was started for the backend xhm, the session has shm");
   refused(first.hello(2, 2), "no rank 2");
   refused(first.hello(-1, 2), "no rank -1");
   refused(first.hello(0, 3), "3 workers");
@@ -91,7 +94,7 @@ void TestStrangers() {
   std::atomic<int> leave{0};
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
-      SetCurrentRank(Join(invitation, rank, 3, 1));
+      SetCurrentRank(Join(invitation, FindBackend("shm"), rank, 3, 1));
       while (leave == 0) usleep(1000);
       SetCurrentRank(nullptr);
     });
@@ -121,7 +124,7 @@ void TestForkedChild() {
   const Invitation invitation = Invitation::Unpack(hub.invitation());
   Client other(hub);
   EXPECT(other.Join(1, 2));
-  auto rank = Join(invitation, 0, 2, 1);
+  auto rank = Join(invitation, FindBackend("shm"), 0, 2, 1);
   EXPECT(!rank->forked());
   const pid_t child = fork();
   if (child == 0) {
@@ -148,7 +151,7 @@ void TestStall() {
   Client stalled(hub);
   stalled.Write("x");
   const auto before = Clock::now();
-  auto rank = Join(Invitation::Unpack(hub.invitation()), 0, 1, 1);
+  auto rank = Join(Invitation::Unpack(hub.invitation()), FindBackend("shm"), 0, 1, 1);
   EXPECT(Clock::now() - before < std::chrono::seconds(10));
   while (!hub.monitor().WaitJoined(1)) {
   }

@@ -393,6 +393,21 @@ def test_backend_is_running_already(trio: tvm_ipc.Session) -> None:
         trio.init_ccl("nccl", 0, 1, 2)
 
 
+@pytest.mark.parametrize("backend", ["auto", *tvm_ipc.contract.BACKENDS])
+def test_backend_is_named(backend: str) -> None:
+    with tvm_ipc.Session(2, threads=True, backend=backend) as session:
+        x = session.put(np.ones(3, "float32"))
+        session.allreduce(x, x)
+        np.testing.assert_array_equal(session.get(x), [2, 2, 2])
+        session.init_ccl(backend)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "", None, 3, "SHM"])
+def test_backends_that_are_not_there_are_refused(backend: object) -> None:
+    with pytest.raises((ValueError, TypeError), match="Session: backend is one of 'auto', 'shm'"):
+        tvm_ipc.Session(2, threads=True, backend=backend)  # type: ignore[arg-type]
+
+
 # ---- several at once ------------------------------------------------------------------------
 
 

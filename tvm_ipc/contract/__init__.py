@@ -16,11 +16,11 @@ from tvm_ipc.contract.function import ANY, RESULT, ROLES, Function, Meeting, Par
 from tvm_ipc.contract.programs import MODULE_CHECK, PROGRAM_FUNCTIONS, PROGRAMS, find
 from tvm_ipc.contract.sessions import SESSION_FUNCTIONS
 from tvm_ipc.contract.values import (
+    BACKENDS,
     IPC_MEMORY,
     MAX_STEPS,
     MAX_WORKERS,
     REDUCED_TYPES,
-    SHM,
     AllReduceStrategy,
     CollectiveFlag,
     Epilogue,
@@ -32,6 +32,7 @@ from tvm_ipc.contract.values import (
 
 __all__ = [
     "ANY",
+    "BACKENDS",
     "FUNCTIONS",
     "IPC_MEMORY",
     "MAX_STEPS",
@@ -41,7 +42,6 @@ __all__ = [
     "REDUCED_TYPES",
     "RESULT",
     "ROLES",
-    "SHM",
     "AllReduceStrategy",
     "CollectiveFlag",
     "Epilogue",

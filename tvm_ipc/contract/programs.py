@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from tvm_ipc.contract.function import ANY, RESULT, Function, Meeting, Registered
-from tvm_ipc.contract.values import IPC_MEMORY, SHM, CollectiveFlag, ReduceKind, Team
+from tvm_ipc.contract.values import BACKENDS, IPC_MEMORY, CollectiveFlag, ReduceKind, Team
 
 DISCO: Final = "runtime.disco."
 _CUDA_IPC: Final = f"{DISCO}cuda_ipc."
@@ -139,7 +139,9 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
     )
 
 
-SHM_COLLECTIVES: Final = _of_backend(f"{DISCO}{SHM}.", Registered.NATIVE)
+BACKEND_COLLECTIVES: Final = tuple(
+    one for name in BACKENDS for one in _of_backend(f"{DISCO}{name}.", Registered.NATIVE)
+)
 
 #: What `LegalizeOps` makes of `R.ccl.*`: they call those of the session's backend.
 DISCO_COLLECTIVES: Final = _of_backend(DISCO, Registered.UPSTREAM)
@@ -228,7 +230,7 @@ PROGRAM_FUNCTIONS: Final = (
     ALLREDUCE,
     CUSTOM_ALLREDUCE,
     *DISCO_COLLECTIVES,
-    *SHM_COLLECTIVES,
+    *BACKEND_COLLECTIVES,
     TEAM,
     ALLOC_STORAGE,
     ALLOC_TENSOR,

@@ -7,34 +7,40 @@ from typing import Final
 
 from tvm_ipc.contract.function import Function, Registered
 from tvm_ipc.contract.programs import DISCO
-from tvm_ipc.contract.values import SHM
+from tvm_ipc.contract.values import BACKENDS
 
-_SHM: Final = f"{DISCO}{SHM}."
+
+def _of_backend(backend: str) -> tuple[Function, ...]:
+    prefix = f"{DISCO}{backend}."
+    return (
+        Function(
+            f"{prefix}init_ccl",
+            "(session: Session, device_ids: Shape)",
+            "controller: start, and wait for the workers",
+            registered=Registered.PYTHON,
+        ),
+        Function(
+            f"{prefix}init_ccl_per_worker",
+            "(device_ids: Shape, invitation: bytes)",
+            "worker: join the group that the invitation names",
+        ),
+        Function(f"{prefix}sync_worker", "()", "wait until all that was started here is done"),
+        Function(
+            f"{prefix}test_send_to_next_group_recv_from_prev_group",
+            "(buffer: Tensor)",
+            "exercise that TVM's own tests call",
+        ),
+        Function(
+            f"{prefix}test_worker2_sends_to_worker0",
+            "(buffer: Tensor)",
+            "exercise that TVM's own tests call",
+        ),
+    )
+
 
 SESSION_FUNCTIONS: Final = (
     Function("runtime.disco.compiled_ccl", "() -> str", "name of the default backend"),
-    Function(
-        f"{_SHM}init_ccl",
-        "(session: Session, device_ids: Shape)",
-        "controller: start, and wait for the workers",
-        registered=Registered.PYTHON,
-    ),
-    Function(
-        f"{_SHM}init_ccl_per_worker",
-        "(device_ids: Shape, invitation: bytes)",
-        "worker: join the group that the invitation names",
-    ),
-    Function(f"{_SHM}sync_worker", "()", "nothing is in flight when a CPU collective returns"),
-    Function(
-        f"{_SHM}test_send_to_next_group_recv_from_prev_group",
-        "(buffer: Tensor)",
-        "exercise that TVM's own tests call",
-    ),
-    Function(
-        f"{_SHM}test_worker2_sends_to_worker0",
-        "(buffer: Tensor)",
-        "exercise that TVM's own tests call",
-    ),
+    *(one for backend in BACKENDS for one in _of_backend(backend)),
     Function("tvm_ipc.blas.info", "() -> str", "JSON: the BLAS, which is loaded for it"),
     Function("tvm_ipc.blas.use_kernels", "(name: str)", "for tests: kernels beside the BLAS"),
     Function("tvm_ipc.blas.find", "() -> str", "path of the BLAS", registered=Registered.PYTHON),
@@ -48,7 +54,8 @@ SESSION_FUNCTIONS: Final = (
     ),
     Function(
         "tvm_ipc.session.open",
-        "(session: Session, device_ids: Shape, timeout: float, arena_limit: int, room: int)",
+        "(session: Session, backend: str, device_ids: Shape, timeout: float, arena_limit: int, "
+        "room: int)",
         "controller: make the group and invite the workers; 0 means the configured value; "
         "at most `room` bytes of commands are sent before workers read",
     ),

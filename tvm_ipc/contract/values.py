@@ -13,8 +13,10 @@ from typing import Final, SupportsIndex
 #: The memory scope of a buffer that peers map directly. Upstream's name.
 IPC_MEMORY: Final = "ipc_memory"
 
-#: Name of the collective backend between workers on CPUs of one machine.
-SHM: Final = "shm"
+#: Names of the collective backends, the one that "auto" means first: `shm` is between workers on
+#: CPUs of one machine.
+BACKENDS: Final = ("shm",)
+
 #: The most workers that one session can have.
 MAX_WORKERS: Final = 64
 

@@ -11,8 +11,9 @@ find_package(Threads REQUIRED)
 set(TVM_IPC_CORE_SOURCES
   arena.cc connection.cc element.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
   machine.cc meeting.cc monitor.cc rendezvous.cc teams.cc wait.cc worker_pipes.cc)
+# With the table of all backends, which stands above their folders.
 set(TVM_IPC_SHM_SOURCES
-  allreduce.cc collectives.cc point_to_point.cc
+  ../backends.cc allreduce.cc backend.cc collectives.cc point_to_point.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc

@@ -11,12 +11,11 @@
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/extra/json.h>
 
+#include "backends.h"
 #include "blas/kernels.h"
 #include "blas/matmul_piece.h"
 #include "core/arena.h"
 #include "core/monitor.h"
-#include "shm/collectives.h"
-#include "shm/reduce.h"
 
 namespace tvm_ipc {
 
@@ -104,8 +103,9 @@ Map ReducedTypes() {
     for (int code = 0; code < 32; ++code) {
       for (int bits = 1; bits <= 128; ++bits) {
         const ElementType type{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1};
-        if (FindReduce(type, static_cast<ReduceKind>(kind)))
+        if (FindBackend("auto").Reduces(type, static_cast<ReduceKind>(kind))) {
           types.push_back(ffi::String(Name(type)));
+        }
       }
     }
     reduced.Set(name, types);
@@ -122,7 +122,10 @@ ffi::String Numbers() {
   Map teams;
   teams.Set("WORLD", kWorld);
   teams.Set("GROUP", kGroup);
+  ffi::Array<ffi::Any> backends;
+  for (const Backend* backend : Backends()) backends.push_back(ffi::String(backend->name()));
   Map json;
+  json.Set("BACKENDS", backends);
   json.Set("MAX_WORKERS", kMaxRanks);
   json.Set("MAX_STEPS", kMaxSteps);
   json.Set("IPC_MEMORY", ffi::String(kIpcMemory));

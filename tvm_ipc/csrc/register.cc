@@ -13,6 +13,7 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
+#include "backends.h"
 #include "blas/blas.h"
 #include "core/forked.h"
 #include "core/machine.h"
@@ -22,7 +23,6 @@
 #include "disco/tensor_view.h"
 #include "disco/worker.h"
 #include "numbers.h"
-#include "shm/collectives.h"
 
 namespace tvm_ipc {
 
@@ -57,12 +57,42 @@ struct ThrowingPacked {
   }
 };
 
+/*!
+ * \brief A function of a worker, which gets its rank first.
+ *
+ * With a backend it refuses to run in the sessions of others.
+ */
+template <auto function>
+struct OfWorker;
+template <typename Result, typename... Args, Result (*function)(Rank&, Args...)>
+struct OfWorker<function> {
+  const Backend* backend = nullptr;
+
+  Result operator()(Args... args) const {
+    try {
+      Rank& rank = RequireRank();
+      if (backend != nullptr && backend != &rank.backend()) {
+        Fail(kind::kValue, "this function is one of the backend ", backend->name(),
+             ", and the session runs ", rank.backend().name());
+      }
+      return function(rank, std::move(args)...);
+    } catch (const Error& error) {
+      throw ffi::Error(error.kind(), error.what(), "");
+    }
+  }
+};
+
+Buffer View(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
+  return ViewBuffer(rank.backend(), what, tensor);
+}
+
 /*! \brief A buffer, or nothing. */
 struct MaybeBuffer {
   Buffer buffer;
   bool present;
-  MaybeBuffer(const char* what, const OptionalTensor& tensor) : present(tensor.has_value()) {
-    if (present) buffer = ViewBuffer(what, tensor.value().GetDLTensorPtr());
+  MaybeBuffer(const Rank& rank, const char* what, const OptionalTensor& tensor)
+      : present(tensor.has_value()) {
+    if (present) buffer = View(rank, what, tensor.value().GetDLTensorPtr());
   }
   const Buffer* get() const { return present ? &buffer : nullptr; }
 };
@@ -82,82 +112,78 @@ void CheckAllReduce(int kind, int strategy, int flags) {
   }
 }
 
-void AllReduceWithAll(ffi::TensorView send, int kind, int team, int strategy, int flags,
+void AllReduceWithAll(Rank& rank, ffi::TensorView send, int kind, int team, int strategy, int flags,
                       ffi::TensorView recv) {
   CheckAllReduce(kind, strategy, flags);
-  AllReduce(RequireRank(), team, ViewBuffer("allreduce: send", send),
-            ViewBuffer("allreduce: recv", recv), static_cast<ReduceKind>(kind),
-            static_cast<Strategy>(strategy), static_cast<uint8_t>(flags));
+  rank.endpoint().AllReduce(team, View(rank, "allreduce: send", send),
+                            View(rank, "allreduce: recv", recv), static_cast<ReduceKind>(kind),
+                            static_cast<Strategy>(strategy), static_cast<uint8_t>(flags));
 }
 
-void PlainAllReduce(ffi::TensorView send, int kind, int team, ffi::TensorView recv) {
-  AllReduceWithAll(send, kind, team, static_cast<int>(Strategy::kRing), 0, recv);
+void PlainAllReduce(Rank& rank, ffi::TensorView send, int kind, int team, ffi::TensorView recv) {
+  AllReduceWithAll(rank, send, kind, team, static_cast<int>(Strategy::kRing), 0, recv);
 }
 
-void CustomAllReduce(ffi::TensorView send, int strategy, ffi::TensorView recv) {
-  const Rank& rank = RequireRank();
+void CustomAllReduce(Rank& rank, ffi::TensorView send, int strategy, ffi::TensorView recv) {
   if (rank.group_size() != rank.num_ranks()) {
     Fail(kind::kValue, "custom_allreduce does not say whether it means all ", rank.num_ranks(),
          " workers or the ", rank.group_size(),
          " of a group; compile with num_groups=", rank.num_ranks() / rank.group_size(),
          ", which calls tvm_ipc.allreduce instead");
   }
-  AllReduceWithAll(send, static_cast<int>(ReduceKind::kSum), kWorld, strategy, 0, recv);
+  AllReduceWithAll(rank, send, static_cast<int>(ReduceKind::kSum), kWorld, strategy, 0, recv);
 }
 
-void PlainAllGather(ffi::TensorView send, int team, ffi::TensorView recv) {
-  AllGather(RequireRank(), team, ViewBuffer("allgather: send", send),
-            ViewBuffer("allgather: recv", recv));
+void PlainAllGather(Rank& rank, ffi::TensorView send, int team, ffi::TensorView recv) {
+  rank.endpoint().AllGather(team, View(rank, "allgather: send", send),
+                            View(rank, "allgather: recv", recv));
 }
 
-void BroadcastFromWorker0(OptionalTensor send, int team, ffi::TensorView recv) {
-  MaybeBuffer source("broadcast: send", send);
-  Broadcast(RequireRank(), team, source.get(), ViewBuffer("broadcast: recv", recv));
+void BroadcastFromWorker0(Rank& rank, OptionalTensor send, int team, ffi::TensorView recv) {
+  MaybeBuffer source(rank, "broadcast: send", send);
+  rank.endpoint().Broadcast(team, source.get(), View(rank, "broadcast: recv", recv));
 }
 
-void ScatterFromWorker0(OptionalTensor send, int team, ffi::TensorView recv) {
-  MaybeBuffer source("scatter: send", send);
-  Scatter(RequireRank(), team, source.get(), ViewBuffer("scatter: recv", recv));
+void ScatterFromWorker0(Rank& rank, OptionalTensor send, int team, ffi::TensorView recv) {
+  MaybeBuffer source(rank, "scatter: send", send);
+  rank.endpoint().Scatter(team, source.get(), View(rank, "scatter: recv", recv));
 }
 
-void GatherToWorker0(ffi::TensorView send, int team, OptionalTensor recv) {
-  MaybeBuffer target("gather: recv", recv);
-  Gather(RequireRank(), team, ViewBuffer("gather: send", send), target.get());
+void GatherToWorker0(Rank& rank, ffi::TensorView send, int team, OptionalTensor recv) {
+  MaybeBuffer target(rank, "gather: recv", recv);
+  rank.endpoint().Gather(team, View(rank, "gather: send", send), target.get());
 }
 
-void SendToWorker(ffi::TensorView send, int receiver) {
-  Send(RequireRank(), ViewBuffer("send_to_worker: send", send), receiver);
+void SendToWorker(Rank& rank, ffi::TensorView send, int receiver) {
+  rank.endpoint().Send(View(rank, "send_to_worker: send", send), receiver);
 }
 
-void RecvFromWorker(ffi::TensorView recv, int sender) {
-  Receive(RequireRank(), ViewBuffer("recv_from_worker: recv", recv), sender);
+void RecvFromWorker(Rank& rank, ffi::TensorView recv, int sender) {
+  rank.endpoint().Receive(View(rank, "recv_from_worker: recv", recv), sender);
 }
 
-void RecvFromWorker0(ffi::TensorView recv) {
-  Rank& rank = RequireRank();
+void RecvFromWorker0(Rank& rank, ffi::TensorView recv) {
   if (rank.id() == 0) Fail(kind::kValue, "recv_from_worker0: rank 0 is the caller itself");
-  Receive(rank, ViewBuffer("recv_from_worker0: recv", recv), 0);
+  rank.endpoint().Receive(View(rank, "recv_from_worker0: recv", recv), 0);
 }
 
-void SendToNextGroup(ffi::TensorView send) {
-  Rank& rank = RequireRank();
+void SendToNextGroup(Rank& rank, ffi::TensorView send) {
   const int receiver = rank.id() + rank.group_size();
   if (receiver >= rank.num_ranks()) {
     Fail(kind::kValue, "send_to_next_group: rank ", rank.id(), " is in the last group");
   }
-  Send(rank, ViewBuffer("send_to_next_group: send", send), receiver);
+  rank.endpoint().Send(View(rank, "send_to_next_group: send", send), receiver);
 }
 
-void RecvFromPrevGroup(ffi::TensorView recv) {
-  Rank& rank = RequireRank();
+void RecvFromPrevGroup(Rank& rank, ffi::TensorView recv) {
   const int sender = rank.id() - rank.group_size();
   if (sender < 0) {
     Fail(kind::kValue, "recv_from_prev_group: rank ", rank.id(), " is in the first group");
   }
-  Receive(rank, ViewBuffer("recv_from_prev_group: recv", recv), sender);
+  rank.endpoint().Receive(View(rank, "recv_from_prev_group: recv", recv), sender);
 }
 
-void SyncWorker() { RequireRank(); }
+void SyncWorker(Rank& rank) { rank.endpoint().Synchronise(); }
 
 void RequireTwoPairs(const Rank& rank) {
   if (rank.num_ranks() != 4 || rank.group_size() != 2) {
@@ -165,29 +191,48 @@ void RequireTwoPairs(const Rank& rank) {
   }
 }
 
-void ExerciseGroups(ffi::TensorView buffer) {
-  RequireTwoPairs(RequireRank());
-  return RequireRank().id() < 2 ? SendToNextGroup(buffer) : RecvFromPrevGroup(buffer);
+void ExerciseGroups(Rank& rank, ffi::TensorView buffer) {
+  RequireTwoPairs(rank);
+  return rank.id() < 2 ? SendToNextGroup(rank, buffer) : RecvFromPrevGroup(rank, buffer);
 }
 
-void ExerciseSend(ffi::TensorView buffer) {
-  RequireTwoPairs(RequireRank());
-  if (RequireRank().id() == 2) SendToWorker(buffer, 0);
-  if (RequireRank().id() == 0) RecvFromWorker(buffer, 2);
+void ExerciseSend(Rank& rank, ffi::TensorView buffer) {
+  RequireTwoPairs(rank);
+  if (rank.id() == 2) SendToWorker(rank, buffer, 0);
+  if (rank.id() == 0) RecvFromWorker(rank, buffer, 2);
+}
+
+/*! \brief The beginning of the names of a backend's functions. */
+std::string PrefixOf(const Backend& backend) { return Text("runtime.disco.", backend.name(), "."); }
+
+void Open(controller::Session session, ffi::String backend, ffi::Shape device_ids,
+          double timeout_seconds, int64_t arena_bytes, int64_t room) {
+  const Backend& found = FindBackend(backend);
+  controller::Open(session, found, PrefixOf(found) + "init_ccl_per_worker", device_ids,
+                   timeout_seconds, arena_bytes, room);
+}
+
+void Configure(double timeout_seconds, int64_t arena_bytes, ffi::String instruction_set) {
+  for (const Backend* backend : Backends()) {
+    if (!backend->UseInstructionSet(instruction_set)) {
+      Fail(kind::kValue, "this machine has no instruction set ", std::string(instruction_set));
+    }
+  }
+  controller::Configure(timeout_seconds, arena_bytes, instruction_set);
 }
 
 ffi::String NativeInfo() {
-  ffi::Array<ffi::Any> sets;
-  const std::string now = InstructionSet();
-  for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"}) {
-    if (UseInstructionSet(name)) sets.push_back(ffi::String(name));
-  }
-  UseInstructionSet(now);
+  auto texts = [](const std::vector<std::string>& values) {
+    ffi::Array<ffi::Any> array;
+    for (const std::string& value : values) array.push_back(ffi::String(value));
+    return array;
+  };
+  const Backend& backend = FindBackend("auto");
   const int file = memfd_create("tvm_ipc probe", MFD_CLOEXEC);
   const int process = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
   ffi::Map<ffi::String, ffi::Any> json;
-  json.Set("instruction_sets", sets);
-  json.Set("instruction_set", ffi::String(now));
+  json.Set("instruction_sets", texts(backend.instruction_sets()));
+  json.Set("instruction_set", ffi::String(backend.instruction_set()));
   json.Set("memfd", file >= 0);
   json.Set("pidfd", process >= 0);
   json.Set("cores", AvailableCores());
@@ -199,33 +244,47 @@ ffi::String NativeInfo() {
   return ffi::json::Stringify(json);
 }
 
-ffi::String CompiledCCL() { return "shm"; }
+ffi::String CompiledCCL() { return FindBackend("auto").name(); }
 
-#define TVM_IPC_CUDA_IPC "runtime.disco.cuda_ipc."
-#define TVM_IPC_SHM "runtime.disco.shm."
+/*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
+void RegisterBackend(const Backend* backend) {
+  const std::string prefix = PrefixOf(*backend);
+  tvm::ffi::reflection::GlobalDef all;
+  auto def = [&](const char* name, auto function) {
+    function.backend = backend;
+    all.def((prefix + name).c_str(), function);
+  };
+  all.def((prefix + "init_ccl_per_worker").c_str(),
+          [backend](ffi::Shape device_ids, ffi::Bytes invitation) {
+            try {
+              worker::InitCCLPerWorker(*backend, device_ids, invitation);
+            } catch (const Error& error) {
+              throw ffi::Error(error.kind(), error.what(), "");
+            }
+          });
+  def("allreduce", OfWorker<PlainAllReduce>());
+  def("allgather", OfWorker<PlainAllGather>());
+  def("broadcast_from_worker0", OfWorker<BroadcastFromWorker0>());
+  def("scatter_from_worker0", OfWorker<ScatterFromWorker0>());
+  def("gather_to_worker0", OfWorker<GatherToWorker0>());
+  def("recv_from_worker0", OfWorker<RecvFromWorker0>());
+  def("send_to_next_group", OfWorker<SendToNextGroup>());
+  def("recv_from_prev_group", OfWorker<RecvFromPrevGroup>());
+  def("send_to_worker", OfWorker<SendToWorker>());
+  def("recv_from_worker", OfWorker<RecvFromWorker>());
+  def("sync_worker", OfWorker<SyncWorker>());
+  def("test_send_to_next_group_recv_from_prev_group", OfWorker<ExerciseGroups>());
+  def("test_worker2_sends_to_worker0", OfWorker<ExerciseSend>());
+}
 
 TVM_FFI_STATIC_INIT_BLOCK() {
+  for (const Backend* backend : Backends()) RegisterBackend(backend);
   tvm::ffi::reflection::GlobalDef()
       .def("runtime.disco.compiled_ccl", CompiledCCL)
-      .def(TVM_IPC_CUDA_IPC "alloc_storage", Throwing<AllocStorage>::Call)
-      .def(TVM_IPC_CUDA_IPC "custom_allreduce", Throwing<CustomAllReduce>::Call)
-      .def(TVM_IPC_CUDA_IPC "cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
-      .def(TVM_IPC_SHM "init_ccl_per_worker", Throwing<worker::InitCCLPerWorker>::Call)
-      .def(TVM_IPC_SHM "allreduce", Throwing<PlainAllReduce>::Call)
-      .def(TVM_IPC_SHM "allgather", Throwing<PlainAllGather>::Call)
-      .def(TVM_IPC_SHM "broadcast_from_worker0", Throwing<BroadcastFromWorker0>::Call)
-      .def(TVM_IPC_SHM "scatter_from_worker0", Throwing<ScatterFromWorker0>::Call)
-      .def(TVM_IPC_SHM "gather_to_worker0", Throwing<GatherToWorker0>::Call)
-      .def(TVM_IPC_SHM "recv_from_worker0", Throwing<RecvFromWorker0>::Call)
-      .def(TVM_IPC_SHM "send_to_next_group", Throwing<SendToNextGroup>::Call)
-      .def(TVM_IPC_SHM "recv_from_prev_group", Throwing<RecvFromPrevGroup>::Call)
-      .def(TVM_IPC_SHM "send_to_worker", Throwing<SendToWorker>::Call)
-      .def(TVM_IPC_SHM "recv_from_worker", Throwing<RecvFromWorker>::Call)
-      .def(TVM_IPC_SHM "sync_worker", Throwing<SyncWorker>::Call)
-      .def(TVM_IPC_SHM "test_send_to_next_group_recv_from_prev_group",
-           Throwing<ExerciseGroups>::Call)
-      .def(TVM_IPC_SHM "test_worker2_sends_to_worker0", Throwing<ExerciseSend>::Call)
-      .def("tvm_ipc.allreduce", Throwing<AllReduceWithAll>::Call)
+      .def("runtime.disco.cuda_ipc.alloc_storage", Throwing<AllocStorage>::Call)
+      .def("runtime.disco.cuda_ipc.custom_allreduce", OfWorker<CustomAllReduce>())
+      .def("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
+      .def("tvm_ipc.allreduce", OfWorker<AllReduceWithAll>())
       .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
       .def("tvm_ipc.require_bounds", Throwing<RequireBounds>::Call)
@@ -237,8 +296,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)
       .def("tvm_ipc.numbers", Throwing<Numbers>::Call)
-      .def("tvm_ipc.configure", Throwing<controller::Configure>::Call)
-      .def("tvm_ipc.session.open", Throwing<controller::Open>::Call)
+      .def("tvm_ipc.configure", Throwing<Configure>::Call)
+      .def("tvm_ipc.session.open", Throwing<Open>::Call)
       .def("tvm_ipc.session.wait_joined", Throwing<controller::WaitJoined>::Call)
       .def_packed("tvm_ipc.session.send", ThrowingPacked<controller::Send>::Call)
       .def("tvm_ipc.session.send_ticket", Throwing<controller::SendTicket>::Call)

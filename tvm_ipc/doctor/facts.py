@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm_ipc
+from tvm_ipc.contract import BACKENDS
 from tvm_ipc.doctor.compiler import try_compiler
 from tvm_ipc.doctor.machine import cgroup_limit, cpu_model, resource_limit
 from tvm_ipc.doctor.reason import reason_of
@@ -115,23 +116,21 @@ def _backends(problem: str | None) -> dict[str, dict[str, Any]]:
     driver = "an" if library.has_nvidia_driver() else "no"
     later = f"not in this version of tvm_ipc; {driver} NVIDIA driver was found"
     reasons = {"cuda": later, "nccl": later, "mpi": "not in this version of tvm_ipc"}
-    if problem is None:
-        works, reason = _try_shm()
-    else:
-        works, reason = False, problem
-    return {
-        "shm": {"available": works, "reason": reason},
-        **{name: {"available": False, "reason": reasons[name]} for name in _LATER},
-    }
+    facts = {name: {"available": False, "reason": reasons[name]} for name in _LATER}
+    for name in BACKENDS:
+        works, reason = _try(name) if problem is None else (False, problem)
+        facts[name] = {"available": works, "reason": reason}
+    order = (*BACKENDS, *(name for name in _LATER if name not in BACKENDS))
+    return {name: facts[name] for name in order}
 
 
-def _try_shm() -> tuple[bool, str]:
+def _try(backend: str) -> tuple[bool, str]:
     """Start two workers and let them add."""
     import numpy as np
 
     start = time.monotonic()
     try:
-        with tvm_ipc.Session(2) as session:
+        with tvm_ipc.Session(2, backend=backend) as session:
             ones = np.ones(8, "float32")
             source = session.put(ones)
             target = session.empty(ones.shape, "float32")

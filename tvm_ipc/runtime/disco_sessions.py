@@ -17,6 +17,7 @@ waits for a worker. What a program calls stays as it was.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -28,7 +29,7 @@ import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import SHM
+from tvm_ipc.contract import BACKENDS
 from tvm_ipc.runtime import devices, disco_state, log
 from tvm_ipc.runtime.disco_processes import serving, start_workers
 from tvm_ipc.runtime.disco_state import originals, usable
@@ -63,7 +64,8 @@ def mend() -> None:
     for name, function in _MENDED.items():
         setattr(api, name, function)
     _replace("runtime.disco.create_process_pool", _create_process_pool)
-    _replace("runtime.disco.shm.init_ccl", start_shm)
+    for backend in BACKENDS:
+        _replace(f"runtime.disco.{backend}.init_ccl", functools.partial(_start, backend))
     main_loop = "runtime.disco.WorkerProcess"
     _replace(main_loop, serving(_native(main_loop)))
     disco.Session.init_ccl = _init_ccl
@@ -81,20 +83,27 @@ def init_ccl(session: disco.Session, ccl: str, device_ids: Sequence[int] | None)
     else:
         ids = devices.of_workers("init_ccl", session.num_workers, device_ids)
     name = arguments.text("init_ccl: ccl", ccl, "the name of a backend")
-    if name not in ("auto", SHM) and _native(f"runtime.disco.{name}.init_ccl", True):
+    if name not in ("auto", *BACKENDS) and _native(f"runtime.disco.{name}.init_ccl", True):
         disco._ffi_api.SessionInitCCL(session, name, ids)  # another library's
         session._clear_ipc_memory_pool()
         return
-    arguments.one_of("init_ccl: ccl", name, ("auto", SHM))
+    name = chosen_backend("init_ccl: ccl", name)
     log.start()
-    start_shm(session, ids)
+    _start(name, session, ids)
 
 
-def start_shm(session: disco.Session, device_ids: tvm_ffi.Shape) -> None:
-    """Start the backend `shm` in a session of Disco, and wait until every worker has joined."""
-    _log.info("a session of Disco gets the backend %s: it is the only one in this version", SHM)
+def chosen_backend(where: str, name: str) -> str:
+    """Return the name of the backend that a caller asks for."""
+    arguments.one_of(where, name, ("auto", *BACKENDS))
+    return BACKENDS[0] if name == "auto" else name
+
+
+def _start(backend: str, session: disco.Session, device_ids: tvm_ffi.Shape) -> None:
+    """Start a backend in a session of Disco, and wait until every worker has joined."""
+    others = "" if len(BACKENDS) > 1 else ": it is the only one in this version"
+    _log.info("a session of Disco gets the backend %s%s", backend, others)
     state = disco_state.kept_state(session)
-    _open(session, device_ids, 0.0, 0, 0)
+    _open(session, backend, device_ids, 0.0, 0, 0)
     try:
         wait_until_joined(session, "a session of Disco", state.exit_codes)
     except BaseException:

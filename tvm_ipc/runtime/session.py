@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK, SHM
+from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config, devices, disco_sessions, log
 from tvm_ipc.runtime.commands import keys
@@ -62,6 +62,8 @@ class Session(ValueSession, EndingSession):
         `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers.
     device_ids : the device of each worker, as Disco's `init_ccl` takes them. Workers on CPUs use
         none, so there is nothing to choose yet.
+    backend : what moves data between the workers: "shm", memory that workers on CPUs of one machine
+        share; or "auto", which is that.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Session(ValueSession, EndingSession):
         timeout: float | None = None,
         arena_limit: int | str | None = None,
         device_ids: Sequence[int] | None = None,
+        backend: str = "auto",
     ) -> None:
+        self._backend = disco_sessions.chosen_backend("Session: backend", backend)
         num_workers, num_groups = arguments.workers(
             "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
         )
@@ -131,7 +135,7 @@ class Session(ValueSession, EndingSession):
             )
         self._made = True
         try:
-            _open(self, ids, settings.timeout, settings.arena_limit or 0, self._room)
+            _open(self, self._backend, ids, settings.timeout, settings.arena_limit or 0, self._room)
         except (RuntimeError, MemoryError) as error:
             if "Write Error" not in str(error):  # else a worker has ended; the wait says which
                 raise IPCError(f"the session cannot start: {error}") from error
@@ -152,7 +156,7 @@ class Session(ValueSession, EndingSession):
         machine = json.loads(_native_info())
         wanted = settings.instruction_set
         why = "the best of this processor" if wanted == "auto" else "as TVM_IPC_ISA says"
-        _log.info("%s: backend %s: all workers are on this machine", self._name, SHM)
+        _log.info("%s: backend %s: all workers are on this machine", self._name, self._backend)
         _log.info("%s: reductions use %s: %s", self._name, machine["instruction_set"], why)
         arena = f"{settings.arena_limit} bytes" if settings.arena_limit else "the default"
         _log.info("%s: deadline %g s, arena limit %s", self._name, self.timeout, arena)
@@ -193,7 +197,7 @@ class Session(ValueSession, EndingSession):
 
         There is nothing left to do. Any other backend is refused.
         """
-        arguments.one_of("init_ccl: ccl", ccl, ("auto", SHM))
+        arguments.one_of("init_ccl: ccl", ccl, ("auto", self._backend))
         devices.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
 
     def __repr__(self) -> str:

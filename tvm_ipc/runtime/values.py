@@ -20,7 +20,7 @@ from tvm.runtime import Tensor, disco
 from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import SHM, ReduceKind
+from tvm_ipc.contract import ReduceKind
 from tvm_ipc.runtime.commands import CommandSession, keys
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 from tvm_ipc.runtime.teams import Team, in_team
@@ -51,6 +51,9 @@ _BITS: Final = (1, 2, 4, 6, 8, 16, 32, 64)
 
 class ValueSession(CommandSession):
     """A session whose workers have values."""
+
+    #: The name of what moves data between the workers.
+    _backend: str
 
     # ---- one value ------------------------------------------------------------------------
 
@@ -306,7 +309,7 @@ class ValueSession(CommandSession):
             self._get_cached_method(f"runtime.disco.{name}")(source, *kind, team, target)
             return
         # Disco knows no teams: what its function would call is called, in the team's workers alone.
-        function = self._get_cached_method(f"runtime.disco.{SHM}.{name}")
+        function = self._get_cached_method(f"runtime.disco.{self._backend}.{name}")
         call = self._get_cached_method("tvm_ipc.worker.call_in_team")
         numbers = [int(extents[0]) for extents in kind]
         call(function, team.id, source, *numbers, team.id, target)

@@ -108,6 +108,7 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
       arena_(MakeArena(segments, std::move(segment))) {}
 
 Rank::~Rank() {
+  endpoint_.reset();
   Leave();
   for (uint32_t i = 0; i < kMaxTeams; ++i) delete made_[i].load(std::memory_order_relaxed);
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/arena.h"
+#include "core/backend.h"
 #include "core/connection.h"
 #include "core/control.h"
 #include "core/error.h"
@@ -142,6 +143,14 @@ class Rank {
   void FailSession();
   Connection& connection() const { return *connection_; }
 
+  /*! \brief Start the backend, which ends with the rank. */
+  void Start(const Backend& backend) {
+    backend_ = &backend;
+    endpoint_ = backend.Start(*this);
+  }
+  const Backend& backend() const { return *backend_; }
+  Endpoint& endpoint() const { return *endpoint_; }
+
  private:
   struct Packets {
     uint32_t last = 0;
@@ -168,6 +177,8 @@ class Rank {
   std::vector<Packets> sent_;
   std::vector<Packets> received_;
   std::shared_ptr<Arena> arena_;
+  const Backend* backend_ = nullptr;
+  std::unique_ptr<Endpoint> endpoint_;
 };
 
 /*! \brief The rank of the calling thread, nullptr if it has none. */

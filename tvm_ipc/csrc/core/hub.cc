@@ -64,16 +64,14 @@ Hub::Hub(const HubOptions& options) {
   control_->num_ranks = n;
   control_->controller_pid = getpid();
   control_->arena_bytes = arena_bytes;
-  for (int i = 0; i < n; ++i) {
-    files.push_back(MakeMemoryFile("tvm_ipc segment", ArenaStart(n) + arena_bytes));
-  }
+  for (File& file : options.backend->Prepare(*control_)) files.push_back(std::move(file));
   wake_ = File(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (wake_.get() < 0) {
     Fail(kind::kRuntime, "cannot listen for workers: ", strerror(errno), FilesHint(errno));
   }
   monitor_ = std::make_unique<Monitor>(*control_);
-  rendezvous_ =
-      std::make_unique<Rendezvous>(MakeWelcome(options), std::move(files), *control_, *monitor_);
+  rendezvous_ = std::make_unique<Rendezvous>(options.backend->name(), MakeWelcome(options),
+                                             std::move(files), *control_, *monitor_);
   thread_ = StartThread("the session's hub", [this] { Run(); });
 }
 

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/control.h"
 #include "core/file.h"
 #include "core/monitor.h"
@@ -25,6 +26,7 @@
 namespace tvm_ipc {
 
 struct HubOptions {
+  const Backend* backend = nullptr;
   int num_ranks = 1;
   double timeout_seconds = 300;
   /*! \brief Bytes of each rank's arena; 0 for DefaultArenaBytes. */

@@ -87,7 +87,7 @@ void EndWithController(int watched, int controller, std::shared_ptr<std::atomic<
 }
 
 /*! \brief A connection to the hub, and who is at its other end. */
-File Connect(const Invitation& invitation, int rank, ucred* controller) {
+File Connect(const Invitation& invitation, const Backend& backend, int rank, ucred* controller) {
   File connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (connection.get() < 0) {
     Fail(kind::kRuntime, "rank ", rank, " cannot open a socket: ", strerror(errno),
@@ -110,8 +110,8 @@ File Connect(const Invitation& invitation, int rank, ucred* controller) {
     const std::string machine = ThisMachine();
     if (machine != invitation.machine && machine[0] != ' ' && invitation.machine[0] != ' ') {
       Fail(kind::kRuntime, "rank ", rank, " runs on another machine (", machine,
-           ") than the controller (", invitation.machine,
-           "); the shm backend connects workers of one machine only");
+           ") than the controller (", invitation.machine, "); the ", backend.name(),
+           " backend connects workers of one machine only");
     }
     Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(error),
          "; both must run in one network namespace of one machine");
@@ -162,16 +162,18 @@ Invitation Invitation::Unpack(const std::string& bytes) {
                     bytes.substr(first + 2 + sizeof(Hello::token))};
 }
 
-std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks, int num_groups) {
+std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
+                           int num_ranks, int num_groups) {
   Hello hello{};
   memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
+  std::string(backend.name()).copy(hello.backend, sizeof(hello.backend) - 1);
   hello.rank = rank;
   hello.num_ranks = num_ranks;
   hello.num_groups = num_groups;
   hello.pid = getpid();
   const auto end = Clock::now() + kWelcomeTime;
   ucred controller{};
-  auto connection = std::make_shared<Connection>(Connect(invitation, rank, &controller));
+  auto connection = std::make_shared<Connection>(Connect(invitation, backend, rank, &controller));
   std::unique_ptr<Rank> result;  // says goodbye after the error is told
   try {
     Frame answer;
@@ -183,7 +185,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
              " s during the start of the session");
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      connection = std::make_shared<Connection>(Connect(invitation, rank, &controller));
+      connection = std::make_shared<Connection>(Connect(invitation, backend, rank, &controller));
     }
     Welcome welcome;
     memcpy(&welcome, answer.payload.data(), sizeof(welcome));
@@ -200,10 +202,13 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks
       Fail(kind::kRuntime, "rank ", rank, " cannot watch the controller: ", strerror(errno),
            FilesHint(errno));
     }
-    result = std::make_unique<Rank>(rank, segments, options, connection,
-                                    std::move(answer.files[1 + rank]));
+    // A backend may have no segments.
+    const size_t own = 1 + static_cast<size_t>(rank);
+    File segment = own < files.size() ? std::move(answer.files[own]) : File();
+    result = std::make_unique<Rank>(rank, segments, options, connection, std::move(segment));
     if (elsewhere) EndWithController(watched.Give(), controller.pid, result->left(), segments);
     answer.files.clear();
+    result->Start(backend);
     connection->Send(FrameType::kJoined, "");
     return result;
   } catch (const Error& error) {

@@ -18,10 +18,13 @@
 
 namespace tvm_ipc {
 
+class Backend;
 class Rank;
 
 struct Hello {
   char token[16];
+  /*! \brief Its name; zeros follow. */
+  char backend[16];
   int32_t rank;
   int32_t num_ranks;
   int32_t num_groups;
@@ -49,12 +52,14 @@ struct Invitation {
 };
 
 /*!
- * \brief Accept the invitation: connect, map the memory, become a rank of the session.
+ * \brief Accept the invitation: connect, map the memory, become a rank of the session, and start
+ * the backend.
  *
  * In a process other than the controller's a thread watches the connection from now on and ends
  * the process when the controller is gone.
  */
-std::unique_ptr<Rank> Join(const Invitation& invitation, int rank, int num_ranks, int num_groups);
+std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
+                           int num_ranks, int num_groups);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_JOIN_H_

@@ -33,9 +33,10 @@ constexpr int kMaxNoDescriptor = 20;
 
 }  // namespace
 
-Rendezvous::Rendezvous(const Welcome& welcome, std::vector<File> files, Control& control,
-                       Monitor& monitor)
-    : welcome_(welcome),
+Rendezvous::Rendezvous(const std::string& backend, const Welcome& welcome, std::vector<File> files,
+                       Control& control, Monitor& monitor)
+    : backend_(backend),
+      welcome_(welcome),
       files_(std::move(files)),
       control_(control),
       monitor_(monitor),
@@ -139,6 +140,11 @@ void Rendezvous::Hear(int socket) {
 std::string Rendezvous::Check(const Hello& hello) const {
   const int n = control_.num_ranks;
   const int groups = control_.num_groups;  // 0 until the first worker says it
+  const std::string backend(hello.backend, strnlen(hello.backend, sizeof(hello.backend)));
+  if (backend != backend_) {
+    return Text("rank ", hello.rank, " was started for the backend ", backend, ", the session has ",
+                backend_);
+  }
   if (hello.num_ranks != n || (groups != 0 && hello.num_groups != groups)) {
     return Text("rank ", hello.rank, " was started for ", hello.num_ranks, " workers in ",
                 hello.num_groups, " groups, the session has ", n, " in ", groups);

@@ -25,10 +25,12 @@ namespace tvm_ipc {
 class Rendezvous {
  public:
   /*!
+   * \param backend The name of the session's, which the workers must say too.
    * \param files What every worker gets: the control block's first.
    * \param monitor Told who came, and who was refused.
    */
-  Rendezvous(const Welcome& welcome, std::vector<File> files, Control& control, Monitor& monitor);
+  Rendezvous(const std::string& backend, const Welcome& welcome, std::vector<File> files,
+             Control& control, Monitor& monitor);
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
@@ -64,6 +66,7 @@ class Rendezvous {
   std::string Check(const Hello& hello) const;
   void CloseDoor();
 
+  const std::string backend_;
   const Welcome welcome_;
   std::vector<File> files_;
   Control& control_;

@@ -20,7 +20,6 @@
 #include "disco/outbox.h"
 #include "disco/value.h"
 #include "disco/worker.h"
-#include "shm/reduce.h"
 
 namespace tvm_ipc {
 
@@ -115,26 +114,25 @@ HubOptions& Defaults() {
 
 namespace controller {
 
-void Configure(double timeout_seconds, int64_t arena_bytes, ffi::String instruction_set) {
-  if (!UseInstructionSet(instruction_set)) {
-    Fail(kind::kValue, "this machine has no instruction set ", std::string(instruction_set));
-  }
+void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruction_set) {
   Defaults().timeout_seconds = timeout_seconds;
   Defaults().arena_bytes = static_cast<size_t>(arena_bytes);
   Defaults().instruction_set = instruction_set;
 }
 
-void Open(Session session, ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes,
-          int64_t room) {
+void Open(Session session, const Backend& backend, const std::string& join, ffi::Shape device_ids,
+          double timeout_seconds, int64_t arena_bytes, int64_t room) {
   HubOptions options = Defaults();
+  options.backend = &backend;
   options.num_ranks = static_cast<int>(session->GetNumWorkers());
   if (timeout_seconds > 0) options.timeout_seconds = timeout_seconds;
   if (arena_bytes > 0) options.arena_bytes = static_cast<size_t>(arena_bytes);
   OpenSessions::Global().Add(session, options, room);
   auto open = OpenSessions::Global().Get(session);
   // Adopted, for a worker may end before these references do.
-  DRef join = open->outbox.Adopt(session->GetGlobalFunc("runtime.disco.shm.init_ccl_per_worker"));
-  open->outbox.Adopt(session->CallPacked(join, device_ids, ffi::Bytes(open->hub->invitation())));
+  DRef function = open->outbox.Adopt(session->GetGlobalFunc(join));
+  open->outbox.Adopt(
+      session->CallPacked(function, device_ids, ffi::Bytes(open->hub->invitation())));
 }
 
 bool WaitJoined(Session session, double seconds) {

@@ -24,13 +24,14 @@ namespace controller {
 using tvm::runtime::Session;
 
 /*! \brief What sessions use that name nothing else. */
-void Configure(double timeout_seconds, int64_t arena_bytes, tvm::ffi::String instruction_set);
+void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruction_set);
 /*!
  * \brief Make the hub and invite the workers. Zeros mean the configured values.
+ * \param join The name of the function by which a worker joins.
  * \param room Bytes of commands that the workers may leave unread.
  */
-void Open(Session session, tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes,
-          int64_t room);
+void Open(Session session, const Backend& backend, const std::string& join,
+          tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes, int64_t room);
 bool WaitJoined(Session session, double seconds);
 /*! \brief Send a command: see Outbox::Send. The first argument is the session. */
 void Send(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);

@@ -5,13 +5,12 @@
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/extra/json.h>
 
-#include <atomic>
 #include <memory>
 
 #include "core/group.h"
+#include "core/heap.h"
 #include "disco/tensor_view.h"
 #include "disco/worker.h"
-#include "shm/collectives.h"
 
 namespace tvm_ipc {
 
@@ -21,17 +20,15 @@ namespace ffi = tvm::ffi;
 namespace memory = tvm::runtime::memory;
 
 /*!
- * \brief Hands out the arena of one worker, to one of its threads.
+ * \brief Hands out the heap of one worker, to one of its threads.
  *
  * A storage may outlive the worker's thread and the session (the controller can hold a tensor of
  * worker 0), so the allocator lives until the last storage is gone.
  */
-class ArenaAllocator final : public memory::Allocator {
+class HeapAllocator final : public memory::Allocator, public Lender {
  public:
-  explicit ArenaAllocator(const Rank& rank)
-      : Allocator(memory::kPooled), arena_(rank.arena()), base_(rank.arena_base()) {}
-
-  bool IsOf(const Rank& rank) const { return arena_ == rank.arena(); }
+  explicit HeapAllocator(std::shared_ptr<Heap> heap)
+      : Allocator(memory::kPooled), Lender(std::move(heap)) {}
 
   memory::Buffer Alloc(tvm::Device device, size_t bytes, size_t alignment, DLDataType) final {
     if (alignment > Arena::kAlignment) {
@@ -39,52 +36,44 @@ class ArenaAllocator final : public memory::Allocator {
            alignment);
     }
     memory::Buffer buffer;
-    buffer.data = base_ + arena_->Allocate(bytes);
+    buffer.data = Lend(bytes);
     buffer.size = bytes;
     buffer.device = device;
     buffer.alloc_type = memory::kPooled;
-    references_.fetch_add(1, std::memory_order_relaxed);
     return buffer;
   }
 
-  void Free(const memory::Buffer& buffer) final {
-    arena_->Free(static_cast<size_t>(static_cast<uint8_t*>(buffer.data) - base_), buffer.size);
-    Release();
-  }
-
-  void Clear() final { arena_->Trim(); }
-  size_t UsedMemory() const final { return arena_->stats().in_use; }
-
-  void Release() {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
+  void Free(const memory::Buffer& buffer) final { TakeBack(buffer.data, buffer.size); }
+  void Clear() final { heap()->Trim(); }
+  size_t UsedMemory() const final { return heap()->stats().in_use; }
 
  protected:
   bool AllowMemoryScope(const std::string& scope) const final {
     return scope.empty() || scope == "global" || scope == kIpcMemory;
   }
-
- private:
-  std::shared_ptr<Arena> arena_;
-  uint8_t* base_;
-  /*! \brief The thread that made it, and every storage. */
-  std::atomic<int64_t> references_{1};
 };
 
-ArenaAllocator* WorkerAllocator() {
+const std::shared_ptr<Heap>& HeapOf(const Rank& rank) {
+  if (!rank.backend().capabilities().peer_memory) {
+    Fail(kind::kValue, "the backend ", rank.backend().name(), " has no memory that peers map");
+  }
+  return rank.endpoint().heap();
+}
+
+HeapAllocator* WorkerAllocator() {
   struct Holder {
-    ArenaAllocator* allocator = nullptr;
+    HeapAllocator* allocator = nullptr;
     ~Holder() { Replace(nullptr); }
-    void Replace(ArenaAllocator* other) {
+    void Replace(HeapAllocator* other) {
       if (allocator != nullptr) allocator->Release();
       allocator = other;
     }
   };
   thread_local Holder holder;
-  const Rank& rank = RequireRank();
+  const std::shared_ptr<Heap>& heap = HeapOf(RequireRank());
   // A thread that acted for one rank may act for another one, of a later session.
-  if (holder.allocator == nullptr || !holder.allocator->IsOf(rank)) {
-    holder.Replace(new ArenaAllocator(rank));
+  if (holder.allocator == nullptr || holder.allocator->heap() != heap) {
+    holder.Replace(new HeapAllocator(heap));
   }
   return holder.allocator;
 }
@@ -105,9 +94,10 @@ size_t SizeInBytes(const char* what, const ffi::Shape& shape, DLDataType dtype) 
 
 memory::Storage AllocStorage(ffi::Shape shape, DLDataType dtype) {
   const size_t bytes = SizeInBytes("alloc_storage", shape, dtype);
-  ArenaAllocator* allocator = WorkerAllocator();
-  return memory::Storage(allocator->Alloc(tvm::Device{kDLCPU, 0}, bytes, Arena::kAlignment, dtype),
-                         allocator);
+  HeapAllocator* allocator = WorkerAllocator();
+  const int type = RequireRank().backend().capabilities().device_type;
+  const tvm::Device device{static_cast<DLDeviceType>(type), 0};
+  return memory::Storage(allocator->Alloc(device, bytes, Arena::kAlignment, dtype), allocator);
 }
 
 ffi::Tensor AllocTensor(memory::Storage storage, int64_t offset, ffi::Shape shape,
@@ -145,13 +135,14 @@ void CopyTensor(ffi::Tensor source, ffi::Tensor target) {
          "; their shapes and types must be equal");
   }
   if (bytes == 0) return;
-  if (from->device.device_type != kDLCPU || to->device.device_type != kDLCPU) {
+  const Rank* rank = CurrentRank();
+  const int here = rank == nullptr ? -1 : rank->backend().capabilities().device_type;
+  if (from->device.device_type != here || to->device.device_type != here) {
     tvm::runtime::Tensor::CopyFromTo(from, to);
     return;
   }
-  const Buffer in = ViewBuffer("copy: source", from);
-  const Buffer out = ViewBuffer("copy: target", to);
-  CopyBytes(out.begin(), in.begin(), bytes, bytes >= kStreamBytes);
+  rank->endpoint().Copy(ViewBuffer(rank->backend(), "copy: source", from),
+                        ViewBuffer(rank->backend(), "copy: target", to));
 }
 
 void ClearArena() {
@@ -160,7 +151,7 @@ void ClearArena() {
 }
 
 ffi::String ArenaStatistics() {
-  const ArenaStats stats = RequireRank().arena()->stats();
+  const ArenaStats stats = HeapOf(RequireRank())->stats();
   ffi::Map<ffi::String, ffi::Any> json;
   json.Set("limit", static_cast<int64_t>(stats.limit));
   json.Set("committed", static_cast<int64_t>(stats.committed));
@@ -173,11 +164,9 @@ ffi::String ArenaStatistics() {
 }
 
 int64_t ArenaOffset(ffi::Tensor tensor) {
-  const Rank& rank = RequireRank();
   const DLTensor* view = tensor.GetDLTensorPtr();
   const auto* data = static_cast<const uint8_t*>(view->data) + view->byte_offset;
-  const int64_t offset = rank.OffsetOf(data, 0);
-  return offset < 0 ? -1 : offset - static_cast<int64_t>(ArenaStart(rank.num_ranks()));
+  return HeapOf(RequireRank())->Offset(data);
 }
 
 }  // namespace tvm_ipc

@@ -8,16 +8,18 @@
 
 #include <tvm/ffi/container/tensor.h>
 
+#include "core/backend.h"
 #include "core/error.h"
-#include "shm/collectives.h"
 
 namespace tvm_ipc {
 
-/*! \brief The elements of a contiguous CPU tensor; `what` names it in errors. */
-inline Buffer ViewBuffer(const char* what, const tvm::ffi::TensorView& tensor) {
-  if (tensor.device().device_type != kDLCPU) {
+/*! \brief The elements of a contiguous tensor on a device of the backend; `what` is for errors. */
+inline Buffer ViewBuffer(const Backend& backend, const char* what,
+                         const tvm::ffi::TensorView& tensor) {
+  const int wanted = backend.capabilities().device_type;
+  if (tensor.device().device_type != wanted) {
     Fail(kind::kValue, what, " is on device type ", static_cast<int>(tensor.device().device_type),
-         "; the shm backend works on CPU tensors (device type ", static_cast<int>(kDLCPU), ")");
+         "; the backend ", backend.name(), " works on tensors of device type ", wanted);
   }
   if (!tensor.IsContiguous()) {
     Fail(kind::kValue, what, " is not contiguous; make a contiguous copy first");

@@ -23,7 +23,6 @@
 #include "disco/session.h"
 #include "disco/tensor_view.h"
 #include "disco/value.h"
-#include "shm/collectives.h"
 
 namespace tvm::runtime::threading {
 // Exported, but the wheel lacks the header.
@@ -115,7 +114,7 @@ Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>
 
 }  // namespace
 
-void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
+void InitCCLPerWorker(const Backend& backend, ffi::Shape device_ids, ffi::Bytes invitation) {
   DiscoWorker* worker = DiscoWorker::ThreadLocal();
   if (CurrentRank() != nullptr || !worker->ccl.empty()) {
     Fail(kind::kRuntime, "init_ccl_per_worker: rank ", worker->worker_id,
@@ -123,9 +122,9 @@ void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
          worker->ccl.empty() ? std::string() : " for " + std::string(worker->ccl));
   }
   try {
-    auto rank = Join(Invitation::Unpack(std::string(invitation)), worker->worker_id,
+    auto rank = Join(Invitation::Unpack(std::string(invitation)), backend, worker->worker_id,
                      worker->num_workers, worker->num_groups);
-    UseInstructionSet(rank->options().instruction_set);
+    backend.UseInstructionSet(rank->options().instruction_set);
     SetCurrentRank(std::move(rank));
     own_invitation = std::string(invitation);
   } catch (const Error& error) {
@@ -138,7 +137,7 @@ void InitCCLPerWorker(ffi::Shape device_ids, ffi::Bytes invitation) {
     if (serves_parent) _exit(1);
     return;
   }
-  worker->ccl = "shm";
+  worker->ccl = backend.name();
 }
 
 const std::string& OwnInvitation() { return own_invitation; }
@@ -211,14 +210,17 @@ void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
     ffi::Any value;
     if (!Mailbox::Global().Take(key, &value))
       Fail(kind::kRuntime, "the controller's array is gone");
-    Send(rank, ViewBuffer("the controller's array", value.cast<Tensor>().operator->()), receiver);
+    const Tensor host = value.cast<Tensor>();
+    rank.endpoint().Send(ViewBuffer(rank.backend(), "the controller's array", host.operator->()),
+                         receiver);
   } else if (rank.id() == receiver) {
     if (!target.has_value()) {
       Fail(kind::kValue, "copy to worker ", receiver,
            ": it has no tensor there; the call that"
            " should have made it returned nothing");
     }
-    Receive(rank, ViewBuffer("the worker's tensor", target.value().operator->()), 0);
+    rank.endpoint().Receive(
+        ViewBuffer(rank.backend(), "the worker's tensor", target.value().operator->()), 0);
   }
 }
 

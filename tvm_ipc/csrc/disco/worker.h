@@ -25,7 +25,8 @@ namespace tvm_ipc {
 
 namespace worker {
 
-void InitCCLPerWorker(tvm::ffi::Shape device_ids, tvm::ffi::Bytes invitation);
+void InitCCLPerWorker(const Backend& backend, tvm::ffi::Shape device_ids,
+                      tvm::ffi::Bytes invitation);
 /*! \brief The invitation that made the calling thread a worker; empty if it is none. */
 const std::string& OwnInvitation();
 /*! \brief Mark this process as a worker, and keep its pipes to itself. */

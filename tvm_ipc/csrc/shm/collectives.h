@@ -12,26 +12,11 @@
 
 #include <cstdint>
 
+#include "core/backend.h"
 #include "core/group.h"
 #include "shm/reduce.h"
 
 namespace tvm_ipc {
-
-/*! \brief Contiguous elements. */
-struct Buffer {
-  void* data = nullptr;
-  size_t count = 0;
-  ElementType type;
-
-  size_t bytes() const { return count * type.bytes(); }
-  uint8_t* begin() const { return static_cast<uint8_t*>(data); }
-};
-
-/*! \brief Upstream's numbers. */
-enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
-
-/*! \brief Bits of the flags of an all-reduce. */
-constexpr uint8_t kNoExitBarrier = 1;
 
 void AllReduce(Rank& rank, int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
                Strategy strategy = Strategy::kRing, uint8_t flags = 0);

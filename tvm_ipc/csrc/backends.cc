@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file backends.cc */
+#include "backends.h"
+
+#include "core/error.h"
+#include "shm/backend.h"
+
+namespace tvm_ipc {
+
+const std::vector<const Backend*>& Backends() {
+  static const std::vector<const Backend*> backends = {
+      &SharedMemory(),
+  };
+  return backends;
+}
+
+const Backend& FindBackend(const std::string& name) {
+  std::string known = "auto";
+  for (const Backend* backend : Backends()) {
+    if (name == "auto" || name == backend->name()) return *backend;
+    known += Text(", ", backend->name());
+  }
+  Fail(kind::kValue, "there is no backend ", name, "; there are: ", known);
+}
+
+}  // namespace tvm_ipc

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file backend.h
+ * \brief What a backend is: it moves data between the workers of a session. How a session starts,
+ *        hears of errors and deaths, and ends is the same for all of them.
+ *
+ * A backend is a folder, which includes core/ alone, and a line in backends.cc.
+ */
+#ifndef TVM_IPC_CORE_BACKEND_H_
+#define TVM_IPC_CORE_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/control.h"
+#include "core/element.h"
+#include "core/file.h"
+#include "core/heap.h"
+
+namespace tvm_ipc {
+
+class Rank;
+
+/*! \brief Contiguous elements. */
+struct Buffer {
+  void* data = nullptr;
+  size_t count = 0;
+  ElementType type;
+
+  size_t bytes() const { return count * type.bytes(); }
+  uint8_t* begin() const { return static_cast<uint8_t*>(data); }
+};
+
+/*! \brief How an all-reduce moves its data. Upstream's numbers. */
+enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
+
+/*! \brief Bits of the flags of an all-reduce. */
+constexpr uint8_t kNoExitBarrier = 1;
+
+/*!
+ * \brief A backend's part in one worker. Its end is the end of the worker's part.
+ *
+ * Every function throws Error and leaves the inputs as they were. Outputs may be half written after
+ * an error. Several threads may be in operations of different teams at once.
+ */
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+
+  /*! \brief The memory of this rank that peers map; null if `peer_memory` is false. */
+  virtual const std::shared_ptr<Heap>& heap() const = 0;
+
+  virtual void AllReduce(int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
+                         Strategy strategy, uint8_t flags) = 0;
+  /*! \brief recv = the members' sends, in rank order. */
+  virtual void AllGather(int team, const Buffer& send, const Buffer& recv) = 0;
+  /*! \brief recv = the first member's send. Others may pass nullptr. */
+  virtual void Broadcast(int team, const Buffer* send, const Buffer& recv) = 0;
+  /*! \brief recv = this member's part of the first member's send. */
+  virtual void Scatter(int team, const Buffer* send, const Buffer& recv) = 0;
+  /*! \brief On the first member, recv = the members' sends, in rank order. */
+  virtual void Gather(int team, const Buffer& send, const Buffer* recv) = 0;
+  /*! \brief Returns when the buffer may be written again. */
+  virtual void Send(const Buffer& send, int receiver) = 0;
+  virtual void Receive(const Buffer& recv, int sender) = 0;
+
+  /*! \brief Copy as many bytes as both have, in memory of this worker. */
+  virtual void Copy(const Buffer& source, const Buffer& target) = 0;
+  /*! \brief Returns when all that was started here is done. */
+  virtual void Synchronise() = 0;
+};
+
+/*! \brief What a backend can do. */
+struct Capabilities {
+  /*! \brief On whose memory it works, by DLPack's number. */
+  int32_t device_type;
+  /*! \brief Whether it has memory that peers map ("ipc_memory"). */
+  bool peer_memory;
+};
+
+/*! \brief A line in the table of backends. */
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  /*! \brief At most 15 letters; part of the names of its functions. */
+  virtual const char* name() const = 0;
+  virtual Capabilities capabilities() const = 0;
+  /*!
+   * \brief In the controller, before the workers come: the files that each of them is to get.
+   *
+   * What workers make themselves they show each other later (ExchangeWithAll).
+   */
+  virtual std::vector<File> Prepare(const Control& control) const = 0;
+  /*! \brief In a worker that has joined: start. */
+  virtual std::unique_ptr<Endpoint> Start(Rank& rank) const = 0;
+  /*! \brief Whether it can reduce elements of the type. */
+  virtual bool Reduces(ElementType type, ReduceKind kind) const = 0;
+  /*! \brief What its kernels are compiled for and run on here, the best first. */
+  virtual std::vector<std::string> instruction_sets() const = 0;
+  virtual std::string instruction_set() const = 0;
+  /*! \brief Use one from now on in this process, or "auto"; false if the machine has it not. */
+  virtual bool UseInstructionSet(const std::string& name) const = 0;
+};
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CORE_BACKEND_H_

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file backend.cc */
+#include "shm/backend.h"
+
+#include "core/group.h"
+#include "shm/collectives.h"
+#include "shm/reduce.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+/*! \brief DLPack's kDLCPU. */
+constexpr int32_t kCPU = 1;
+
+class SharedMemoryEndpoint final : public Endpoint {
+ public:
+  explicit SharedMemoryEndpoint(Rank& rank)
+      : rank_(rank), heap_(std::make_shared<ArenaHeap>(rank.arena(), rank.arena_base())) {}
+
+  const std::shared_ptr<Heap>& heap() const final { return heap_; }
+
+  void AllReduce(int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
+                 Strategy strategy, uint8_t flags) final {
+    tvm_ipc::AllReduce(rank_, team, send, recv, kind, strategy, flags);
+  }
+  void AllGather(int team, const Buffer& send, const Buffer& recv) final {
+    tvm_ipc::AllGather(rank_, team, send, recv);
+  }
+  void Broadcast(int team, const Buffer* send, const Buffer& recv) final {
+    tvm_ipc::Broadcast(rank_, team, send, recv);
+  }
+  void Scatter(int team, const Buffer* send, const Buffer& recv) final {
+    tvm_ipc::Scatter(rank_, team, send, recv);
+  }
+  void Gather(int team, const Buffer& send, const Buffer* recv) final {
+    tvm_ipc::Gather(rank_, team, send, recv);
+  }
+  void Send(const Buffer& send, int receiver) final { tvm_ipc::Send(rank_, send, receiver); }
+  void Receive(const Buffer& recv, int sender) final { tvm_ipc::Receive(rank_, recv, sender); }
+
+  void Copy(const Buffer& source, const Buffer& target) final {
+    CopyBytes(target.begin(), source.begin(), source.bytes(), source.bytes() >= kStreamBytes);
+  }
+  /*! \brief Nothing is in flight when a collective returns. */
+  void Synchronise() final {}
+
+ private:
+  Rank& rank_;
+  std::shared_ptr<Heap> heap_;
+};
+
+class SharedMemoryBackend final : public Backend {
+ public:
+  const char* name() const final { return "shm"; }
+  Capabilities capabilities() const final { return {kCPU, true}; }
+
+  /*! \brief The ranks' segments: see control.h. */
+  std::vector<File> Prepare(const Control& control) const final {
+    std::vector<File> files;
+    for (int i = 0; i < control.num_ranks; ++i) {
+      files.push_back(
+          MakeMemoryFile("tvm_ipc segment", ArenaStart(control.num_ranks) + control.arena_bytes));
+    }
+    return files;
+  }
+
+  std::unique_ptr<Endpoint> Start(Rank& rank) const final {
+    return std::make_unique<SharedMemoryEndpoint>(rank);
+  }
+
+  bool Reduces(ElementType type, ReduceKind kind) const final {
+    return FindReduce(type, kind) != nullptr;
+  }
+  std::vector<std::string> instruction_sets() const final {
+    std::vector<std::string> sets;
+    const std::string now = InstructionSet();
+    for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"}) {
+      if (tvm_ipc::UseInstructionSet(name)) sets.push_back(name);
+    }
+    tvm_ipc::UseInstructionSet(now);
+    return sets;
+  }
+  std::string instruction_set() const final { return InstructionSet(); }
+  bool UseInstructionSet(const std::string& name) const final {
+    return tvm_ipc::UseInstructionSet(name);
+  }
+};
+
+}  // namespace
+
+const Backend& SharedMemory() {
+  static const SharedMemoryBackend backend;
+  return backend;
+}
+
+}  // namespace tvm_ipc
