@@ -24,6 +24,9 @@ class Protocol:
     waits_until_all_came_to_rest: bool = True
     restarts_at_step_0: bool = True
     clears_the_seats: bool = True
+    waits_until_idle: bool = True
+    looks_after_the_mark: bool = True
+    refuses_stale_threads: bool = True
 
 
 def recovery(size: int = 2, before: int = 1, protocol: Protocol | None = None) -> Model:
@@ -111,3 +114,46 @@ def _collective(me: int, size: int, c: int, ticket: str) -> list[Step]:
         *(Step(f"wait for rank {p}", lambda m, p=p: wait(m, p)) for p in peers),
         *(Step(f"read rank {p}", lambda m, p=p: read(m, p)) for p in peers),
     ]
+
+
+def helper(protocol: Protocol | None = None) -> Model:
+    """A thread that acts for rank 1 is in a collective of its own team while rank 0 fails.
+
+    Mirrors core/group.cc `Begin` (the mark, then the look at abort, and at the recoveries since
+    the thread began to act) and `Idle`, core/monitor.cc `Recover`. The worker's own thread of rank
+    1 has passed its ticket: only the mark says that the helper has still to come out. After the
+    recovery rank 0 does the first step of that team.
+    """
+    protocol = protocol or Protocol()
+    cells: dict[Hashable, Any] = {
+        **{"abort": False, "generation": 0, "busy": False, "seq": 0, "go": False},
+        "peer": 0,
+    }
+
+    def begin(m: Memory) -> str | None:
+        m["busy"] = True
+        stale = protocol.refuses_stale_threads and m["generation"] != 0
+        return "out" if stale or (m["abort"] and protocol.looks_after_the_mark) else None
+
+    thread = [
+        *(
+            []
+            if protocol.looks_after_the_mark
+            else [Step("look at abort", lambda m: "end" if m["abort"] else None)]
+        ),
+        Step("set the mark, look at abort", begin),
+        Step("publish step 1", lambda m: m.__setitem__("seq", 1)),
+        Step("wait for rank 0", lambda m: "out" if m["abort"] else m["peer"] >= 1),
+        Step("clear the mark", lambda m: m.__setitem__("busy", False), "out"),
+        Step("end", lambda m: None, "end"),
+    ]
+    controller = [
+        Step("rank 0 fails", lambda m: m.__setitem__("abort", True)),
+        Step("wait until idle", lambda m: not (protocol.waits_until_idle and m["busy"])),
+        Step("clear the seats", lambda m: m.__setitem__("seq", 0)),
+        Step("count a generation", lambda m: m.__setitem__("generation", 1)),
+        Step("clear the abort", lambda m: m.__setitem__("abort", False)),
+        Step("rank 0 sees no step of what was given up", lambda m: expect(m["seq"], 0, "seq")),
+        Step("rank 0 enters, after everybody's new start", lambda m: m.__setitem__("peer", 1)),
+    ]
+    return Model(cells, {"helper": thread, "controller": controller})

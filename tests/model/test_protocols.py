@@ -289,3 +289,20 @@ def test_the_session_goes_on_after_a_failure(size, before):
 def test_each_part_of_a_recovery_is_needed(mutation):
     verdict = check(recovery_model.recovery(2, 1, recovery_model.Protocol(**mutation)))
     assert verdict.wrong, str(verdict)
+
+
+def test_a_thread_that_acts_for_a_rank_has_no_part_in_what_comes_after_a_recovery():
+    holds(recovery_model.helper())
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        {"waits_until_idle": False},
+        {"looks_after_the_mark": False},
+        {"refuses_stale_threads": False},
+    ],
+    ids=lambda mutation: " ".join(mutation),
+)
+def test_each_part_of_that_is_needed(mutation):
+    fails(recovery_model.helper(recovery_model.Protocol(**mutation)), "wrong: ")
