@@ -37,7 +37,7 @@ def threshold(file: str, name: str) -> int:
     return int(found[1]) << int(found[2])
 
 
-EAGER = threshold("shm/allreduce.cc", "kEagerBytes")
+EAGER = threshold("shm/collectives.h", "kEagerBytes")
 SLICE = threshold("shm/allreduce.cc", "kSliceBytes")
 STAGE = threshold("core/control.h", "kStageBytes")
 PACKET = threshold("core/control.h", "kPacketBytes")

@@ -18,6 +18,7 @@
 #include "core/forked.h"
 #include "core/machine.h"
 #include "core/worker_pipes.h"
+#include "disco/as_packed.h"
 #include "disco/session.h"
 #include "disco/storage.h"
 #include "disco/tensor_view.h"
@@ -97,27 +98,19 @@ struct MaybeBuffer {
   const Buffer* get() const { return present ? &buffer : nullptr; }
 };
 
-void CheckAllReduce(int kind, int strategy, int flags) {
-  if (kind < 0 || kind > 4) {
-    Fail(kind::kValue, "allreduce: there is no reduction ", kind,
-         "; 0 to 4 are sum, prod, min,"
-         " max, avg");
-  }
-  if (strategy < 0 || strategy > 3) {
-    Fail(kind::kValue, "allreduce: there is no strategy ", strategy,
-         "; 0 to 3 are ring, one-shot, two-shot, auto");
-  }
-  if ((flags & ~static_cast<int>(kNoExitBarrier)) != 0) {
-    Fail(kind::kValue, "allreduce: unknown flags ", flags);
-  }
+Strategy StrategyOf(int strategy) {
+  if (strategy >= 0 && strategy <= 3) return static_cast<Strategy>(strategy);
+  Fail(kind::kValue, "allreduce: there is no strategy ", strategy,
+       "; 0 to 3 are ring, one-shot, two-shot, auto");
 }
 
 void AllReduceWithAll(Rank& rank, ffi::TensorView send, int kind, int team, int strategy, int flags,
                       ffi::TensorView recv) {
-  CheckAllReduce(kind, strategy, flags);
+  const ReduceKind reduction = ReduceKindOf("allreduce", kind);
+  const Strategy way = StrategyOf(strategy);
+  const uint8_t promises = FlagsOf("allreduce", flags);
   rank.endpoint().AllReduce(team, View(rank, "allreduce: send", send),
-                            View(rank, "allreduce: recv", recv), static_cast<ReduceKind>(kind),
-                            static_cast<Strategy>(strategy), static_cast<uint8_t>(flags));
+                            View(rank, "allreduce: recv", recv), reduction, way, promises);
 }
 
 void PlainAllReduce(Rank& rank, ffi::TensorView send, int kind, int team, ffi::TensorView recv) {

@@ -32,12 +32,15 @@ struct Buffer {
 
   size_t bytes() const { return count * type.bytes(); }
   uint8_t* begin() const { return static_cast<uint8_t*>(data); }
+  bool Overlaps(const Buffer& other) const {
+    return begin() < other.begin() + other.bytes() && other.begin() < begin() + bytes();
+  }
 };
 
 /*! \brief How an all-reduce moves its data. Upstream's numbers. */
 enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
 
-/*! \brief Bits of the flags of an all-reduce. */
+/*! \brief Bits of the flags of a collective. */
 constexpr uint8_t kNoExitBarrier = 1;
 
 /*!

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "core/element.h"
 
@@ -41,21 +42,27 @@ constexpr size_t kStageBytes = 256 << 10;
 /*! \brief Bytes of a point-to-point buffer; each ordered pair of ranks has two. */
 constexpr size_t kPacketBytes = 64 << 10;
 
-enum class Op : uint8_t {
-  kNone = 0,
-  kAllReduce,
-  kAllGather,
-  kBroadcast,
-  kScatter,
-  kGather,
-  kSend,
+/*! \brief The name of an operation, as errors have it, in memory that processes share. */
+struct OpName {
+  char text[16] = "nothing";
+
+  constexpr OpName() = default;
+  template <size_t size>
+  constexpr OpName(const char (&name)[size]) : text() {  // NOLINT: a name is written as one
+    static_assert(size <= sizeof(text), "it has to fit with its end");
+    for (size_t i = 0; i < size; ++i) text[i] = name[i];
+  }
+  bool operator==(const OpName& other) const { return memcmp(text, other.text, sizeof(text)) == 0; }
 };
 
 /*! \brief What a rank says of the operation it is in. Peers compare all but `offset`. */
 struct Descriptor {
-  Op op = Op::kNone;
+  OpName op;
+  /*! \brief Whether it reduces, and how; else both are as they are here. */
+  bool reduces = false;
   ReduceKind kind = ReduceKind::kSum;
-  uint8_t strategy = 0;
+  /*! \brief -1 where there is no choice. */
+  int8_t strategy = -1;
   uint8_t flags = 0;
   ElementType type;
   uint64_t count = 0;
@@ -66,8 +73,8 @@ struct Descriptor {
   int64_t offset = -1;
 
   bool Agrees(const Descriptor& o) const {
-    return op == o.op && kind == o.kind && strategy == o.strategy && flags == o.flags &&
-           type == o.type && count == o.count && root == o.root;
+    return op == o.op && reduces == o.reduces && kind == o.kind && strategy == o.strategy &&
+           flags == o.flags && type == o.type && count == o.count && root == o.root;
   }
 };
 

@@ -115,29 +115,17 @@ std::string DescribeAbort(const Control& control) {
 
 std::string Describe(const Descriptor& d) {
   std::ostringstream os;
-  switch (d.op) {
-    case Op::kNone:
-      return "nothing";
-    case Op::kAllReduce:
-      os << "allreduce(" << Name(d.kind) << ", strategy " << static_cast<int>(d.strategy)
-         << ", flags " << static_cast<int>(d.flags) << ")";
-      break;
-    case Op::kAllGather:
-      os << "allgather";
-      break;
-    case Op::kBroadcast:
-      os << "broadcast";
-      break;
-    case Op::kScatter:
-      os << "scatter";
-      break;
-    case Op::kGather:
-      os << "gather";
-      break;
-    case Op::kSend:
-      os << "send";
-      break;
-  }
+  os << d.op.text;
+  const char* separator = "(";
+  auto detail = [&](auto&&... words) {
+    os << separator;
+    (os << ... << words);
+    separator = ", ";
+  };
+  if (d.reduces) detail(Name(d.kind));
+  if (d.strategy >= 0) detail("strategy ", static_cast<int>(d.strategy));
+  if (d.reduces || d.flags != 0) detail("flags ", static_cast<int>(d.flags));
+  if (*separator == ',') os << ")";
   if (d.root >= 0) os << " from/to rank " << d.root;
   os << " of " << d.count << " x " << Name(d.type);
   return os.str();

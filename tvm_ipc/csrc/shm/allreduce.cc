@@ -38,8 +38,6 @@ namespace tvm_ipc {
 
 namespace {
 
-/*! \brief Up to here a copy is cheaper than the second meeting that `direct` needs. */
-constexpr size_t kEagerBytes = 2 << 10;
 /*! \brief From here on slices pay among three or more ranks. */
 constexpr size_t kSliceBytes = 64 << 10;
 
@@ -149,10 +147,6 @@ void Relayed(Call& call) {
   }
 }
 
-bool Overlap(const Buffer& a, const Buffer& b) {
-  return a.begin() < b.begin() + b.bytes() && b.begin() < a.begin() + a.bytes();
-}
-
 }  // namespace
 
 void AllReduce(Rank& rank, int team_id, const Buffer& send, const Buffer& recv, ReduceKind kind,
@@ -166,7 +160,7 @@ void AllReduce(Rank& rank, int team_id, const Buffer& send, const Buffer& recv, 
     Fail(kind::kType, "allreduce: ", Name(kind), " of ", Name(send.type),
          " is not supported; cast to a type that is, such as float32");
   }
-  const bool overlap = Overlap(send, recv);
+  const bool overlap = send.Overlaps(recv);
   if (overlap && send.data != recv.data) {
     Fail(kind::kValue, "allreduce: send and recv overlap in part; they must be equal or apart");
   }
@@ -174,9 +168,10 @@ void AllReduce(Rank& rank, int team_id, const Buffer& send, const Buffer& recv, 
   if (strategy == Strategy::kRing) strategy = Strategy::kAuto;
   Call call{team, send, recv, reduce, {}, send.bytes() >= kStreamBytes};
   Descriptor& mine = call.descriptor;
-  mine.op = Op::kAllReduce;
+  mine.op = "allreduce";
+  mine.reduces = true;
   mine.kind = kind;
-  mine.strategy = static_cast<uint8_t>(strategy);
+  mine.strategy = static_cast<int8_t>(strategy);
   mine.flags = flags;
   mine.type = send.type;
   mine.count = send.count;

@@ -77,8 +77,8 @@ void Run(const Move& move) {
   }
 }
 
-Descriptor Describe(Rank& rank, Op op, const Buffer* source, ElementType type, size_t count,
-                    int root) {
+Descriptor Describe(Rank& rank, const OpName& op, const Buffer* source, ElementType type,
+                    size_t count, int root) {
   Descriptor descriptor;
   descriptor.op = op;
   descriptor.type = type;
@@ -96,10 +96,8 @@ void RequireType(const char* op, const Buffer& send, const Buffer& recv) {
 
 /*! \brief Peers may still read `send` while `recv` is written, so they may only be equal. */
 void RequireApart(const char* op, const Buffer& send, const Buffer& recv, const uint8_t* place) {
-  const bool apart =
-      send.begin() + send.bytes() <= recv.begin() || recv.begin() + recv.bytes() <= send.begin();
   // Gathers fill recv around send; scatter and broadcast leave a part of send where it was.
-  if (!apart && place != (send.bytes() < recv.bytes() ? send.begin() : recv.begin())) {
+  if (send.Overlaps(recv) && place != (send.bytes() < recv.bytes() ? send.begin() : recv.begin())) {
     Fail(kind::kValue, op, ": send and recv overlap, but not where the data stays in its place");
   }
 }
@@ -120,7 +118,7 @@ void AllGather(Rank& rank, int team_id, const Buffer& send, const Buffer& recv) 
   const size_t part = send.bytes();
   RequireApart("allgather", send, recv, recv.begin() + team.index() * part);
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, Op::kAllGather, &send, send.type, send.count, -1), true, false,
+  Run({team, Describe(rank, "allgather", &send, send.type, send.count, -1), true, false,
        send.begin(), part, 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          Copy(recv.begin() + member * part + at, from, bytes, stream);
@@ -141,8 +139,8 @@ void Broadcast(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) 
   }
   const Buffer* source = root ? send : nullptr;
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, Op::kBroadcast, source, recv.type, recv.count, team.rank(0)), root,
-       true, root ? send->begin() : nullptr, recv.bytes(), 1,
+  Run({team, Describe(rank, "broadcast", source, recv.type, recv.count, team.rank(0)), root, true,
+       root ? send->begin() : nullptr, recv.bytes(), 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          if (root) from = send->begin() + at;
          Copy(recv.begin() + at, from, bytes, stream);
@@ -168,7 +166,7 @@ void Scatter(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) {
   }
   const Buffer* source = root ? send : nullptr;
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, Op::kScatter, source, recv.type, recv.count, team.rank(0)), root, true,
+  Run({team, Describe(rank, "scatter", source, recv.type, recv.count, team.rank(0)), root, true,
        root ? send->begin() : nullptr, recv.bytes(), static_cast<size_t>(team.size()),
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          Copy(recv.begin() + at, from, bytes, stream);
@@ -189,7 +187,7 @@ void Gather(Rank& rank, int team_id, const Buffer& send, const Buffer* recv) {
     RequireApart("gather", send, *recv, recv->begin());
   }
   const size_t part = send.bytes();
-  Run({team, Describe(rank, Op::kGather, &send, send.type, send.count, team.rank(0)), true, false,
+  Run({team, Describe(rank, "gather", &send, send.type, send.count, team.rank(0)), true, false,
        send.begin(), part, 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          if (!root) return;

@@ -33,6 +33,9 @@ void Gather(Rank& rank, int team, const Buffer& send, const Buffer* recv);
 void Send(Rank& rank, const Buffer& send, int receiver);
 void Receive(Rank& rank, const Buffer& recv, int sender);
 
+/*! \brief Up to here a copy is cheaper than a second meeting, for the exit. */
+constexpr size_t kEagerBytes = 2 << 10;
+
 /*! \brief Outputs of at least this many bytes are written past the caches, for their reader would
  *         not find them there anyway. */
 constexpr size_t kStreamBytes = 32 << 20;

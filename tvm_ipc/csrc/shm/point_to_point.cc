@@ -50,7 +50,7 @@ void CheckPeer(const Rank& rank, const char* op, int peer) {
 
 Descriptor DescribeMessage(const Buffer& buffer) {
   Descriptor descriptor;
-  descriptor.op = Op::kSend;
+  descriptor.op = "send";
   descriptor.type = buffer.type;
   descriptor.count = buffer.count;
   return descriptor;

@@ -33,6 +33,13 @@ class Team {
   /*! \brief What a member showed in the last step. */
   const Descriptor& shown(int index) const { return turn_.meeting.shown(index); }
 
+  /*! \brief Whether what all members showed in the last step lies in their arenas. */
+  bool InArenas() const {
+    bool all = true;
+    for (int i = 0; i < size(); ++i) all = all && shown(i).offset >= 0;
+    return all;
+  }
+
   /*! \brief The buffer to fill for the next step. */
   uint8_t* NextBuffer() const {
     Trace("stage", rank(index()), (turn_.meeting.step() + 1) & 1);

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file as_packed.h
+ * \brief A collective of backends as a packed function, whose parameters are those in the contract.
+ */
+#ifndef TVM_IPC_DISCO_AS_PACKED_H_
+#define TVM_IPC_DISCO_AS_PACKED_H_
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/optional.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "core/backend.h"
+#include "core/error.h"
+#include "core/group.h"
+#include "disco/tensor_view.h"
+#include "disco/worker.h"
+
+namespace tvm_ipc {
+
+/*! \brief The reduction with a number. `what` names the collective in errors. */
+inline ReduceKind ReduceKindOf(const std::string& what, int kind) {
+  if (kind >= 0 && kind <= 4) return static_cast<ReduceKind>(kind);
+  Fail(kind::kValue, what, ": there is no reduction ", kind,
+       "; 0 to 4 are sum, prod, min, max, avg");
+}
+
+inline uint8_t FlagsOf(const std::string& what, int flags) {
+  if ((flags & ~static_cast<int>(kNoExitBarrier)) == 0) return static_cast<uint8_t>(flags);
+  Fail(kind::kValue, what, ": unknown flags ", flags);
+}
+
+/*! \brief How the parameter of a collective with some type is passed: as `Type`. */
+template <typename Parameter>
+struct Passed;
+
+template <>
+struct Passed<int> {
+  using Type = int;
+  Passed(const Rank& rank, const std::string& what, bool first, int number) : value(number) {}
+  int value;
+};
+
+template <>
+struct Passed<ReduceKind> {
+  using Type = int;
+  Passed(const Rank& rank, const std::string& what, bool first, int number)
+      : value(ReduceKindOf(what, number)) {}
+  ReduceKind value;
+};
+
+template <>
+struct Passed<uint8_t> {
+  using Type = int;
+  Passed(const Rank& rank, const std::string& what, bool first, int number)
+      : value(FlagsOf(what, number)) {}
+  uint8_t value;
+};
+
+/*! \brief The first parameter of a collective is what it sends, any other tensor what it receives.
+ */
+template <>
+struct Passed<const Buffer&> {
+  using Type = tvm::ffi::TensorView;
+  Passed(const Rank& rank, const std::string& what, bool first, const Type& tensor)
+      : value(ViewBuffer(rank.backend(), (what + (first ? ": send" : ": recv")).c_str(), tensor)) {}
+  Buffer value;
+};
+
+template <auto collective>
+class AsPacked;
+
+/*! \brief What the endpoint of the calling thread's rank does. */
+template <typename... Parameters, void (Endpoint::*collective)(Parameters...)>
+class AsPacked<collective> {
+ public:
+  /*! \param name For errors. */
+  explicit AsPacked(const char* name) : name_(name) {}
+
+  void operator()(typename Passed<Parameters>::Type... arguments) const {
+    try {
+      Rank& rank = RequireRank();
+      bool first = true;
+      // In braces: one after the other.
+      std::tuple<Passed<Parameters>...> passed{
+          Passed<Parameters>(rank, name_, std::exchange(first, false), std::move(arguments))...};
+      std::apply([&](auto&... one) { (rank.endpoint().*collective)(one.value...); }, passed);
+    } catch (const Error& error) {
+      throw tvm::ffi::Error(error.kind(), error.what(), "");
+    }
+  }
+
+ private:
+  std::string name_;
+};
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_DISCO_AS_PACKED_H_
