@@ -2,7 +2,8 @@
 """Sessions as users see them, and how they start.
 
 `commands` beside this file says how a command gets to the workers and an error comes home,
-`values` what can be done with values, `ending` how a session ends.
+`values` what can be done with values, `collectives` what workers do among themselves,
+`ending` how a session ends.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config, devices, disco_sessions, log
+from tvm_ipc.runtime.collectives import CollectiveSession
 from tvm_ipc.runtime.commands import keys
 from tvm_ipc.runtime.compiled import library_of
 from tvm_ipc.runtime.ending import EndingSession, end_unfinished
@@ -27,7 +29,7 @@ from tvm_ipc.runtime.joining import wait_until_joined
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
 from tvm_ipc.runtime.uninterrupted import uninterrupted
-from tvm_ipc.runtime.values import ValueSession, as_device
+from tvm_ipc.runtime.values import as_device
 
 _log: Final = logging.getLogger("tvm_ipc.session")
 _api: Any = disco._ffi_api
@@ -39,7 +41,7 @@ _native_info = _native("tvm_ipc.native_info")
 _ROOM: Final = 32 << 10
 
 
-class Session(ValueSession, EndingSession):
+class Session(CollectiveSession, EndingSession):
     """A Disco session whose workers share memory, and whose errors are Python exceptions.
 
     All methods of Disco's sessions work. Commands are asynchronous; an error is raised by the

@@ -20,7 +20,6 @@ from tvm.runtime import Tensor, disco
 from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import ReduceKind
 from tvm_ipc.runtime.commands import CommandSession, keys
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 from tvm_ipc.runtime.teams import Team, in_team
@@ -44,7 +43,6 @@ _ARGUMENT: Final = (
 #: Types of arguments that are sent as they are.
 _PLAIN: Final = frozenset({type(None), bool, float, str, bytes, DRef, DPackedFunc, DModule})
 _SENT: Final = (disco.DRef, tvm_ffi.Shape, tvm_ffi.core.DataType, tvm_ffi.core.Device, str, bytes)
-_KINDS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
 #: Bits of the elements of types that exist.
 _BITS: Final = (1, 2, 4, 6, 8, 16, 32, 64)
 
@@ -92,7 +90,7 @@ class ValueSession(CommandSession):
         raise arguments.wrong_type(name, _ARGUMENT, value)
 
     def _fetch(self, where: str, reference: object, rank: int, rank_name: str = "rank") -> Any:
-        _reference(f"{where}: reference", reference)
+        check_reference(f"{where}: reference", reference)
         rank = self._rank(f"{where}: {rank_name}", rank)
         key = next(keys)
         self._caller()
@@ -187,7 +185,7 @@ class ValueSession(CommandSession):
                 "a tvm.runtime.Tensor, which is written later (`get` returns a NumPy array)",
                 host_array,
             )
-        _reference("copy_from_worker_0: remote_array", remote_array)
+        check_reference("copy_from_worker_0: remote_array", remote_array)
         self._call_with_host("tvm_ipc.worker.copy_to_host", host_array, remote_array)
 
     # ---- from and to the first worker -----------------------------------------------------
@@ -254,7 +252,7 @@ class ValueSession(CommandSession):
         given = ("from_array", from_array), ("to_array", to_array)
         self._collective("gather_to_worker0", *given, in_group)
 
-    # ---- among all workers, a group, or a team ----------------------------------------------
+    # ---- teams -----------------------------------------------------------------------------
 
     def team(self, ranks: Sequence[int], copy: int = 0) -> Team:
         """Return the team of some workers, for which `in_group` of the collectives is a place.
@@ -279,22 +277,6 @@ class ValueSession(CommandSession):
             team = int(_team(self, tvm_ffi.Shape(members), copy))
         return Team(members, copy, team, self._name)
 
-    def allreduce(
-        self, src: DRef, dst: DRef, op: str = "sum", in_group: bool | Team = True
-    ) -> None:
-        """Combine all workers' `src` in every worker's `dst`.
-
-        Parameters
-        ----------
-        op : "sum", "prod", "min", "max" or "avg".
-        """
-        kind = _KINDS[arguments.one_of("allreduce: op", op, _KINDS)]
-        self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
-
-    def allgather(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
-        """Put all workers' `src` one after the other into every worker's `dst`."""
-        self._collective("allgather", ("src", src), ("dst", dst), in_group)
-
     def _collective(
         self,
         name: str,
@@ -303,7 +285,7 @@ class ValueSession(CommandSession):
         in_group: bool | Team,
         *kind: tvm_ffi.Shape,
     ) -> None:
-        source, target = (_reference(f"{name}: {what}", one) for what, one in (send, receive))
+        source, target = (check_reference(f"{name}: {what}", one) for what, one in (send, receive))
         team = in_team(f"{name}: in_group", in_group, self._name)
         if not isinstance(team, Team):
             self._get_cached_method(f"runtime.disco.{name}")(source, *kind, team, target)
@@ -368,7 +350,8 @@ def _dtype(name: str, dtype: Any) -> Any:
     raise wrong(name, _DTYPE, dtype)
 
 
-def _reference(name: str, value: object) -> object:
+def check_reference(name: str, value: object) -> object:
+    """Return it, which must be a reference."""
     arguments.instance(name, value, disco.DRef, _REFERENCE)
     return value
 
@@ -376,5 +359,5 @@ def _reference(name: str, value: object) -> object:
 def _target(name: str, value: DRef | None) -> DRef | None:
     """Return where a result is to be, or None: a new tensor."""
     if value is not None:
-        _reference(name, value)
+        check_reference(name, value)
     return value

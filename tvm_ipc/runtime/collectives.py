@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of sessions in which all workers of a team send and receive."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tvm_ffi
+
+from tvm_ipc import arguments
+from tvm_ipc.contract import CollectiveFlag, ReduceKind
+from tvm_ipc.runtime.references import DRef
+from tvm_ipc.runtime.teams import Team, in_team
+from tvm_ipc.runtime.values import ValueSession, check_reference
+
+_KINDS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
+
+
+class CollectiveSession(ValueSession):
+    """Collectives among all workers, a group, or a team."""
+
+    def allreduce(
+        self, src: DRef, dst: DRef, op: str = "sum", in_group: bool | Team = True
+    ) -> None:
+        """Combine all workers' `src` in every worker's `dst`.
+
+        Parameters
+        ----------
+        op : "sum", "prod", "min", "max" or "avg".
+        """
+        kind = _KINDS[arguments.one_of("allreduce: op", op, _KINDS)]
+        self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
+
+    def allgather(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
+        """Put all workers' `src` one after the other into every worker's `dst`."""
+        self._collective("allgather", ("src", src), ("dst", dst), in_group)
+
+    def _own_collective(
+        self, name: str, src: object, dst: object, in_group: bool | Team, *numbers: int
+    ) -> None:
+        """Do one that Disco does not have, with an exit barrier."""
+        source, target = check_reference(f"{name}: src", src), check_reference(f"{name}: dst", dst)
+        team = in_team(f"{name}: in_group", in_group, self._name)
+        function = self._get_cached_method(f"tvm_ipc.{name}")
+        flags = int(CollectiveFlag.NONE)
+        if not isinstance(team, Team):
+            function(source, *numbers, int(team), flags, target)
+            return
+        call = self._get_cached_method("tvm_ipc.worker.call_in_team")
+        call(function, team.id, source, *numbers, team.id, flags, target)
