@@ -150,6 +150,11 @@ def session_calls(session: Any) -> dict[str, Call]:
             {**both, "op": [*NAMES, "median", "SUM"]},
         ),
         "team": Call(session.team, {"ranks": [0, 1]}, {"ranks": TEAMS, "copy": COPIES}),
+        "reduce_scatter": Call(
+            session.reduce_scatter,
+            {"src": x, "dst": x},
+            {**both, "op": [*NAMES, "median", "SUM"]},
+        ),
         "allgather": Call(session.allgather, {"src": x, "dst": x}, both),
         "broadcast_from_worker0": Call(session.broadcast_from_worker0, {"src": x, "dst": x}, both),
         "scatter_from_worker0": Call(

@@ -66,7 +66,7 @@ class Block {
   uint8_t* data_;
 };
 
-enum class Act { kAllReduce, kAllGather, kBroadcast, kScatter, kGather, kExchange };
+enum class Act { kAllReduce, kAllGather, kBroadcast, kScatter, kGather, kExchange, kReduceScatter };
 enum class Place { kArena, kOwn, kMixed };
 
 /*! \brief What all members of a team draw alike. */
@@ -107,12 +107,13 @@ inline size_t DrawCount(Random& random, size_t width) {
 inline Plan DrawPlan(Random& random, int team, size_t width) {
   Plan plan;
   const uint64_t act = Draw(random, 16);
-  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 5);
+  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 6);
   plan.team = team;
   plan.count = DrawCount(random, width);
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
-  plan.no_exit_barrier = plan.act == Act::kAllReduce && Draw(random, 4) == 0;
+  const bool reduces = plan.act == Act::kAllReduce || plan.act == Act::kReduceScatter;
+  plan.no_exit_barrier = reduces && Draw(random, 4) == 0;
   plan.place = static_cast<Place>(Draw(random, 3));
   plan.may_be_in_place = Draw(random, 4) == 0;
   plan.distance = static_cast<int>(Draw(random, 64));
@@ -172,6 +173,8 @@ class Operation {
     switch (plan_.act) {
       case Act::kAllReduce:
         return DoAllReduce();
+      case Act::kReduceScatter:
+        return DoReduceScatter();
       case Act::kAllGather:
       case Act::kGather:
         return DoGather();
@@ -219,22 +222,41 @@ class Operation {
     }
   }
 
+  /*! \brief The drawn one, unless its results would not be exact: products of floats. */
+  ReduceKind Kind() const {
+    return std::is_floating_point<T>::value && plan_.kind == ReduceKind::kProd ? ReduceKind::kSum
+                                                                               : plan_.kind;
+  }
+
   std::unique_ptr<Block> DoAllReduce() {
     auto input = NewBlock(count_);
     auto output = NewBlock(count_);
     const Buffer send = Take(*input, count_);
     const bool in_place = plan_.may_be_in_place && Draw(own_, 2) == 0;
     const Buffer recv = in_place ? send : Take(*output, count_);
-    // Integers of 8 bits and products of floats would not be exact.
-    const ReduceKind kind = std::is_floating_point<T>::value && plan_.kind == ReduceKind::kProd
-                                ? ReduceKind::kSum
-                                : plan_.kind;
+    const ReduceKind kind = Kind();
     Fill(send, rank_.id());
     AllReduce(rank_, plan_.team, send, recv, kind, plan_.strategy,
               plan_.no_exit_barrier ? kNoExitBarrier : 0);
     // Whoever returns may write its input at once: the exit barrier's promise.
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "allreduce", [&](size_t i) { return Reduced<T>(kind, plan_.salt, ranks_, i); });
+    return plan_.no_exit_barrier ? std::move(input) : nullptr;
+  }
+
+  std::unique_ptr<Block> DoReduceScatter() {
+    const size_t part = count_ / size_;
+    auto input = NewBlock(part * size_);
+    auto output = NewBlock(part);
+    const Buffer send = Take(*input, part * size_);
+    const bool in_place = plan_.may_be_in_place && Draw(own_, 2) == 0;
+    const Buffer recv = in_place ? Part(send, index_ * part, part) : Take(*output, part);
+    Fill(send, rank_.id());
+    ReduceScatter(rank_, send, Kind(), plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0,
+                  recv);
+    if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
+    Check(recv, "reduce_scatter",
+          [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, index_ * part + i); });
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 

@@ -26,6 +26,9 @@ REDUCED = (
 )
 MOVED = (*REDUCED, "float8_e4m3fn", "float8_e5m2")
 MEMORIES = ("arena", "private", "mixed")
+REDUCTIONS = ("allreduce", "reduce_scatter")
+#: Whose inputs have a part for each rank.
+DIVIDED = ("scatter", "reduce_scatter")
 GATHERS = ("allgather", "broadcast", "scatter", "gather")
 
 
@@ -121,6 +124,18 @@ def moves(ranks: int, dtype: str) -> Iterator[Case]:
         yield Case(operation, count, dtype, memory=memory, in_place=in_place, offset=offset)
 
 
+def reduce_scatters(ranks: int, dtype: str) -> Iterator[Case]:
+    """Every size, memory, and in place or not; every reduction at some sizes."""
+    turn, kinds = itertools.count(), reductions(dtype)
+    counts = sizes(ranks, dtype, (EAGER // ranks, STAGE // ranks // 64 * 64))
+    for count, memory, in_place in itertools.product(counts, MEMORIES, (False, True)):
+        i = next(turn)
+        kind, flags, offset = kinds[i % len(kinds)], i % 2, (0, 1, 5)[i % 3]
+        yield Case("reduce_scatter", count, dtype, kind, 0, flags, memory, in_place, offset)
+    for kind, count in itertools.product(kinds, (1, 33, 1000)):
+        yield Case("reduce_scatter", count, dtype, kind, memory="arena")
+
+
 def messages(ranks: int, dtype: str) -> Iterator[Case]:
     """From each to the next, in packets and whole; and between two that both send first."""
     counts = sizes(ranks, dtype, (PACKET, 2 * PACKET))
@@ -134,7 +149,7 @@ def messages(ranks: int, dtype: str) -> Iterator[Case]:
 def small_ones(ranks: int) -> Iterator[Case]:
     """A bit of everything."""
     for operation, count, memory in itertools.product(
-        ("allreduce", *GATHERS, "ring"), (0, 1, 300), ("arena", "private")
+        ("allreduce", "reduce_scatter", *GATHERS, "ring"), (0, 1, 300), ("arena", "private")
     ):
         yield Case(operation, count, memory=memory)
     yield Case("allreduce", SLICE // 4 + 1, memory="arena")
@@ -144,12 +159,12 @@ def storm(ranks: int, seed: int, count: int) -> Iterator[Case]:
     """Many in a row in no order, each over memory that the one before it used."""
     generator = np.random.default_rng(seed)
     for _ in range(count):
-        operation = generator.choice(("allreduce", "allreduce", *GATHERS, "ring"))
+        operation = generator.choice(("allreduce", "reduce_scatter", *GATHERS, "ring"))
         dtype = str(generator.choice(("float32", "bfloat16", "int8")))
         size = int(generator.choice((1, 90, 4000, 20000)))
         kind, strategy, flags, memory, place = generator.integers(0, (5, 4, 2, 3, 2)).tolist()
-        if operation != "allreduce":
-            kind = strategy = flags = 0
+        if operation not in REDUCTIONS:
+            kind = flags = 0
         if operation == "ring":
             place = 0  # who receives first would lose what it has to send
         yield Case(
@@ -204,14 +219,14 @@ def _pool(dtype: str, narrow: bool) -> Array:
 def inputs(case: Case, ranks: int, team: int) -> Array:
     """Each member's values, as rows; different for every team."""
     one_sends = case.operation in ("broadcast", "scatter")
-    count = case.count * (ranks if case.operation == "scatter" else 1)
+    count = case.count * (ranks if case.operation in DIVIDED else 1)
     narrow = case.kind == ReduceKind.PROD or numpy_type(case.dtype).itemsize == 1
     pool = _pool(case.dtype, narrow)
     what = (case.operation, case.count, case.dtype, case.kind, team)
     generator = np.random.default_rng(zlib.crc32(repr(what).encode()))
     starts = generator.integers(0, len(pool) // 2, 1 if one_sends else ranks)
     rows = np.stack([np.resize(pool[start : start + count], count) for start in starts])
-    if case.operation == "allreduce" and rows.dtype.kind not in "biu":
+    if case.operation in REDUCTIONS and rows.dtype.kind not in "biu":
         _add_specials(rows)
     return np.broadcast_to(rows, (ranks, count))
 
@@ -274,6 +289,8 @@ def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
     """What the member with this index holds afterwards; None if nothing comes out there."""
     if case.operation == "allreduce":
         return np.asarray(reduced(case, ranks, team))
+    if case.operation == "reduce_scatter":
+        return np.asarray(reduced(case, ranks, team).reshape(ranks, case.count)[index])
     rows = inputs(case, ranks, team)
     if case.operation == "broadcast":
         return np.asarray(rows[0])

@@ -82,11 +82,12 @@ class Member:
         values = cases.inputs(case, self.size, self.first)[self.index]
         own_part = send is recv and case.operation in ("allgather", "gather")
         at = self.index * case.count if own_part else 0
+        to = self.index * case.count if send is recv and case.operation == "reduce_scatter" else 0
         send.write(values, at)
         getattr(self, f"_{case.operation}")(
             case,
             send.part(at, len(values)) if self._sends(case) else None,
-            recv.part(0, self._results(case)) if self._receives(case) else None,
+            recv.part(to, self._results(case)) if self._receives(case) else None,
         )
         if case.flags:
             # The promise was that the input stays until the next collective.
@@ -97,7 +98,7 @@ class Member:
         wanted = cases.expected(case, self.size, self.first, self.index)
         if wanted is None:
             return None
-        result = recv.read()[: len(wanted)]
+        result = recv.read()[to : to + len(wanted)]
         if not cases.same(result, wanted):
             where = np.flatnonzero(result.view("uint8") != wanted.view("uint8"))
             at = int(where[0]) // result.itemsize
@@ -119,7 +120,7 @@ class Member:
     def _memories(self, case: Case) -> tuple[Memory, Memory]:
         """Of input and output; the same if one is where its data belongs in the other."""
         in_arena = case.memory == "arena" or (case.memory == "mixed" and self.rank % 2 == 0)
-        taken = case.count * (self.size if case.operation == "scatter" else 1)
+        taken = case.count * (self.size if case.operation in cases.DIVIDED else 1)
         results = self._results(case)
         if case.in_place and self._sends(case) and self._receives(case):
             both = Memory(in_arena, case.dtype, max(taken, results), case.offset)
@@ -132,6 +133,10 @@ class Member:
     def _allreduce(self, case: Case, send: Any, recv: Any) -> None:
         reduce = get_global_func("tvm_ipc.allreduce")
         reduce(send, case.kind, self.in_group, case.strategy, case.flags, recv)
+
+    def _reduce_scatter(self, case: Case, send: Any, recv: Any) -> None:
+        function = get_global_func("tvm_ipc.reduce_scatter")
+        function(send, case.kind, self.in_group, case.flags, recv)
 
     def _allgather(self, case: Case, send: Any, recv: Any) -> None:
         _shm("allgather")(send, self.in_group, recv)

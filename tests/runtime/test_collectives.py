@@ -66,6 +66,12 @@ def test_allreduce_every_type(ranks: int, dtype: str, opened: OpenSession) -> No
     assert len(set(digests)) == 1, "ranks have different bits"
 
 
+@pytest.mark.parametrize("dtype", REDUCED)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_reduce_scatter(ranks: int, dtype: str, opened: OpenSession) -> None:
+    run(opened(ranks), "reduce_scatters", dtype)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_answer_whatever_the_strategy_and_the_memory(
@@ -243,6 +249,9 @@ def test_tensors_that_overlap_in_part(trio: tvm_ipc.Session) -> None:
     whole = trio.empty((16,), "float32")
     trio.allreduce(view(trio, whole, 0, 8), view(trio, whole, 1, 8))
     refused(trio, "ValueError", "send and recv overlap in part", 0, 1, 2)
+    # Rank 1's part of the input is the second one.
+    trio.reduce_scatter(view(trio, whole, 0, 12), view(trio, whole, 4, 4))
+    refused(trio, "ValueError", "reduce_scatter: send and recv overlap", 0, 2)
     # Rank 1's place in the output is the second one.
     trio.allgather(view(trio, whole, 4, 4), view(trio, whole, 0, 12))
     refused(trio, "ValueError", "allgather: send and recv overlap", 0, 2)
@@ -261,6 +270,11 @@ def test_counts_that_do_not_fit(trio: tvm_ipc.Session) -> None:
     trio.allgather(x(2), x(7))
     message = "allgather: recv has 7 elements, needed are 3 x 2"
     refused(trio, "ValueError", message, 0, 1, 2)
+    trio.reduce_scatter(x(5), x(2))
+    message = "reduce_scatter: send has 5 x float32, recv has 2 x float32; send must have 3 times"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    trio.reduce_scatter(x(6), x(2, "int32"))
+    refused(trio, "ValueError", "send has 6 x float32, recv has 2 x int32", 0, 1, 2)
     trio.broadcast_from_worker0(x(2), x(3))
     refused(trio, "ValueError", "broadcast: send has 2 elements, recv has 3", 0)
     trio.scatter_from_worker0(x(7), x(2))

@@ -38,6 +38,17 @@ CUSTOM_ALLREDUCE: Final = Function(
     given={"kind": ReduceKind.SUM, "team": Team.WORLD, "flags": CollectiveFlag.NONE},
 )
 
+REDUCE_SCATTER: Final = Function(
+    "tvm_ipc.reduce_scatter",
+    "(send: Tensor, kind: ReduceKind, team: Team, flags: CollectiveFlag, recv: Tensor)",
+    "each rank's part of what an all-reduce would give, with the same bits",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+)
+
 
 def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
     """Return the collectives that each backend has, and Disco under its own names."""
@@ -229,6 +240,7 @@ MATMUL: Final = Function(
 PROGRAM_FUNCTIONS: Final = (
     ALLREDUCE,
     CUSTOM_ALLREDUCE,
+    REDUCE_SCATTER,
     *DISCO_COLLECTIVES,
     *BACKEND_COLLECTIVES,
     TEAM,

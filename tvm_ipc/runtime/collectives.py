@@ -31,6 +31,21 @@ class CollectiveSession(ValueSession):
         kind = _KINDS[arguments.one_of("allreduce: op", op, _KINDS)]
         self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
 
+    def reduce_scatter(
+        self, src: DRef, dst: DRef, op: str = "sum", in_group: bool | Team = True
+    ) -> None:
+        """Give each worker's `dst` its part of what all workers' `src` are when combined.
+
+        Worker i gets part i of as many equal parts as there are workers, with the bits that
+        `allreduce` would give it. `dst` may be that part of `src`.
+
+        Parameters
+        ----------
+        op : "sum", "prod", "min", "max" or "avg".
+        """
+        kind = _KINDS[arguments.one_of("reduce_scatter: op", op, _KINDS)]
+        self._own_collective("reduce_scatter", src, dst, in_group, kind)
+
     def allgather(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
         """Put all workers' `src` one after the other into every worker's `dst`."""
         self._collective("allgather", ("src", src), ("dst", dst), in_group)

@@ -58,6 +58,9 @@ class Endpoint {
 
   virtual void AllReduce(int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
                          Strategy strategy, uint8_t flags) = 0;
+  /*! \brief recv = this member's part of what an all-reduce would give. */
+  virtual void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
+                             const Buffer& recv) = 0;
   /*! \brief recv = the members' sends, in rank order. */
   virtual void AllGather(int team, const Buffer& send, const Buffer& recv) = 0;
   /*! \brief recv = the first member's send. Others may pass nullptr. */

@@ -24,6 +24,10 @@ class SharedMemoryEndpoint final : public Endpoint {
                  Strategy strategy, uint8_t flags) final {
     tvm_ipc::AllReduce(rank_, team, send, recv, kind, strategy, flags);
   }
+  void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
+                     const Buffer& recv) final {
+    tvm_ipc::ReduceScatter(rank_, send, kind, team, flags, recv);
+  }
   void AllGather(int team, const Buffer& send, const Buffer& recv) final {
     tvm_ipc::AllGather(rank_, team, send, recv);
   }

@@ -20,6 +20,9 @@ namespace tvm_ipc {
 
 void AllReduce(Rank& rank, int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
                Strategy strategy = Strategy::kRing, uint8_t flags = 0);
+/*! \brief recv = this member's part of what an all-reduce would give. */
+void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team, uint8_t flags,
+                   const Buffer& recv);
 /*! \brief recv = the members' sends, in rank order. */
 void AllGather(Rank& rank, int team, const Buffer& send, const Buffer& recv);
 /*! \brief recv = the first member's send. Others may pass nullptr. */

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives that Disco does not have, in programs: their scopes and barriers, checked and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_ipc
+from tvm_ipc.contract import IPC_MEMORY, PROGRAMS, CollectiveFlag, Function, Team
+from tvm_ipc.transform import collect_report, verify_cross_rank_safety
+from tvm_ipc.transform.ir.rewrite import calls
+from tvm_ipc.transform.safety.hazards import HazardKind
+
+Array = np.ndarray[Any, Any]
+#: Elements of an input: more than are copied instead of shown where they lie.
+COUNT = 4096
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a collective gives: the elements of a rank's result, and all ranks' results."""
+
+    numbers: dict[str, int]
+    count: Callable[[int], int]
+    results: Callable[[list[Array]], list[Array]]
+
+    def arguments(self, function: Function, send: Any, flags: int, recv: Any = None) -> list[Any]:
+        """The arguments of a call, that of a result only if it is given."""
+        given = {**self.numbers, "team": Team.WORLD, "flags": flags, "send": send, "recv": recv}
+        values = [given[one.name] for one in function.parameters if given[one.name] is not None]
+        return [relax.prim_value(int(v)) if isinstance(v, int) else v for v in values]
+
+
+COLLECTIVES = {
+    "reduce_scatter": Collective(
+        {"kind": 0}, lambda ranks: COUNT // ranks, lambda xs: np.split(sum(xs), len(xs))
+    ),
+}
+
+
+def layers(name: str, ranks: int) -> tvm.IRModule:
+    """Two calls, each of what was just computed; between them all ranks get all results."""
+    function, collective = PROGRAMS[f"tvm_ipc.{name}"], COLLECTIVES[name]
+    result = relax.TensorType((collective.count(ranks),), "float32")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
+
+    def exchange(send: Any) -> Any:
+        operands = collective.arguments(function, send, CollectiveFlag.NONE)
+        return builder.emit(relax.call_dps_packed(function.name, operands, out_ty=result))
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = exchange(builder.emit(relax.op.add(x, x)))
+            every = builder.emit(relax.op.ccl.allgather(first, ranks, False))
+            every = builder.emit(relax.op.strided_slice(every, [0], [0], [COUNT]))
+            second = exchange(builder.emit(relax.op.multiply(every, x)))
+            out = builder.emit_output(relax.op.add(second, second))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_programs(name: str, ranks: int) -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", ranks)
+    with collect_report() as report:
+        program = tvm.compile(layers(name, ranks), "llvm", relax_pipeline=pipeline)
+    barriers = [
+        (one.verdict, one.subject)
+        for one in report.decisions
+        if one.pass_name == "StaticPlanBlockMemory" and one.subject.startswith(name)
+    ]
+    # The second one is the last meeting, so nothing says when its input was read.
+    assert [verdict for verdict, _ in barriers] == ["barrier left out", "barrier kept"], barriers
+    random = np.random.default_rng(0)
+    xs = [random.integers(-9, 9, COUNT).astype("float32") for _ in range(ranks)]
+    results = COLLECTIVES[name].results
+    first = results([x + x for x in xs])
+    every = np.concatenate(first)[:COUNT]
+    wanted = [2 * y for y in results([every * x for x in xs])]
+    with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        argument = session.empty((COUNT,), "float32")
+        for rank, x in enumerate(xs):
+            argument.debug_copy_from(rank, x)
+        for _ in range(3):
+            out = main(argument)
+            for rank in range(ranks):
+                np.testing.assert_array_equal(session.get(out, rank=rank), wanted[rank])
+
+
+def racing(name: str, flags: int, *, waits: bool) -> tvm.IRModule:
+    """A call whose input is written again, after a meeting or not."""
+    function, collective = PROGRAMS[f"tvm_ipc.{name}"], COLLECTIVES[name]
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
+
+    def tensor(count: int, scope: str) -> Any:
+        shape = relax.ShapeExpr([count])
+        return builder.emit(relax.op.builtin.alloc_tensor(shape, "float32", 0, scope))
+
+    def packed(name: str, *operands: Any) -> None:
+        nothing = relax.TupleType([])
+        builder.emit(relax.Call(relax.ExternFunc(name), list(operands), ty_args=[nothing]))
+
+    with builder.function("main", [x], pure=False):
+        send, recv = tensor(COUNT, IPC_MEMORY), tensor(collective.count(2), "global")
+        packed("tvm_ipc.copy", x, send)
+        packed(function.name, *collective.arguments(function, send, flags, recv))
+        if waits:
+            small = tensor(1, "global")
+            packed("runtime.disco.allgather", small, relax.prim_value(0), tensor(2, "global"))
+        packed("tvm_ipc.copy", x, send)
+        builder.emit_func_output(recv)
+    return builder.get()
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_race_is_found(name: str) -> None:
+    def kinds(mod: tvm.IRModule) -> list[HazardKind]:
+        return [hazard.kind for hazard in verify_cross_rank_safety(mod)]
+
+    assert HazardKind.WRITE in kinds(racing(name, CollectiveFlag.NO_EXIT_BARRIER, waits=False))
+    assert kinds(racing(name, CollectiveFlag.NO_EXIT_BARRIER, waits=True)) == []
+    assert kinds(racing(name, CollectiveFlag.NONE, waits=False)) == []
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_inputs_are_placed_where_peers_read_them(name: str) -> None:
+    mod = tvm_ipc.get_pipeline("llvm", 2)(layers(name, 2))
+    named = [str(c.op.global_symbol) for c in calls(mod["main"]) if hasattr(c.op, "global_symbol")]
+    assert named.count(f"tvm_ipc.{name}") == 2
+    assert "tvm_ipc.copy" not in named
+    assert "runtime.disco.cuda_ipc.alloc_storage" in named

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reduce_scatter.cc
+ * \brief Reduce-scatter: each rank reduces its own part of what all of them show.
+ *
+ * With the kernels of all-reduce, in the same order, so a part has the bits that it would have
+ * there. Inputs in the arenas of all ranks are read in place between a step in and a step out.
+ * Others go through the staging buffers, in pieces that have something of every part, and so do
+ * small ones: one step is enough for these. A rank reads only its own part of any input, so its
+ * result may replace that part of its own.
+ */
+#include <algorithm>
+
+#include "shm/collectives.h"
+#include "shm/team.h"
+
+namespace tvm_ipc {
+
+void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team_id, uint8_t flags,
+                   const Buffer& recv) {
+  const ReduceFn reduce = FindReduce(send.type, kind);
+  if (reduce == nullptr) {
+    Fail(kind::kType, "reduce_scatter: ", Name(kind), " of ", Name(send.type),
+         " is not supported; cast to a type that is, such as float32");
+  }
+  Team team(rank, team_id);
+  const int n = team.size();
+  const int me = team.index();
+  if (send.type != recv.type || send.count != recv.count * n) {
+    Fail(kind::kValue, "reduce_scatter: send has ", send.count, " x ", Name(send.type),
+         ", recv has ", recv.count, " x ", Name(recv.type), "; send must have ", n,
+         " times as many of the same type");
+  }
+  const size_t part = recv.bytes();
+  const uint8_t* own = send.begin() + me * part;
+  if (send.Overlaps(recv) && recv.begin() != own) {
+    Fail(kind::kValue, "reduce_scatter: send and recv overlap, but recv is not part ", me,
+         " of send, which it may replace");
+  }
+  const bool stream = part >= kStreamBytes;
+  Descriptor mine;
+  mine.op = "reduce_scatter";
+  mine.reduces = true;
+  mine.kind = kind;
+  mine.flags = flags;
+  mine.type = send.type;
+  mine.count = send.count;
+  mine.offset = rank.OffsetOf(send.data, send.bytes());
+  const void* sources[kMaxRanks];
+  if (n > 1 && send.bytes() > kEagerBytes) {
+    team.Enter(mine);
+    if (team.InArenas()) {
+      for (int i = 0; i < n; ++i) sources[i] = team.memory(i, team.shown(i).offset) + me * part;
+      reduce(recv.data, sources, n, recv.count, stream);
+      if (!(flags & kNoExitBarrier)) team.Enter(mine);
+      return;
+    }
+  }
+  const size_t piece = kStageBytes / n / kLine * kLine;
+  for (size_t at = 0; at < part || at == 0; at += piece) {
+    const size_t bytes = std::min(piece, part - at);
+    for (int i = 0; i < n; ++i) {
+      if (i == me) continue;
+      CopyBytes(team.NextBuffer() + i * bytes, send.begin() + i * part + at, bytes, false);
+    }
+    team.Enter(mine);
+    for (int i = 0; i < n; ++i) sources[i] = team.buffer(i) + me * bytes;
+    sources[me] = own + at;
+    reduce(recv.begin() + at, sources, n, bytes / send.type.bytes(), stream);
+  }
+}
+
+}  // namespace tvm_ipc
