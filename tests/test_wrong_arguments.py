@@ -155,6 +155,7 @@ def session_calls(session: Any) -> dict[str, Call]:
             {"src": x, "dst": x},
             {**both, "op": [*NAMES, "median", "SUM"]},
         ),
+        "all_to_all": Call(session.all_to_all, {"src": x, "dst": x}, both),
         "allgather": Call(session.allgather, {"src": x, "dst": x}, both),
         "broadcast_from_worker0": Call(session.broadcast_from_worker0, {"src": x, "dst": x}, both),
         "scatter_from_worker0": Call(

@@ -39,6 +39,11 @@ class Collective:
 
 
 COLLECTIVES = {
+    "all_to_all": Collective(
+        {},
+        lambda ranks: COUNT,
+        lambda xs: list(np.stack([np.split(x, len(xs)) for x in xs], 1).reshape(len(xs), -1)),
+    ),
     "reduce_scatter": Collective(
         {"kind": 0}, lambda ranks: COUNT // ranks, lambda xs: np.split(sum(xs), len(xs))
     ),

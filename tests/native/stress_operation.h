@@ -66,7 +66,16 @@ class Block {
   uint8_t* data_;
 };
 
-enum class Act { kAllReduce, kAllGather, kBroadcast, kScatter, kGather, kExchange, kReduceScatter };
+enum class Act {
+  kAllReduce,
+  kAllGather,
+  kBroadcast,
+  kScatter,
+  kGather,
+  kExchange,
+  kReduceScatter,
+  kAllToAll
+};
 enum class Place { kArena, kOwn, kMixed };
 
 /*! \brief What all members of a team draw alike. */
@@ -107,13 +116,14 @@ inline size_t DrawCount(Random& random, size_t width) {
 inline Plan DrawPlan(Random& random, int team, size_t width) {
   Plan plan;
   const uint64_t act = Draw(random, 16);
-  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 6);
+  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 7);
   plan.team = team;
   plan.count = DrawCount(random, width);
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
-  const bool reduces = plan.act == Act::kAllReduce || plan.act == Act::kReduceScatter;
-  plan.no_exit_barrier = reduces && Draw(random, 4) == 0;
+  const bool has_flags =
+      plan.act == Act::kAllReduce || plan.act == Act::kReduceScatter || plan.act == Act::kAllToAll;
+  plan.no_exit_barrier = has_flags && Draw(random, 4) == 0;
   plan.place = static_cast<Place>(Draw(random, 3));
   plan.may_be_in_place = Draw(random, 4) == 0;
   plan.distance = static_cast<int>(Draw(random, 64));
@@ -173,6 +183,8 @@ class Operation {
     switch (plan_.act) {
       case Act::kAllReduce:
         return DoAllReduce();
+      case Act::kAllToAll:
+        return DoAllToAll();
       case Act::kReduceScatter:
         return DoReduceScatter();
       case Act::kAllGather:
@@ -257,6 +269,21 @@ class Operation {
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "reduce_scatter",
           [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, index_ * part + i); });
+    return plan_.no_exit_barrier ? std::move(input) : nullptr;
+  }
+
+  std::unique_ptr<Block> DoAllToAll() {
+    const size_t part = count_ / size_;
+    auto input = NewBlock(part * size_);
+    auto output = NewBlock(part * size_);
+    const Buffer recv = Take(*output, part * size_);
+    const Buffer send = Take(*input, part * size_);
+    Fill(send, rank_.id());
+    AllToAll(rank_, send, plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0, recv);
+    if (!plan_.no_exit_barrier) input->Spoil(0xee);
+    Check(recv, "all_to_all", [&](size_t i) {
+      return Element<T>(plan_.salt, ranks_[i / part], index_ * part + i % part);
+    });
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 

@@ -28,7 +28,7 @@ MOVED = (*REDUCED, "float8_e4m3fn", "float8_e5m2")
 MEMORIES = ("arena", "private", "mixed")
 REDUCTIONS = ("allreduce", "reduce_scatter")
 #: Whose inputs have a part for each rank.
-DIVIDED = ("scatter", "reduce_scatter")
+DIVIDED = ("scatter", "reduce_scatter", "all_to_all")
 GATHERS = ("allgather", "broadcast", "scatter", "gather")
 
 
@@ -136,6 +136,15 @@ def reduce_scatters(ranks: int, dtype: str) -> Iterator[Case]:
         yield Case("reduce_scatter", count, dtype, kind, memory="arena")
 
 
+def all_to_alls(ranks: int, dtype: str) -> Iterator[Case]:
+    """Every size and memory."""
+    turn = itertools.count()
+    counts = sizes(ranks, dtype, (EAGER // ranks, STAGE // ranks // 64 * 64))
+    for count, memory in itertools.product(counts, MEMORIES):
+        i = next(turn)
+        yield Case("all_to_all", count, dtype, flags=i % 2, memory=memory, offset=(0, 1, 5)[i % 3])
+
+
 def messages(ranks: int, dtype: str) -> Iterator[Case]:
     """From each to the next, in packets and whole; and between two that both send first."""
     counts = sizes(ranks, dtype, (PACKET, 2 * PACKET))
@@ -149,7 +158,9 @@ def messages(ranks: int, dtype: str) -> Iterator[Case]:
 def small_ones(ranks: int) -> Iterator[Case]:
     """A bit of everything."""
     for operation, count, memory in itertools.product(
-        ("allreduce", "reduce_scatter", *GATHERS, "ring"), (0, 1, 300), ("arena", "private")
+        ("allreduce", "reduce_scatter", "all_to_all", *GATHERS, "ring"),
+        (0, 1, 300),
+        ("arena", "private"),
     ):
         yield Case(operation, count, memory=memory)
     yield Case("allreduce", SLICE // 4 + 1, memory="arena")
@@ -159,13 +170,13 @@ def storm(ranks: int, seed: int, count: int) -> Iterator[Case]:
     """Many in a row in no order, each over memory that the one before it used."""
     generator = np.random.default_rng(seed)
     for _ in range(count):
-        operation = generator.choice(("allreduce", "reduce_scatter", *GATHERS, "ring"))
+        operation = generator.choice((*REDUCTIONS, "all_to_all", *GATHERS, "ring"))
         dtype = str(generator.choice(("float32", "bfloat16", "int8")))
         size = int(generator.choice((1, 90, 4000, 20000)))
         kind, strategy, flags, memory, place = generator.integers(0, (5, 4, 2, 3, 2)).tolist()
         if operation not in REDUCTIONS:
             kind = flags = 0
-        if operation == "ring":
+        if operation in ("ring", "all_to_all"):
             place = 0  # who receives first would lose what it has to send
         yield Case(
             str(operation), size, dtype, kind, strategy, flags, MEMORIES[memory], bool(place)
@@ -296,6 +307,8 @@ def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
         return np.asarray(rows[0])
     if case.operation == "scatter":
         return np.asarray(rows[0].reshape(ranks, case.count)[index])
+    if case.operation == "all_to_all":
+        return np.asarray(rows.reshape(ranks, ranks, case.count)[:, index].reshape(-1))
     if case.operation == "ring":
         return np.asarray(rows[index - 1])
     if case.operation == "exchange":

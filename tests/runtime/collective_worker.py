@@ -115,7 +115,8 @@ class Member:
         return self.index == 0 or case.operation != "gather"
 
     def _results(self, case: Case) -> int:
-        return case.count * (self.size if case.operation in ("allgather", "gather") else 1)
+        whole = case.operation in ("allgather", "gather", "all_to_all")
+        return case.count * (self.size if whole else 1)
 
     def _memories(self, case: Case) -> tuple[Memory, Memory]:
         """Of input and output; the same if one is where its data belongs in the other."""
@@ -137,6 +138,9 @@ class Member:
     def _reduce_scatter(self, case: Case, send: Any, recv: Any) -> None:
         function = get_global_func("tvm_ipc.reduce_scatter")
         function(send, case.kind, self.in_group, case.flags, recv)
+
+    def _all_to_all(self, case: Case, send: Any, recv: Any) -> None:
+        get_global_func("tvm_ipc.all_to_all")(send, self.in_group, case.flags, recv)
 
     def _allgather(self, case: Case, send: Any, recv: Any) -> None:
         _shm("allgather")(send, self.in_group, recv)

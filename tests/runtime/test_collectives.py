@@ -72,6 +72,12 @@ def test_reduce_scatter(ranks: int, dtype: str, opened: OpenSession) -> None:
     run(opened(ranks), "reduce_scatters", dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_all_to_all(ranks: int, dtype: str, opened: OpenSession) -> None:
+    run(opened(ranks), "all_to_alls", dtype)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_answer_whatever_the_strategy_and_the_memory(
@@ -249,6 +255,10 @@ def test_tensors_that_overlap_in_part(trio: tvm_ipc.Session) -> None:
     whole = trio.empty((16,), "float32")
     trio.allreduce(view(trio, whole, 0, 8), view(trio, whole, 1, 8))
     refused(trio, "ValueError", "send and recv overlap in part", 0, 1, 2)
+    trio.all_to_all(whole, whole)
+    refused(trio, "ValueError", "all_to_all: 16 elements cannot be divided", 0, 1, 2)
+    trio.all_to_all(view(trio, whole, 0, 6), view(trio, whole, 0, 6))
+    refused(trio, "ValueError", "all_to_all: send and recv overlap", 0, 1, 2)
     # Rank 1's part of the input is the second one.
     trio.reduce_scatter(view(trio, whole, 0, 12), view(trio, whole, 4, 4))
     refused(trio, "ValueError", "reduce_scatter: send and recv overlap", 0, 2)
@@ -275,6 +285,12 @@ def test_counts_that_do_not_fit(trio: tvm_ipc.Session) -> None:
     refused(trio, "ValueError", message, 0, 1, 2)
     trio.reduce_scatter(x(6), x(2, "int32"))
     refused(trio, "ValueError", "send has 6 x float32, recv has 2 x int32", 0, 1, 2)
+    trio.all_to_all(x(6), x(3))
+    message = "all_to_all: send has 6 x float32, recv has 3 x float32; they must be equal"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    trio.all_to_all(x(7), x(7))
+    message = "all_to_all: 7 elements cannot be divided evenly among 3 workers"
+    refused(trio, "ValueError", message, 0, 1, 2)
     trio.broadcast_from_worker0(x(2), x(3))
     refused(trio, "ValueError", "broadcast: send has 2 elements, recv has 3", 0)
     trio.scatter_from_worker0(x(7), x(2))

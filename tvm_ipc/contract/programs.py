@@ -49,6 +49,17 @@ REDUCE_SCATTER: Final = Function(
     meets=Meeting.ALL,
 )
 
+ALL_TO_ALL: Final = Function(
+    "tvm_ipc.all_to_all",
+    "(send: Tensor, team: Team, flags: CollectiveFlag, recv: Tensor)",
+    "part j of what rank i sends is part i of what rank j receives; equal flat parts",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+)
+
 
 def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
     """Return the collectives that each backend has, and Disco under its own names."""
@@ -241,6 +252,7 @@ PROGRAM_FUNCTIONS: Final = (
     ALLREDUCE,
     CUSTOM_ALLREDUCE,
     REDUCE_SCATTER,
+    ALL_TO_ALL,
     *DISCO_COLLECTIVES,
     *BACKEND_COLLECTIVES,
     TEAM,

@@ -50,6 +50,13 @@ class CollectiveSession(ValueSession):
         """Put all workers' `src` one after the other into every worker's `dst`."""
         self._collective("allgather", ("src", src), ("dst", dst), in_group)
 
+    def all_to_all(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
+        """Give part j of worker i's `src` to worker j, as part i of its `dst`.
+
+        Both have as many equal parts as there are workers, and share no memory.
+        """
+        self._own_collective("all_to_all", src, dst, in_group)
+
     def _own_collective(
         self, name: str, src: object, dst: object, in_group: bool | Team, *numbers: int
     ) -> None:

@@ -61,6 +61,8 @@ class Endpoint {
   /*! \brief recv = this member's part of what an all-reduce would give. */
   virtual void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
                              const Buffer& recv) = 0;
+  /*! \brief Part i of recv = this member's part of member i's send. */
+  virtual void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) = 0;
   /*! \brief recv = the members' sends, in rank order. */
   virtual void AllGather(int team, const Buffer& send, const Buffer& recv) = 0;
   /*! \brief recv = the first member's send. Others may pass nullptr. */

@@ -28,6 +28,9 @@ class SharedMemoryEndpoint final : public Endpoint {
                      const Buffer& recv) final {
     tvm_ipc::ReduceScatter(rank_, send, kind, team, flags, recv);
   }
+  void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) final {
+    tvm_ipc::AllToAll(rank_, send, team, flags, recv);
+  }
   void AllGather(int team, const Buffer& send, const Buffer& recv) final {
     tvm_ipc::AllGather(rank_, team, send, recv);
   }
