@@ -101,6 +101,7 @@ def session_calls(session: Any) -> dict[str, Call]:
                 "timeout": SECONDS,
                 "arena_limit": SIZES,
                 "device_ids": IDS,
+                "backend": [*NAMES, "nccl"],
             },
         ),
         "init_ccl": Call(
@@ -154,6 +155,11 @@ def session_calls(session: Any) -> dict[str, Call]:
             session.reduce_scatter,
             {"src": x, "dst": x},
             {**both, "op": [*NAMES, "median", "SUM"]},
+        ),
+        "reduce": Call(
+            session.reduce,
+            {"src": x, "dst": x},
+            {**both, "op": [*NAMES, "median", "SUM"], "root": RANKS},
         ),
         "all_to_all": Call(session.all_to_all, {"src": x, "dst": x}, both),
         "allgather": Call(session.allgather, {"src": x, "dst": x}, both),

@@ -74,7 +74,8 @@ enum class Act {
   kGather,
   kExchange,
   kReduceScatter,
-  kAllToAll
+  kAllToAll,
+  kReduce
 };
 enum class Place { kArena, kOwn, kMixed };
 
@@ -116,13 +117,13 @@ inline size_t DrawCount(Random& random, size_t width) {
 inline Plan DrawPlan(Random& random, int team, size_t width) {
   Plan plan;
   const uint64_t act = Draw(random, 16);
-  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 7);
+  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 8);
   plan.team = team;
   plan.count = DrawCount(random, width);
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
-  const bool has_flags =
-      plan.act == Act::kAllReduce || plan.act == Act::kReduceScatter || plan.act == Act::kAllToAll;
+  const bool has_flags = plan.act == Act::kAllReduce || plan.act == Act::kReduceScatter ||
+                         plan.act == Act::kAllToAll || plan.act == Act::kReduce;
   plan.no_exit_barrier = has_flags && Draw(random, 4) == 0;
   plan.place = static_cast<Place>(Draw(random, 3));
   plan.may_be_in_place = Draw(random, 4) == 0;
@@ -185,6 +186,8 @@ class Operation {
         return DoAllReduce();
       case Act::kAllToAll:
         return DoAllToAll();
+      case Act::kReduce:
+        return DoReduce();
       case Act::kReduceScatter:
         return DoReduceScatter();
       case Act::kAllGather:
@@ -269,6 +272,23 @@ class Operation {
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "reduce_scatter",
           [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, index_ * part + i); });
+    return plan_.no_exit_barrier ? std::move(input) : nullptr;
+  }
+
+  std::unique_ptr<Block> DoReduce() {
+    auto input = NewBlock(count_);
+    auto output = NewBlock(count_);
+    const Buffer send = Take(*input, count_);
+    const int root = plan_.distance % size_;
+    const bool in_place = index_ == root && plan_.may_be_in_place;
+    const Buffer recv = in_place ? send : Take(*output, count_);
+    Fill(send, rank_.id());
+    Reduce(rank_, send, Kind(), root, plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0,
+           index_ == root ? &recv : nullptr);
+    if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
+    if (index_ == root) {
+      Check(recv, "reduce", [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, i); });
+    }
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 

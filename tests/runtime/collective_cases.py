@@ -26,7 +26,7 @@ REDUCED = (
 )
 MOVED = (*REDUCED, "float8_e4m3fn", "float8_e5m2")
 MEMORIES = ("arena", "private", "mixed")
-REDUCTIONS = ("allreduce", "reduce_scatter")
+REDUCTIONS = ("allreduce", "reduce_scatter", "reduce")
 #: Whose inputs have a part for each rank.
 DIVIDED = ("scatter", "reduce_scatter", "all_to_all")
 GATHERS = ("allgather", "broadcast", "scatter", "gather")
@@ -134,6 +134,17 @@ def reduce_scatters(ranks: int, dtype: str) -> Iterator[Case]:
         yield Case("reduce_scatter", count, dtype, kind, 0, flags, memory, in_place, offset)
     for kind, count in itertools.product(kinds, (1, 33, 1000)):
         yield Case("reduce_scatter", count, dtype, kind, memory="arena")
+
+
+def reduces(ranks: int, dtype: str) -> Iterator[Case]:
+    """Every size, memory, and in place or not; roots and reductions take turns."""
+    turn, kinds = itertools.count(), reductions(dtype)
+    for count, memory, in_place in itertools.product(
+        sizes(ranks, dtype, _ways(ranks)), MEMORIES, (False, True)
+    ):
+        i = next(turn)
+        kind, flags, offset = kinds[i % len(kinds)], i // 2 % 2, (0, 1, 5)[i % 3]
+        yield Case("reduce", count, dtype, kind, 0, flags, memory, in_place, offset)
 
 
 def all_to_alls(ranks: int, dtype: str) -> Iterator[Case]:
@@ -300,6 +311,8 @@ def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
     """What the member with this index holds afterwards; None if nothing comes out there."""
     if case.operation == "allreduce":
         return np.asarray(reduced(case, ranks, team))
+    if case.operation == "reduce":
+        return np.asarray(reduced(case, ranks, team)) if index == root(case, ranks) else None
     if case.operation == "reduce_scatter":
         return np.asarray(reduced(case, ranks, team).reshape(ranks, case.count)[index])
     rows = inputs(case, ranks, team)
@@ -316,6 +329,11 @@ def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
     if case.operation == "gather" and index > 0:
         return None
     return np.asarray(rows.reshape(-1))
+
+
+def root(case: Case, ranks: int) -> int:
+    """The member that receives what is reduced."""
+    return (case.count + case.kind) % ranks
 
 
 def partner(ranks: int, index: int) -> int:

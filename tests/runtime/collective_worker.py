@@ -112,6 +112,8 @@ class Member:
         return self.index == 0 or case.operation not in ("broadcast", "scatter")
 
     def _receives(self, case: Case) -> bool:
+        if case.operation == "reduce":
+            return self.index == cases.root(case, self.size)
         return self.index == 0 or case.operation != "gather"
 
     def _results(self, case: Case) -> int:
@@ -138,6 +140,10 @@ class Member:
     def _reduce_scatter(self, case: Case, send: Any, recv: Any) -> None:
         function = get_global_func("tvm_ipc.reduce_scatter")
         function(send, case.kind, self.in_group, case.flags, recv)
+
+    def _reduce(self, case: Case, send: Any, recv: Any) -> None:
+        function, root = get_global_func("tvm_ipc.reduce"), cases.root(case, self.size)
+        function(send, case.kind, root, self.in_group, case.flags, recv)
 
     def _all_to_all(self, case: Case, send: Any, recv: Any) -> None:
         get_global_func("tvm_ipc.all_to_all")(send, self.in_group, case.flags, recv)

@@ -72,6 +72,12 @@ def test_reduce_scatter(ranks: int, dtype: str, opened: OpenSession) -> None:
     run(opened(ranks), "reduce_scatters", dtype)
 
 
+@pytest.mark.parametrize("dtype", REDUCED)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_reduce(ranks: int, dtype: str, opened: OpenSession) -> None:
+    run(opened(ranks), "reduces", dtype)
+
+
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_all_to_all(ranks: int, dtype: str, opened: OpenSession) -> None:
@@ -285,6 +291,12 @@ def test_counts_that_do_not_fit(trio: tvm_ipc.Session) -> None:
     refused(trio, "ValueError", message, 0, 1, 2)
     trio.reduce_scatter(x(6), x(2, "int32"))
     refused(trio, "ValueError", "send has 6 x float32, recv has 2 x int32", 0, 1, 2)
+    trio.reduce(x(6), x(3), root=2)
+    refused(trio, "ValueError", "reduce: send has 6 x float32, recv has 3 x float32", 2)
+    trio.get_global_func("tvm_ipc.reduce")(x(3), 0, 3, 0, 0, x(3))
+    refused(trio, "ValueError", "reduce: there is no root 3 in a team of 3", 0, 1, 2)
+    trio.get_global_func("tvm_ipc.reduce")(x(3), 0, 1, 0, 0, None)
+    refused(trio, "ValueError", "reduce: the root has nowhere to receive", 1)
     trio.all_to_all(x(6), x(3))
     message = "all_to_all: send has 6 x float32, recv has 3 x float32; they must be equal"
     refused(trio, "ValueError", message, 0, 1, 2)

@@ -49,6 +49,18 @@ REDUCE_SCATTER: Final = Function(
     meets=Meeting.ALL,
 )
 
+REDUCE: Final = Function(
+    "tvm_ipc.reduce",
+    "(send: Tensor, kind: ReduceKind, root: int, team: Team, flags: CollectiveFlag, "
+    "recv: Tensor | None)",
+    "what an all-reduce would give, with the same bits, on the rank at the place root of the team",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+)
+
 ALL_TO_ALL: Final = Function(
     "tvm_ipc.all_to_all",
     "(send: Tensor, team: Team, flags: CollectiveFlag, recv: Tensor)",
@@ -252,6 +264,7 @@ PROGRAM_FUNCTIONS: Final = (
     ALLREDUCE,
     CUSTOM_ALLREDUCE,
     REDUCE_SCATTER,
+    REDUCE,
     ALL_TO_ALL,
     *DISCO_COLLECTIVES,
     *BACKEND_COLLECTIVES,

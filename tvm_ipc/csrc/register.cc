@@ -279,6 +279,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
       .def("tvm_ipc.allreduce", OfWorker<AllReduceWithAll>())
       .def("tvm_ipc.reduce_scatter", AsPacked<&Endpoint::ReduceScatter>("reduce_scatter"))
+      .def("tvm_ipc.reduce", AsPacked<&Endpoint::Reduce>("reduce"))
       .def("tvm_ipc.all_to_all", AsPacked<&Endpoint::AllToAll>("all_to_all"))
       .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)

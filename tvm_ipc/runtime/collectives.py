@@ -50,6 +50,24 @@ class CollectiveSession(ValueSession):
         """Put all workers' `src` one after the other into every worker's `dst`."""
         self._collective("allgather", ("src", src), ("dst", dst), in_group)
 
+    def reduce(
+        self,
+        src: DRef,
+        dst: DRef,
+        op: str = "sum",
+        root: int = 0,
+        in_group: bool | Team = True,
+    ) -> None:
+        """Combine all workers' `src` in one worker's `dst`, with the bits of `allreduce`.
+
+        Parameters
+        ----------
+        op : "sum", "prod", "min", "max" or "avg".
+        root : the worker's place in its group or team, from 0 on.
+        """
+        kind = _KINDS[arguments.one_of("reduce: op", op, _KINDS)]
+        self._own_collective("reduce", src, dst, in_group, kind, self._rank("reduce: root", root))
+
     def all_to_all(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
         """Give part j of worker i's `src` to worker j, as part i of its `dst`.
 

@@ -61,6 +61,9 @@ class Endpoint {
   /*! \brief recv = this member's part of what an all-reduce would give. */
   virtual void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
                              const Buffer& recv) = 0;
+  /*! \brief On the member with this place, recv = what an all-reduce would give. */
+  virtual void Reduce(const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
+                      const Buffer* recv) = 0;
   /*! \brief Part i of recv = this member's part of member i's send. */
   virtual void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) = 0;
   /*! \brief recv = the members' sends, in rank order. */

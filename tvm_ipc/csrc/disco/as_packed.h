@@ -71,6 +71,20 @@ struct Passed<const Buffer&> {
   Buffer value;
 };
 
+/*! \brief What some members do not have. */
+template <>
+struct Passed<const Buffer*> {
+  using Type = tvm::ffi::Optional<tvm::ffi::Tensor>;
+  Passed(const Rank& rank, const std::string& what, bool first, const Type& tensor) {
+    if (!tensor.has_value()) return;
+    buffer = Passed<const Buffer&>(rank, what, first, tensor.value().GetDLTensorPtr()).value;
+    value = &buffer;
+  }
+  Passed(const Passed& other) : buffer(other.buffer), value(other.value ? &buffer : nullptr) {}
+  Buffer buffer;
+  const Buffer* value = nullptr;
+};
+
 template <auto collective>
 class AsPacked;
 

@@ -28,6 +28,10 @@ class SharedMemoryEndpoint final : public Endpoint {
                      const Buffer& recv) final {
     tvm_ipc::ReduceScatter(rank_, send, kind, team, flags, recv);
   }
+  void Reduce(const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
+              const Buffer* recv) final {
+    tvm_ipc::Reduce(rank_, send, kind, root, team, flags, recv);
+  }
   void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) final {
     tvm_ipc::AllToAll(rank_, send, team, flags, recv);
   }

@@ -23,6 +23,9 @@ void AllReduce(Rank& rank, int team, const Buffer& send, const Buffer& recv, Red
 /*! \brief recv = this member's part of what an all-reduce would give. */
 void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team, uint8_t flags,
                    const Buffer& recv);
+/*! \brief On the member with this place, recv = what an all-reduce would give. */
+void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
+            const Buffer* recv);
 /*! \brief Part i of recv = this member's part of member i's send. */
 void AllToAll(Rank& rank, const Buffer& send, int team, uint8_t flags, const Buffer& recv);
 /*! \brief recv = the members' sends, in rank order. */

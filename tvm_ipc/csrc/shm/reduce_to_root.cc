@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reduce_to_root.cc
+ * \brief Reduce: one member, the root, gets what all of them would get of an all-reduce.
+ *
+ * With the kernels of all-reduce, in the same order, so the bits are the same. Inputs in the arenas
+ * of all ranks are read in place, by the root alone, between a step in and a step out, up to a
+ * size; of larger ones all ranks reduce a slice into their staging buffers, which the root copies,
+ * and the last step in says that all inputs have been read. Others go through the staging buffers,
+ * in pieces, and so do small ones: one step is enough for these.
+ */
+#include <algorithm>
+
+#include "shm/collectives.h"
+#include "shm/team.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+/*! \brief From here on it pays that all ranks reduce. */
+constexpr size_t kSharedBytes = 64 << 10;
+
+}  // namespace
+
+void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team_id, uint8_t flags,
+            const Buffer* recv) {
+  const ReduceFn reduce = FindReduce(send.type, kind);
+  if (reduce == nullptr) {
+    Fail(kind::kType, "reduce: ", Name(kind), " of ", Name(send.type),
+         " is not supported; cast to a type that is, such as float32");
+  }
+  Team team(rank, team_id);
+  const int n = team.size();
+  const int me = team.index();
+  if (root < 0 || root >= n) {
+    Fail(kind::kValue, "reduce: there is no root ", root, " in a team of ", n,
+         "; it is a place in the team, from 0 on");
+  }
+  const bool receives = me == root;
+  if (receives) {
+    if (recv == nullptr) Fail(kind::kValue, "reduce: the root has nowhere to receive");
+    if (send.type != recv->type || send.count != recv->count) {
+      Fail(kind::kValue, "reduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
+           recv->count, " x ", Name(recv->type), "; they must be equal");
+    }
+    if (send.Overlaps(*recv) && send.data != recv->data) {
+      Fail(kind::kValue, "reduce: send and recv overlap in part; they must be equal or apart");
+    }
+  }
+  const bool stream = send.bytes() >= kStreamBytes;
+  const size_t width = send.type.bytes();
+  Descriptor mine;
+  mine.op = "reduce";
+  mine.reduces = true;
+  mine.kind = kind;
+  mine.flags = flags;
+  mine.type = send.type;
+  mine.count = send.count;
+  mine.root = team.rank(root);
+  mine.offset = rank.OffsetOf(send.data, send.bytes());
+  mine.in_place = receives && send.Overlaps(*recv);
+  const void* sources[kMaxRanks];
+  if (n > 1 && send.bytes() > kEagerBytes) {
+    team.Enter(mine);
+    if (team.InArenas()) {
+      const uint8_t* inputs[kMaxRanks];
+      for (int i = 0; i < n; ++i) inputs[i] = team.memory(i, team.shown(i).offset);
+      if (send.bytes() <= kSharedBytes) {
+        for (int i = 0; i < n; ++i) sources[i] = inputs[i];
+        if (receives) reduce(recv->data, sources, n, send.count, stream);
+        if (!(flags & kNoExitBarrier)) team.Enter(mine);
+        return;
+      }
+      const size_t slice = kStageBytes;
+      for (size_t at = 0; at < send.bytes(); at += slice * n) {
+        auto start = [&](int i) { return std::min(send.bytes(), at + slice * i); };
+        for (int i = 0; i < n; ++i) sources[i] = inputs[i] + start(me);
+        reduce(team.NextBuffer(), sources, n, (start(me + 1) - start(me)) / width, false);
+        team.Enter(mine);
+        for (int i = 0; receives && i < n; ++i) {
+          CopyBytes(recv->begin() + start(i), team.buffer(i), start(i + 1) - start(i), stream);
+        }
+      }
+      return;
+    }
+  }
+  for (size_t at = 0; at < send.bytes() || at == 0; at += kStageBytes) {
+    const size_t bytes = std::min(kStageBytes, send.bytes() - at);
+    if (!receives) CopyBytes(team.NextBuffer(), send.begin() + at, bytes, false);
+    team.Enter(mine);
+    for (int i = 0; i < n; ++i) sources[i] = team.buffer(i);
+    sources[me] = send.begin() + at;
+    if (receives) reduce(recv->begin() + at, sources, n, bytes / width, stream);
+  }
+}
+
+}  // namespace tvm_ipc
