@@ -104,7 +104,8 @@ void Do(Rank& rank, const Order& order) {
   }
   rank.endpoint().Copy(send, recv);
   EXPECT(sum == mine);
-  if (order.action != 0) rank.endpoint().Send(send, (rank.id() + 1) % n);
+  if (order.action == 1) rank.endpoint().Send(send, (rank.id() + 1) % n);
+  if (order.action == 2) rank.endpoint().ReduceScatter(send, ReduceKind::kSum, 0, 0, recv);
 }
 
 /*! \brief Errors come home and a session recovers, whatever moves its data. */
@@ -117,10 +118,14 @@ void TestSessionOf(const Backend& backend) {
   Ranks ranks(Ranks::Kind::kThreads, options, 1, Do);
   for (uint64_t seed = 0; seed < 20; ++seed) EXPECT(ranks.Round(0, seed).empty());
   if (std::string(backend.name()) == "courier") {
-    const std::vector<RankReport> reports = ranks.Round(1, 3);
-    EXPECT(!reports.empty());
-    EXPECT(reports[0].message == "couriers carry sums only", reports[0].message);
-    EXPECT(ranks.Round(0, 4).empty());
+    for (const auto& [action, message] :
+         {std::pair(1, "couriers carry sums only"),
+          std::pair(2, "reduce_scatter: the backend of this session does not have it")}) {
+      const std::vector<RankReport> reports = ranks.Round(action, 3);
+      EXPECT(!reports.empty());
+      EXPECT(reports[0].message == message, reports[0].message);
+      EXPECT(ranks.Round(0, 4).empty());
+    }
   }
 }
 

@@ -17,6 +17,7 @@
 
 #include "core/control.h"
 #include "core/element.h"
+#include "core/error.h"
 #include "core/file.h"
 #include "core/heap.h"
 
@@ -58,14 +59,6 @@ class Endpoint {
 
   virtual void AllReduce(int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
                          Strategy strategy, uint8_t flags) = 0;
-  /*! \brief recv = this member's part of what an all-reduce would give. */
-  virtual void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
-                             const Buffer& recv) = 0;
-  /*! \brief On the member with this place, recv = what an all-reduce would give. */
-  virtual void Reduce(const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
-                      const Buffer* recv) = 0;
-  /*! \brief Part i of recv = this member's part of member i's send. */
-  virtual void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) = 0;
   /*! \brief recv = the members' sends, in rank order. */
   virtual void AllGather(int team, const Buffer& send, const Buffer& recv) = 0;
   /*! \brief recv = the first member's send. Others may pass nullptr. */
@@ -82,6 +75,28 @@ class Endpoint {
   virtual void Copy(const Buffer& source, const Buffer& target) = 0;
   /*! \brief Returns when all that was started here is done. */
   virtual void Synchronise() = 0;
+
+  // Collectives that not every backend has; a call of what it lacks is refused.
+
+  /*! \brief recv = this member's part of what an all-reduce would give. */
+  virtual void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
+                             const Buffer& recv) {
+    Lack("reduce_scatter");
+  }
+  /*! \brief On the member with this place, recv = what an all-reduce would give. */
+  virtual void Reduce(const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
+                      const Buffer* recv) {
+    Lack("reduce");
+  }
+  /*! \brief Part i of recv = this member's part of member i's send. */
+  virtual void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) {
+    Lack("all_to_all");
+  }
+
+ private:
+  [[noreturn]] static void Lack(const char* operation) {
+    Fail(kind::kValue, operation, ": the backend of this session does not have it");
+  }
 };
 
 /*! \brief What a backend can do. */
