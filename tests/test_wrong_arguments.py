@@ -261,6 +261,15 @@ def compiler_calls() -> dict[str, Call]:
             {},
             {"passes": [3, None, "passes", [3], [transform.OffloadBLAS], ANYTHING]},
         ),
+        "LegalizeOps": Call(
+            transform.LegalizeOps,
+            {},
+            {
+                "customize_legalize_map": [3, "relax.add", {"relax.nothing": max}, ANYTHING],
+                "skip_ops": [3, "relax.add", ["relax.nothing"], [3], [""], ANYTHING],
+                "enable_warning": FLAGS,
+            },
+        ),
         "LowerExternCalls": Call(transform.LowerExternCalls, {}, {"place_arguments": FLAGS}),
         "MarkCompilerFunctionsAsExtern": Call(
             transform.MarkCompilerFunctionsAsExtern, {}, {"compiler": NAMES}

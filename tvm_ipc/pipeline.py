@@ -8,7 +8,7 @@
 TVM's own pipeline for the target, with our passes at the places where they belong:
 
     1 dispatch   matrix products for the BLAS, and TVM's choice of libraries
-    2 legalize   operators become kernels, and kernels are fused
+    2 legalize   operators become kernels, those that are alike once, and kernels are fused
     3 schedule   what the caller gives, if anything
     4 dataflow   outputs are allocated explicitly, those of external compilers' functions too
     5 rewrite    all-reduces read their input in memory that peers map; scopes are placed
@@ -40,6 +40,7 @@ from tvm_ipc.transform import (
     EraseMemoryScopes,
     IPCAllReduceRewrite,
     KeepFromFusion,
+    LegalizeOps,
     LowerExternCalls,
     LowerGPUIPCAllocStorage,
     OffloadBLAS,
@@ -55,6 +56,7 @@ from tvm_ipc.transform.report import Decision, note
 _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
 #: Where tensors in a storage start, in multiples of so many bytes.
 _ALIGNMENT: Final = {"llvm": 64, "c": 64, "cuda": 256}
+_LEGALIZE: Final = "LegalizeOps"
 _FUSION: Final = ("FoldConstant", "FuseOps", "FuseTIR")
 _PLAN: Final = "StaticPlanBlockMemory"
 _LOWER: Final = "LowerAllocTensor"
@@ -115,7 +117,7 @@ def get_pipeline(
                 *_for_target(target, "library_dispatch_passes"),
             ],
         ),
-        ("legalize", _around_fusion(_for_target(target, "legalize_passes"))),
+        ("legalize", _legalize(_for_target(target, "legalize_passes"))),
         ("schedule", [schedule] if schedule is not None else []),
         (
             "dataflow",
@@ -199,8 +201,9 @@ def _for_target(target: tvm.target.Target, kind: str) -> list[tvm.transform.Pass
     return list(getattr(_TARGETS[target.kind.name], kind)(target))
 
 
-def _around_fusion(passes: list[tvm.transform.Pass]) -> list[tvm.transform.Pass]:
-    """Keep from the passes of fusion what they do not know."""
+def _legalize(passes: list[tvm.transform.Pass]) -> list[tvm.transform.Pass]:
+    """Legalize calls that are alike once, and keep from fusion what it does not know."""
+    passes = [LegalizeOps() if str(one.info.name) == _LEGALIZE else one for one in passes]
     first, *others = [n for n, one in enumerate(passes) if str(one.info.name) in _FUSION]
     last = max(others, default=first) + 1
     return [*passes[:first], KeepFromFusion(passes[first:last]), *passes[last:]]

@@ -21,6 +21,7 @@ from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.keep_from_fusion import KeepFromFusion
+from tvm_ipc.transform.legalize_ops import LegalizeOps
 from tvm_ipc.transform.lower_extern_calls import LowerExternCalls
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
 from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
@@ -52,6 +53,7 @@ __all__ = [
     "IPCAllReduceRewrite",
     "InlineCompilerFunctions",
     "KeepFromFusion",
+    "LegalizeOps",
     "LowerExternCalls",
     "LowerGPUIPCAllocStorage",
     "LowerPackedAllocTensor",

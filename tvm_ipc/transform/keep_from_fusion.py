@@ -74,13 +74,10 @@ class KeepFromFusion:
 def _unknown_extent(function: relax.Function) -> Any:
     if not relax.analysis.defined_symbolic_vars(function):
         return None
-    seen: set[int] = set()
+    seen: set[int] = set()  # types and shapes, of which most are those of a parameter or an operand
     for ty in _types(function):
-        if ty.__chandle__() in seen:
-            continue
-        seen.add(ty.__chandle__())
-        for extent in _extents(ty):
-            if not isinstance(extent, (tirx.IntImm, tvm.ir.Var)):
+        for extent in _extents(ty, seen):
+            if type(extent) is not tirx.IntImm and type(extent) is not tvm.ir.Var:
                 found: list[Any] = []
                 tvm_ffi.structural_walk(extent, [(_UNKNOWN, found.append)])
                 if found:
@@ -98,11 +95,19 @@ def _types(function: relax.Function) -> Iterator[Any]:
             yield from (param.ty for param in value.params)
 
 
-def _extents(ty: Any) -> Iterator[Any]:
-    if isinstance(ty, relax.TupleType):
-        for field in ty.fields:
-            yield from _extents(field)
-    elif isinstance(ty, relax.ShapeType):
+def _extents(ty: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the extents of a type, but for those of what was seen before."""
+    if ty.__chandle__() in seen:
+        return
+    seen.add(ty.__chandle__())
+    kind = type(ty)
+    if kind is relax.TensorType:
+        shape = ty.shape
+        if type(shape) is relax.ShapeExpr and shape.__chandle__() not in seen:
+            seen.add(shape.__chandle__())
+            yield from shape.values[:]
+    elif kind is relax.TupleType:
+        for field in ty.fields[:]:
+            yield from _extents(field, seen)
+    elif kind is relax.ShapeType:
         yield from ty.values or ()
-    elif isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr):
-        yield from ty.shape.values

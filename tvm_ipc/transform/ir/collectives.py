@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import tvm
@@ -89,7 +89,7 @@ class Collective:
         arguments: list[relax.Expr] = []
         for parameter in function.parameters:
             if parameter.name in numbers:
-                arguments.append(relax.prim_value(int(numbers[parameter.name])))
+                arguments.append(_constant(int(numbers[parameter.name])))
             else:
                 arguments += self.operands((parameter.name,))
         return replace_call(self.call, relax.ExternFunc(function.name), arguments)
@@ -132,6 +132,12 @@ def meets_peers(call: relax.Call) -> bool:
     name = str(call.op.global_symbol)
     function = find(name)
     return name.startswith(DISCO) or (function is not None and function.meets is not Meeting.NONE)
+
+
+@cache
+def _constant(number: int) -> relax.Expr:
+    """Return a number as an argument; it is one object, since to make one takes its time."""
+    return relax.prim_value(number)
 
 
 def _int(expr: relax.Expr) -> int:
