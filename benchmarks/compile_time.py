@@ -13,6 +13,9 @@ TVM's passes save on kernels that are not made. So the pipeline is also run with
 are those of `shapes.py`, each at a size and at four times that. The power of growth is that of our
 passes together; TVM's own passes are quadratic in some shapes, and their power is shown, too.
 
+`LegalizeOps` is not counted as ours either: it takes the place of TVM's, and less time. So our
+passes are compared with what TVM's own take in TVM's pipeline, and not with the rest of ours.
+
 The exit code is 1 where a goal is missed.
 """
 
@@ -38,8 +41,8 @@ from tvm_ipc.demo.config import Config
 MORE = 0.10
 #: Linear is a power of 1; memory that no longer fits a cache adds to it, for TVM's passes too.
 POWER = 1.2
-#: Most of our pipeline's time that our passes may take together, whatever the shape.
-SHARE = 0.5
+#: Most that our passes may take together, whatever the shape: as much as TVM's pipeline.
+AGAINST_UPSTREAM = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Growth:
     upstream: float  #: at the second
     whole: float
     ours: float
-    share: float
+    against_upstream: float  #: of our passes together
     power: float  #: of our passes
     upstream_power: float  #: of TVM's pipeline
 
@@ -104,7 +107,7 @@ def grow(shape: Shape, rounds: int) -> Growth:
         )
         mine = ours(last)
         power, upstream_power = log(mine / ours(first)) / steps, log(theirs[1] / theirs[0]) / steps
-        found.append((theirs[1], whole, mine, mine / whole, power, upstream_power))
+        found.append((theirs[1], whole, mine, mine / theirs[1], power, upstream_power))
     return Growth(shape.name, shape.sizes, *map(median, zip(*found, strict=True)))
 
 
@@ -153,8 +156,8 @@ def layers_table(found: list[Times]) -> str:
 
 
 def shapes_table(found: list[Growth]) -> str:
-    rows = [["shape", "sizes", "TVM's pipeline ms", "ours ms", "our passes ms", "share"]]
-    rows[0] += ["power", "TVM's power"]
+    rows = [["shape", "sizes", "TVM's pipeline ms", "ours ms", "our passes ms"]]
+    rows[0] += ["against TVM's pipeline", "power", "TVM's power"]
     for growth in found:
         rows.append(
             [
@@ -163,7 +166,7 @@ def shapes_table(found: list[Growth]) -> str:
                 f"{growth.upstream * 1e3:.0f}",
                 f"{growth.whole * 1e3:.0f}",
                 f"{growth.ours * 1e3:.0f}",
-                f"{growth.share:.1%}",
+                f"{growth.against_upstream:.1%}",
                 f"{growth.power:.2f}",
                 f"{growth.upstream_power:.2f}",
             ]
@@ -184,8 +187,10 @@ def goals(found: list[Times], at: Times, shapes: list[Growth]) -> dict[str, bool
     for growth in shapes:
         text = f"{growth.name}: our passes grow to the power of {growth.power:.2f}, at most {POWER}"
         made[text] = growth.power <= POWER
-        text = f"{growth.name}: our passes take {growth.share:.0%}, at most {SHARE:.0%}"
-        made[text] = growth.share <= SHARE
+        text = f"{growth.name}: our passes take {growth.against_upstream:.0%} of TVM's pipeline"
+        made[f"{text}, at most {AGAINST_UPSTREAM:.0%}"] = (
+            growth.against_upstream <= AGAINST_UPSTREAM
+        )
     return made
 
 
@@ -193,7 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[20, 80, 320])
     parser.add_argument("--shapes", default="", help="only shapes with this in their name")
-    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
+    parser.add_argument("--rounds", type=int, default=5, help="how often everything is measured")
     parser.add_argument("--json", type=Path, help="write everything there, too")
     options = parser.parse_args()
     measure(1, 1)  # what is loaded and registered at first use
@@ -203,7 +208,7 @@ def main() -> int:
     print(pass_table(found, at))
     print(f"\n{layers_table(found)}")
     shapes = [grow(shape, options.rounds) for shape in SHAPES if options.shapes in shape.name]
-    print("\nother shapes, without the BLAS; times and share at the larger size\n")
+    print("\nother shapes, without the BLAS; times at the larger size\n")
     print(f"{shapes_table(shapes)}\n")
     held = goals(found, at, shapes)
     for goal, holds in held.items():
