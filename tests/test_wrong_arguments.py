@@ -161,7 +161,17 @@ def session_calls(session: Any) -> dict[str, Call]:
             {"src": x, "dst": x},
             {**both, "op": [*NAMES, "median", "SUM"], "root": RANKS},
         ),
-        "all_to_all": Call(session.all_to_all, {"src": x, "dst": x}, both),
+        "all_to_all": Call(
+            session.all_to_all,
+            {"src": x, "dst": x},
+            {
+                **both,
+                "parts": [
+                    *(3, "ab", [], [1, 2], [[1, 2]], [[1, 2], [3]], [[1, -1], [1, 1]], {0: [1]}),
+                    *([[1, 2.5], [1, 1]], [[1 << 63, 1], [1, 1]], np.ones((2, 3), int), ANYTHING),
+                ],
+            },
+        ),
         "allgather": Call(session.allgather, {"src": x, "dst": x}, both),
         "broadcast_from_worker0": Call(session.broadcast_from_worker0, {"src": x, "dst": x}, both),
         "scatter_from_worker0": Call(

@@ -27,7 +27,7 @@ COUNT = 4096
 class Collective:
     """What a collective gives: the elements of a result, and all ranks' results; None: any."""
 
-    numbers: dict[str, int]
+    numbers: dict[str, Any]
     count: Callable[[int], int]
     results: Callable[[list[Array]], list[Array] | list[Array | None]]
 
@@ -40,7 +40,7 @@ class Collective:
 
 COLLECTIVES = {
     "all_to_all": Collective(
-        {},
+        {"parts": relax.ShapeExpr([])},
         lambda ranks: COUNT,
         lambda xs: list(np.stack([np.split(x, len(xs)) for x in xs], 1).reshape(len(xs), -1)),
     ),
@@ -105,6 +105,39 @@ def test_programs(name: str, ranks: int) -> None:
                 result = wanted[rank]
                 if result is not None:
                     np.testing.assert_array_equal(session.get(out, rank=rank), 2 * result)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_program_with_unequal_parts(ranks: int) -> None:
+    """Each worker gives the most to the next one, and as much in all as it takes."""
+    widths = [17, COUNT - 17, *[0] * (ranks - 2)]
+    parts = [[widths[(j - i) % ranks] for j in range(ranks)] for i in range(ranks)]
+    shape = relax.ShapeExpr([number for row in parts for number in row])
+    numbers = {"parts": shape, "team": Team.WORLD, "flags": CollectiveFlag.NONE}
+    function = PROGRAMS["tvm_ipc.all_to_all"]
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            send = builder.emit(relax.op.add(x, x))
+            given = [numbers.get(one.name, send) for one in function.parameters[:-1]]
+            operands = [relax.prim_value(int(v)) if isinstance(v, int) else v for v in given]
+            received = relax.call_dps_packed(function.name, operands, out_ty=x.ty)
+            out = builder.emit_output(relax.op.negative(builder.emit(received)))
+        builder.emit_func_output(out)
+    pipeline = tvm_ipc.get_pipeline("llvm", ranks)
+    program = tvm.compile(builder.get(), "llvm", relax_pipeline=pipeline)
+    xs = np.random.default_rng(0).standard_normal((ranks, COUNT)).astype("float32")
+    cut = [np.split(x, np.cumsum(row)[:-1]) for x, row in zip(xs, parts, strict=True)]
+    with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        argument = session.empty((COUNT,), "float32")
+        for rank, value in enumerate(xs):
+            argument.debug_copy_from(rank, value)
+        out = main(argument)
+        for rank in range(ranks):
+            wanted = -2 * np.concatenate([pieces[rank] for pieces in cut])
+            np.testing.assert_array_equal(session.get(out, rank=rank), wanted)
 
 
 def racing(name: str, flags: int, *, waits: bool) -> tvm.IRModule:

@@ -294,16 +294,36 @@ class Operation {
 
   std::unique_ptr<Block> DoAllToAll() {
     const size_t part = count_ / size_;
-    auto input = NewBlock(part * size_);
-    auto output = NewBlock(part * size_);
-    const Buffer recv = Take(*output, part * size_);
-    const Buffer send = Take(*input, part * size_);
+    Parts parts;
+    if (plan_.may_be_in_place) {  // no all-to-all is; here it says that the parts differ
+      Random drawn(plan_.salt);
+      for (int i = 0; i < size_ * size_; ++i) {
+        parts.push_back(Draw(drawn, 4) == 0 ? 0 : Draw(drawn, 2 * part + 1));
+      }
+    }
+    auto elements = [&](int from, int to) {
+      return parts.empty() ? part : static_cast<size_t>(parts[from * size_ + to]);
+    };
+    size_t given = 0;
+    size_t taken = 0;
+    std::vector<T> wanted;
+    for (int i = 0; i < size_; ++i) {
+      given += elements(index_, i);
+      taken += elements(i, index_);
+      size_t before = 0;
+      for (int j = 0; j < index_; ++j) before += elements(i, j);
+      for (size_t k = 0; k < elements(i, index_); ++k) {
+        wanted.push_back(Element<T>(plan_.salt, ranks_[i], before + k));
+      }
+    }
+    auto input = NewBlock(given);
+    auto output = NewBlock(taken);
+    const Buffer recv = Take(*output, taken);
+    const Buffer send = Take(*input, given);
     Fill(send, rank_.id());
-    AllToAll(rank_, send, plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0, recv);
+    AllToAll(rank_, send, parts, plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0, recv);
     if (!plan_.no_exit_barrier) input->Spoil(0xee);
-    Check(recv, "all_to_all", [&](size_t i) {
-      return Element<T>(plan_.salt, ranks_[i / part], index_ * part + i % part);
-    });
+    Check(recv, "all_to_all", [&](size_t i) { return wanted[i]; });
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 

@@ -29,6 +29,7 @@ MEMORIES = ("arena", "private", "mixed")
 REDUCTIONS = ("allreduce", "reduce_scatter", "reduce")
 #: Whose inputs have a part for each rank.
 DIVIDED = ("scatter", "reduce_scatter", "all_to_all")
+EXCHANGES = ("all_to_all", "all_to_all_parts")
 GATHERS = ("allgather", "broadcast", "scatter", "gather")
 
 
@@ -156,6 +157,16 @@ def all_to_alls(ranks: int, dtype: str) -> Iterator[Case]:
         yield Case("all_to_all", count, dtype, flags=i % 2, memory=memory, offset=(0, 1, 5)[i % 3])
 
 
+def all_to_alls_of_parts(ranks: int, dtype: str) -> Iterator[Case]:
+    """Parts that are empty, small, whole buffers and more, beside each other."""
+    turn = itertools.count()
+    counts = sizes(ranks, dtype, (EAGER // ranks**2, STAGE // ranks // 64 * 64))
+    for count, memory in itertools.product(counts, MEMORIES):
+        i = next(turn)
+        flags, offset = i % 2, (0, 1, 5)[i % 3]
+        yield Case("all_to_all_parts", count, dtype, flags=flags, memory=memory, offset=offset)
+
+
 def messages(ranks: int, dtype: str) -> Iterator[Case]:
     """From each to the next, in packets and whole; and between two that both send first."""
     counts = sizes(ranks, dtype, (PACKET, 2 * PACKET))
@@ -169,7 +180,7 @@ def messages(ranks: int, dtype: str) -> Iterator[Case]:
 def small_ones(ranks: int) -> Iterator[Case]:
     """A bit of everything."""
     for operation, count, memory in itertools.product(
-        ("allreduce", "reduce_scatter", "all_to_all", *GATHERS, "ring"),
+        ("allreduce", "reduce_scatter", "all_to_all", "all_to_all_parts", *GATHERS, "ring"),
         (0, 1, 300),
         ("arena", "private"),
     ):
@@ -181,13 +192,13 @@ def storm(ranks: int, seed: int, count: int) -> Iterator[Case]:
     """Many in a row in no order, each over memory that the one before it used."""
     generator = np.random.default_rng(seed)
     for _ in range(count):
-        operation = generator.choice((*REDUCTIONS, "all_to_all", *GATHERS, "ring"))
+        operation = generator.choice((*REDUCTIONS, *EXCHANGES, *GATHERS, "ring"))
         dtype = str(generator.choice(("float32", "bfloat16", "int8")))
         size = int(generator.choice((1, 90, 4000, 20000)))
         kind, strategy, flags, memory, place = generator.integers(0, (5, 4, 2, 3, 2)).tolist()
         if operation not in REDUCTIONS:
             kind = flags = 0
-        if operation in ("ring", "all_to_all"):
+        if operation in ("ring", *EXCHANGES):
             place = 0  # who receives first would lose what it has to send
         yield Case(
             str(operation), size, dtype, kind, strategy, flags, MEMORIES[memory], bool(place)
@@ -241,7 +252,7 @@ def _pool(dtype: str, narrow: bool) -> Array:
 def inputs(case: Case, ranks: int, team: int) -> Array:
     """Each member's values, as rows; different for every team."""
     one_sends = case.operation in ("broadcast", "scatter")
-    count = case.count * (ranks if case.operation in DIVIDED else 1)
+    count = max(taken(case, ranks, index) for index in range(ranks))
     narrow = case.kind == ReduceKind.PROD or numpy_type(case.dtype).itemsize == 1
     pool = _pool(case.dtype, narrow)
     what = (case.operation, case.count, case.dtype, case.kind, team)
@@ -322,6 +333,11 @@ def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
         return np.asarray(rows[0].reshape(ranks, case.count)[index])
     if case.operation == "all_to_all":
         return np.asarray(rows.reshape(ranks, ranks, case.count)[:, index].reshape(-1))
+    if case.operation == "all_to_all_parts":
+        ends = np.cumsum(parts(case, ranks), axis=1)
+        starts = ends - parts(case, ranks)
+        pieces = [row[starts[i, index] : ends[i, index]] for i, row in enumerate(rows)]
+        return np.asarray(np.concatenate(pieces))
     if case.operation == "ring":
         return np.asarray(rows[index - 1])
     if case.operation == "exchange":
@@ -329,6 +345,30 @@ def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
     if case.operation == "gather" and index > 0:
         return None
     return np.asarray(rows.reshape(-1))
+
+
+def parts(case: Case, ranks: int) -> Array:
+    """How many elements each member gives to each, in an all-to-all of unequal parts."""
+    generator = np.random.default_rng((case.count, ranks))
+    found = generator.integers(0, case.count + 1, (ranks, ranks))
+    found[generator.random((ranks, ranks)) < 0.3] = 0
+    found[generator.integers(ranks), generator.integers(ranks)] = case.count
+    return found
+
+
+def taken(case: Case, ranks: int, index: int) -> int:
+    """How many elements the member with this index has to send."""
+    if case.operation == "all_to_all_parts":
+        return int(parts(case, ranks)[index].sum())
+    return case.count * (ranks if case.operation in DIVIDED else 1)
+
+
+def given(case: Case, ranks: int, index: int) -> int:
+    """How many elements the member with this index receives, if any."""
+    if case.operation == "all_to_all_parts":
+        return int(parts(case, ranks)[:, index].sum())
+    whole = case.operation in ("allgather", "gather", "all_to_all")
+    return case.count * (ranks if whole else 1)
 
 
 def root(case: Case, ranks: int) -> int:

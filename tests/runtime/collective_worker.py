@@ -80,6 +80,7 @@ class Member:
         """Do it, and check what came out and that nothing else changed."""
         send, recv = self._memories(case)
         values = cases.inputs(case, self.size, self.first)[self.index]
+        values = values[: cases.taken(case, self.size, self.index)]
         own_part = send is recv and case.operation in ("allgather", "gather")
         at = self.index * case.count if own_part else 0
         to = self.index * case.count if send is recv and case.operation == "reduce_scatter" else 0
@@ -87,7 +88,9 @@ class Member:
         getattr(self, f"_{case.operation}")(
             case,
             send.part(at, len(values)) if self._sends(case) else None,
-            recv.part(to, self._results(case)) if self._receives(case) else None,
+            recv.part(to, cases.given(case, self.size, self.index))
+            if self._receives(case)
+            else None,
         )
         if case.flags:
             # The promise was that the input stays until the next collective.
@@ -116,15 +119,11 @@ class Member:
             return self.index == cases.root(case, self.size)
         return self.index == 0 or case.operation != "gather"
 
-    def _results(self, case: Case) -> int:
-        whole = case.operation in ("allgather", "gather", "all_to_all")
-        return case.count * (self.size if whole else 1)
-
     def _memories(self, case: Case) -> tuple[Memory, Memory]:
         """Of input and output; the same if one is where its data belongs in the other."""
         in_arena = case.memory == "arena" or (case.memory == "mixed" and self.rank % 2 == 0)
-        taken = case.count * (self.size if case.operation in cases.DIVIDED else 1)
-        results = self._results(case)
+        taken = cases.taken(case, self.size, self.index)
+        results = cases.given(case, self.size, self.index)
         if case.in_place and self._sends(case) and self._receives(case):
             both = Memory(in_arena, case.dtype, max(taken, results), case.offset)
             return both, both
@@ -146,7 +145,11 @@ class Member:
         function(send, case.kind, root, self.in_group, case.flags, recv)
 
     def _all_to_all(self, case: Case, send: Any, recv: Any) -> None:
-        get_global_func("tvm_ipc.all_to_all")(send, self.in_group, case.flags, recv)
+        get_global_func("tvm_ipc.all_to_all")(send, Shape([]), self.in_group, case.flags, recv)
+
+    def _all_to_all_parts(self, case: Case, send: Any, recv: Any) -> None:
+        parts = Shape(cases.parts(case, self.size).reshape(-1).tolist())
+        get_global_func("tvm_ipc.all_to_all")(send, parts, self.in_group, case.flags, recv)
 
     def _allgather(self, case: Case, send: Any, recv: Any) -> None:
         _shm("allgather")(send, self.in_group, recv)

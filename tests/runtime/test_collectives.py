@@ -84,6 +84,12 @@ def test_all_to_all(ranks: int, dtype: str, opened: OpenSession) -> None:
     run(opened(ranks), "all_to_alls", dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_all_to_all_of_unequal_parts(ranks: int, dtype: str, opened: OpenSession) -> None:
+    run(opened(ranks), "all_to_alls_of_parts", dtype)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_answer_whatever_the_strategy_and_the_memory(
@@ -302,6 +308,20 @@ def test_counts_that_do_not_fit(trio: tvm_ipc.Session) -> None:
     refused(trio, "ValueError", message, 0, 1, 2)
     trio.all_to_all(x(7), x(7))
     message = "all_to_all: 7 elements cannot be divided evenly among 3 workers"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    trio.all_to_all(x(3), x(3), parts=[[1, 1], [1, 1]])
+    message = "all_to_all: there are 4 parts; 3 workers have 9, one for each to each"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    trio.all_to_all(x(3), x(3), parts=[[1, 1, 1], [1, 2, 1], [1, 1, 1]])
+    message = "send has 3 elements and recv 3; by the parts worker 1 gives 4 and takes 4"
+    refused(trio, "ValueError", message, 1)
+    most = (1 << 63) - 1  # sums of which would wrap
+    trio.all_to_all(x(3), x(3), parts=[[most, most, 5], [1, 1, 1], [1, 1, 1]])
+    message = f"the part of worker 0 for worker 0 has {most} elements"
+    refused(trio, "ValueError", message, 0, 1, 2)
+    function = trio.get_global_func("tvm_ipc.all_to_all")
+    function(x(3), tvm_ffi.Shape([1, 1, 1, 1, 1, 1, 1, 3, -1]), 0, 0, x(3))
+    message = "all_to_all: the part of worker 2 for worker 2 has -1 elements"
     refused(trio, "ValueError", message, 0, 1, 2)
     trio.broadcast_from_worker0(x(2), x(3))
     refused(trio, "ValueError", "broadcast: send has 2 elements, recv has 3", 0)

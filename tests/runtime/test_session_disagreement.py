@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 from disco_kinds import RANKS, call, errors_at_sync
 
 import tvm_ipc
@@ -55,6 +56,10 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
         x = trio.empty((count,), dtype)
         return (ALLREDUCE, x, kind, True, strategy, flags, x)
 
+    def exchange(count: int, *parts: int) -> tuple[Any, ...]:
+        send, recv = (trio.empty((count,), "float32") for _ in range(2))
+        return ("tvm_ipc.all_to_all", send, tvm_ffi.Shape(parts), True, 0, recv)
+
     usual = (4, "float32", 0, 1, 0)
     big = 300_000  # beyond all thresholds
     x, y = trio.empty((4,), "float32"), trio.empty((5,), "float32")
@@ -87,6 +92,18 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
             "broadcast from/to rank 0 of 4 x float32",
             "broadcast from/to rank 0 of 5 x float32",
         ),
+        "parts": (
+            exchange(4, 4, 0, 0, 0, 4, 0, 0, 0, 4),
+            exchange(4, 0, 4, 0, 0, 0, 4, 4, 0, 0),
+            "all_to_all(parts with hash",
+            "all_to_all(parts with hash",
+        ),
+        "parts_and_equal_ones": (
+            exchange(6, 6, 0, 0, 0, 6, 0, 0, 0, 6),
+            exchange(6),
+            ") of 18 x float32",
+            "all_to_all of 6 x float32",
+        ),
         "broadcast_and_gather": (
             (f"{SHM}broadcast_from_worker0", x, True, x),
             (f"{SHM}gather_to_worker0", x, True, trio.empty((4 * RANKS,), "float32")),
@@ -100,7 +117,7 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
     "what",
     [
         *("size", "large_size", "small_and_large", "dtype", "reduction", "strategy", "flags"),
-        *("broadcast_size", "broadcast_and_gather"),
+        *("broadcast_size", "broadcast_and_gather", "parts", "parts_and_equal_ones"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, RANKS - 1])

@@ -63,8 +63,9 @@ REDUCE: Final = Function(
 
 ALL_TO_ALL: Final = Function(
     "tvm_ipc.all_to_all",
-    "(send: Tensor, team: Team, flags: CollectiveFlag, recv: Tensor)",
-    "part j of what rank i sends is part i of what rank j receives; equal flat parts",
+    "(send: Tensor, parts: Shape, team: Team, flags: CollectiveFlag, recv: Tensor)",
+    "part j of what rank i sends is part i of what rank j receives; parts has the elements of "
+    "each, rank after rank, or none where all are equal",
     reads=("send",),
     writes=("recv",),
     scopes={"send": IPC_MEMORY},

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import tvm_ffi
 
@@ -14,6 +15,7 @@ from tvm_ipc.runtime.teams import Team, in_team
 from tvm_ipc.runtime.values import ValueSession, check_reference
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
+_MOST: Final = (1 << 63) - 1
 
 
 class CollectiveSession(ValueSession):
@@ -68,15 +70,27 @@ class CollectiveSession(ValueSession):
         kind = _KINDS[arguments.one_of("reduce: op", op, _KINDS)]
         self._own_collective("reduce", src, dst, in_group, kind, self._rank("reduce: root", root))
 
-    def all_to_all(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
+    def all_to_all(
+        self,
+        src: DRef,
+        dst: DRef,
+        in_group: bool | Team = True,
+        parts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Give part j of worker i's `src` to worker j, as part i of its `dst`.
 
-        Both have as many equal parts as there are workers, and share no memory.
+        The two share no memory.
+
+        Parameters
+        ----------
+        parts : `parts[i][j]` is the number of elements that worker i gives to worker j, by their
+            places in the group or team; None where all parts are equal.
         """
-        self._own_collective("all_to_all", src, dst, in_group)
+        numbers = _flat("all_to_all: parts", parts)
+        self._own_collective("all_to_all", src, dst, in_group, tvm_ffi.Shape(numbers))
 
     def _own_collective(
-        self, name: str, src: object, dst: object, in_group: bool | Team, *numbers: int
+        self, name: str, src: object, dst: object, in_group: bool | Team, *numbers: Any
     ) -> None:
         """Do one that Disco does not have, with an exit barrier."""
         source, target = check_reference(f"{name}: src", src), check_reference(f"{name}: dst", dst)
@@ -88,3 +102,20 @@ class CollectiveSession(ValueSession):
             return
         call = self._get_cached_method("tvm_ipc.worker.call_in_team")
         call(function, team.id, source, *numbers, team.id, flags, target)
+
+
+def _flat(name: str, parts: object) -> list[int]:
+    """Return the numbers of a square, row after row; none for None."""
+    if parts is None:
+        return []
+    wanted = "a row of elements for each worker, with one for each worker, or None"
+    if isinstance(parts, (str, bytes, dict, set)) or not isinstance(parts, Iterable):
+        raise arguments.wrong_type(name, wanted, parts)
+    rows = list(parts)
+    try:
+        numbers = [arguments.integers(name, row, wanted, 0, _MOST) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} is {wanted}, not {arguments.show(parts)}") from None
+    if not rows or any(len(row) != len(rows) for row in numbers):
+        raise arguments.wrong_value(name, wanted, parts)
+    return [number for row in numbers for number in row]

@@ -38,6 +38,12 @@ struct Buffer {
   }
 };
 
+/*!
+ * \brief How many elements the members of a team give each other, the same for all of them: number
+ *        i * size + j is what i gives to j. None where each gives as many to everyone.
+ */
+using Parts = std::vector<int64_t>;
+
 /*! \brief How an all-reduce moves its data. Upstream's numbers. */
 enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
 
@@ -89,7 +95,8 @@ class Endpoint {
     Lack("reduce");
   }
   /*! \brief Part i of recv = this member's part of member i's send. */
-  virtual void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) {
+  virtual void AllToAll(const Buffer& send, const Parts& parts, int team, uint8_t flags,
+                        const Buffer& recv) {
     Lack("all_to_all");
   }
 

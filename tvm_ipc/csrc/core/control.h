@@ -66,6 +66,8 @@ struct Descriptor {
   uint8_t flags = 0;
   ElementType type;
   uint64_t count = 0;
+  /*! \brief A hash of how parts are divided, 0 where they are equal. */
+  uint64_t parts = 0;
   int32_t root = -1;
   /*! \brief Whether this rank's output overlaps its input. Peers choose by it, all alike. */
   uint32_t in_place = 0;
@@ -74,7 +76,8 @@ struct Descriptor {
 
   bool Agrees(const Descriptor& o) const {
     return op == o.op && reduces == o.reduces && kind == o.kind && strategy == o.strategy &&
-           flags == o.flags && type == o.type && count == o.count && root == o.root;
+           flags == o.flags && type == o.type && count == o.count && parts == o.parts &&
+           root == o.root;
   }
 };
 

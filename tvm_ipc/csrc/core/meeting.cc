@@ -125,6 +125,7 @@ std::string Describe(const Descriptor& d) {
   if (d.reduces) detail(Name(d.kind));
   if (d.strategy >= 0) detail("strategy ", static_cast<int>(d.strategy));
   if (d.reduces || d.flags != 0) detail("flags ", static_cast<int>(d.flags));
+  if (d.parts != 0) detail("parts with hash ", std::hex, d.parts, std::dec);
   if (*separator == ',') os << ")";
   if (d.root >= 0) os << " from/to rank " << d.root;
   os << " of " << d.count << " x " << Name(d.type);

@@ -6,6 +6,7 @@
 #ifndef TVM_IPC_DISCO_AS_PACKED_H_
 #define TVM_IPC_DISCO_AS_PACKED_H_
 
+#include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/optional.h>
@@ -59,6 +60,14 @@ struct Passed<uint8_t> {
   Passed(const Rank& rank, const std::string& what, bool first, int number)
       : value(FlagsOf(what, number)) {}
   uint8_t value;
+};
+
+template <>
+struct Passed<const Parts&> {
+  using Type = tvm::ffi::Shape;
+  Passed(const Rank& rank, const std::string& what, bool first, const Type& shape)
+      : value(shape.begin(), shape.end()) {}
+  Parts value;
 };
 
 /*! \brief The first parameter of a collective is what it sends, any other tensor what it receives.

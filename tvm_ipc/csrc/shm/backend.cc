@@ -32,8 +32,9 @@ class SharedMemoryEndpoint final : public Endpoint {
               const Buffer* recv) final {
     tvm_ipc::Reduce(rank_, send, kind, root, team, flags, recv);
   }
-  void AllToAll(const Buffer& send, int team, uint8_t flags, const Buffer& recv) final {
-    tvm_ipc::AllToAll(rank_, send, team, flags, recv);
+  void AllToAll(const Buffer& send, const Parts& parts, int team, uint8_t flags,
+                const Buffer& recv) final {
+    tvm_ipc::AllToAll(rank_, send, parts, team, flags, recv);
   }
   void AllGather(int team, const Buffer& send, const Buffer& recv) final {
     tvm_ipc::AllGather(rank_, team, send, recv);

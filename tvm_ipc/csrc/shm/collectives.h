@@ -27,7 +27,8 @@ void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team, ui
 void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
             const Buffer* recv);
 /*! \brief Part i of recv = this member's part of member i's send. */
-void AllToAll(Rank& rank, const Buffer& send, int team, uint8_t flags, const Buffer& recv);
+void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, int team, uint8_t flags,
+              const Buffer& recv);
 /*! \brief recv = the members' sends, in rank order. */
 void AllGather(Rank& rank, int team, const Buffer& send, const Buffer& recv);
 /*! \brief recv = the first member's send. Others may pass nullptr. */
