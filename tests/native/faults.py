@@ -110,9 +110,11 @@ FAULTS = [
         "a step is published before its descriptor",
         "core/meeting.cc",
         """  slot.descriptor = mine;
+  Trace("publish", rank(me_), step & 1);
   Publish(slot.seq, step, own.sleepers);  // pairs with the acquire in WaitFor
 """,
-        """  Publish(slot.seq, step, own.sleepers);  // pairs with the acquire in WaitFor
+        """  Trace("publish", rank(me_), step & 1);
+  Publish(slot.seq, step, own.sleepers);  // pairs with the acquire in WaitFor
   slot.descriptor = mine;
 """,
         STRESS,
@@ -289,6 +291,43 @@ FAULTS = [
         STRESS,
     ),
     # ---- messages
+    Fault(
+        "no exit step where the parts of others were read in place",
+        "shm/all_to_all.cc",
+        "if (!(flags & kNoExitBarrier)) team.Enter(mine);",
+        "",
+        STRESS,
+        THREAD,
+    ),
+    Fault(
+        "parts that others take are not counted in a staging buffer",
+        "shm/all_to_all.cc",
+        "for (int j = 0; j < to; ++j) bytes += piece(from, j, at, most);",
+        "for (int j = 0; j < to; ++j) bytes += part(from, j);",
+        STRESS,
+    ),
+    Fault(
+        "a large part is cut where it is longer than a rank's own ones",
+        "shm/all_to_all.cc",
+        "if (i != j) longest = std::max(longest, part(i, j));",
+        "if (i != j && i < 1) longest = std::max(longest, part(i, j));",
+        STRESS,
+    ),
+    Fault(
+        "no exit step where a rank's part was reduced in place",
+        "shm/reduce_scatter.cc",
+        "if (!(flags & kNoExitBarrier)) team.Enter(mine);",
+        "",
+        STRESS,
+        THREAD,
+    ),
+    Fault(
+        "parts of a reduce-scatter lie on each other in the staging buffer",
+        "shm/reduce_scatter.cc",
+        "CopyBytes(team.NextBuffer() + i * bytes, send",
+        "CopyBytes(team.NextBuffer() + i * bytes / 2, send",
+        STRESS,
+    ),
     Fault(
         "a packet is filled one too early",
         "shm/point_to_point.cc",

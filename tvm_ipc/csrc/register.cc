@@ -19,6 +19,7 @@
 #include "core/machine.h"
 #include "core/worker_pipes.h"
 #include "disco/as_packed.h"
+#include "disco/errors.h"
 #include "disco/session.h"
 #include "disco/storage.h"
 #include "disco/tensor_view.h"
@@ -38,11 +39,7 @@ struct Throwing;
 template <typename Result, typename... Args, Result (*function)(Args...)>
 struct Throwing<function> {
   static Result Call(Args... args) {
-    try {
-      return function(std::move(args)...);
-    } catch (const Error& error) {
-      throw ffi::Error(error.kind(), error.what(), "");
-    }
+    return WithErrors([&] { return function(std::move(args)...); });
   }
 };
 
@@ -50,11 +47,7 @@ struct Throwing<function> {
 template <void (*function)(ffi::PackedArgs, ffi::Any*)>
 struct ThrowingPacked {
   static void Call(ffi::PackedArgs args, ffi::Any* result) {
-    try {
-      function(args, result);
-    } catch (const Error& error) {
-      throw ffi::Error(error.kind(), error.what(), "");
-    }
+    WithErrors([&] { function(args, result); });
   }
 };
 
@@ -70,16 +63,14 @@ struct OfWorker<function> {
   const Backend* backend = nullptr;
 
   Result operator()(Args... args) const {
-    try {
+    return WithErrors([&] {
       Rank& rank = RequireRank();
       if (backend != nullptr && backend != &rank.backend()) {
         Fail(kind::kValue, "this function is one of the backend ", backend->name(),
              ", and the session runs ", rank.backend().name());
       }
       return function(rank, std::move(args)...);
-    } catch (const Error& error) {
-      throw ffi::Error(error.kind(), error.what(), "");
-    }
+    });
   }
 };
 
@@ -249,11 +240,7 @@ void RegisterBackend(const Backend* backend) {
   };
   all.def((prefix + "init_ccl_per_worker").c_str(),
           [backend](ffi::Shape device_ids, ffi::Bytes invitation) {
-            try {
-              worker::InitCCLPerWorker(*backend, device_ids, invitation);
-            } catch (const Error& error) {
-              throw ffi::Error(error.kind(), error.what(), "");
-            }
+            WithErrors([&] { worker::InitCCLPerWorker(*backend, device_ids, invitation); });
           });
   def("allreduce", OfWorker<PlainAllReduce>());
   def("allgather", OfWorker<PlainAllGather>());

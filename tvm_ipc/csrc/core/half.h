@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file reduce_half.h
+ * \file half.h
  * \brief float16 <-> float32 in integer arithmetic, for one lane or a vector of them.
  *
  * Same bits as the F16C instructions for everything but NaN, which never gets here: the

@@ -8,7 +8,6 @@
 
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/error.h>
 #include <tvm/ffi/optional.h>
 
 #include <string>
@@ -16,8 +15,8 @@
 #include <utility>
 
 #include "core/backend.h"
-#include "core/error.h"
 #include "core/group.h"
+#include "disco/errors.h"
 #include "disco/tensor_view.h"
 #include "disco/worker.h"
 
@@ -105,16 +104,14 @@ class AsPacked<collective> {
   explicit AsPacked(const char* name) : name_(name) {}
 
   void operator()(typename Passed<Parameters>::Type... arguments) const {
-    try {
+    WithErrors([&] {
       Rank& rank = RequireRank();
       bool first = true;
       // In braces: one after the other.
       std::tuple<Passed<Parameters>...> passed{
           Passed<Parameters>(rank, name_, std::exchange(first, false), std::move(arguments))...};
       std::apply([&](auto&... one) { (rank.endpoint().*collective)(one.value...); }, passed);
-    } catch (const Error& error) {
-      throw tvm::ffi::Error(error.kind(), error.what(), "");
-    }
+    });
   }
 
  private:

@@ -155,11 +155,7 @@ void AllReduce(Rank& rank, int team_id, const Buffer& send, const Buffer& recv, 
     Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
          recv.count, " x ", Name(recv.type), "; they must be equal");
   }
-  const ReduceFn reduce = FindReduce(send.type, kind);
-  if (reduce == nullptr) {
-    Fail(kind::kType, "allreduce: ", Name(kind), " of ", Name(send.type),
-         " is not supported; cast to a type that is, such as float32");
-  }
+  const ReduceFn reduce = RequireReduce("allreduce", send.type, kind);
   const bool overlap = send.Overlaps(recv);
   if (overlap && send.data != recv.data) {
     Fail(kind::kValue, "allreduce: send and recv overlap in part; they must be equal or apart");

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <vector>
 
+#include "core/error.h"
 #include "shm/reduce_table.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -112,6 +113,12 @@ ReduceFn FindReduce(ElementType type, ReduceKind kind) {
   int column = static_cast<int>(kind);
   if (row < 0 || column >= kNumReduceKinds) return nullptr;
   return Table()->rows[row].kinds[column];
+}
+
+ReduceFn RequireReduce(const char* operation, ElementType type, ReduceKind kind) {
+  if (const ReduceFn reduce = FindReduce(type, kind)) return reduce;
+  Fail(kind::kType, operation, ": ", Name(kind), " of ", Name(type),
+       " is not supported; cast to a type that is, such as float32");
 }
 
 void CopyBytes(void* dst, const void* src, size_t bytes, bool stream) {

@@ -29,6 +29,8 @@ using ReduceFn = void (*)(void* dst, const void* const* src, int num_src, size_t
 
 /*! \brief The reduction for a type, or nullptr where the pair has no meaning or no code. */
 ReduceFn FindReduce(ElementType type, ReduceKind kind);
+/*! \brief The reduction for a type; throws if there is none. `operation` is for the error. */
+ReduceFn RequireReduce(const char* operation, ElementType type, ReduceKind kind);
 
 /*! \brief memcpy; with `stream`, written past the caches. */
 void CopyBytes(void* dst, const void* src, size_t bytes, bool stream);

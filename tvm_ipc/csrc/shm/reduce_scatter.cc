@@ -18,11 +18,7 @@ namespace tvm_ipc {
 
 void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team_id, uint8_t flags,
                    const Buffer& recv) {
-  const ReduceFn reduce = FindReduce(send.type, kind);
-  if (reduce == nullptr) {
-    Fail(kind::kType, "reduce_scatter: ", Name(kind), " of ", Name(send.type),
-         " is not supported; cast to a type that is, such as float32");
-  }
+  const ReduceFn reduce = RequireReduce("reduce_scatter", send.type, kind);
   Team team(rank, team_id);
   const int n = team.size();
   const int me = team.index();

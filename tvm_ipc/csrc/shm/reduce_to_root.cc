@@ -25,11 +25,7 @@ constexpr size_t kSharedBytes = 64 << 10;
 
 void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team_id, uint8_t flags,
             const Buffer* recv) {
-  const ReduceFn reduce = FindReduce(send.type, kind);
-  if (reduce == nullptr) {
-    Fail(kind::kType, "reduce: ", Name(kind), " of ", Name(send.type),
-         " is not supported; cast to a type that is, such as float32");
-  }
+  const ReduceFn reduce = RequireReduce("reduce", send.type, kind);
   Team team(rank, team_id);
   const int n = team.size();
   const int me = team.index();
