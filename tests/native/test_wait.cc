@@ -137,6 +137,30 @@ void TestAbort() {
   }
 }
 
+/*! \brief Who completes a step and aborts right after it has completed it. */
+void TestAbortAfterStep() {
+  constexpr uint32_t kRounds = 20000;
+  Word word;
+  std::atomic<uint32_t> abort{0};
+  std::atomic<uint32_t> begun{0};
+  std::thread other([&] {
+    for (uint32_t round = 1; round <= kRounds; ++round) {
+      while (begun.load() != round) std::this_thread::yield();
+      for (uint32_t i = 0; i < round % 64; ++i) (void)begun.load();  // now sooner, now later
+      Publish(word.step, round, word.sleepers);
+      abort.store(1, std::memory_order_release);
+    }
+  });
+  for (uint32_t round = 1; round <= kRounds; ++round) {
+    abort.store(0);
+    begun.store(round);
+    EXPECT(WaitFor(word.step, round, word.sleepers, abort, round % 2 ? kYield : kSleep,
+                   std::chrono::seconds(60)) == WaitResult::kReached);
+    while (abort.load() == 0) std::this_thread::yield();
+  }
+  other.join();
+}
+
 void TestSteps() {
   EXPECT(tvm_ipc::Reached(5, 5) && tvm_ipc::Reached(6, 5) && !tvm_ipc::Reached(4, 5));
   EXPECT(tvm_ipc::Reached(0, 0xffffffffu) && !tvm_ipc::Reached(0xffffffffu, 0));
@@ -159,6 +183,7 @@ int main() {
   TestPolicy();
   TestDeadline();
   TestAbort();
+  TestAbortAfterStep();
   TestPingPong("spin", kSpin, tvm_ipc::AvailableCores() > 1 ? 300 : 3, 7);
   TestPingPong("yield", kYield, 2000, 0);
   TestPingPong("sleep", kSleep, 2000, 0);
