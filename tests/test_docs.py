@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,13 @@ def test_files_that_contributors_are_told_of_are_there() -> None:
     paths = set(re.findall(r"`((?:tvm_ipc|tests|docs|\.ci)/[\w./]*)`", CONTRIBUTING.read_text()))
     assert len(paths) > 15
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_the_faults_that_contributors_try_have_their_places(tmp_path: Path) -> None:
+    """A change of the core may move the text that a fault replaces."""
+    command = [sys.executable, str(ROOT / "tests/native/faults.py"), str(tmp_path), "--list"]
+    listed = subprocess.run(command, capture_output=True, text=True)
+    assert listed.returncode == 0, listed.stderr
 
 
 def test_the_pass_for_contributors_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

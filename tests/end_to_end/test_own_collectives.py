@@ -75,6 +75,12 @@ def layers(name: str, ranks: int) -> tvm.IRModule:
     return builder.get()
 
 
+def test_every_collective_with_flags_is_here() -> None:
+    with_flags = {name for name, one in PROGRAMS.items() if one.named("CollectiveFlag")}
+    # Programs with all-reduces are in the other files of this folder.
+    assert {f"tvm_ipc.{name}" for name in COLLECTIVES} == with_flags - {"tvm_ipc.allreduce"}
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_programs(name: str, ranks: int) -> None:

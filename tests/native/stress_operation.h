@@ -75,7 +75,8 @@ enum class Act {
   kExchange,
   kReduceScatter,
   kAllToAll,
-  kReduce
+  kReduce,
+  kLast = kReduce  // up to here they are drawn
 };
 enum class Place { kArena, kOwn, kMixed };
 
@@ -116,8 +117,9 @@ inline size_t DrawCount(Random& random, size_t width) {
 
 inline Plan DrawPlan(Random& random, int team, size_t width) {
   Plan plan;
-  const uint64_t act = Draw(random, 16);
-  plan.act = act < 9 ? Act::kAllReduce : static_cast<Act>(1 + act % 8);
+  plan.act = Draw(random, 16) < 9
+                 ? Act::kAllReduce
+                 : static_cast<Act>(1 + Draw(random, static_cast<uint64_t>(Act::kLast)));
   plan.team = team;
   plan.count = DrawCount(random, width);
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));

@@ -180,7 +180,7 @@ def messages(ranks: int, dtype: str) -> Iterator[Case]:
 def small_ones(ranks: int) -> Iterator[Case]:
     """A bit of everything."""
     for operation, count, memory in itertools.product(
-        ("allreduce", "reduce_scatter", "all_to_all", "all_to_all_parts", *GATHERS, "ring"),
+        (*REDUCTIONS, *EXCHANGES, *GATHERS, "ring"),
         (0, 1, 300),
         ("arena", "private"),
     ):

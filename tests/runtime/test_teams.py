@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -60,6 +60,28 @@ def test_collectives_over_a_team(session: tvm_ipc.Session) -> None:
     assert session.get(gathered, 3).tolist() == list(range(12))
     shown = session.broadcast(rows[1], in_group=team)
     assert all(session.get(shown, rank).tolist() == rows[1].tolist() for rank in team.ranks)
+
+
+@pytest.mark.parametrize("members", [None, [3, 0, 2]])
+def test_collectives_that_disco_lacks(session: tvm_ipc.Session, members: list[int] | None) -> None:
+    """In the world, and in a team in another order."""
+    team = False if members is None else session.team(members)
+    ranks = members or list(range(4))
+    count = len(ranks)
+    rows = np.arange(100, 100 + count * count, dtype="float32").reshape(count, count)
+    own = session.scatter(rows, in_group=team)
+
+    def got(do: Callable[..., None], count: int, *options: object) -> list[list[float]]:
+        y = session.put(np.zeros(count, "float32"))
+        do(own, y, *options, in_group=team)
+        return [session.get(y, rank).tolist() for rank in ranks]
+
+    total = rows.sum(axis=0).tolist()
+    assert got(session.reduce_scatter, 1) == [[part] for part in total]
+    assert got(session.reduce, count, "sum", 1) == [
+        total if place == 1 else [0] * count for place in range(count)
+    ]
+    assert got(session.all_to_all, count) == rows.T.tolist()
 
 
 @pytest.mark.parametrize("ranks", [[], [0, 4], [-1], [1, 1], "01", 3, [0.5]])
