@@ -55,7 +55,6 @@ void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team_
   mine.count = send.count;
   mine.root = team.rank(root);
   mine.offset = rank.OffsetOf(send.data, send.bytes());
-  mine.in_place = receives && send.Overlaps(*recv);
   const void* sources[kMaxRanks];
   if (n > 1 && send.bytes() > kEagerBytes) {
     team.Enter(mine);
