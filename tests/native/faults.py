@@ -304,7 +304,7 @@ FAULTS = [
         "shm/all_to_all.cc",
         "for (int j = 0; j < to; ++j) bytes += piece(from, j, at, most);",
         "for (int j = 0; j < to; ++j) bytes += part(from, j);",
-        STRESS,
+        "threads_stress",
     ),
     Fault(
         "a large part is cut where it is longer than a rank's own ones",
@@ -475,7 +475,7 @@ FAULTS = [
         "core/frame.cc",
         "if (here < length_) break;",
         "if (here + 1 < length_) break;",
-        "monitor",
+        "exchange",
     ),
     Fault(
         "who waits for a rank that died waits on",

@@ -88,6 +88,22 @@ void TestFrames() {
   }
 }
 
+/*! \brief A frame is there when its last byte is. */
+void TestFrameInPieces() {
+  Pair pair;
+  FrameReader reader;
+  const std::string payload = "payload";
+  const std::string bytes = AsBytes(FrameHeader{FrameType::kShared, 0, payload.size()}) + payload;
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    Frame frame;
+    EXPECT(!reader.Next(&frame), "after ", at, " of ", bytes.size(), " bytes");
+    EXPECT(write(pair.ends[0].get(), bytes.data() + at, 1) == 1);
+    EXPECT(reader.Read(pair.ends[1].get()));
+  }
+  Frame frame;
+  EXPECT(reader.Next(&frame) && frame.payload == payload);
+}
+
 /*! \brief Where there is no descriptor for a file, its frame says so, and the next has its own. */
 void TestLostFiles() {
   Pair pair;
@@ -109,7 +125,7 @@ void TestLostFiles() {
   EXPECT(frame.lost_files || ContentOf(frame.files.at(0)) == "one");
 }
 
-enum Action { kShow, kLate, kDisagree, kDie };
+enum Action { kShow, kLate, kDisagree, kDie, kLeave };
 
 /*! \brief What a rank shows in a round; some of it is more than a socket holds. */
 std::string Shown(int rank, uint64_t seed) {
@@ -142,6 +158,16 @@ void Do(Rank& rank, const Order& order) {
   if (order.action == kLate && rank.id() == 1) return rest();
   if (order.action == kDie && rank.id() == 1) {
     while (true) pause();
+  }
+  if (order.action == kLeave && rank.id() == 1) {
+    // It shows what the others wait for, and fails before it has read what they showed.
+    const uint32_t count = rank.control().ranks[1].exchanges.fetch_add(1) + 1;
+    const uint64_t number = uint64_t{rank.control().generation.load()} << 32 | count;
+    std::string payload = AsBytes(ExchangeHeader{number, 1, 0}) + PackField("memory");
+    payload += Shown(1, order.seed);
+    EXPECT(rank.connection().Send(FrameType::kShared, payload, {}));
+    usleep(50000);
+    Fail(kind::kValue, "rank 1 was told to fail");
   }
   const bool other = order.action == kDisagree && rank.id() == 1;
   ShowAndSee(rank, order.seed, other ? "the memory of team 5" : "memory");
@@ -179,6 +205,16 @@ void TestLateRank() {
       const std::vector<RankReport> reports = ranks.Round(kShow, next);
       EXPECT(reports.empty(), reports.empty() ? "" : reports[0].message);
     }
+  }
+}
+
+/*! \brief What a rank did not read before it failed is no part of its next exchange. */
+void TestAnswersLeftBehind() {
+  Ranks ranks(Ranks::Kind::kThreads, Options(3), 1, Do);
+  for (uint64_t seed = 2; seed < 60; seed += 3) {  // of which rank 1 shows no files
+    EXPECT(!ranks.Round(kLeave, seed).empty());
+    const std::vector<RankReport> reports = ranks.Round(kShow, seed + 100);
+    EXPECT(reports.empty(), reports.empty() ? "" : reports[0].message);
   }
 }
 
@@ -245,11 +281,13 @@ void TestDeafRank() {
 int main() {
   using namespace tvm_ipc;
   TestFrames();
+  TestFrameInPieces();
   TestLostFiles();
   TestDeafRank();
   for (int num_ranks : {1, 2, 5}) TestRounds(Ranks::Kind::kThreads, num_ranks);
   TestRounds(Ranks::Kind::kProcesses, 3);
   TestLateRank();
+  TestAnswersLeftBehind();
   TestDisagreement();
   TestDeath();
   std::printf("passed\n");

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client.h"
+#include "core/forked.h"
 #include "expect.h"
 #include "ranks.h"
 
@@ -21,6 +22,16 @@ namespace tvm_ipc {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/*! \brief By its count of forks a process knows that what it has was its parent's. */
+void TestGeneration() {
+  const uint32_t before = Generation();
+  const pid_t child = fork();
+  if (child == 0) std::_Exit(Generation() == before ? 1 : 0);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT(status == 0 && Generation() == before);
+}
 
 /*! \brief What a rank says right before it leaves is heard, and leaving is not dying. */
 void TestLastWords() {
@@ -218,6 +229,7 @@ void TestKilledController() {
 
 int main(int argc, char** argv) {
   using namespace tvm_ipc;
+  TestGeneration();
   TestLastWords();
   TestDeathOfAConnection();
   TestCutFrames();

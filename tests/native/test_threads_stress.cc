@@ -192,6 +192,35 @@ void Run(uint64_t seed) {
 }  // namespace
 }  // namespace tvm_ipc
 
+namespace tvm_ipc {
+namespace {
+
+/*! \brief Threads that make the same teams and other ones at once agree on their ids. */
+void TestMakers() {
+  constexpr uint32_t kTeams = 60;
+  const auto control = std::make_unique<Control>();
+  control->num_ranks = kRanks;
+  std::vector<std::vector<int>> ids(3);
+  std::atomic<int> begun{0};
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    threads.emplace_back([&, i] {
+      ++begun;
+      while (begun != static_cast<int>(ids.size())) std::this_thread::yield();
+      for (uint32_t copy = 0; copy < kTeams; ++copy) {
+        ids[i].push_back(TeamOf(*control, {0, 2}, copy));
+        TeamOf(*control, {1, 3}, i * kTeams + copy % 20);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<int>& found : ids) EXPECT(found == ids[0]);
+  EXPECT(control->num_teams == kTeams + 3 * 20, control->num_teams.load(), " teams");
+}
+
+}  // namespace
+}  // namespace tvm_ipc
+
 int main(int argc, char** argv) {
   uint64_t seed = 1;
   for (int i = 1; i + 1 < argc; ++i) {
@@ -199,6 +228,7 @@ int main(int argc, char** argv) {
     if (option == "--operations") tvm_ipc::operations = std::stoull(argv[++i]);
     if (option == "--seed") seed = std::stoull(argv[++i]);
   }
+  tvm_ipc::TestMakers();
   tvm_ipc::Run(seed);
   std::printf("%d ranks, two threads each, %llu operations of a thread\npassed\n", tvm_ipc::kRanks,
               static_cast<unsigned long long>(tvm_ipc::operations));
