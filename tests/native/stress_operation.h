@@ -253,8 +253,8 @@ class Operation {
     const Buffer recv = in_place ? send : Take(*output, count_);
     const ReduceKind kind = Kind();
     Fill(send, rank_.id());
-    AllReduce(rank_, plan_.team, send, recv, kind, plan_.strategy,
-              plan_.no_exit_barrier ? kNoExitBarrier : 0);
+    AllReduce(rank_, send, kind, plan_.team, plan_.strategy,
+              plan_.no_exit_barrier ? kNoExitBarrier : 0, recv);
     // Whoever returns may write its input at once: the exit barrier's promise.
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "allreduce", [&](size_t i) { return Reduced<T>(kind, plan_.salt, ranks_, i); });
@@ -339,9 +339,9 @@ class Operation {
     const Buffer send = in_place ? Part(recv, index_ * part, part) : Take(*input, part);
     Fill(send, rank_.id());
     if (plan_.act == Act::kAllGather) {
-      AllGather(rank_, plan_.team, send, recv);
+      AllGather(rank_, send, plan_.team, recv);
     } else {
-      Gather(rank_, plan_.team, send, receives ? &recv : nullptr);
+      Gather(rank_, send, plan_.team, receives ? &recv : nullptr);
     }
     input->Spoil(0xee);
     if (!receives) return nullptr;
@@ -363,9 +363,9 @@ class Operation {
     const Buffer recv = in_place ? Part(send, 0, part) : Take(*output, part);
     if (root) Fill(send, ranks_[0]);
     if (scatter) {
-      Scatter(rank_, plan_.team, root ? &send : nullptr, recv);
+      Scatter(rank_, root ? &send : nullptr, plan_.team, recv);
     } else {
-      Broadcast(rank_, plan_.team, root ? &send : nullptr, recv);
+      Broadcast(rank_, root ? &send : nullptr, plan_.team, recv);
     }
     if (!in_place) input->Spoil(0xee);
     const size_t begin = scatter ? index_ * part : 0;

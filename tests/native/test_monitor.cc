@@ -97,7 +97,7 @@ void Sum(Rank& rank, float value) {
   const size_t count = 1 + static_cast<size_t>(value) % 2 * 50000;
   std::vector<float> data(count, value);
   const Buffer buffer{data.data(), count, ElementType{2, 32, 1}};
-  AllReduce(rank, false, buffer, buffer, ReduceKind::kSum);
+  AllReduce(rank, buffer, ReduceKind::kSum, kWorld, Strategy::kRing, 0, buffer);
   EXPECT(data.back() == value * static_cast<float>(rank.num_ranks()));
 }
 

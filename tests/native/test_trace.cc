@@ -42,8 +42,8 @@ void Go(Rank& rank, const Order& order) {
   const int team = TeamOf(rank.control(), ranks, static_cast<uint32_t>(way));  // at its first step
   traced = &rank;
   events.clear();
-  AllReduce(rank, team, send, recv, ReduceKind::kMax,
-            way <= kDirect ? Strategy::kOneShot : Strategy::kTwoShot);
+  AllReduce(rank, send, ReduceKind::kMax, team,
+            way <= kDirect ? Strategy::kOneShot : Strategy::kTwoShot, 0, recv);
   traced = nullptr;
   lines[way][rank.id()] = Text(kNames[way], " ", n, " ", rank.id(), ": ", events);
   rank.arena()->Free(in, bytes);

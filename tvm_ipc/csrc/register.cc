@@ -31,7 +31,6 @@ namespace tvm_ipc {
 namespace {
 
 namespace ffi = tvm::ffi;
-using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
 /*! \brief The function, with the core's errors as TVM's. */
 template <auto function>
@@ -63,14 +62,7 @@ struct OfWorker<function> {
   const Backend* backend = nullptr;
 
   Result operator()(Args... args) const {
-    return WithErrors([&] {
-      Rank& rank = RequireRank();
-      if (backend != nullptr && backend != &rank.backend()) {
-        Fail(kind::kValue, "this function is one of the backend ", backend->name(),
-             ", and the session runs ", rank.backend().name());
-      }
-      return function(rank, std::move(args)...);
-    });
+    return WithErrors([&] { return function(RequireRankOf(backend), std::move(args)...); });
   }
 };
 
@@ -78,34 +70,10 @@ Buffer View(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
   return ViewBuffer(rank.backend(), what, tensor);
 }
 
-/*! \brief A buffer, or nothing. */
-struct MaybeBuffer {
-  Buffer buffer;
-  bool present;
-  MaybeBuffer(const Rank& rank, const char* what, const OptionalTensor& tensor)
-      : present(tensor.has_value()) {
-    if (present) buffer = View(rank, what, tensor.value().GetDLTensorPtr());
-  }
-  const Buffer* get() const { return present ? &buffer : nullptr; }
-};
-
-Strategy StrategyOf(int strategy) {
-  if (strategy >= 0 && strategy <= 3) return static_cast<Strategy>(strategy);
-  Fail(kind::kValue, "allreduce: there is no strategy ", strategy,
-       "; 0 to 3 are ring, one-shot, two-shot, auto");
-}
-
-void AllReduceWithAll(Rank& rank, ffi::TensorView send, int kind, int team, int strategy, int flags,
-                      ffi::TensorView recv) {
-  const ReduceKind reduction = ReduceKindOf("allreduce", kind);
-  const Strategy way = StrategyOf(strategy);
-  const uint8_t promises = FlagsOf("allreduce", flags);
-  rank.endpoint().AllReduce(team, View(rank, "allreduce: send", send),
-                            View(rank, "allreduce: recv", recv), reduction, way, promises);
-}
-
 void PlainAllReduce(Rank& rank, ffi::TensorView send, int kind, int team, ffi::TensorView recv) {
-  AllReduceWithAll(rank, send, kind, team, static_cast<int>(Strategy::kRing), 0, recv);
+  const ReduceKind reduction = ReduceKindOf("allreduce", kind);
+  rank.endpoint().AllReduce(View(rank, "allreduce: send", send), reduction, team, Strategy::kRing,
+                            0, View(rank, "allreduce: recv", recv));
 }
 
 void CustomAllReduce(Rank& rank, ffi::TensorView send, int strategy, ffi::TensorView recv) {
@@ -115,27 +83,9 @@ void CustomAllReduce(Rank& rank, ffi::TensorView send, int strategy, ffi::Tensor
          " of a group; compile with num_groups=", rank.num_ranks() / rank.group_size(),
          ", which calls tvm_ipc.allreduce instead");
   }
-  AllReduceWithAll(rank, send, static_cast<int>(ReduceKind::kSum), kWorld, strategy, 0, recv);
-}
-
-void PlainAllGather(Rank& rank, ffi::TensorView send, int team, ffi::TensorView recv) {
-  rank.endpoint().AllGather(team, View(rank, "allgather: send", send),
-                            View(rank, "allgather: recv", recv));
-}
-
-void BroadcastFromWorker0(Rank& rank, OptionalTensor send, int team, ffi::TensorView recv) {
-  MaybeBuffer source(rank, "broadcast: send", send);
-  rank.endpoint().Broadcast(team, source.get(), View(rank, "broadcast: recv", recv));
-}
-
-void ScatterFromWorker0(Rank& rank, OptionalTensor send, int team, ffi::TensorView recv) {
-  MaybeBuffer source(rank, "scatter: send", send);
-  rank.endpoint().Scatter(team, source.get(), View(rank, "scatter: recv", recv));
-}
-
-void GatherToWorker0(Rank& rank, ffi::TensorView send, int team, OptionalTensor recv) {
-  MaybeBuffer target(rank, "gather: recv", recv);
-  rank.endpoint().Gather(team, View(rank, "gather: send", send), target.get());
+  const Strategy way = StrategyOf("allreduce", strategy);
+  rank.endpoint().AllReduce(View(rank, "allreduce: send", send), ReduceKind::kSum, kWorld, way, 0,
+                            View(rank, "allreduce: recv", recv));
 }
 
 void SendToWorker(Rank& rank, ffi::TensorView send, int receiver) {
@@ -243,10 +193,10 @@ void RegisterBackend(const Backend* backend) {
             WithErrors([&] { worker::InitCCLPerWorker(*backend, device_ids, invitation); });
           });
   def("allreduce", OfWorker<PlainAllReduce>());
-  def("allgather", OfWorker<PlainAllGather>());
-  def("broadcast_from_worker0", OfWorker<BroadcastFromWorker0>());
-  def("scatter_from_worker0", OfWorker<ScatterFromWorker0>());
-  def("gather_to_worker0", OfWorker<GatherToWorker0>());
+  def("allgather", AsPacked<&Endpoint::AllGather>("allgather"));
+  def("broadcast_from_worker0", AsPacked<&Endpoint::Broadcast>("broadcast"));
+  def("scatter_from_worker0", AsPacked<&Endpoint::Scatter>("scatter"));
+  def("gather_to_worker0", AsPacked<&Endpoint::Gather>("gather"));
   def("recv_from_worker0", OfWorker<RecvFromWorker0>());
   def("send_to_next_group", OfWorker<SendToNextGroup>());
   def("recv_from_prev_group", OfWorker<RecvFromPrevGroup>());
@@ -264,7 +214,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("runtime.disco.cuda_ipc.alloc_storage", Throwing<AllocStorage>::Call)
       .def("runtime.disco.cuda_ipc.custom_allreduce", OfWorker<CustomAllReduce>())
       .def("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
-      .def("tvm_ipc.allreduce", OfWorker<AllReduceWithAll>())
+      .def("tvm_ipc.allreduce", AsPacked<&Endpoint::AllReduce>("allreduce"))
       .def("tvm_ipc.reduce_scatter", AsPacked<&Endpoint::ReduceScatter>("reduce_scatter"))
       .def("tvm_ipc.reduce", AsPacked<&Endpoint::Reduce>("reduce"))
       .def("tvm_ipc.all_to_all", AsPacked<&Endpoint::AllToAll>("all_to_all"))

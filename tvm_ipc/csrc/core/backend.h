@@ -54,7 +54,8 @@ constexpr uint8_t kNoExitBarrier = 1;
  * \brief A backend's part in one worker. Its end is the end of the worker's part.
  *
  * Every function throws Error and leaves the inputs as they were. Outputs may be half written after
- * an error. Several threads may be in operations of different teams at once.
+ * an error. Several threads may be in operations of different teams at once. Parameters have the
+ * order that they have in the contract.
  */
 class Endpoint {
  public:
@@ -63,16 +64,16 @@ class Endpoint {
   /*! \brief The memory of this rank that peers map; null if `peer_memory` is false. */
   virtual const std::shared_ptr<Heap>& heap() const = 0;
 
-  virtual void AllReduce(int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
-                         Strategy strategy, uint8_t flags) = 0;
+  virtual void AllReduce(const Buffer& send, ReduceKind kind, int team, Strategy strategy,
+                         uint8_t flags, const Buffer& recv) = 0;
   /*! \brief recv = the members' sends, in rank order. */
-  virtual void AllGather(int team, const Buffer& send, const Buffer& recv) = 0;
+  virtual void AllGather(const Buffer& send, int team, const Buffer& recv) = 0;
   /*! \brief recv = the first member's send. Others may pass nullptr. */
-  virtual void Broadcast(int team, const Buffer* send, const Buffer& recv) = 0;
+  virtual void Broadcast(const Buffer* send, int team, const Buffer& recv) = 0;
   /*! \brief recv = this member's part of the first member's send. */
-  virtual void Scatter(int team, const Buffer* send, const Buffer& recv) = 0;
+  virtual void Scatter(const Buffer* send, int team, const Buffer& recv) = 0;
   /*! \brief On the first member, recv = the members' sends, in rank order. */
-  virtual void Gather(int team, const Buffer& send, const Buffer* recv) = 0;
+  virtual void Gather(const Buffer& send, int team, const Buffer* recv) = 0;
   /*! \brief Returns when the buffer may be written again. */
   virtual void Send(const Buffer& send, int receiver) = 0;
   virtual void Receive(const Buffer& recv, int sender) = 0;

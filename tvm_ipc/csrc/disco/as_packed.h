@@ -29,6 +29,12 @@ inline ReduceKind ReduceKindOf(const std::string& what, int kind) {
        "; 0 to 4 are sum, prod, min, max, avg");
 }
 
+inline Strategy StrategyOf(const std::string& what, int strategy) {
+  if (strategy >= 0 && strategy <= 3) return static_cast<Strategy>(strategy);
+  Fail(kind::kValue, what, ": there is no strategy ", strategy,
+       "; 0 to 3 are ring, one-shot, two-shot, auto");
+}
+
 inline uint8_t FlagsOf(const std::string& what, int flags) {
   if ((flags & ~static_cast<int>(kNoExitBarrier)) == 0) return static_cast<uint8_t>(flags);
   Fail(kind::kValue, what, ": unknown flags ", flags);
@@ -51,6 +57,14 @@ struct Passed<ReduceKind> {
   Passed(const Rank& rank, const std::string& what, bool first, int number)
       : value(ReduceKindOf(what, number)) {}
   ReduceKind value;
+};
+
+template <>
+struct Passed<Strategy> {
+  using Type = int;
+  Passed(const Rank& rank, const std::string& what, bool first, int number)
+      : value(StrategyOf(what, number)) {}
+  Strategy value;
 };
 
 template <>
@@ -96,16 +110,32 @@ struct Passed<const Buffer*> {
 template <auto collective>
 class AsPacked;
 
-/*! \brief What the endpoint of the calling thread's rank does. */
+/*! \brief The calling thread's rank, if its session has the backend; nullptr is any. */
+inline Rank& RequireRankOf(const Backend* backend) {
+  Rank& rank = RequireRank();
+  if (backend != nullptr && backend != &rank.backend()) {
+    Fail(kind::kValue, "this function is one of the backend ", backend->name(),
+         ", and the session runs ", rank.backend().name());
+  }
+  return rank;
+}
+
+/*!
+ * \brief What the endpoint of the calling thread's rank does.
+ *
+ * With a backend it refuses to run in the sessions of others.
+ */
 template <typename... Parameters, void (Endpoint::*collective)(Parameters...)>
 class AsPacked<collective> {
  public:
   /*! \param name For errors. */
   explicit AsPacked(const char* name) : name_(name) {}
 
+  const Backend* backend = nullptr;
+
   void operator()(typename Passed<Parameters>::Type... arguments) const {
     WithErrors([&] {
-      Rank& rank = RequireRank();
+      Rank& rank = RequireRankOf(backend);
       bool first = true;
       // In braces: one after the other.
       std::tuple<Passed<Parameters>...> passed{

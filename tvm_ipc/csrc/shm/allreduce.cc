@@ -149,8 +149,8 @@ void Relayed(Call& call) {
 
 }  // namespace
 
-void AllReduce(Rank& rank, int team_id, const Buffer& send, const Buffer& recv, ReduceKind kind,
-               Strategy strategy, uint8_t flags) {
+void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, int team_id, Strategy strategy,
+               uint8_t flags, const Buffer& recv) {
   if (send.type != recv.type || send.count != recv.count) {
     Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
          recv.count, " x ", Name(recv.type), "; they must be equal");

@@ -20,9 +20,9 @@ class SharedMemoryEndpoint final : public Endpoint {
 
   const std::shared_ptr<Heap>& heap() const final { return heap_; }
 
-  void AllReduce(int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
-                 Strategy strategy, uint8_t flags) final {
-    tvm_ipc::AllReduce(rank_, team, send, recv, kind, strategy, flags);
+  void AllReduce(const Buffer& send, ReduceKind kind, int team, Strategy strategy, uint8_t flags,
+                 const Buffer& recv) final {
+    tvm_ipc::AllReduce(rank_, send, kind, team, strategy, flags, recv);
   }
   void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
                      const Buffer& recv) final {
@@ -36,17 +36,17 @@ class SharedMemoryEndpoint final : public Endpoint {
                 const Buffer& recv) final {
     tvm_ipc::AllToAll(rank_, send, parts, team, flags, recv);
   }
-  void AllGather(int team, const Buffer& send, const Buffer& recv) final {
-    tvm_ipc::AllGather(rank_, team, send, recv);
+  void AllGather(const Buffer& send, int team, const Buffer& recv) final {
+    tvm_ipc::AllGather(rank_, send, team, recv);
   }
-  void Broadcast(int team, const Buffer* send, const Buffer& recv) final {
-    tvm_ipc::Broadcast(rank_, team, send, recv);
+  void Broadcast(const Buffer* send, int team, const Buffer& recv) final {
+    tvm_ipc::Broadcast(rank_, send, team, recv);
   }
-  void Scatter(int team, const Buffer* send, const Buffer& recv) final {
-    tvm_ipc::Scatter(rank_, team, send, recv);
+  void Scatter(const Buffer* send, int team, const Buffer& recv) final {
+    tvm_ipc::Scatter(rank_, send, team, recv);
   }
-  void Gather(int team, const Buffer& send, const Buffer* recv) final {
-    tvm_ipc::Gather(rank_, team, send, recv);
+  void Gather(const Buffer& send, int team, const Buffer* recv) final {
+    tvm_ipc::Gather(rank_, send, team, recv);
   }
   void Send(const Buffer& send, int receiver) final { tvm_ipc::Send(rank_, send, receiver); }
   void Receive(const Buffer& recv, int sender) final { tvm_ipc::Receive(rank_, recv, sender); }

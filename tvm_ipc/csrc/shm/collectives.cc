@@ -108,7 +108,7 @@ void Copy(uint8_t* to, const uint8_t* from, size_t bytes, bool stream) {
 
 }  // namespace
 
-void AllGather(Rank& rank, int team_id, const Buffer& send, const Buffer& recv) {
+void AllGather(Rank& rank, const Buffer& send, int team_id, const Buffer& recv) {
   RequireType("allgather", send, recv);
   Team team(rank, team_id);
   if (recv.count != send.count * team.size()) {
@@ -126,7 +126,7 @@ void AllGather(Rank& rank, int team_id, const Buffer& send, const Buffer& recv) 
        0});
 }
 
-void Broadcast(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) {
+void Broadcast(Rank& rank, const Buffer* send, int team_id, const Buffer& recv) {
   Team team(rank, team_id);
   const bool root = team.index() == 0;
   if (root) {
@@ -148,7 +148,7 @@ void Broadcast(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) 
        0});
 }
 
-void Scatter(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) {
+void Scatter(Rank& rank, const Buffer* send, int team_id, const Buffer& recv) {
   Team team(rank, team_id);
   const bool root = team.index() == 0;
   if (root) {
@@ -174,7 +174,7 @@ void Scatter(Rank& rank, int team_id, const Buffer* send, const Buffer& recv) {
        static_cast<size_t>(team.index())});
 }
 
-void Gather(Rank& rank, int team_id, const Buffer& send, const Buffer* recv) {
+void Gather(Rank& rank, const Buffer& send, int team_id, const Buffer* recv) {
   Team team(rank, team_id);
   const bool root = team.index() == 0;
   if (root) {

@@ -18,8 +18,8 @@
 
 namespace tvm_ipc {
 
-void AllReduce(Rank& rank, int team, const Buffer& send, const Buffer& recv, ReduceKind kind,
-               Strategy strategy = Strategy::kRing, uint8_t flags = 0);
+void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, int team, Strategy strategy,
+               uint8_t flags, const Buffer& recv);
 /*! \brief recv = this member's part of what an all-reduce would give. */
 void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team, uint8_t flags,
                    const Buffer& recv);
@@ -30,13 +30,13 @@ void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team,
 void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, int team, uint8_t flags,
               const Buffer& recv);
 /*! \brief recv = the members' sends, in rank order. */
-void AllGather(Rank& rank, int team, const Buffer& send, const Buffer& recv);
+void AllGather(Rank& rank, const Buffer& send, int team, const Buffer& recv);
 /*! \brief recv = the first member's send. Others may pass nullptr. */
-void Broadcast(Rank& rank, int team, const Buffer* send, const Buffer& recv);
+void Broadcast(Rank& rank, const Buffer* send, int team, const Buffer& recv);
 /*! \brief recv = this member's part of the first member's send. */
-void Scatter(Rank& rank, int team, const Buffer* send, const Buffer& recv);
+void Scatter(Rank& rank, const Buffer* send, int team, const Buffer& recv);
 /*! \brief On the first member, recv = the members' sends, in rank order. */
-void Gather(Rank& rank, int team, const Buffer& send, const Buffer* recv);
+void Gather(Rank& rank, const Buffer& send, int team, const Buffer* recv);
 
 /*! \brief Returns when the buffer may be written again. */
 void Send(Rank& rank, const Buffer& send, int receiver);
