@@ -423,6 +423,23 @@ FAULTS = [
         "std::min(offset / kGrowBytes * kGrowBytes, stats_.committed);",
         "arena",
     ),
+    # ---- what is lent
+    Fault(
+        "who lends blocks ends without having seen what others did: the count is relaxed",
+        "core/heap.h",
+        "users_.fetch_sub(1, std::memory_order_acq_rel) == 1",
+        "users_.fetch_sub(1, std::memory_order_relaxed) == 1",
+        "heap",
+        THREAD,
+    ),
+    Fault(
+        "who lends blocks ends before the last of them",
+        "core/heap.h",
+        "users_.fetch_sub(1, std::memory_order_acq_rel) == 1",
+        "users_.fetch_sub(1, std::memory_order_acq_rel) <= 2",
+        "heap",
+        ADDRESS,
+    ),
     # ---- who joins, who leaves, what they say
     Fault(
         "any token is right",
