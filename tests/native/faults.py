@@ -304,7 +304,7 @@ FAULTS = [
         "shm/all_to_all.cc",
         "for (int j = 0; j < to; ++j) bytes += piece(from, j, at, most);",
         "for (int j = 0; j < to; ++j) bytes += part(from, j);",
-        "threads_stress",
+        STRESS,
     ),
     Fault(
         "a large part is cut where it is longer than a rank's own ones",

@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "ranks.h"
 #include "stress_operation.h"
@@ -32,7 +33,7 @@
 namespace tvm_ipc {
 namespace {
 
-enum Action { kBurst, kFailing, kDisagreeing, kWrap };
+enum Action { kBurst, kFailing, kDisagreeing, kWrap, kLarge };
 
 constexpr int kOperations = 40;
 
@@ -146,8 +147,36 @@ void PrepareWrap(Rank& rank, const Order& order) {
   }
 }
 
+/*! \brief The first operations of a session, all large: what the world stages stays in its buffers.
+ */
+void DoLarge(Rank& rank) {
+  const size_t n = rank.num_ranks();
+  const size_t part = kStageBytes / sizeof(int32_t) + 100;
+  const ElementType type{0, 32, 1};
+  std::vector<int32_t> data(n * part, 1), result(n * part);
+  const Buffer send{data.data(), data.size(), type}, recv{result.data(), result.size(), type};
+  const Buffer own{result.data(), part, type};
+  Parts parts(n * n);  // each gives half a part more to itself, and half a part less to the next
+  for (size_t i = 0; i < n * n; ++i) {
+    parts[i] = part + (i / n == i % n ? part / 2 : 0) - ((i / n + 1) % n == i % n ? part / 2 : 0);
+  }
+  for (int round = 0; round < 2; ++round) {  // a step for each of two buffers
+    AllToAll(rank, send, parts, kWorld, 0, recv);
+    AllToAll(rank, send, Parts(), kWorld, 0, recv);
+    ReduceScatter(rank, send, ReduceKind::kMax, kWorld, 0, own);
+    Scatter(rank, &send, kWorld, own);
+    AllGather(rank, Buffer{data.data(), part, type}, kWorld, recv);
+    AllReduce(rank, send, ReduceKind::kMax, kWorld, Strategy::kTwoShot, 0, recv);
+    Broadcast(rank, &send, kWorld, recv);
+  }
+  const uint8_t* next = rank.segments()->base(rank.id()) + 2 * kGroup * kStageBytes;
+  const bool idle = std::all_of(next, next + 2 * kStageBytes, [](uint8_t b) { return b == 0; });
+  if (!idle) Fail(kind::kRuntime, "the buffers of the group were written by the world");
+}
+
 void Serve(Rank& rank, const Order& order) {
   if (order.action == kWrap) return PrepareWrap(rank, order);
+  if (order.action == kLarge) return DoLarge(rank);
   DoBurst(rank, order);
 }
 
@@ -180,6 +209,7 @@ int RunWorld(Ranks::Kind kind, const World& world, double seconds, uint64_t seed
   Ranks ranks(kind, options, world.num_groups, Serve);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int rounds = 0;
+  RunRound(ranks, kLarge, seed);
   while (std::chrono::steady_clock::now() < end || rounds < 4) {
     if (rounds % 5 == 1) RunRound(ranks, kWrap, seed);
     RunRound(ranks, kBurst, seed + rounds);

@@ -197,7 +197,7 @@ namespace tvm_ipc {
 namespace {
 
 /*! \brief Threads that make the same teams and other ones at once agree on their ids. */
-void TestMakers() {
+void MakeTeamsAtOnce() {
   constexpr uint32_t kTeams = 60;
   const auto control = std::make_unique<Control>();
   control->num_ranks = kRanks;
@@ -207,7 +207,7 @@ void TestMakers() {
   for (size_t i = 0; i < ids.size(); ++i) {
     threads.emplace_back([&, i] {
       ++begun;
-      while (begun != static_cast<int>(ids.size())) std::this_thread::yield();
+      while (begun != static_cast<int>(ids.size())) continue;
       for (uint32_t copy = 0; copy < kTeams; ++copy) {
         ids[i].push_back(TeamOf(*control, {0, 2}, copy));
         TeamOf(*control, {1, 3}, i * kTeams + copy % 20);
@@ -217,6 +217,10 @@ void TestMakers() {
   for (std::thread& thread : threads) thread.join();
   for (const std::vector<int>& found : ids) EXPECT(found == ids[0]);
   EXPECT(control->num_teams == kTeams + 3 * 20, control->num_teams.load(), " teams");
+}
+
+void TestMakers() {
+  for (int round = 0; round < 30; ++round) MakeTeamsAtOnce();
 }
 
 }  // namespace
