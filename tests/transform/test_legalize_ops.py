@@ -94,12 +94,17 @@ class Tuples:
 @I.ir_module
 class Shapes:
     @R.function
-    def main(x: R.Tensor((8, "n"), "float32"), begin: R.Tensor((2,), "int64"), to: R.Shape(ndim=1)):
+    def main(
+        x: R.Tensor((8, "n"), "float32"),
+        row: R.Tensor((8,), "float32"),
+        begin: R.Tensor((1,), "int64"),
+        to: R.Shape(ndim=1),
+    ):
         n = T.int64()
         with R.dataflow():
-            strides: R.Tensor((2,), "int64") = R.ones(R.shape([2]), "int64")
-            sliced = R.dynamic_strided_slice(x, begin, begin, strides)
-            again = R.dynamic_strided_slice(x, begin, begin, strides)
+            strides: R.Tensor((1,), "int64") = R.ones(R.shape([1]), "int64")
+            sliced = R.dynamic_strided_slice(row, begin, begin, strides)
+            again = R.dynamic_strided_slice(row, begin, begin, strides)
             flat = R.reshape(x, R.shape([8 * n]))
             also = R.reshape(x, R.shape([8 * n]))
             there = R.reshape(x, to)
