@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <type_traits>
@@ -35,11 +37,42 @@ inline void Jitter(Random& random) {
   if (draw == 33 && Draw(random, 8) == 0) usleep(3000);
 }
 
+/*!
+ * \brief Memory of operations that an error ended. Peers that have not heard of the error may still
+ *        read it, and another thread of the rank must not write it: it goes back to the arena when
+ *        the session has recovered, for then all have heard of it.
+ */
+class Graveyard {
+ public:
+  static void Bury(uint32_t generation, std::shared_ptr<Arena> arena, size_t offset, size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex);
+    graves.push_back({generation, std::move(arena), offset, bytes});
+  }
+  static void FreeOlderThan(uint32_t generation) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto old = std::partition(graves.begin(), graves.end(),
+                              [&](const Grave& one) { return one.generation == generation; });
+    for (auto one = old; one != graves.end(); ++one) one->arena->Free(one->offset, one->bytes);
+    graves.erase(old, graves.end());
+  }
+
+ private:
+  struct Grave {
+    uint32_t generation;
+    std::shared_ptr<Arena> arena;
+    size_t offset;
+    size_t bytes;
+  };
+  static inline std::mutex mutex;
+  static inline std::vector<Grave> graves;
+};
+
 /*! \brief Where a rank's memory is: in its arena, which peers read, or its own. */
 class Block {
  public:
-  Block(Rank& rank, bool in_arena, size_t bytes) : bytes_(bytes) {
+  Block(Rank& rank, bool in_arena, size_t bytes) : control_(rank.control()), bytes_(bytes) {
     if (in_arena) {
+      Graveyard::FreeOlderThan(control_.generation.load());
       arena_ = rank.arena();
       offset_ = arena_->Allocate(bytes);
       data_ = rank.arena_base() + offset_;
@@ -49,7 +82,12 @@ class Block {
     }
   }
   ~Block() {
-    if (arena_ != nullptr) arena_->Free(offset_, bytes_);
+    if (arena_ == nullptr) return;
+    if (std::uncaught_exceptions() == 0) {
+      arena_->Free(offset_, bytes_);
+    } else {
+      Graveyard::Bury(control_.generation.load(), arena_, offset_, bytes_);
+    }
   }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -59,6 +97,7 @@ class Block {
   void Spoil(int value) { memset(data_, value, bytes_); }
 
  private:
+  Control& control_;
   size_t bytes_;
   std::shared_ptr<Arena> arena_;
   size_t offset_ = 0;

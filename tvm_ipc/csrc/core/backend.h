@@ -54,8 +54,9 @@ constexpr uint8_t kNoExitBarrier = 1;
  * \brief A backend's part in one worker. Its end is the end of the worker's part.
  *
  * Every function throws Error and leaves the inputs as they were. Outputs may be half written after
- * an error. Several threads may be in operations of different teams at once. Parameters have the
- * order that they have in the contract.
+ * an error, and peers may read inputs until they have heard of it, which is an error of theirs.
+ * Several threads may be in operations of different teams at once. Parameters have the order that
+ * they have in the contract.
  */
 class Endpoint {
  public:
