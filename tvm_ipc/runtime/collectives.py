@@ -30,7 +30,7 @@ class CollectiveSession(ValueSession):
         ----------
         op : "sum", "prod", "min", "max" or "avg".
         """
-        kind = _KINDS[arguments.one_of("allreduce: op", op, _KINDS)]
+        kind = _kind("allreduce: op", op)
         self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
 
     def reduce_scatter(
@@ -45,7 +45,7 @@ class CollectiveSession(ValueSession):
         ----------
         op : "sum", "prod", "min", "max" or "avg".
         """
-        kind = _KINDS[arguments.one_of("reduce_scatter: op", op, _KINDS)]
+        kind = _kind("reduce_scatter: op", op)
         self._own_collective("reduce_scatter", src, dst, in_group, kind)
 
     def allgather(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
@@ -67,7 +67,7 @@ class CollectiveSession(ValueSession):
         op : "sum", "prod", "min", "max" or "avg".
         root : the worker's place in its group or team, from 0 on.
         """
-        kind = _KINDS[arguments.one_of("reduce: op", op, _KINDS)]
+        kind = _kind("reduce: op", op)
         self._own_collective("reduce", src, dst, in_group, kind, self._rank("reduce: root", root))
 
     def all_to_all(
@@ -102,6 +102,11 @@ class CollectiveSession(ValueSession):
             return
         call = self._get_cached_method("tvm_ipc.worker.call_in_team")
         call(function, team.id, source, *numbers, team.id, flags, target)
+
+
+def _kind(name: str, op: object) -> int:
+    """Return the number of a reduction."""
+    return _KINDS[arguments.one_of(name, op, _KINDS)]
 
 
 def _flat(name: str, parts: object) -> list[int]:

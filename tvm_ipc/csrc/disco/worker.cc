@@ -19,6 +19,7 @@
 
 #include "core/forked.h"
 #include "core/teams.h"
+#include "disco/errors.h"
 #include "disco/mailbox.h"
 #include "disco/session.h"
 #include "disco/tensor_view.h"
@@ -293,7 +294,7 @@ ffi::Function ShareRank() {
   // Not one that keeps the rank: it may be kept for as long as anybody likes.
   std::weak_ptr<Rank> shared = ShareCurrentRank();
   return ffi::Function::FromTyped([shared, invitation = own_invitation](bool acts) {
-    try {
+    WithErrors([&] {
       auto rank = shared.lock();
       if (rank == nullptr) Fail(kind::kRuntime, "the session of this rank has ended");
       if (acts) {
@@ -303,9 +304,7 @@ ffi::Function ShareRank() {
         StopActing();
       }
       own_invitation = acts ? invitation : "";
-    } catch (const Error& error) {
-      throw ffi::Error(error.kind(), error.what(), "");
-    }
+    });
   });
 }
 
