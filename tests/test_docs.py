@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def test_the_faults_that_contributors_try_have_their_places(tmp_path: Path) -> N
     command = [sys.executable, str(ROOT / "tests/native/faults.py"), str(tmp_path), "--list"]
     listed = subprocess.run(command, capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
+
+
+def test_the_page_on_communication_runs(run_python: Callable[..., str], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "communication.md").read_text()
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    program = tmp_path / "program.py"  # TVMScript reads the source of what it parses
+    program.write_text(text)
+    run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
 
 
 def test_the_pass_for_contributors_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,10 @@ ALLOWED = {
     "contract": (),
     "errors": (),
     "arguments": (),
-    "transform": ("contract", "errors", "arguments"),
+    "comm": ("contract", "arguments"),
+    "transform": ("contract", "errors", "arguments", "comm"),
     "blas": ("errors",),
-    "pipeline": ("contract", "errors", "arguments", "transform", "blas"),
+    "pipeline": ("contract", "errors", "arguments", "comm", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas"),
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
@@ -33,7 +34,7 @@ ALLOWED = {
     "explain": ("contract", "errors", "inspection", "terminal", "transform"),
     "command_line": ("tvm_ipc", "errors", "terminal", "doctor", "demo", "explain"),
     "__main__": ("command_line",),
-    "__init__": ("contract", "errors", "pipeline", "runtime", "transform"),
+    "__init__": ("comm", "contract", "errors", "pipeline", "runtime", "transform"),
 }
 #: What folders of `transform` may import of it, besides themselves; others are not restrained.
 #: The checker is a second opinion: a mistake of what plans must not be its own too. It shares the

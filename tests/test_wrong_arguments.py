@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 from tvm.runtime import disco
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
-from tvm_ipc import transform
+from tvm_ipc import comm, transform
 from tvm_ipc.arguments import show
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 
@@ -271,6 +272,8 @@ def compiler_calls() -> dict[str, Call]:
             {},
             {"passes": [3, None, "passes", [3], [transform.OffloadBLAS], ANYTHING]},
         ),
+        "ConvertFromCCL": Call(transform.ConvertFromCCL),
+        "ConvertToCCL": Call(transform.ConvertToCCL),
         "LegalizeOps": Call(
             transform.LegalizeOps,
             {},
@@ -397,6 +400,46 @@ def one_less(values: list[Any], *without: Any) -> list[Any]:
     return [v for v in values if not any(v is w for w in without)]
 
 
+def communication_calls() -> dict[str, Call]:
+    x = relax.Var("x", relax.TensorType((4, 4), "float32"))
+    axes = ["0", None, 1.0, True, -1, [0], ANYTHING]
+    teams = [3, None, "all", [], [[]], [0, 0], [[0], [1, 2]], [-1], ["0"], [0.0], {0: 1}, ANYTHING]
+    extents = ["4", 4.0, True, -1, [4], x, ANYTHING]
+    wrong: dict[str, list[Any]] = {
+        "x": [3, None, "x", np.ones(2), ANYTHING],
+        "reduction": [3, None, "", "mean", ["sum"], ANYTHING],
+        "root": ["0", None, 0.0, True, -1, [0], x, ANYTHING],
+        "axis": axes,
+        "split_axis": axes,
+        "concat_axis": axes,
+        "team": teams,
+        "workers": one_less([*COUNTS, 65], None),
+        "uneven": FLAGS,
+        "extent": extents,
+        "pairs": [3, None, "01", [0], [[0]], [["0", 1]], [[0, 5]], [[0.0, 1]], {0: 1}, ANYTHING],
+        "source": axes,
+        "target": axes,
+        "backend": [*NAMES, "nccl"],
+    }
+    right = {"permute": {"pairs": [[0, 1]]}, "send_recv": {"source": 0, "target": 1}}
+    calls = {}
+    for name, function in public_communication():
+        parameters = inspect.signature(function).parameters
+        calls[name] = Call(
+            function,
+            {"x": x, **({"workers": 2} if "workers" in parameters else {}), **right.get(name, {})},
+            {parameter: wrong[parameter] for parameter in parameters if parameter in wrong},
+        )
+    return calls
+
+
+def public_communication() -> Iterator[tuple[str, Any]]:
+    """The functions of `tvm_ipc.comm` but for the form in which programs are printed."""
+    for name in comm.__all__:
+        if inspect.isfunction(getattr(comm, name)) and name != "collective":
+            yield name, getattr(comm, name)
+
+
 def public_compiler() -> Iterator[tuple[str, Any]]:
     """Everything that a user may call of `get_pipeline` and the passes."""
     yield "get_pipeline", tvm_ipc.get_pipeline
@@ -488,12 +531,21 @@ def test_every_argument_of_the_compiler_has_wrong_values() -> None:
     assert list(without_a_line(compiler_calls(), public_compiler())) == []
 
 
+def test_wrong_arguments_of_communication() -> None:
+    assert complaints(communication_calls()) == []
+
+
+def test_every_argument_of_communication_has_wrong_values() -> None:
+    assert list(without_a_line(communication_calls(), public_communication())) == []
+
+
 def test_everything_public_is_looked_at() -> None:
     names = {name for name, _ in [*public_session(), *public_compiler()]}
     assert names >= {"Session", "get", "get_pipeline", "OffloadBLAS", "demand_scope"}
     modules = {
         "CurrentRank": "takes nothing",
         "Team": "what session.team returns",
+        "comm": "",
         "contract": "facts",
         "errors": "raised, not made",
         "transform": "",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_ipc import contract, errors
 
 if TYPE_CHECKING:
-    from tvm_ipc import transform
+    from tvm_ipc import comm, transform
     from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.session import Session, init_ccl
     from tvm_ipc.runtime.teams import CurrentRank, Team
@@ -26,6 +26,7 @@ __all__ = [
     "Session",
     "Team",
     "__version__",
+    "comm",
     "contract",
     "errors",
     "get_pipeline",
@@ -52,8 +53,8 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
 
             runtime.ready()
             value = getattr(importlib.import_module(f"tvm_ipc.runtime.{_MODULES[name]}"), name)
-        elif name == "transform":
-            value = importlib.import_module("tvm_ipc.transform")
+        elif name in ("comm", "transform"):
+            value = importlib.import_module(f"tvm_ipc.{name}")
         elif name == "get_pipeline":
             value = importlib.import_module("tvm_ipc.pipeline").get_pipeline
         elif name == "__version__":

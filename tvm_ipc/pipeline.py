@@ -34,6 +34,8 @@ from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 
 from tvm_ipc import arguments
 from tvm_ipc import blas as blas_library
+from tvm_ipc.comm import CollectiveAttrs
+from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
@@ -63,7 +65,7 @@ _LOWER: Final = "LowerAllocTensor"
 
 _HINT: Final = "relax.hint_on_device"
 #: Operators that are for so many workers, or for a device.
-_TOLD: Final = ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0", _HINT)
+_TOLD: Final = ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0", COLLECTIVE, _HINT)
 
 Phase = tuple[str, list[tvm.transform.Pass]]
 
@@ -237,9 +239,11 @@ def _check_module(
         if op == _HINT:
             _check_hint(name, tvm.device(int(attrs.device_type), int(attrs.index)), target)
         else:
-            in_group = bool(getattr(attrs, "in_group", False))
+            in_group, workers = _workers(attrs)
             expected = group_size if in_group else world_size
-            _check_workers(name, op, int(attrs.num_workers), in_group, expected)
+            _check_workers(name, op, workers or expected, in_group, expected)
+            if op == COLLECTIVE and not isinstance(attrs.team, str):
+                _check_ranks(name, attrs, world_size)
 
 
 def _check_hint(name: str, device: tvm.runtime.Device, target: tvm.target.Target) -> None:
@@ -256,6 +260,23 @@ def _check_workers(name: str, op: str, workers: int, in_group: bool, expected: i
             f"get_pipeline: function {name!r} has a {op} over {workers} workers, and "
             f"{'a group' if in_group else 'the session'} has {expected}; build the module "
             f"for {expected}, or give the world_size it was built for"
+        )
+
+
+def _workers(attrs: Any) -> tuple[bool, int]:
+    """Return whether it is for the workers of a group, and how many these are; 0 if it is none."""
+    if not isinstance(attrs, CollectiveAttrs):
+        return bool(getattr(attrs, "in_group", False)), int(attrs.num_workers)
+    return attrs.team == "group", int(attrs.workers) if isinstance(attrs.team, str) else 0
+
+
+def _check_ranks(name: str, attrs: CollectiveAttrs, world_size: int) -> None:
+    ranks = sorted(int(rank) for team in attrs.team for rank in team)
+    if ranks != list(range(world_size)):
+        raise TransformError(
+            f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over the teams "
+            f"{[list(team) for team in attrs.team]}, and all of {world_size} workers run it; each "
+            "of them has a place in one team"
         )
 
 

@@ -27,28 +27,63 @@ COUNT = 4096
 class Collective:
     """What a collective gives: the elements of a result, and all ranks' results; None: any."""
 
-    numbers: dict[str, Any]
+    numbers: Callable[[int], dict[str, Any]]
     count: Callable[[int], int]
     results: Callable[[list[Array]], list[Array] | list[Array | None]]
 
-    def arguments(self, function: Function, send: Any, flags: int, recv: Any = None) -> list[Any]:
+    def arguments(
+        self, function: Function, ranks: int, send: Any, flags: int, recv: Any = None
+    ) -> list[Any]:
         """The arguments of a call, that of a result only if it is given."""
-        given = {**self.numbers, "team": Team.WORLD, "flags": flags, "send": send, "recv": recv}
+        given = {
+            **self.numbers(ranks),
+            "team": Team.WORLD,
+            "flags": flags,
+            "send": send,
+            "recv": recv,
+        }
         values = [given[one.name] for one in function.parameters if given[one.name] is not None]
         return [relax.prim_value(int(v)) if isinstance(v, int) else v for v in values]
 
 
 COLLECTIVES = {
+    "allgather": Collective(
+        lambda ranks: {},
+        lambda ranks: COUNT * ranks,
+        lambda xs: [np.concatenate(xs)] * len(xs),
+    ),
+    "broadcast": Collective(
+        lambda ranks: {"root": 1}, lambda ranks: COUNT, lambda xs: [xs[1]] * len(xs)
+    ),
+    "gather": Collective(
+        lambda ranks: {"root": 0},
+        lambda ranks: COUNT * ranks,
+        lambda xs: [np.concatenate(xs), *[None] * (len(xs) - 1)],
+    ),
+    "permute": Collective(
+        lambda ranks: {"sources": relax.ShapeExpr([*range(1, ranks), 0])},
+        lambda ranks: COUNT,
+        lambda xs: [*xs[1:], xs[0]],
+    ),
+    "scatter": Collective(
+        lambda ranks: {"root": ranks - 1},
+        lambda ranks: COUNT // ranks,
+        lambda xs: np.split(xs[-1], len(xs)),
+    ),
     "all_to_all": Collective(
-        {"parts": relax.ShapeExpr([])},
+        lambda ranks: {"parts": relax.ShapeExpr([])},
         lambda ranks: COUNT,
         lambda xs: list(np.stack([np.split(x, len(xs)) for x in xs], 1).reshape(len(xs), -1)),
     ),
     "reduce": Collective(
-        {"kind": 0, "root": 0}, lambda ranks: COUNT, lambda xs: [sum(xs), *[None] * (len(xs) - 1)]
+        lambda ranks: {"kind": 0, "root": 0},
+        lambda ranks: COUNT,
+        lambda xs: [sum(xs), *[None] * (len(xs) - 1)],
     ),
     "reduce_scatter": Collective(
-        {"kind": 0}, lambda ranks: COUNT // ranks, lambda xs: np.split(sum(xs), len(xs))
+        lambda ranks: {"kind": 0},
+        lambda ranks: COUNT // ranks,
+        lambda xs: np.split(sum(xs), len(xs)),
     ),
 }
 
@@ -61,7 +96,7 @@ def layers(name: str, ranks: int) -> tvm.IRModule:
     x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
 
     def exchange(send: Any) -> Any:
-        operands = collective.arguments(function, send, CollectiveFlag.NONE)
+        operands = collective.arguments(function, ranks, send, CollectiveFlag.NONE)
         return builder.emit(relax.call_dps_packed(function.name, operands, out_ty=result))
 
     with builder.function("main", [x]):
@@ -163,7 +198,7 @@ def racing(name: str, flags: int, *, waits: bool) -> tvm.IRModule:
     with builder.function("main", [x], pure=False):
         send, recv = tensor(COUNT, IPC_MEMORY), tensor(collective.count(2), "global")
         packed("tvm_ipc.copy", x, send)
-        packed(function.name, *collective.arguments(function, send, flags, recv))
+        packed(function.name, *collective.arguments(function, 2, send, flags, recv))
         if waits:
             small = tensor(1, "global")
             packed("runtime.disco.allgather", small, relax.prim_value(0), tensor(2, "global"))

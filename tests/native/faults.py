@@ -267,7 +267,7 @@ FAULTS = [
         "no exit step after a gather in place",
         "shm/collectives.cc",
         """      });
-      team.Enter(move.descriptor);
+      if (!(move.descriptor.flags & kNoExitBarrier)) team.Enter(move.descriptor);
       return;
 """,
         """      });
@@ -286,8 +286,8 @@ FAULTS = [
     Fault(
         "the members that show nothing are read",
         "shm/collectives.cc",
-        "return !move.root_only || member == 0;",
-        "return !move.root_only || member >= 0;",
+        "return move.root < 0 || member == move.root;",
+        "return move.root < 0 || member >= 0;",
         STRESS,
     ),
     # ---- messages

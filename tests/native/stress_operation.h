@@ -115,14 +115,15 @@ enum class Act {
   kReduceScatter,
   kAllToAll,
   kReduce,
-  kLast = kReduce  // up to here they are drawn
+  kPermute,
+  kLast = kPermute  // up to here they are drawn
 };
 enum class Place { kArena, kOwn, kMixed };
 
 /*! \brief What all members of a team draw alike. */
 struct Plan {
   Act act;
-  int team;
+  TeamId team;
   size_t count;
   ReduceKind kind;
   Strategy strategy;
@@ -154,7 +155,7 @@ inline size_t DrawCount(Random& random, size_t width) {
   }
 }
 
-inline Plan DrawPlan(Random& random, int team, size_t width) {
+inline Plan DrawPlan(Random& random, TeamId team, size_t width) {
   Plan plan;
   plan.act = Draw(random, 16) < 9
                  ? Act::kAllReduce
@@ -163,9 +164,7 @@ inline Plan DrawPlan(Random& random, int team, size_t width) {
   plan.count = DrawCount(random, width);
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
-  const bool has_flags = plan.act == Act::kAllReduce || plan.act == Act::kReduceScatter ||
-                         plan.act == Act::kAllToAll || plan.act == Act::kReduce;
-  plan.no_exit_barrier = has_flags && Draw(random, 4) == 0;
+  plan.no_exit_barrier = plan.act != Act::kExchange && Draw(random, 4) == 0;
   plan.place = static_cast<Place>(Draw(random, 3));
   plan.may_be_in_place = Draw(random, 4) == 0;
   plan.distance = static_cast<int>(Draw(random, 64));
@@ -197,7 +196,7 @@ T Reduced(ReduceKind kind, uint64_t salt, const std::vector<int>& ranks, size_t 
 }
 
 /*! \brief The ranks of a team, in its order; a rank's own group. */
-inline std::vector<int> Members(const Rank& rank, int team) {
+inline std::vector<int> Members(const Rank& rank, TeamId team) {
   if (const TeamRecord* record = FindTeam(rank.control(), team)) {
     return std::vector<int>(record->ranks, record->ranks + record->size);
   }
@@ -237,6 +236,8 @@ class Operation {
       case Act::kBroadcast:
       case Act::kScatter:
         return DoSpread();
+      case Act::kPermute:
+        return DoPermute();
       case Act::kExchange:
         return DoExchange();
     }
@@ -284,6 +285,8 @@ class Operation {
                                                                                : plan_.kind;
   }
 
+  uint8_t Flags() const { return plan_.no_exit_barrier ? kNoExitBarrier : 0; }
+
   std::unique_ptr<Block> DoAllReduce() {
     auto input = NewBlock(count_);
     auto output = NewBlock(count_);
@@ -292,8 +295,7 @@ class Operation {
     const Buffer recv = in_place ? send : Take(*output, count_);
     const ReduceKind kind = Kind();
     Fill(send, rank_.id());
-    AllReduce(rank_, send, kind, plan_.team, plan_.strategy,
-              plan_.no_exit_barrier ? kNoExitBarrier : 0, recv);
+    AllReduce(rank_, send, kind, plan_.team, plan_.strategy, Flags(), recv);
     // Whoever returns may write its input at once: the exit barrier's promise.
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "allreduce", [&](size_t i) { return Reduced<T>(kind, plan_.salt, ranks_, i); });
@@ -308,8 +310,7 @@ class Operation {
     const bool in_place = plan_.may_be_in_place && Draw(own_, 2) == 0;
     const Buffer recv = in_place ? Part(send, index_ * part, part) : Take(*output, part);
     Fill(send, rank_.id());
-    ReduceScatter(rank_, send, Kind(), plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0,
-                  recv);
+    ReduceScatter(rank_, send, Kind(), plan_.team, Flags(), recv);
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "reduce_scatter",
           [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, index_ * part + i); });
@@ -324,8 +325,7 @@ class Operation {
     const bool in_place = index_ == root && plan_.may_be_in_place;
     const Buffer recv = in_place ? send : Take(*output, count_);
     Fill(send, rank_.id());
-    Reduce(rank_, send, Kind(), root, plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0,
-           index_ == root ? &recv : nullptr);
+    Reduce(rank_, send, Kind(), root, plan_.team, Flags(), index_ == root ? &recv : nullptr);
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     if (index_ == root) {
       Check(recv, "reduce", [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, i); });
@@ -362,14 +362,15 @@ class Operation {
     const Buffer recv = Take(*output, taken);
     const Buffer send = Take(*input, given);
     Fill(send, rank_.id());
-    AllToAll(rank_, send, parts, plan_.team, plan_.no_exit_barrier ? kNoExitBarrier : 0, recv);
+    AllToAll(rank_, send, parts, plan_.team, Flags(), recv);
     if (!plan_.no_exit_barrier) input->Spoil(0xee);
     Check(recv, "all_to_all", [&](size_t i) { return wanted[i]; });
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 
   std::unique_ptr<Block> DoGather() {
-    const bool receives = plan_.act == Act::kAllGather || index_ == 0;
+    const int root = plan_.distance % size_;
+    const bool receives = plan_.act == Act::kAllGather || index_ == root;
     const size_t part = count_ / size_;
     auto input = NewBlock(part);
     auto output = NewBlock(part * size_);
@@ -378,14 +379,16 @@ class Operation {
     const Buffer send = in_place ? Part(recv, index_ * part, part) : Take(*input, part);
     Fill(send, rank_.id());
     if (plan_.act == Act::kAllGather) {
-      AllGather(rank_, send, plan_.team, recv);
+      AllGather(rank_, send, plan_.team, Flags(), recv);
     } else {
-      Gather(rank_, send, plan_.team, receives ? &recv : nullptr);
+      Gather(rank_, send, root, plan_.team, Flags(), receives ? &recv : nullptr);
     }
-    input->Spoil(0xee);
-    if (!receives) return nullptr;
-    Check(recv, "gather",
-          [&](size_t i) { return Element<T>(plan_.salt, ranks_[i / part], i % part); });
+    if (!plan_.no_exit_barrier) input->Spoil(0xee);
+    if (receives) {
+      Check(recv, "gather",
+            [&](size_t i) { return Element<T>(plan_.salt, ranks_[i / part], i % part); });
+    }
+    if (plan_.no_exit_barrier) return in_place ? std::move(output) : std::move(input);
     output->Spoil(0xee);
     return nullptr;
   }
@@ -393,25 +396,47 @@ class Operation {
   std::unique_ptr<Block> DoSpread() {
     const bool scatter = plan_.act == Act::kScatter;
     const size_t part = scatter ? count_ / size_ : count_;
-    const bool root = index_ == 0;
+    const int from = plan_.distance % size_;
+    const bool root = index_ == from;
     const size_t whole = scatter ? part * size_ : part;
     auto input = NewBlock(root ? whole : 0);
     auto output = NewBlock(part);
     const Buffer send = Take(*input, whole);
     const bool in_place = root && plan_.may_be_in_place;
-    const Buffer recv = in_place ? Part(send, 0, part) : Take(*output, part);
-    if (root) Fill(send, ranks_[0]);
+    const Buffer recv =
+        in_place ? Part(send, scatter ? index_ * part : 0, part) : Take(*output, part);
+    if (root) Fill(send, rank_.id());
     if (scatter) {
-      Scatter(rank_, root ? &send : nullptr, plan_.team, recv);
+      Scatter(rank_, root ? &send : nullptr, from, plan_.team, Flags(), recv);
     } else {
-      Broadcast(rank_, root ? &send : nullptr, plan_.team, recv);
+      Broadcast(rank_, root ? &send : nullptr, from, plan_.team, Flags(), recv);
     }
-    if (!in_place) input->Spoil(0xee);
+    if (!in_place && !plan_.no_exit_barrier) input->Spoil(0xee);
     const size_t begin = scatter ? index_ * part : 0;
     Check(recv, scatter ? "scatter" : "broadcast",
-          [&](size_t i) { return Element<T>(plan_.salt, ranks_[0], begin + i); });
+          [&](size_t i) { return Element<T>(plan_.salt, ranks_[from], begin + i); });
+    if (plan_.no_exit_barrier) return input;
     input->Spoil(0xee);
     return nullptr;
+  }
+
+  std::unique_ptr<Block> DoPermute() {
+    Random drawn(plan_.salt);
+    Sources sources;
+    for (int i = 0; i < size_; ++i) {
+      sources.push_back(static_cast<int64_t>(Draw(drawn, size_ + 1)) - 1);
+    }
+    auto input = NewBlock(count_);
+    auto output = NewBlock(count_);
+    const Buffer send = Take(*input, count_);
+    const Buffer recv = Take(*output, count_);
+    Fill(send, rank_.id());
+    Permute(rank_, send, sources, plan_.team, Flags(), recv);
+    if (!plan_.no_exit_barrier) input->Spoil(0xee);
+    const int64_t from = sources[index_];
+    Check(recv, "permute",
+          [&](size_t i) { return from < 0 ? T(0) : Element<T>(plan_.salt, ranks_[from], i); });
+    return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 
   std::unique_ptr<Block> DoExchange() {

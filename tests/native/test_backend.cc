@@ -24,7 +24,8 @@ class CourierEndpoint final : public Endpoint {
   ~CourierEndpoint() final { ++*ends_; }
 
   const std::shared_ptr<Heap>& heap() const final { return none_; }
-  void AllReduce(const Buffer& send, ReduceKind, int, Strategy, uint8_t, const Buffer& recv) final {
+  void AllReduce(const Buffer& send, ReduceKind, TeamId, Strategy, uint8_t,
+                 const Buffer& recv) final {
     std::vector<float> sum(send.count);
     for (const std::string& bytes : ShowAll("allreduce", send)) {
       for (size_t i = 0; i < sum.size(); ++i) {
@@ -35,16 +36,16 @@ class CourierEndpoint final : public Endpoint {
     }
     memcpy(recv.data, sum.data(), recv.bytes());
   }
-  void AllGather(const Buffer& send, int, const Buffer& recv) final {
+  void AllGather(const Buffer& send, TeamId, uint8_t, const Buffer& recv) final {
     size_t at = 0;
     for (const std::string& bytes : ShowAll("allgather", send)) {
       memcpy(recv.begin() + at, bytes.data(), bytes.size());
       at += bytes.size();
     }
   }
-  void Broadcast(const Buffer*, int, const Buffer&) final { Refuse(); }
-  void Scatter(const Buffer*, int, const Buffer&) final { Refuse(); }
-  void Gather(const Buffer&, int, const Buffer*) final { Refuse(); }
+  void Broadcast(const Buffer*, int, TeamId, uint8_t, const Buffer&) final { Refuse(); }
+  void Scatter(const Buffer*, int, TeamId, uint8_t, const Buffer&) final { Refuse(); }
+  void Gather(const Buffer&, int, TeamId, uint8_t, const Buffer*) final { Refuse(); }
   void Send(const Buffer&, int) final { Refuse(); }
   void Receive(const Buffer&, int) final { Refuse(); }
   void Copy(const Buffer& source, const Buffer& target) final {
@@ -93,19 +94,19 @@ void Do(Rank& rank, const Order& order) {
   for (size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<float>(rank.id() + i % 7);
   const ElementType type{2, 32, 1};
   const Buffer send{mine.data(), mine.size(), type}, recv{sum.data(), sum.size(), type};
-  rank.endpoint().AllReduce(send, ReduceKind::kSum, 0, Strategy::kAuto, 0, recv);
+  rank.endpoint().AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
   for (size_t i = 0; i < sum.size(); ++i) {
     EXPECT(sum[i] == static_cast<float>(n * (n - 1) / 2 + n * static_cast<int>(i % 7)));
   }
   std::vector<float> all(mine.size() * static_cast<size_t>(n));
-  rank.endpoint().AllGather(send, 0, Buffer{all.data(), all.size(), type});
+  rank.endpoint().AllGather(send, kWorld, 0, Buffer{all.data(), all.size(), type});
   for (size_t i = 0; i < all.size(); ++i) {
     EXPECT(all[i] == static_cast<float>(i / mine.size() + i % mine.size() % 7));
   }
   rank.endpoint().Copy(send, recv);
   EXPECT(sum == mine);
   if (order.action == 1) rank.endpoint().Send(send, (rank.id() + 1) % n);
-  if (order.action == 2) rank.endpoint().ReduceScatter(send, ReduceKind::kSum, 0, 0, recv);
+  if (order.action == 2) rank.endpoint().ReduceScatter(send, ReduceKind::kSum, kWorld, 0, recv);
 }
 
 /*! \brief Errors come home and a session recovers, whatever moves its data. */

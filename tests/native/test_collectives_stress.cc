@@ -69,14 +69,14 @@ void GoWrong(Rank& rank, int action, Plan* plan) {
  */
 struct Held {
   std::unique_ptr<Block> block;
-  int team;
+  TeamId team;
 };
 
 /*! \brief Teams beside the world and the groups, the same for all ranks. */
-std::vector<int> MakeTeams(Rank& rank, Random& random) {
+std::vector<TeamId> MakeTeams(Rank& rank, Random& random) {
   std::vector<int> all(rank.num_ranks());
   std::iota(all.begin(), all.end(), 0);
-  std::vector<int> teams;
+  std::vector<TeamId> teams;
   for (uint32_t copy = 0; copy < 4; ++copy) {
     std::shuffle(all.begin(), all.end(), random);
     const size_t size = 1 + Draw(random, all.size());
@@ -85,7 +85,7 @@ std::vector<int> MakeTeams(Rank& rank, Random& random) {
   return teams;
 }
 
-bool IsMember(const Rank& rank, int team) {
+bool IsMember(const Rank& rank, TeamId team) {
   const std::vector<int> ranks = Members(rank, team);
   return std::find(ranks.begin(), ranks.end(), rank.id()) != ranks.end();
 }
@@ -97,7 +97,7 @@ void DoBurst(Rank& rank, const Order& order) {
   const int wrong_at = static_cast<int>(Draw(world, kOperations));
   const int wrong_rank = static_cast<int>(Draw(world, rank.num_ranks()));
   Random same(order.seed / 8);  // so that later bursts have some of the teams of earlier ones
-  const std::vector<int> teams = MakeTeams(rank, same);
+  const std::vector<TeamId> teams = MakeTeams(rank, same);
   std::vector<Held> held;
   for (int i = 0; i < kOperations; ++i) {
     const bool goes_wrong = order.action != kBurst && i == wrong_at;
@@ -105,7 +105,7 @@ void DoBurst(Rank& rank, const Order& order) {
     const bool meets = goes_wrong && order.action == kDisagreeing;
     const uint64_t draw = meets ? 0 : Draw(world, 6);
     const bool in_group = draw < 2 && !meets && rank.group_size() > 1;
-    const int team = in_group ? kGroup : draw == 5 ? teams[Draw(world, teams.size())] : kWorld;
+    const TeamId team = in_group ? kGroup : draw == 5 ? teams[Draw(world, teams.size())] : kWorld;
     Random& shared = in_group ? group : world;
     Plan plan = DrawPlan(shared, team, sizeof(float));
     if (goes_wrong && rank.id() == wrong_rank && !IsMember(rank, team)) plan.team = kWorld;
@@ -134,7 +134,9 @@ void DoBurst(Rank& rank, const Order& order) {
 /*! \brief Steps and packets are a few before the end of their range; all ranks are idle. */
 void PrepareWrap(Rank& rank, const Order& order) {
   Random random(order.seed);
-  for (int team = 0; FindTeam(rank.control(), team) != nullptr || team < kFirstTeam; ++team) {
+  for (int id = 0; id < kFirstTeam + static_cast<int>(kMaxTeams); ++id) {
+    const TeamId team = static_cast<TeamId>(id);
+    if (team >= kFirstTeam && FindTeam(rank.control(), team) == nullptr) break;
     const uint32_t step = 0u - static_cast<uint32_t>(Draw(random, 60));
     if (IsMember(rank, team)) rank.Begin(team).meeting.SkipTo(step);
   }
@@ -164,10 +166,10 @@ void DoLarge(Rank& rank) {
     AllToAll(rank, send, parts, kWorld, 0, recv);
     AllToAll(rank, send, Parts(), kWorld, 0, recv);
     ReduceScatter(rank, send, ReduceKind::kMax, kWorld, 0, own);
-    Scatter(rank, &send, kWorld, own);
-    AllGather(rank, Buffer{data.data(), part, type}, kWorld, recv);
+    Scatter(rank, &send, 0, kWorld, 0, own);
+    AllGather(rank, Buffer{data.data(), part, type}, kWorld, 0, recv);
     AllReduce(rank, send, ReduceKind::kMax, kWorld, Strategy::kTwoShot, 0, recv);
-    Broadcast(rank, &send, kWorld, recv);
+    Broadcast(rank, &send, 0, kWorld, 0, recv);
   }
   const uint8_t* next = rank.segments()->base(rank.id()) + 2 * kGroup * kStageBytes;
   const bool idle = std::all_of(next, next + 2 * kStageBytes, [](uint8_t b) { return b == 0; });

@@ -58,7 +58,7 @@ class Helper {
 };
 
 /*! \brief A random sequence in some teams; fails before an operation if that is not negative. */
-void DoSequence(Rank& rank, uint64_t seed, uint64_t count, const std::vector<int>& teams,
+void DoSequence(Rank& rank, uint64_t seed, uint64_t count, const std::vector<TeamId>& teams,
                 bool messages, int64_t fails_at) {
   Random shared(seed);
   Random own(seed * 1000 + rank.id());
@@ -66,7 +66,7 @@ void DoSequence(Rank& rank, uint64_t seed, uint64_t count, const std::vector<int
     if (static_cast<int64_t>(i) == fails_at) {
       Fail(kind::kValue, "rank ", rank.id(), " was told to fail");
     }
-    const int team = teams[Draw(shared, teams.size())];
+    const TeamId team = teams[Draw(shared, teams.size())];
     Plan plan = DrawPlan(shared, team, sizeof(int32_t));
     plan.no_exit_barrier = false;
     if (plan.act == Act::kExchange && !messages) plan.act = Act::kAllReduce;
@@ -77,7 +77,7 @@ void DoSequence(Rank& rank, uint64_t seed, uint64_t count, const std::vector<int
 }
 
 /*! \brief Teams of the second thread alone. */
-std::vector<int> OtherTeams(Rank& rank) {
+std::vector<TeamId> OtherTeams(Rank& rank) {
   Control& control = rank.control();
   return {TeamOf(control, {2, 0, 3, 1}, 0), TeamOf(control, {0, 1, 2, 3}, 7),
           TeamOf(control, {3, 1, 0}, 0), TeamOf(control, {1, 2}, 0)};
@@ -95,7 +95,7 @@ void DoTwoThreads(Rank& rank, const Order& order) {
   });
   // A worker's function that fails does not wait for its threads; here the destructor does, and
   // reports after that, or nobody would end the wait of the helper.
-  const std::vector<int> own_teams = {kWorld, kWorld, kGroup};
+  const std::vector<TeamId> own_teams = {kWorld, kWorld, kGroup};
   try {
     DoSequence(rank, order.seed + 2, count, own_teams, false, helper_fails ? -1 : fails_at);
   } catch (const Error&) {
@@ -109,7 +109,7 @@ void DoTwoThreads(Rank& rank, const Order& order) {
  */
 void DoSameTeam(Rank& rank, const Order& order) {
   static std::atomic<int> refused;
-  const int team = order.seed % 2 == 0 ? kWorld : OtherTeams(rank)[0];
+  const TeamId team = order.seed % 2 == 0 ? kWorld : OtherTeams(rank)[0];
   auto reduce = [&](Rank& same) {
     int32_t one = 1, sum = 0;
     const ElementType type{0, 32, 1};

@@ -39,7 +39,8 @@ void Go(Rank& rank, const Order& order) {
   const Buffer recv{way == kInPlace ? send.data : rank.arena_base() + out, bytes / 4, type};
   std::vector<int> ranks;
   for (size_t i = 0; i < n; ++i) ranks.push_back(static_cast<int>(i));
-  const int team = TeamOf(rank.control(), ranks, static_cast<uint32_t>(way));  // at its first step
+  const TeamId team =
+      TeamOf(rank.control(), ranks, static_cast<uint32_t>(way));  // at its first step
   traced = &rank;
   events.clear();
   AllReduce(rank, send, ReduceKind::kMax, team,

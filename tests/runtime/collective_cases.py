@@ -9,7 +9,7 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ MEMORIES = ("arena", "private", "mixed")
 REDUCTIONS = ("allreduce", "reduce_scatter", "reduce")
 #: Whose inputs have a part for each rank.
 DIVIDED = ("scatter", "reduce_scatter", "all_to_all")
-EXCHANGES = ("all_to_all", "all_to_all_parts")
+EXCHANGES = ("all_to_all", "all_to_all_parts", "permute")
 GATHERS = ("allgather", "broadcast", "scatter", "gather")
 
 
@@ -63,6 +63,8 @@ class Case:
     in_place: bool = False
     #: Elements before the tensors in their storages.
     offset: int = 0
+    #: Of a gather or scatter: whether it is one with a root and flags, or as Disco has it.
+    rooted: bool = False
 
 
 def sizes(ranks: int, dtype: str, thresholds: tuple[int, ...]) -> list[int]:
@@ -125,6 +127,20 @@ def moves(ranks: int, dtype: str) -> Iterator[Case]:
         yield Case(operation, count, dtype, memory=memory, in_place=in_place, offset=offset)
 
 
+def rooted_moves(ranks: int, dtype: str) -> Iterator[Case]:
+    """Likewise, from and to every member, with a barrier at the end and without."""
+    for i, case in enumerate(moves(ranks, dtype)):
+        yield replace(case, flags=i // 2 % 2, rooted=True)
+
+
+def permutes(ranks: int, dtype: str) -> Iterator[Case]:
+    """Every size and memory."""
+    turn = itertools.count()
+    for count, memory in itertools.product(sizes(ranks, dtype, (EAGER, STAGE)), MEMORIES):
+        i = next(turn)
+        yield Case("permute", count, dtype, flags=i % 2, memory=memory, offset=(0, 1, 5)[i % 3])
+
+
 def reduce_scatters(ranks: int, dtype: str) -> Iterator[Case]:
     """Every size, memory, and in place or not; every reduction at some sizes."""
     turn, kinds = itertools.count(), reductions(dtype)
@@ -184,7 +200,8 @@ def small_ones(ranks: int) -> Iterator[Case]:
         (0, 1, 300),
         ("arena", "private"),
     ):
-        yield Case(operation, count, memory=memory)
+        for rooted in {False, operation in GATHERS}:
+            yield Case(operation, count, memory=memory, rooted=rooted)
     yield Case("allreduce", SLICE // 4 + 1, memory="arena")
 
 
@@ -196,12 +213,23 @@ def storm(ranks: int, seed: int, count: int) -> Iterator[Case]:
         dtype = str(generator.choice(("float32", "bfloat16", "int8")))
         size = int(generator.choice((1, 90, 4000, 20000)))
         kind, strategy, flags, memory, place = generator.integers(0, (5, 4, 2, 3, 2)).tolist()
+        rooted = operation in GATHERS and strategy > 1
         if operation not in REDUCTIONS:
-            kind = flags = 0
+            kind = 0
+            flags = flags if rooted or operation in EXCHANGES else 0
         if operation in ("ring", *EXCHANGES):
             place = 0  # who receives first would lose what it has to send
         yield Case(
-            str(operation), size, dtype, kind, strategy, flags, MEMORIES[memory], bool(place)
+            str(operation),
+            size,
+            dtype,
+            kind,
+            strategy,
+            flags,
+            MEMORIES[memory],
+            bool(place),
+            0,
+            rooted,
         )
 
 
@@ -340,9 +368,12 @@ def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
         return np.asarray(np.concatenate(pieces))
     if case.operation == "ring":
         return np.asarray(rows[index - 1])
+    if case.operation == "permute":
+        source = sources(case, ranks)[index]
+        return np.zeros_like(rows[0]) if source < 0 else np.asarray(rows[source])
     if case.operation == "exchange":
         return np.asarray(rows[partner(ranks, index)])
-    if case.operation == "gather" and index > 0:
+    if case.operation == "gather" and index != root(case, ranks):
         return None
     return np.asarray(rows.reshape(-1))
 
@@ -354,6 +385,12 @@ def parts(case: Case, ranks: int) -> Array:
     found[generator.random((ranks, ranks)) < 0.3] = 0
     found[generator.integers(ranks), generator.integers(ranks)] = case.count
     return found
+
+
+def sources(case: Case, ranks: int) -> list[int]:
+    """Whom each member receives from in a permutation, -1 for nobody."""
+    generator = np.random.default_rng((case.count, ranks))
+    return [int(source) for source in generator.integers(-1, ranks, ranks)]
 
 
 def taken(case: Case, ranks: int, index: int) -> int:
@@ -372,7 +409,9 @@ def given(case: Case, ranks: int, index: int) -> int:
 
 
 def root(case: Case, ranks: int) -> int:
-    """The member that receives what is reduced."""
+    """The member that alone sends, or receives."""
+    if case.operation in GATHERS and not case.rooted:
+        return 0
     return (case.count + case.kind) % ranks
 
 

@@ -83,7 +83,8 @@ class Member:
         values = values[: cases.taken(case, self.size, self.index)]
         own_part = send is recv and case.operation in ("allgather", "gather")
         at = self.index * case.count if own_part else 0
-        to = self.index * case.count if send is recv and case.operation == "reduce_scatter" else 0
+        divides = case.operation in ("reduce_scatter", "scatter")
+        to = self.index * case.count if send is recv and divides else 0
         send.write(values, at)
         getattr(self, f"_{case.operation}")(
             case,
@@ -112,12 +113,12 @@ class Member:
         return result
 
     def _sends(self, case: Case) -> bool:
-        return self.index == 0 or case.operation not in ("broadcast", "scatter")
+        one_sends = case.operation in ("broadcast", "scatter")
+        return not one_sends or self.index == cases.root(case, self.size)
 
     def _receives(self, case: Case) -> bool:
-        if case.operation == "reduce":
-            return self.index == cases.root(case, self.size)
-        return self.index == 0 or case.operation != "gather"
+        one_receives = case.operation in ("reduce", "gather")
+        return not one_receives or self.index == cases.root(case, self.size)
 
     def _memories(self, case: Case) -> tuple[Memory, Memory]:
         """Of input and output; the same if one is where its data belongs in the other."""
@@ -151,17 +152,32 @@ class Member:
         parts = Shape(cases.parts(case, self.size).reshape(-1).tolist())
         get_global_func("tvm_ipc.all_to_all")(send, parts, self.in_group, case.flags, recv)
 
+    def _permute(self, case: Case, send: Any, recv: Any) -> None:
+        sources = Shape(cases.sources(case, self.size))
+        get_global_func("tvm_ipc.permute")(send, sources, self.in_group, case.flags, recv)
+
     def _allgather(self, case: Case, send: Any, recv: Any) -> None:
-        _shm("allgather")(send, self.in_group, recv)
+        if case.rooted:
+            get_global_func("tvm_ipc.allgather")(send, self.in_group, case.flags, recv)
+        else:
+            _shm("allgather")(send, self.in_group, recv)
 
     def _broadcast(self, case: Case, send: Any, recv: Any) -> None:
-        _shm("broadcast_from_worker0")(send, self.in_group, recv)
+        self._move(case, "broadcast_from_worker0", send, recv)
 
     def _scatter(self, case: Case, send: Any, recv: Any) -> None:
-        _shm("scatter_from_worker0")(send, self.in_group, recv)
+        self._move(case, "scatter_from_worker0", send, recv)
 
     def _gather(self, case: Case, send: Any, recv: Any) -> None:
-        _shm("gather_to_worker0")(send, self.in_group, recv)
+        self._move(case, "gather_to_worker0", send, recv)
+
+    def _move(self, case: Case, disco: str, send: Any, recv: Any) -> None:
+        if case.rooted:
+            root = cases.root(case, self.size)
+            function = get_global_func(f"tvm_ipc.{case.operation}")
+            function(send, root, self.in_group, case.flags, recv)
+        else:
+            _shm(disco)(send, self.in_group, recv)
 
     def _ring(self, case: Case, send: Any, recv: Any) -> None:
         if self.size == 1:

@@ -134,6 +134,18 @@ def test_gathers_and_scatters(ranks: int, dtype: str, opened: OpenSession) -> No
     run(opened(ranks), "moves", dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float32"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_gathers_and_scatters_with_roots(ranks: int, dtype: str, opened: OpenSession) -> None:
+    run(opened(ranks), "rooted_moves", dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_permute(ranks: int, dtype: str, opened: OpenSession) -> None:
+    run(opened(ranks), "permutes", dtype)
+
+
 @pytest.mark.parametrize("dtype", MOVED)
 def test_every_type_moves(dtype: str, opened: OpenSession) -> None:
     run(opened(2), "moves", dtype)
@@ -351,7 +363,7 @@ def test_nothing_where_something_is_needed(trio: tvm_ipc.Session) -> None:
         ("gather_to_worker0", (x, False, None)),
     ):
         trio.get_global_func(f"runtime.disco.shm.{collective}")(*arguments)
-        refused(trio, "ValueError", "the first rank has no", 0)
+        refused(trio, "ValueError", "the root has no", 0)
 
 
 def test_messages_to_nobody(opened: OpenSession) -> None:

@@ -243,7 +243,7 @@ def test_arrays_of_the_controller_with_groups(shared_session: Callable[..., Any]
     session.broadcast(array, in_group=True)
     ((rank, kind, message),) = errors_at_sync(session)
     assert (rank, kind) == (2, "ValueError")
-    assert "broadcast: the first rank has nothing to send" in message
+    assert "broadcast: the root has nothing to send" in message
 
 
 # ---- functions and modules ------------------------------------------------------------------

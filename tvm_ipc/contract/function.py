@@ -33,7 +33,7 @@ ANY: Final = "*"
 
 #: Types of parameters that say more than how the value is passed, and how that is.
 ROLES: Final[Mapping[str, str]] = {
-    "Team": "int",  #: see values.Team
+    "Team": "int | Shape",  #: see values.AnyTeam
     "InGroup": "bool",  #: a Team as Disco has it: false is the world, true the group of the rank
     "ReduceKind": "int",
     "ReduceKindInShape": "Shape",  #: as Disco has it: a shape with one extent

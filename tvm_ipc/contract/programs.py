@@ -73,6 +73,62 @@ ALL_TO_ALL: Final = Function(
     meets=Meeting.ALL,
 )
 
+ALLGATHER: Final = Function(
+    "tvm_ipc.allgather",
+    "(send: Tensor, team: Team, flags: CollectiveFlag, recv: Tensor)",
+    "flat concatenation of what the ranks of a team send, in the order of the team",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+)
+
+GATHER: Final = Function(
+    "tvm_ipc.gather",
+    "(send: Tensor, root: int, team: Team, flags: CollectiveFlag, recv: Tensor | None)",
+    "what an allgather would give, on the rank at the place root of the team",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.SOME,
+)
+
+BROADCAST: Final = Function(
+    "tvm_ipc.broadcast",
+    "(send: Tensor | None, root: int, team: Team, flags: CollectiveFlag, recv: Tensor)",
+    "copy of what the rank at the place root of the team sends",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.SOME,
+)
+
+SCATTER: Final = Function(
+    "tvm_ipc.scatter",
+    "(send: Tensor | None, root: int, team: Team, flags: CollectiveFlag, recv: Tensor)",
+    "equal flat chunks of what the rank at the place root of the team sends, in the team's order",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.SOME,
+)
+
+PERMUTE: Final = Function(
+    "tvm_ipc.permute",
+    "(send: Tensor, sources: Shape, team: Team, flags: CollectiveFlag, recv: Tensor)",
+    "what the rank sends from which this one receives: its place stands in sources at the place of "
+    "this one, and for -1 there are zeros",
+    reads=("send",),
+    writes=("recv",),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.SOME,
+)
+
 
 def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
     """Return the collectives that each backend has, and Disco under its own names."""
@@ -267,6 +323,11 @@ PROGRAM_FUNCTIONS: Final = (
     REDUCE_SCATTER,
     REDUCE,
     ALL_TO_ALL,
+    ALLGATHER,
+    GATHER,
+    BROADCAST,
+    SCATTER,
+    PERMUTE,
     *DISCO_COLLECTIVES,
     *BACKEND_COLLECTIVES,
     TEAM,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum, IntFlag
-from typing import Final, SupportsIndex
+from typing import Final, SupportsIndex, TypeAlias
 
 #: The memory scope of a buffer that peers map directly. Upstream's name.
 IPC_MEMORY: Final = "ipc_memory"
@@ -21,6 +21,11 @@ BACKENDS: Final = ("shm",)
 MAX_WORKERS: Final = 64
 
 
+#: The id of a team; or how ranks are divided into teams of equal size, of which it is the one with
+#: the calling rank: that size, then the ranks of team after team.
+AnyTeam: TypeAlias = int | tuple[int, ...]
+
+
 class Team(IntEnum):
     """Teams that every session has. Larger numbers are teams that it makes while it runs."""
 
@@ -28,7 +33,7 @@ class Team(IntEnum):
     GROUP = 1  #: the group of the calling rank
 
     @staticmethod
-    def contains(team: int, other: int | None) -> bool:
+    def contains(team: AnyTeam, other: AnyTeam | None) -> bool:
         """Whether every rank of the other team, None: of any team, is one of the team."""
         return team in (Team.WORLD, other)
 

@@ -70,10 +70,34 @@ Buffer View(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
   return ViewBuffer(rank.backend(), what, tensor);
 }
 
-void PlainAllReduce(Rank& rank, ffi::TensorView send, int kind, int team, ffi::TensorView recv) {
+using Optional = ffi::Optional<ffi::Tensor>;
+
+void PlainAllReduce(Rank& rank, ffi::TensorView send, int kind, TeamArgument team,
+                    ffi::TensorView recv) {
   const ReduceKind reduction = ReduceKindOf("allreduce", kind);
-  rank.endpoint().AllReduce(View(rank, "allreduce: send", send), reduction, team, Strategy::kRing,
-                            0, View(rank, "allreduce: recv", recv));
+  rank.endpoint().AllReduce(View(rank, "allreduce: send", send), reduction, TeamFor(rank, team),
+                            Strategy::kRing, 0, View(rank, "allreduce: recv", recv));
+}
+
+void PlainAllGather(Rank& rank, ffi::TensorView send, TeamArgument team, ffi::TensorView recv) {
+  rank.endpoint().AllGather(View(rank, "allgather: send", send), TeamFor(rank, team), 0,
+                            View(rank, "allgather: recv", recv));
+}
+
+void PlainBroadcast(Rank& rank, Optional send, TeamArgument team, ffi::TensorView recv) {
+  const Passed<const Buffer*> from(rank, "broadcast", true, send);
+  rank.endpoint().Broadcast(from.value, 0, TeamFor(rank, team), 0,
+                            View(rank, "broadcast: recv", recv));
+}
+
+void PlainScatter(Rank& rank, Optional send, TeamArgument team, ffi::TensorView recv) {
+  const Passed<const Buffer*> from(rank, "scatter", true, send);
+  rank.endpoint().Scatter(from.value, 0, TeamFor(rank, team), 0, View(rank, "scatter: recv", recv));
+}
+
+void PlainGather(Rank& rank, ffi::TensorView send, TeamArgument team, Optional recv) {
+  const Passed<const Buffer*> to(rank, "gather", false, recv);
+  rank.endpoint().Gather(View(rank, "gather: send", send), 0, TeamFor(rank, team), 0, to.value);
 }
 
 void CustomAllReduce(Rank& rank, ffi::TensorView send, int strategy, ffi::TensorView recv) {
@@ -193,10 +217,10 @@ void RegisterBackend(const Backend* backend) {
             WithErrors([&] { worker::InitCCLPerWorker(*backend, device_ids, invitation); });
           });
   def("allreduce", OfWorker<PlainAllReduce>());
-  def("allgather", AsPacked<&Endpoint::AllGather>("allgather"));
-  def("broadcast_from_worker0", AsPacked<&Endpoint::Broadcast>("broadcast"));
-  def("scatter_from_worker0", AsPacked<&Endpoint::Scatter>("scatter"));
-  def("gather_to_worker0", AsPacked<&Endpoint::Gather>("gather"));
+  def("allgather", OfWorker<PlainAllGather>());
+  def("broadcast_from_worker0", OfWorker<PlainBroadcast>());
+  def("scatter_from_worker0", OfWorker<PlainScatter>());
+  def("gather_to_worker0", OfWorker<PlainGather>());
   def("recv_from_worker0", OfWorker<RecvFromWorker0>());
   def("send_to_next_group", OfWorker<SendToNextGroup>());
   def("recv_from_prev_group", OfWorker<RecvFromPrevGroup>());
@@ -218,6 +242,11 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.reduce_scatter", AsPacked<&Endpoint::ReduceScatter>("reduce_scatter"))
       .def("tvm_ipc.reduce", AsPacked<&Endpoint::Reduce>("reduce"))
       .def("tvm_ipc.all_to_all", AsPacked<&Endpoint::AllToAll>("all_to_all"))
+      .def("tvm_ipc.allgather", AsPacked<&Endpoint::AllGather>("allgather"))
+      .def("tvm_ipc.broadcast", AsPacked<&Endpoint::Broadcast>("broadcast"))
+      .def("tvm_ipc.scatter", AsPacked<&Endpoint::Scatter>("scatter"))
+      .def("tvm_ipc.gather", AsPacked<&Endpoint::Gather>("gather"))
+      .def("tvm_ipc.permute", AsPacked<&Endpoint::Permute>("permute"))
       .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
       .def("tvm_ipc.require_bounds", Throwing<RequireBounds>::Call)

@@ -17,6 +17,7 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
     GlobalSymbolCache,
     MappedGlobalSymbols,
 )
+from tvm_ipc.transform.convert_ccl import ConvertFromCCL, ConvertToCCL
 from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
@@ -45,6 +46,8 @@ __all__ = [
     "RESULT",
     "CompileError",
     "Compiled",
+    "ConvertFromCCL",
+    "ConvertToCCL",
     "EraseMemoryScopes",
     "ExistingGlobalSymbols",
     "FreshGlobalSymbols",

@@ -122,15 +122,17 @@ def _rewritten(
     if reason:
         _leave(function, str(collective), reason)
         return None
-    team = Team.WORLD if num_groups == 1 else collective.team
+    given: dict[str, int] = {"strategy": strategy, "flags": CollectiveFlag.NONE}
+    if num_groups == 1:
+        given["team"] = Team.WORLD
     if collective.kind == ReduceKind.SUM and num_groups == 1:
         target, reason = CUSTOM_ALLREDUCE, "a sum over all workers"
     else:
-        over = "all workers" if team == Team.WORLD else "the workers of each group"
+        world = given.get("team", collective.team) == Team.WORLD
+        over = "all workers" if world else "the workers of each group"
         target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {over}"
     if collecting():
         note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
-    given = {"team": team, "strategy": strategy, "flags": CollectiveFlag.NONE}
     return collective.as_call_of(target, given)
 
 

@@ -43,6 +43,8 @@ struct Buffer {
  *        i * size + j is what i gives to j. None where each gives as many to everyone.
  */
 using Parts = std::vector<int64_t>;
+/*! \brief By the place of a member, the place of the one it receives from, or -1 for nobody. */
+using Sources = std::vector<int64_t>;
 
 /*! \brief How an all-reduce moves its data. Upstream's numbers. */
 enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
@@ -55,8 +57,8 @@ constexpr uint8_t kNoExitBarrier = 1;
  *
  * Every function throws Error and leaves the inputs as they were. Outputs may be half written after
  * an error, and peers may read inputs until they have heard of it, which is an error of theirs.
- * Several threads may be in operations of different teams at once. Parameters have the order that
- * they have in the contract.
+ * Several threads may be in operations of different teams at once. A root is a place in the team.
+ * Parameters have the order that they have in the contract.
  */
 class Endpoint {
  public:
@@ -65,16 +67,19 @@ class Endpoint {
   /*! \brief The memory of this rank that peers map; null if `peer_memory` is false. */
   virtual const std::shared_ptr<Heap>& heap() const = 0;
 
-  virtual void AllReduce(const Buffer& send, ReduceKind kind, int team, Strategy strategy,
+  virtual void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy,
                          uint8_t flags, const Buffer& recv) = 0;
   /*! \brief recv = the members' sends, in rank order. */
-  virtual void AllGather(const Buffer& send, int team, const Buffer& recv) = 0;
-  /*! \brief recv = the first member's send. Others may pass nullptr. */
-  virtual void Broadcast(const Buffer* send, int team, const Buffer& recv) = 0;
-  /*! \brief recv = this member's part of the first member's send. */
-  virtual void Scatter(const Buffer* send, int team, const Buffer& recv) = 0;
-  /*! \brief On the first member, recv = the members' sends, in rank order. */
-  virtual void Gather(const Buffer& send, int team, const Buffer* recv) = 0;
+  virtual void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) = 0;
+  /*! \brief recv = the root's send. Others may pass nullptr. */
+  virtual void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
+                         const Buffer& recv) = 0;
+  /*! \brief recv = this member's part of the root's send. */
+  virtual void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags,
+                       const Buffer& recv) = 0;
+  /*! \brief On the root, recv = the members' sends, in rank order. */
+  virtual void Gather(const Buffer& send, int root, TeamId team, uint8_t flags,
+                      const Buffer* recv) = 0;
   /*! \brief Returns when the buffer may be written again. */
   virtual void Send(const Buffer& send, int receiver) = 0;
   virtual void Receive(const Buffer& recv, int sender) = 0;
@@ -87,19 +92,24 @@ class Endpoint {
   // Collectives that not every backend has; a call of what it lacks is refused.
 
   /*! \brief recv = this member's part of what an all-reduce would give. */
-  virtual void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
+  virtual void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                              const Buffer& recv) {
     Lack("reduce_scatter");
   }
   /*! \brief On the member with this place, recv = what an all-reduce would give. */
-  virtual void Reduce(const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
+  virtual void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
                       const Buffer* recv) {
     Lack("reduce");
   }
   /*! \brief Part i of recv = this member's part of member i's send. */
-  virtual void AllToAll(const Buffer& send, const Parts& parts, int team, uint8_t flags,
+  virtual void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
                         const Buffer& recv) {
     Lack("all_to_all");
+  }
+  /*! \brief recv = the send of the member that this one receives from, or zeros. */
+  virtual void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
+                       const Buffer& recv) {
+    Lack("permute");
   }
 
  private:

@@ -28,11 +28,10 @@ namespace tvm_ipc {
 constexpr int kMaxRanks = 64;
 constexpr size_t kLine = 64;
 
-/*! \brief The teams that every session has: all ranks, and the rank's own group. */
-constexpr int kWorld = 0;
-constexpr int kGroup = 1;
-/*! \brief From here on teams that programs make (teams.h), and the most of them. */
-constexpr int kFirstTeam = 2;
+/*! \brief The teams that every session has: all ranks, and the rank's own group. From `kFirstTeam`
+ *         on those that programs make (teams.h). */
+enum TeamId : int32_t { kWorld = 0, kGroup = 1, kFirstTeam = 2 };
+/*! \brief The most teams that programs make. */
 constexpr uint32_t kMaxTeams = 4096;
 /*! \brief The most teams that a rank can be in: it has a seat for each. */
 constexpr uint32_t kMaxSeats = 128;

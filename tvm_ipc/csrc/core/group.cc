@@ -118,7 +118,7 @@ void Rank::Leave() {
   connection_->Send(FrameType::kBye, "");
 }
 
-Turn Rank::Begin(int team) {
+Turn Rank::Begin(TeamId team) {
   Meeting& meeting = team == kWorld || (team == kGroup && group_size_ == num_ranks_) ? world_
                      : team == kGroup                                                ? group_
                                                                                      : Made(team);
@@ -132,7 +132,7 @@ Turn Rank::Begin(int team) {
   return turn;
 }
 
-Meeting& Rank::Made(int team) {
+Meeting& Rank::Made(TeamId team) {
   const uint32_t index = static_cast<uint32_t>(team - kFirstTeam);
   if (index < kMaxTeams) {
     if (Meeting* known = made_[index].load(std::memory_order_acquire)) return *known;

@@ -114,7 +114,7 @@ class Rank {
   const std::shared_ptr<Segments>& segments() const { return segments_; }
 
   /*! \brief An operation of a team is about to start; throws where it must not. */
-  Turn Begin(int team);
+  Turn Begin(TeamId team);
   /*! \brief A message to or from another rank is about to start, likewise. */
   Link BeginSend(int to);
   Link BeginReceive(int from);
@@ -157,7 +157,7 @@ class Rank {
     uint32_t generation = 0;
   };
 
-  Meeting& Made(int team);
+  Meeting& Made(TeamId team);
   Link BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
                     Packets& packets);
   void CheckThread(uint32_t generation) const;

@@ -103,7 +103,7 @@ void Hub::Run() {
   }
 }
 
-int Hub::TeamOf(const std::vector<int>& ranks, uint32_t copy) {
+TeamId Hub::TeamOf(const std::vector<int>& ranks, uint32_t copy) {
   return tvm_ipc::TeamOf(*control_, ranks, copy);
 }
 

@@ -44,7 +44,7 @@ class Hub {
   std::string invitation() const { return rendezvous_->invitation().Pack(); }
   Monitor& monitor() { return *monitor_; }
   /*! \brief The id of the team of these ranks: see teams.h. */
-  int TeamOf(const std::vector<int>& ranks, uint32_t copy);
+  TeamId TeamOf(const std::vector<int>& ranks, uint32_t copy);
   /*! \brief End all waits because the session closes. */
   void AbortClosed();
 

@@ -11,8 +11,8 @@
 
 namespace tvm_ipc {
 
-Meeting::Meeting(Control& control, int team, std::vector<int> ranks, const std::vector<int>& places,
-                 int me, const RankOptions& options)
+Meeting::Meeting(Control& control, TeamId team, std::vector<int> ranks,
+                 const std::vector<int>& places, int me, const RankOptions& options)
     : control_(control),
       options_(options),
       me_(me),

@@ -45,7 +45,7 @@ struct RankOptions {
 class Meeting {
  public:
   /*! \param places Which of its seats each member has in this team. */
-  Meeting(Control& control, int team, std::vector<int> ranks, const std::vector<int>& places,
+  Meeting(Control& control, TeamId team, std::vector<int> ranks, const std::vector<int>& places,
           int me, const RankOptions& options);
 
   int size() const { return static_cast<int>(members_.size()); }
@@ -90,7 +90,7 @@ class Meeting {
   const RankOptions& options_;
   std::vector<Member> members_;
   int me_;
-  int team_;
+  TeamId team_;
   uint32_t step_ = 0;
   uint32_t generation_;
 };

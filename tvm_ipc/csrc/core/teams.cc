@@ -60,6 +60,8 @@ void CheckRanks(int num_ranks, const std::vector<int>& ranks) {
   }
 }
 
+TeamId MadeTeam(uint32_t index) { return static_cast<TeamId>(kFirstTeam + index); }
+
 /*! \brief The index of the record with these ranks among the first `count`, or `count`. */
 uint32_t IndexOf(const Control& control, uint32_t count, const std::vector<int>& ranks,
                  uint32_t copy) {
@@ -73,16 +75,16 @@ uint32_t IndexOf(const Control& control, uint32_t count, const std::vector<int>&
 
 }  // namespace
 
-int TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
+TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
   static_assert(kMaxRanks <= 64, "a bit for each rank");
   CheckRanks(control.num_ranks, ranks);
   const uint32_t known = control.num_teams.load(std::memory_order_acquire);
   uint32_t index = IndexOf(control, known, ranks, copy);
-  if (index < known) return kFirstTeam + static_cast<int>(index);
+  if (index < known) return MadeTeam(index);
   MakerLock lock(control);
   const uint32_t count = control.num_teams.load(std::memory_order_relaxed);
   index = IndexOf(control, count, ranks, copy);  // somebody else may have made it meanwhile
-  if (index < count) return kFirstTeam + static_cast<int>(index);
+  if (index < count) return MadeTeam(index);
   if (count == kMaxTeams) {
     Fail(kind::kRuntime, "the session has ", kMaxTeams, " teams already, the most there can be");
   }
@@ -102,10 +104,28 @@ int TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
   }
   // Whoever sees the new number sees the record.
   control.num_teams.store(count + 1, std::memory_order_release);
-  return kFirstTeam + static_cast<int>(count);
+  return MadeTeam(count);
 }
 
-const TeamRecord* FindTeam(const Control& control, int team) {
+TeamId TeamIn(Control& control, const std::vector<int64_t>& division, int rank) {
+  const int64_t size = division.empty() ? 0 : division[0];
+  const int64_t ranks = static_cast<int64_t>(division.size()) - 1;
+  if (size < 1 || ranks < 1 || ranks % size != 0) {
+    Fail(kind::kValue,
+         "ranks are divided into teams by the size of the teams, and then the ranks"
+         " of team after team; not by ",
+         ShowRanks({division.begin(), division.end()}));
+  }
+  const auto found = std::find(division.begin() + 1, division.end(), rank);
+  if (found == division.end()) {
+    Fail(kind::kValue, "rank ", rank, " is in none of the teams of ", size, " ranks each of ",
+         ShowRanks({division.begin() + 1, division.end()}));
+  }
+  const auto first = division.begin() + 1 + (found - division.begin() - 1) / size * size;
+  return TeamOf(control, {first, first + size}, 0);
+}
+
+const TeamRecord* FindTeam(const Control& control, TeamId team) {
   const uint32_t count = control.num_teams.load(std::memory_order_acquire);
   if (team < kFirstTeam || static_cast<uint32_t>(team - kFirstTeam) >= count) return nullptr;
   return &control.teams[team - kFirstTeam];

@@ -22,10 +22,16 @@ namespace tvm_ipc {
  * \brief The id of the team of these ranks, in this order; made if there is none.
  * \param copy Another number is another team of the same ranks, for another thread of each.
  */
-int TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy);
+TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy);
+
+/*!
+ * \brief The id of the team that a rank is in, when ranks are divided into teams of equal size.
+ * \param division That size, then the ranks of the teams, team after team.
+ */
+TeamId TeamIn(Control& control, const std::vector<int64_t>& division, int rank);
 
 /*! \brief The record of a team that was made; null if there is none with that id. */
-const TeamRecord* FindTeam(const Control& control, int team);
+const TeamRecord* FindTeam(const Control& control, TeamId team);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_TEAMS_H_

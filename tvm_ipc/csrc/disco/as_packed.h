@@ -8,14 +8,17 @@
 
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/container/variant.h>
 #include <tvm/ffi/optional.h>
 
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "core/backend.h"
 #include "core/group.h"
+#include "core/teams.h"
 #include "disco/errors.h"
 #include "disco/tensor_view.h"
 #include "disco/worker.h"
@@ -40,6 +43,19 @@ inline uint8_t FlagsOf(const std::string& what, int flags) {
   Fail(kind::kValue, what, ": unknown flags ", flags);
 }
 
+/*! \brief A team: its id, or how all ranks are divided, of which it is the one with this rank. */
+using TeamArgument = tvm::ffi::Variant<int64_t, tvm::ffi::Shape>;
+
+inline TeamId TeamFor(const Rank& rank, const TeamArgument& team) {
+  if (auto division = team.as<tvm::ffi::Shape>()) {
+    const std::vector<int64_t> numbers(division->begin(), division->end());
+    return TeamIn(rank.control(), numbers, rank.id());
+  }
+  const int64_t id = team.get<int64_t>();
+  if (id >= 0 && id < kFirstTeam + int64_t{kMaxTeams}) return static_cast<TeamId>(id);
+  Fail(kind::kValue, "there is no team ", id);
+}
+
 /*! \brief How the parameter of a collective with some type is passed: as `Type`. */
 template <typename Parameter>
 struct Passed;
@@ -49,6 +65,14 @@ struct Passed<int> {
   using Type = int;
   Passed(const Rank& rank, const std::string& what, bool first, int number) : value(number) {}
   int value;
+};
+
+template <>
+struct Passed<TeamId> {
+  using Type = TeamArgument;
+  Passed(const Rank& rank, const std::string& what, bool first, const Type& team)
+      : value(TeamFor(rank, team)) {}
+  TeamId value;
 };
 
 template <>

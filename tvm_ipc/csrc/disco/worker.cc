@@ -282,8 +282,9 @@ int RankOfThread() { return RequireRank().id(); }
 
 void CallInTeam(ffi::PackedArgs args, ffi::Any* result) {
   const Rank& rank = RequireRank();
-  const TeamRecord* team = FindTeam(rank.control(), args[1].cast<int>());
-  if (team == nullptr) Fail(kind::kValue, "there is no team ", args[1].cast<int>());
+  const int id = args[1].cast<int>();
+  const TeamRecord* team = FindTeam(rank.control(), static_cast<TeamId>(id));
+  if (team == nullptr) Fail(kind::kValue, "there is no team ", id);
   const uint8_t* end = team->ranks + team->size;
   if (std::find(team->ranks, end, rank.id()) == end) return;
   args[0].cast<ffi::Function>().CallPacked(args.Slice(2), result);

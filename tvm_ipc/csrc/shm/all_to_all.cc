@@ -120,17 +120,9 @@ void Check(const Buffer& send, const Parts& parts, const Team& team, const Buffe
   }
 }
 
-/*! \brief Not 0 but for no parts. */
-uint64_t Hash(const Parts& parts) {
-  if (parts.empty()) return 0;
-  uint64_t hash = 14695981039346656037u;  // FNV-1a, number by number
-  for (int64_t part : parts) hash = (hash ^ static_cast<uint64_t>(part)) * 1099511628211u;
-  return hash | 1;
-}
-
 }  // namespace
 
-void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, int team_id, uint8_t flags,
+void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, TeamId team_id, uint8_t flags,
               const Buffer& recv) {
   Team team(rank, team_id);
   Check(send, parts, team, recv);
@@ -143,7 +135,7 @@ void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, int team_id, u
   mine.flags = flags;
   mine.type = send.type;
   mine.count = parts.empty() ? send.count : division.elements();
-  mine.parts = Hash(parts);
+  mine.parts = HashOf(parts);
   mine.offset = rank.OffsetOf(send.data, send.bytes());
   auto take = [&](int peer, const uint8_t* from, size_t at, size_t bytes) {
     CopyBytes(recv.begin() + division.place(peer, me) + at, from, bytes, stream);

@@ -149,7 +149,7 @@ void Relayed(Call& call) {
 
 }  // namespace
 
-void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, int team_id, Strategy strategy,
+void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, Strategy strategy,
                uint8_t flags, const Buffer& recv) {
   if (send.type != recv.type || send.count != recv.count) {
     Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",

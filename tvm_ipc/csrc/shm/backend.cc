@@ -20,33 +20,38 @@ class SharedMemoryEndpoint final : public Endpoint {
 
   const std::shared_ptr<Heap>& heap() const final { return heap_; }
 
-  void AllReduce(const Buffer& send, ReduceKind kind, int team, Strategy strategy, uint8_t flags,
+  void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
                  const Buffer& recv) final {
     tvm_ipc::AllReduce(rank_, send, kind, team, strategy, flags, recv);
   }
-  void ReduceScatter(const Buffer& send, ReduceKind kind, int team, uint8_t flags,
+  void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                      const Buffer& recv) final {
     tvm_ipc::ReduceScatter(rank_, send, kind, team, flags, recv);
   }
-  void Reduce(const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
+  void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
               const Buffer* recv) final {
     tvm_ipc::Reduce(rank_, send, kind, root, team, flags, recv);
   }
-  void AllToAll(const Buffer& send, const Parts& parts, int team, uint8_t flags,
+  void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
                 const Buffer& recv) final {
     tvm_ipc::AllToAll(rank_, send, parts, team, flags, recv);
   }
-  void AllGather(const Buffer& send, int team, const Buffer& recv) final {
-    tvm_ipc::AllGather(rank_, send, team, recv);
+  void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
+               const Buffer& recv) final {
+    tvm_ipc::Permute(rank_, send, sources, team, flags, recv);
   }
-  void Broadcast(const Buffer* send, int team, const Buffer& recv) final {
-    tvm_ipc::Broadcast(rank_, send, team, recv);
+  void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) final {
+    tvm_ipc::AllGather(rank_, send, team, flags, recv);
   }
-  void Scatter(const Buffer* send, int team, const Buffer& recv) final {
-    tvm_ipc::Scatter(rank_, send, team, recv);
+  void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
+                 const Buffer& recv) final {
+    tvm_ipc::Broadcast(rank_, send, root, team, flags, recv);
   }
-  void Gather(const Buffer& send, int team, const Buffer* recv) final {
-    tvm_ipc::Gather(rank_, send, team, recv);
+  void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final {
+    tvm_ipc::Scatter(rank_, send, root, team, flags, recv);
+  }
+  void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final {
+    tvm_ipc::Gather(rank_, send, root, team, flags, recv);
   }
   void Send(const Buffer& send, int receiver) final { tvm_ipc::Send(rank_, send, receiver); }
   void Receive(const Buffer& recv, int sender) final { tvm_ipc::Receive(rank_, recv, sender); }

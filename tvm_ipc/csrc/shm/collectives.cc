@@ -3,10 +3,11 @@
  * \file collectives.cc
  * \brief Collectives that only move data.
  *
- * All four are one pattern: some members show bytes, others copy what is theirs. Shown bytes that
- * lie in the arenas of all who show, and are more than a staging buffer holds, are read in place
- * between an entry and an exit step; anything else goes through the staging buffers, one step for
- * each piece (`Team` says why no exit step is needed then).
+ * All of them are one pattern: some members show bytes, others copy what is theirs. Shown bytes
+ * that lie in the arenas of all who show, and are more than a staging buffer holds, are read in
+ * place between an entry and an exit step, which the caller may promise away; anything else goes
+ * through the staging buffers, one step for each piece (`Team` says why no exit step is needed
+ * then).
  */
 #include "shm/collectives.h"
 
@@ -23,9 +24,8 @@ namespace {
 struct Move {
   Team& team;
   Descriptor descriptor;
-  /*! \brief Whether this member, and whether only the first member, shows anything. */
-  bool shows;
-  bool root_only;
+  /*! \brief Who shows something; -1 is everybody. */
+  int root;
   const uint8_t* source;
   /*! \brief Bytes of one part; a shower's input is `parts` of them, one after the other. */
   size_t part;
@@ -36,7 +36,7 @@ struct Move {
   size_t wanted_part;
 };
 
-bool Shows(const Move& move, int member) { return !move.root_only || member == 0; }
+bool Shows(const Move& move, int member) { return move.root < 0 || member == move.root; }
 
 void TakeAll(const Move& move, size_t at, size_t bytes,
              const std::function<const uint8_t*(int)>& from) {
@@ -60,13 +60,13 @@ void Run(const Move& move) {
       TakeAll(move, 0, move.part, [&](int member) {
         return team.memory(member, team.shown(member).offset) + move.wanted_part * move.part;
       });
-      team.Enter(move.descriptor);
+      if (!(move.descriptor.flags & kNoExitBarrier)) team.Enter(move.descriptor);
       return;
     }
   }
   for (size_t at = 0; at < move.part || at == 0; at += piece) {
     const size_t bytes = std::min(piece, move.part - at);
-    if (move.shows) {
+    if (Shows(move, team.index())) {
       for (size_t p = 0; p < move.parts; ++p) {
         CopyBytes(team.NextBuffer() + p * bytes, move.source + p * move.part + at, bytes, false);
       }
@@ -78,9 +78,10 @@ void Run(const Move& move) {
 }
 
 Descriptor Describe(Rank& rank, const OpName& op, const Buffer* source, ElementType type,
-                    size_t count, int root) {
+                    size_t count, uint8_t flags, int root = -1) {
   Descriptor descriptor;
   descriptor.op = op;
+  descriptor.flags = flags;
   descriptor.type = type;
   descriptor.count = count;
   descriptor.root = root;
@@ -108,7 +109,14 @@ void Copy(uint8_t* to, const uint8_t* from, size_t bytes, bool stream) {
 
 }  // namespace
 
-void AllGather(Rank& rank, const Buffer& send, int team_id, const Buffer& recv) {
+uint64_t HashOf(const std::vector<int64_t>& numbers) {
+  if (numbers.empty()) return 0;
+  uint64_t hash = 14695981039346656037u;  // FNV-1a, number by number
+  for (int64_t number : numbers) hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
+  return hash | 1;
+}
+
+void AllGather(Rank& rank, const Buffer& send, TeamId team_id, uint8_t flags, const Buffer& recv) {
   RequireType("allgather", send, recv);
   Team team(rank, team_id);
   if (recv.count != send.count * team.size()) {
@@ -118,41 +126,46 @@ void AllGather(Rank& rank, const Buffer& send, int team_id, const Buffer& recv) 
   const size_t part = send.bytes();
   RequireApart("allgather", send, recv, recv.begin() + team.index() * part);
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, "allgather", &send, send.type, send.count, -1), true, false,
-       send.begin(), part, 1,
+  Run({team, Describe(rank, "allgather", &send, send.type, send.count, flags), -1, send.begin(),
+       part, 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          Copy(recv.begin() + member * part + at, from, bytes, stream);
        },
        0});
 }
 
-void Broadcast(Rank& rank, const Buffer* send, int team_id, const Buffer& recv) {
+void Broadcast(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t flags,
+               const Buffer& recv) {
   Team team(rank, team_id);
-  const bool root = team.index() == 0;
-  if (root) {
-    if (send == nullptr) Fail(kind::kValue, "broadcast: the first rank has nothing to send");
+  team.RequireRoot("broadcast", root);
+  const bool sends = team.index() == root;
+  if (sends) {
+    if (send == nullptr) Fail(kind::kValue, "broadcast: the root has nothing to send");
     RequireType("broadcast", *send, recv);
     if (send->count != recv.count) {
       Fail(kind::kValue, "broadcast: send has ", send->count, " elements, recv has ", recv.count);
     }
     RequireApart("broadcast", *send, recv, send->begin());
   }
-  const Buffer* source = root ? send : nullptr;
+  const Buffer* source = sends ? send : nullptr;
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, "broadcast", source, recv.type, recv.count, team.rank(0)), root, true,
-       root ? send->begin() : nullptr, recv.bytes(), 1,
+  Run({team, Describe(rank, "broadcast", source, recv.type, recv.count, flags, team.rank(root)),
+       root, sends ? send->begin() : nullptr, recv.bytes(), 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
-         if (root) from = send->begin() + at;
+         if (sends) from = send->begin() + at;
          Copy(recv.begin() + at, from, bytes, stream);
        },
        0});
 }
 
-void Scatter(Rank& rank, const Buffer* send, int team_id, const Buffer& recv) {
+void Scatter(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t flags,
+             const Buffer& recv) {
   Team team(rank, team_id);
-  const bool root = team.index() == 0;
-  if (root) {
-    if (send == nullptr) Fail(kind::kValue, "scatter: the first rank has nothing to send");
+  team.RequireRoot("scatter", root);
+  const bool sends = team.index() == root;
+  const size_t part = static_cast<size_t>(team.index());
+  if (sends) {
+    if (send == nullptr) Fail(kind::kValue, "scatter: the root has nothing to send");
     RequireType("scatter", *send, recv);
     if (send->count % team.size() != 0) {
       Fail(kind::kValue, "scatter: ", send->count, " elements cannot be divided evenly among ",
@@ -162,38 +175,74 @@ void Scatter(Rank& rank, const Buffer* send, int team_id, const Buffer& recv) {
       Fail(kind::kValue, "scatter: a part of send has ", send->count / team.size(),
            " elements, recv has ", recv.count);
     }
-    RequireApart("scatter", *send, recv, send->begin());
+    RequireApart("scatter", *send, recv, send->begin() + part * recv.bytes());
   }
-  const Buffer* source = root ? send : nullptr;
+  const Buffer* source = sends ? send : nullptr;
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, "scatter", source, recv.type, recv.count, team.rank(0)), root, true,
-       root ? send->begin() : nullptr, recv.bytes(), static_cast<size_t>(team.size()),
+  Run({team, Describe(rank, "scatter", source, recv.type, recv.count, flags, team.rank(root)), root,
+       sends ? send->begin() : nullptr, recv.bytes(), static_cast<size_t>(team.size()),
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          Copy(recv.begin() + at, from, bytes, stream);
        },
-       static_cast<size_t>(team.index())});
+       part});
 }
 
-void Gather(Rank& rank, const Buffer& send, int team_id, const Buffer* recv) {
+void Gather(Rank& rank, const Buffer& send, int root, TeamId team_id, uint8_t flags,
+            const Buffer* recv) {
   Team team(rank, team_id);
-  const bool root = team.index() == 0;
-  if (root) {
-    if (recv == nullptr) Fail(kind::kValue, "gather: the first rank has nowhere to receive");
+  team.RequireRoot("gather", root);
+  const bool receives = team.index() == root;
+  if (receives) {
+    if (recv == nullptr) Fail(kind::kValue, "gather: the root has nowhere to receive");
     RequireType("gather", send, *recv);
     if (recv->count != send.count * team.size()) {
       Fail(kind::kValue, "gather: recv has ", recv->count, " elements, needed are ", team.size(),
            " x ", send.count);
     }
-    RequireApart("gather", send, *recv, recv->begin());
+    RequireApart("gather", send, *recv, recv->begin() + root * send.bytes());
   }
   const size_t part = send.bytes();
-  Run({team, Describe(rank, "gather", &send, send.type, send.count, team.rank(0)), true, false,
+  Run({team, Describe(rank, "gather", &send, send.type, send.count, flags, team.rank(root)), -1,
        send.begin(), part, 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
-         if (!root) return;
+         if (!receives) return;
          Copy(recv->begin() + member * part + at, from, bytes, recv->bytes() >= kStreamBytes);
        },
        0});
+}
+
+void Permute(Rank& rank, const Buffer& send, const Sources& sources, TeamId team_id, uint8_t flags,
+             const Buffer& recv) {
+  Team team(rank, team_id);
+  if (send.type != recv.type || send.count != recv.count) {
+    Fail(kind::kValue, "permute: send has ", send.count, " x ", Name(send.type), ", recv has ",
+         recv.count, " x ", Name(recv.type), "; they must be equal");
+  }
+  if (sources.size() != static_cast<size_t>(team.size())) {
+    Fail(kind::kValue, "permute: ", sources.size(), " sources for a team of ", team.size(),
+         "; each member has one, -1 for none");
+  }
+  for (int64_t source : sources) {
+    if (source < -1 || source >= team.size()) {
+      Fail(kind::kValue, "permute: there is no source ", source, " in a team of ", team.size(),
+           "; it is a place in the team, from 0 on, or -1 for none");
+    }
+  }
+  if (send.Overlaps(recv)) {
+    Fail(kind::kValue,
+         "permute: send and recv overlap, but peers read the one while the other is written; they"
+         " must be apart");
+  }
+  const int64_t wanted = sources[team.index()];
+  const bool stream = recv.bytes() >= kStreamBytes;
+  Descriptor mine = Describe(rank, "permute", &send, send.type, send.count, flags);
+  mine.parts = HashOf(sources);
+  Run({team, mine, -1, send.begin(), send.bytes(), 1,
+       [&](int member, const uint8_t* from, size_t at, size_t bytes) {
+         if (member == wanted) CopyBytes(recv.begin() + at, from, bytes, stream);
+       },
+       0});
+  if (wanted < 0) std::fill_n(recv.begin(), recv.bytes(), uint8_t{0});
 }
 
 }  // namespace tvm_ipc

@@ -11,6 +11,7 @@
 #define TVM_IPC_SHM_COLLECTIVES_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "core/backend.h"
 #include "core/group.h"
@@ -18,29 +19,38 @@
 
 namespace tvm_ipc {
 
-void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, int team, Strategy strategy,
+void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy,
                uint8_t flags, const Buffer& recv);
 /*! \brief recv = this member's part of what an all-reduce would give. */
-void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team, uint8_t flags,
+void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                    const Buffer& recv);
 /*! \brief On the member with this place, recv = what an all-reduce would give. */
-void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team, uint8_t flags,
+void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
             const Buffer* recv);
 /*! \brief Part i of recv = this member's part of member i's send. */
-void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, int team, uint8_t flags,
+void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
               const Buffer& recv);
+/*! \brief recv = the send of the member that this one receives from, or zeros. */
+void Permute(Rank& rank, const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
+             const Buffer& recv);
 /*! \brief recv = the members' sends, in rank order. */
-void AllGather(Rank& rank, const Buffer& send, int team, const Buffer& recv);
-/*! \brief recv = the first member's send. Others may pass nullptr. */
-void Broadcast(Rank& rank, const Buffer* send, int team, const Buffer& recv);
-/*! \brief recv = this member's part of the first member's send. */
-void Scatter(Rank& rank, const Buffer* send, int team, const Buffer& recv);
-/*! \brief On the first member, recv = the members' sends, in rank order. */
-void Gather(Rank& rank, const Buffer& send, int team, const Buffer* recv);
+void AllGather(Rank& rank, const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv);
+/*! \brief recv = the root's send. Others may pass nullptr. */
+void Broadcast(Rank& rank, const Buffer* send, int root, TeamId team, uint8_t flags,
+               const Buffer& recv);
+/*! \brief recv = this member's part of the root's send. */
+void Scatter(Rank& rank, const Buffer* send, int root, TeamId team, uint8_t flags,
+             const Buffer& recv);
+/*! \brief On the root, recv = the members' sends, in rank order. */
+void Gather(Rank& rank, const Buffer& send, int root, TeamId team, uint8_t flags,
+            const Buffer* recv);
 
 /*! \brief Returns when the buffer may be written again. */
 void Send(Rank& rank, const Buffer& send, int receiver);
 void Receive(Rank& rank, const Buffer& recv, int sender);
+
+/*! \brief Of numbers that all members were given; not 0 but for none. */
+uint64_t HashOf(const std::vector<int64_t>& numbers);
 
 /*! \brief Up to here a copy is cheaper than a second meeting, for the exit. */
 constexpr size_t kEagerBytes = 2 << 10;

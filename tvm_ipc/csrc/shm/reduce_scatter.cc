@@ -16,7 +16,7 @@
 
 namespace tvm_ipc {
 
-void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, int team_id, uint8_t flags,
+void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, uint8_t flags,
                    const Buffer& recv) {
   const ReduceFn reduce = RequireReduce("reduce_scatter", send.type, kind);
   Team team(rank, team_id);

@@ -23,16 +23,13 @@ constexpr size_t kSharedBytes = 64 << 10;
 
 }  // namespace
 
-void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, int team_id, uint8_t flags,
-            const Buffer* recv) {
+void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId team_id,
+            uint8_t flags, const Buffer* recv) {
   const ReduceFn reduce = RequireReduce("reduce", send.type, kind);
   Team team(rank, team_id);
   const int n = team.size();
   const int me = team.index();
-  if (root < 0 || root >= n) {
-    Fail(kind::kValue, "reduce: there is no root ", root, " in a team of ", n,
-         "; it is a place in the team, from 0 on");
-  }
+  team.RequireRoot("reduce", root);
   const bool receives = me == root;
   if (receives) {
     if (recv == nullptr) Fail(kind::kValue, "reduce: the root has nowhere to receive");

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/error.h"
 #include "core/group.h"
 #include "core/trace.h"
 
@@ -23,7 +24,7 @@ namespace tvm_ipc {
 class Team {
  public:
   /*! \param id 0 for the world, 1 for the rank's group, larger ones were made (core/teams.h). */
-  Team(Rank& rank, int id) : turn_(rank.Begin(id)), segments_(*rank.segments()) {}
+  Team(Rank& rank, TeamId id) : turn_(rank.Begin(id)), segments_(*rank.segments()) {}
 
   int size() const { return turn_.meeting.size(); }
   /*! \brief This rank's index in the team. */
@@ -38,6 +39,13 @@ class Team {
     bool all = true;
     for (int i = 0; i < size(); ++i) all = all && shown(i).offset >= 0;
     return all;
+  }
+
+  /*! \brief Throws if no member has the place. */
+  void RequireRoot(const char* operation, int root) const {
+    if (root >= 0 && root < size()) return;
+    Fail(kind::kValue, operation, ": there is no root ", root, " in a team of ", size(),
+         "; it is a place in the team, from 0 on");
   }
 
   /*! \brief The buffer to fill for the next step. */

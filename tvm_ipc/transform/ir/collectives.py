@@ -18,6 +18,7 @@ from tvm import relax
 from tvm_ipc.contract import (
     PROGRAMS,
     AllReduceStrategy,
+    AnyTeam,
     CollectiveFlag,
     Function,
     Meeting,
@@ -38,11 +39,12 @@ class Collective:
     arguments: list[relax.Expr]  #: of the call: every look into the IR takes its time
     #: What is said with constants, by the names of parameters; those of `general` too.
     numbers: Mapping[str, int]
+    division: tuple[int, ...] = ()  #: what the team is given as, if that is not its id
 
     @cached_property
-    def team(self) -> int:
+    def team(self) -> AnyTeam:
         """The team whose ranks exchange data."""
-        return self._number("Team", "InGroup") or Team.WORLD
+        return self.division or self._number("Team", "InGroup") or Team.WORLD
 
     @property
     def is_meeting(self) -> bool:
@@ -112,17 +114,17 @@ def match_collective(expr: relax.Expr) -> Collective | None:
     if function is None or function.meets not in (Meeting.SOME, Meeting.ALL):
         return None
     arguments = expr.args[:]
+    numbers = dict(function.given)
+    division: tuple[int, ...] = ()
     try:
-        numbers = {
-            parameter.name: _NUMBERS[parameter.type](argument)
-            for parameter, argument in zip(
-                function.bind(len(arguments)) or (), arguments, strict=True
-            )
-            if parameter.type in _NUMBERS
-        }
+        for parameter, argument in zip(function.bind(len(arguments)) or (), arguments, strict=True):
+            if parameter.type == "Team" and isinstance(argument, relax.ShapeExpr):
+                division = tuple(map(int, argument.values))
+            elif parameter.type in _NUMBERS:
+                numbers[parameter.name] = _NUMBERS[parameter.type](argument)
     except (AttributeError, IndexError, TypeError, ValueError):
         return None  # not so many arguments, or not constants: nothing can be said about the call
-    return Collective(function, expr, arguments, {**function.given, **numbers})
+    return Collective(function, expr, arguments, numbers, division)
 
 
 def meets_peers(call: relax.Call) -> bool:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.contract import IPC_MEMORY, Team, find
+from tvm_ipc.contract import IPC_MEMORY, AnyTeam, Team, find
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.collectives import Collective
 from tvm_ipc.transform.ir.prim_funcs import find_parameters
@@ -29,11 +29,11 @@ from tvm_ipc.transform.ir.program import Region, Step
 from tvm_ipc.transform.ir.roots import Allocation, Facts, Root, Use
 
 #: Teams of which every rank has entered a collective, those aside that a larger one contains.
-_Met: TypeAlias = "frozenset[int]"
+_Met: TypeAlias = "frozenset[AnyTeam]"
 _NOBODY: _Met = frozenset()
 
 
-def _covers(met: _Met, team: int) -> bool:
+def _covers(met: _Met, team: AnyTeam) -> bool:
     return any(Team.contains(one, team) for one in met)
 
 
@@ -59,10 +59,10 @@ class Meetings:
         self._module = module
         self._passed: dict[str, _Met] = {}
         self._steps: dict[Step, _Met] = {}
-        self._suffice: dict[tuple[Region, int], list[Step]] = {}
+        self._suffice: dict[tuple[Region, AnyTeam], list[Step]] = {}
         self._read_only: dict[str, frozenset[int]] = {}
 
-    def after(self, step: Step, team: int) -> Step | None:
+    def after(self, step: Step, team: AnyTeam) -> Step | None:
         """Return the next binding after `step` that all paths pass and in which a team meets."""
         region = step.region
         while True:
@@ -74,7 +74,7 @@ class Meetings:
                 return None
             step, region = region.parent, region.parent.region
 
-    def _sufficing(self, region: Region, team: int) -> list[Step]:
+    def _sufficing(self, region: Region, team: AnyTeam) -> list[Step]:
         """Return the bindings of a region in which a team meets, those in its branches left out."""
         key = region, team
         if key not in self._suffice:
@@ -205,7 +205,7 @@ def _candidate(
     return Candidate(step, collective, inputs, meeting)
 
 
-_WHOM: dict[int, str] = {Team.WORLD: "all ranks", Team.GROUP: "its group"}
+_WHOM: dict[AnyTeam, str] = {Team.WORLD: "all ranks", Team.GROUP: "its group"}
 
 
 def _roots(facts: Facts, values: Iterable[relax.Expr]) -> frozenset[Root]:

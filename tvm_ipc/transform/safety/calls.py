@@ -9,12 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Function, Meeting, Team
+from tvm_ipc.contract import (
+    AllReduceStrategy,
+    AnyTeam,
+    CollectiveFlag,
+    Function,
+    Meeting,
+    Team,
+)
 from tvm_ipc.transform.safety.statements import Argument
 
 _WAIT_UPSTREAM = {one for one in AllReduceStrategy if one.ends_with_barrier_upstream}
+
+
+_TEAMS = ("Team", "InGroup")
 
 
 class KnownCall:
@@ -42,13 +52,18 @@ class KnownCall:
         name = self.function.named(*types)
         return None if name is None else constant(self.argument(name))
 
-    def team(self) -> int | None:
+    def team(self) -> AnyTeam | None:
         """Return the team whose ranks exchange data, None where it is not known."""
-        if self.function.named("Team", "InGroup") is None:
+        name = self.function.named(*_TEAMS)
+        if name is None:
             return Team.WORLD
-        return self._constant("Team", "InGroup")
+        given = self.argument(name)
+        if isinstance(given, relax.ShapeExpr):
+            numbers = [constant(one) for one in given.values]
+            return None if None in numbers else tuple(one for one in numbers if one is not None)
+        return constant(given)
 
-    def meets(self) -> int | None:
+    def meets(self) -> AnyTeam | None:
         """Return a team of which every rank has entered when the call returns, if there is one."""
         if self.function.meets is not Meeting.ALL:
             return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tvm_ipc.contract import AnyTeam
 from tvm_ipc.transform.safety.buffers import Buffer, Storage, storage_of
 from tvm_ipc.transform.safety.extents import Example, Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
@@ -23,7 +24,7 @@ class Effects:
         self._hazards = hazards
         self._state = State()
         self._summary = Summary()
-        self._accesses: set[tuple[int, frozenset[int]]] = set()
+        self._accesses: set[tuple[int, frozenset[AnyTeam]]] = set()
 
     def _read(self, things: Iterable[Storage | Buffer], step: Statement) -> None:
         state, reads = self._state, self._summary.reads
@@ -39,7 +40,7 @@ class Effects:
         self,
         things: Iterable[Storage | Buffer],
         step: Statement,
-        passed: frozenset[int] = frozenset(),
+        passed: frozenset[AnyTeam] = frozenset(),
         certain: bool = True,
     ) -> None:
         """Write, after some teams met in the callee."""

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import contract
-from tvm_ipc.contract import IPC_MEMORY, RESULT
+from tvm_ipc.contract import IPC_MEMORY, RESULT, AnyTeam
 from tvm_ipc.transform.ir.polynomials import Number
 from tvm_ipc.transform.safety import calls
 from tvm_ipc.transform.safety.allocations import Allocations, item_bytes, text_of
@@ -201,7 +201,7 @@ class Evaluation(Allocations):
     def _leave_pending(
         self,
         thing: Storage | Buffer,
-        team: int | None,
+        team: AnyTeam | None,
         written: Iterable[Storage | Buffer],
         step: Statement,
     ) -> None:

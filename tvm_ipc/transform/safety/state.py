@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ipc.contract import Team
+from tvm_ipc.contract import AnyTeam, Team
 from tvm_ipc.transform.safety.buffers import (
     NOTHING,
     Buffer,
@@ -25,11 +25,11 @@ class Pending:
     """A pending read: one by peers, which may not have ended."""
 
     memory: Storage | Buffer
-    team: int | None  #: that reads; None: unknown
+    team: AnyTeam | None  #: that reads; None: unknown
     reader: Statement  #: the collective
 
 
-def met(team: int | None, passed: frozenset[int]) -> bool:
+def met(team: AnyTeam | None, passed: frozenset[AnyTeam]) -> bool:
     """Whether meetings of some teams were meetings of all ranks of one, None: of an unknown one."""
     return any(Team.contains(one, team) for one in passed)
 
@@ -54,7 +54,7 @@ class State:
     intact: dict[Storage, Intact] = field(default_factory=dict)
     #: Those of which part, or maybe part, was overwritten; of the latter it may be intact.
     lost: dict[Buffer, Overwrite] = field(default_factory=dict)
-    passed: frozenset[int] = frozenset()  #: teams that met on every path since it began
+    passed: frozenset[AnyTeam] = frozenset()  #: teams that met on every path since it began
     written: set[Storage] = field(default_factory=set)  #: of the caller's memory
 
     def copy(self) -> State:
@@ -112,7 +112,7 @@ class State:
                 freed.append(storage)
         return freed
 
-    def meet(self, team: int) -> None:
+    def meet(self, team: AnyTeam) -> None:
         """Forget the reads that have ended when a meeting of a team has been passed."""
         now = frozenset({team})
         self.passed |= now
@@ -124,7 +124,7 @@ class Access:
     """A write to memory of the caller."""
 
     memory: Storage | Buffer
-    passed: frozenset[int]  #: the teams that met before it, on every path
+    passed: frozenset[AnyTeam]  #: the teams that met before it, on every path
     step: Statement
 
 
@@ -137,4 +137,4 @@ class Summary:
     reads: dict[Storage, Statement] = field(default_factory=dict)
     writes: list[Access] = field(default_factory=list)
     pending: tuple[Pending, ...] = ()
-    passed: frozenset[int] = frozenset()
+    passed: frozenset[AnyTeam] = frozenset()

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator of all collectives: its types, its rules, how it prints, parses and compares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from tvm_ipc import comm
+from tvm_ipc.comm import KINDS
+
+PAIR = [[0, 1]]
+PAIRS = [[0, 1], [2, 3]]
+Make = Callable[[Any], relax.Call]
+
+#: One of each kind, of a tensor with two axes.
+EACH: dict[str, Make] = {
+    "allreduce": lambda x: comm.allreduce(x, "max", team=PAIRS),
+    "reduce_scatter": lambda x: comm.reduce_scatter(x, axis=1, team=PAIRS),
+    "reduce": lambda x: comm.reduce(x, "min", 1, team="group"),
+    "allgather": lambda x: comm.allgather(x, axis=1, team=PAIRS),
+    "gather": lambda x: comm.gather(x, 1, team="world", workers=4),
+    "broadcast": lambda x: comm.broadcast(x, 3),
+    "scatter": lambda x: comm.scatter(x, 1, axis=1, team=PAIRS),
+    "all_to_all": lambda x: comm.all_to_all(x, 1, 0, team=PAIRS),
+    "permute": lambda x: comm.permute(x, [[0, 1], [1, 0]], team=PAIRS),
+    "send_recv": lambda x: comm.send_recv(x, 0, 1, team=PAIRS),
+}
+
+
+def tensor(*shape: Any, dtype: str = "float32") -> relax.Var:
+    return relax.Var("x", relax.TensorType(shape, dtype))
+
+
+def type_of(call: relax.Call) -> Any:
+    return relax.BlockBuilder().normalize(call).ty
+
+
+def module(*makes: Make, shape: tuple[Any, ...] = (6, 4)) -> tvm.IRModule:
+    """A function that returns one collective after the other."""
+    builder = relax.BlockBuilder()
+    x = tensor(*shape)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.Tuple([builder.emit(make(x)) for make in makes]))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_every_kind_is_tried() -> None:
+    assert list(EACH) == list(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda x: comm.allreduce(x), (6, 4)),
+        (lambda x: comm.reduce(x, root=1), (6, 4)),
+        (lambda x: comm.broadcast(x), (6, 4)),
+        (lambda x: comm.permute(x, [], team=PAIR), (6, 4)),
+        (lambda x: comm.allgather(x, team=PAIR), (12, 4)),
+        (lambda x: comm.allgather(x, axis=1, workers=3), (6, 12)),
+        (lambda x: comm.allgather(x, extent=11, team=PAIR), (11, 4)),
+        (lambda x: comm.gather(x, axis=1, extent=7, team=PAIR), (6, 7)),
+        (lambda x: comm.reduce_scatter(x, team=PAIR), (3, 4)),
+        (lambda x: comm.reduce_scatter(x, axis=1, workers=3, uneven=True), (6, 2)),
+        (lambda x: comm.scatter(x, axis=1, workers=4), (6, 1)),
+        (lambda x: comm.scatter(x, workers=4, uneven=True), (2, 4)),
+        (lambda x: comm.all_to_all(x, 1, 0, team=PAIR), (12, 2)),
+        (lambda x: comm.all_to_all(x, 0, 0, team=PAIR), (6, 4)),
+        (lambda x: comm.all_to_all(x, 1, 0, team=[0, 1, 2], extent=17), (17, 2)),
+    ],
+)
+def test_types(make: Make, shape: tuple[int, ...]) -> None:
+    assert type_of(make(tensor(6, 4))) == relax.TensorType(shape, "float32")
+
+
+def test_types_with_symbolic_extents() -> None:
+    n = tirx.Var("n", "int64")
+    x = tensor(n, 4)
+
+    def extents(call: relax.Call) -> str:
+        return str(type_of(call).shape)
+
+    assert extents(comm.allgather(x, team=PAIR)) == "R.shape([n * 2, 4])"
+    assert extents(comm.reduce_scatter(tensor(n * 2, 4), team=PAIR)) == "R.shape([n, 4])"
+    assert extents(comm.scatter(x, uneven=True, team=PAIR)) == "R.shape([(n + 1) // 2, 4])"
+    assert (
+        extents(comm.allgather(tensor((n + 1) // 2, 4), extent=n, team=PAIR)) == "R.shape([n, 4])"
+    )
+    assert extents(comm.all_to_all(x, 1, 0, team=PAIR)) == "R.shape([n * 2, 2])"
+
+
+def test_types_of_unknown_shape() -> None:
+    known = relax.Var("x", relax.TensorType(ndim=2, dtype="float32"))
+    assert type_of(comm.allreduce(known)) == known.ty
+    assert int(type_of(comm.allgather(known, axis=1, team=PAIR)).ndim) == 2
+    with pytest.raises(ValueError, match="there is no axis 2 in"):
+        type_of(comm.allgather(known, axis=2, team=PAIR))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_is_printed_parses_back(name: str) -> None:
+    mod = module(EACH[name])
+    assert "R.comm.collective(x, " in mod.script()
+    assert f'kind="{name}"' in mod.script()
+    tvm.ir.assert_structural_equal(tvm.script.from_source(mod.script()), mod)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_json(name: str) -> None:
+    mod = module(EACH[name])
+    tvm.ir.assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(mod)), mod)
+
+
+def test_scripts_have_the_functions() -> None:
+    @I.ir_module
+    class Script:
+        @R.function
+        def main(x: R.Tensor((6, 4), "float32")):
+            with R.dataflow():
+                lv = R.comm.reduce_scatter(x, "avg", axis=1, team=[[0, 1]])
+                lv1 = R.comm.allgather(x, extent=11, team=[[0, 1]])
+                gv = (lv, lv1)
+                R.output(gv)
+            return gv
+
+    built = module(
+        lambda x: comm.reduce_scatter(x, "avg", axis=1, team=PAIR),
+        lambda x: comm.allgather(x, extent=11, team=PAIR),
+    )
+    tvm.ir.assert_structural_equal(Script, built)
+
+
+def test_equality_and_hashing_come_from_the_attributes() -> None:
+    for name, make in EACH.items():
+        x = tensor(6, 4)
+        assert tvm_ffi.structural_equal(make(x), make(x))
+        assert tvm_ffi.structural_hash(make(x)) == tvm_ffi.structural_hash(make(x))
+        for other, different in EACH.items():
+            assert tvm_ffi.structural_equal(make(x), different(x)) == (name == other)
+    x = tensor(6, 4)
+    team = comm.allreduce(x, team=PAIRS)
+    assert not tvm_ffi.structural_equal(team, comm.allreduce(x, team=[[0, 1], [3, 2]]))
+    assert not tvm_ffi.structural_equal(team, comm.allreduce(x, "avg", team=PAIRS))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        # the kind
+        (lambda x: comm.collective(x, kind="sum"), "collective: kind is one of 'allreduce', "),
+        # the reduction
+        (lambda x: comm.allreduce(x, "mean"), "allreduce: reduction is one of 'sum', "),
+        (
+            lambda x: comm.collective(x, kind="allreduce"),
+            "allreduce: it reduces, and needs one of sum, prod, min, max, avg",
+        ),
+        (
+            lambda x: comm.collective(x, 0, kind="broadcast", reduction="sum"),
+            "broadcast: it reduces nothing, so it has no reduction 'sum'",
+        ),
+        # the root
+        (
+            lambda x: comm.collective(x, kind="broadcast"),
+            "broadcast: it takes the place of its root beside the tensor; found 0",
+        ),
+        (
+            lambda x: comm.collective(x, 0, kind="allreduce", reduction="sum"),
+            "allreduce: it takes nothing beside the tensor; found 1",
+        ),
+        (
+            lambda x: comm.reduce(x, root=2, team=PAIRS),
+            "reduce: root is a place in a team of 2, from 0 on, not 2",
+        ),
+        (
+            lambda x: comm.broadcast(x, -1),
+            "broadcast: root is a place in a team, from 0 on, not -1",
+        ),
+        # the team
+        (
+            lambda x: comm.allreduce(x, team="all"),
+            "allreduce: team is 'world', 'group' or teams of ranks, not 'all'",
+        ),
+        (lambda x: comm.allreduce(x, team=[]), "allreduce: a team has at least one rank"),
+        (lambda x: comm.allreduce(x, team=[[]]), "allreduce: a team has at least one rank"),
+        (
+            lambda x: comm.allreduce(x, team=[[0, 1], [1, 2]]),
+            "allreduce: the team [[0, 1], [1, 2]] has rank 1 twice; a rank has one place",
+        ),
+        (
+            lambda x: comm.allreduce(x, team=[[0, 1], [2]]),
+            "allreduce: team is teams of equal size, of ranks 0 to 63, such as [[0, 1], [2, 3]]",
+        ),
+        (lambda x: comm.allreduce(x, team=[0, 64]), "allreduce: team is teams of equal size"),
+        (
+            lambda x: comm.allgather(x),
+            "allgather: what it gives depends on how many ranks a team has; say 1 to 64 workers "
+            "for the team 'world', not 0",
+        ),
+        (
+            lambda x: comm.allgather(x, team=PAIR, workers=3),
+            "allgather: workers is 3, and a team has 2 ranks",
+        ),
+        (
+            lambda x: comm.collective(x, kind="allgather", team=PAIR, workers=3, concat_axis=0),
+            "allgather: workers is 3, and a team has 2 ranks",
+        ),
+        # the axis
+        (
+            lambda x: comm.collective(x, kind="allgather", team=PAIR, workers=2),
+            "allgather: it joins a tensor along an axis, so its axis cannot be None",
+        ),
+        (
+            lambda x: comm.collective(x, 0, kind="broadcast", split_axis=0),
+            "broadcast: it divides no tensor, so its axis cannot be 0",
+        ),
+        (lambda x: comm.allgather(x, axis=2, team=PAIR), "allgather: there is no axis 2 in "),
+        (
+            lambda x: comm.scatter(x, axis=-1, team=PAIR),
+            "scatter: axis is an axis of x, from 0 on, not -1",
+        ),
+        # parts
+        (
+            lambda x: comm.scatter(x, axis=1, team=[0, 1, 2]),
+            "scatter: axis 1 has the extent 4, which may not be a multiple of 3 workers; say "
+            "uneven=True",
+        ),
+        (
+            lambda x: comm.allgather(x, extent=13, team=PAIR),
+            "allgather: of an axis with the extent 13 a part among 2 workers has 7, and x has 6",
+        ),
+        (
+            lambda x: comm.collective(x, kind="allreduce", reduction="sum", uneven=True),
+            "allreduce: it has no parts, which might be uneven",
+        ),
+        # pairs
+        (
+            lambda x: comm.collective(x, kind="permute", workers=2),
+            "permute: pairs say who sends to whom; give some, not None",
+        ),
+        (
+            lambda x: comm.permute(x, [[0, 2]], team=PAIR),
+            "permute: pairs are of two places in a team of 2, not [[0, 2]]",
+        ),
+        (
+            lambda x: comm.permute(x, [[0, 1], [1, 1]], team=PAIR),
+            "permute: place 1 would receive twice",
+        ),
+        (lambda x: comm.send_recv(x, 1, 1, team=PAIR), "send_recv: one rank sends to another one"),
+        # the backend
+        (lambda x: comm.allreduce(x, backend="x"), "allreduce: backend is one of 'auto', 'shm'"),
+    ],
+)
+def test_each_rule_has_its_words(make: Make, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        type_of(make(tensor(6, 4)))
+
+
+@pytest.mark.parametrize(
+    ("x", "reduction", "message"),
+    [
+        (tensor(4, dtype="float8_e4m3fn"), "sum", "the runtime does not reduce float8_e4m3fn"),
+        (tensor(4, dtype="bool"), "avg", "there is no avg of bool"),
+        (relax.Var("s", relax.ShapeType(ndim=1)), "sum", "x is a tensor, not R.Shape"),
+    ],
+)
+def test_types_that_are_not_reduced(x: relax.Var, reduction: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        type_of(comm.allreduce(x, reduction))
+
+
+def test_rules_hold_in_modules_from_elsewhere() -> None:
+    text = module(EACH["broadcast"]).script().replace('kind="broadcast"', 'kind="reduce"')
+    with pytest.raises(tvm.error.DiagnosticError, match="it reduces, and needs one of sum"):
+        tvm.script.from_source(text)
+
+
+def test_a_tensor_is_an_expression() -> None:
+    with pytest.raises(TypeError, match="allreduce: x is an expression of a tensor, not 3"):
+        comm.allreduce(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("root", ["0", None, True, 1.0, tensor(1)])
+def test_a_root_is_a_number(root: Any) -> None:
+    with pytest.raises(
+        TypeError, match="broadcast: root is a place in a team, a number that may be "
+    ):
+        comm.broadcast(tensor(4), root)
+
+
+def test_gradients_are_refused() -> None:
+    @I.ir_module
+    class Loss:
+        @R.function
+        def main(x: R.Tensor((4,), "float32")):
+            with R.dataflow():
+                y = R.comm.allreduce(x)
+                z = R.sum(y)
+                R.output(z)
+            return z
+
+    with pytest.raises(ValueError, match="has no gradient; differentiate the program before"):
+        relax.transform.Gradient("main")(Loss)
+
+
+def test_a_change_of_layouts_leaves_collectives_their_layout() -> None:
+    @I.ir_module
+    class Convolution:
+        @R.function
+        def main(x: R.Tensor((2, 3, 28, 28), "float32"), w: R.Tensor((4, 3, 3, 3), "float32")):
+            with R.dataflow():
+                y = R.nn.conv2d(x, w)
+                z = R.comm.allgather(y, axis=1, team=[[0, 1]])
+                R.output(z)
+            return z
+
+    changed = relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]})(Convolution)
+    text = changed.script()
+    assert text.index("R.permute_dims(y, axes=[0, 3, 1, 2])") < text.index("R.comm.collective")
+    assert 'R.Tensor((2, 8, 26, 26), dtype="float32")' in text

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs with collectives of `tvm_ipc.comm`, compiled, checked, and run against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+import tvm_ipc
+from tvm_ipc import comm
+from tvm_ipc.comm import KINDS, Mesh, Teams
+from tvm_ipc.contract import REDUCED_TYPES
+from tvm_ipc.errors import TransformError, WorkerError
+from tvm_ipc.transform import verify_cross_rank_safety
+
+Array = np.ndarray[Any, Any]
+#: What the members of a team have; what each of them gets, None where nothing is defined.
+Results = Callable[[list[Array]], "list[Array | None] | list[Array]"]
+REPETITIONS = 8
+
+
+def padded(x: Array, parts: int, axis: int) -> Array:
+    """The array with zeros after its end, so that there are parts of equal extent."""
+    missing = -x.shape[axis] % parts
+    width = [(0, missing if k == axis else 0) for k in range(x.ndim)]
+    return np.pad(x, width)
+
+
+def parts(x: Array, count: int, axis: int) -> list[Array]:
+    return np.split(padded(x, count, axis), count, axis)
+
+
+def joined(xs: list[Array], axis: int, extent: int | None = None) -> Array:
+    return np.concatenate(xs, axis).take(range(extent or sum(x.shape[axis] for x in xs)), axis)
+
+
+def total(xs: list[Array]) -> Array:
+    """The sum in the type itself; a sum of truth values is whether one is true."""
+    if xs[0].dtype == bool:
+        return reduce(np.logical_or, xs)
+    return np.sum([x.astype("float64") for x in xs], axis=0).astype(xs[0].dtype)
+
+
+def alone(result: Array, place: int, count: int) -> list[Array | None]:
+    return [result if k == place else None for k in range(count)]
+
+
+def cases(teams: Teams) -> dict[str, tuple[Callable[[Any], relax.Call], Results]]:
+    """By a name that begins with a kind: a collective of a tensor of 2n + 1 x 2n, and results."""
+    n = len(teams[0])
+    ring = [[k, (k + 1) % n] for k in range(n)]
+
+    def swap(xs: list[Array]) -> list[Array]:
+        cut = [parts(x, n, 1) for x in xs]
+        return [joined([cut[i][k] for i in range(n)], 0) for k in range(n)]
+
+    def swap_uneven(xs: list[Array]) -> list[Array]:
+        cut = [parts(x, n, 0) for x in xs]
+        return [joined([cut[i][k] for i in range(n)], 1, 2 * n * n - n + 1) for k in range(n)]
+
+    return {
+        "allreduce": (lambda x: comm.allreduce(x, team=teams), lambda xs: [total(xs)] * n),
+        "reduce": (
+            lambda x: comm.reduce(x, "max", n - 1, team=teams),
+            lambda xs: alone(reduce(np.maximum, xs), n - 1, n),
+        ),
+        "reduce_scatter": (
+            lambda x: comm.reduce_scatter(x, axis=1, team=teams),
+            lambda xs: parts(total(xs), n, 1),
+        ),
+        "reduce_scatter uneven": (
+            lambda x: comm.reduce_scatter(x, uneven=True, team=teams),
+            lambda xs: parts(total(xs), n, 0),
+        ),
+        "allgather": (lambda x: comm.allgather(x, team=teams), lambda xs: [joined(xs, 0)] * n),
+        "allgather uneven": (
+            lambda x: comm.allgather(x, axis=1, extent=2 * n * n - n + 1, team=teams),
+            lambda xs: [joined(xs, 1, 2 * n * n - n + 1)] * n,
+        ),
+        "gather": (
+            lambda x: comm.gather(x, n // 2, axis=1, team=teams),
+            lambda xs: alone(joined(xs, 1), n // 2, n),
+        ),
+        "broadcast": (lambda x: comm.broadcast(x, n - 1, team=teams), lambda xs: [xs[-1]] * n),
+        "scatter": (
+            lambda x: comm.scatter(x, n - 1, axis=1, team=teams),
+            lambda xs: parts(xs[-1], n, 1),
+        ),
+        "scatter uneven": (
+            lambda x: comm.scatter(x, uneven=True, team=teams),
+            lambda xs: parts(xs[0], n, 0),
+        ),
+        "all_to_all": (lambda x: comm.all_to_all(x, 1, 0, team=teams), swap),
+        "all_to_all uneven": (
+            lambda x: comm.all_to_all(x, 0, 1, extent=2 * n * n - n + 1, team=teams),
+            swap_uneven,
+        ),
+        "permute": (
+            lambda x: comm.permute(x, ring, team=teams),
+            lambda xs: [xs[k - 1] for k in range(n)],
+        ),
+        **(
+            {
+                "send_recv": (
+                    lambda x: comm.send_recv(x, n - 1, 0, team=teams),
+                    lambda xs: [xs[-1], *[np.zeros_like(xs[0])] * (n - 1)],
+                )
+            }
+            if n > 1
+            else {}
+        ),
+    }
+
+
+def add_function(
+    builder: relax.BlockBuilder,
+    name: str,
+    make: Callable[[Any], relax.Call],
+    dtype: str,
+    shape: tuple[Any, ...],
+) -> None:
+    """Add a function that returns a collective of its parameter, and may not work in place."""
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function(name, [x]):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(make(x)))
+        builder.emit_func_output(out)
+
+
+@contextmanager
+def running(mod: tvm.IRModule, ranks: int, groups: int = 1) -> Iterator[Any]:
+    """A session, and the module in it."""
+    program = tvm.compile(
+        mod,
+        "llvm",
+        relax_pipeline=tvm_ipc.get_pipeline("llvm", ranks, num_groups=groups, blas=False),
+    )
+    with tvm_ipc.Session(ranks, num_groups=groups, threads=True, timeout=60) as session:
+        yield session, session.load_vm_module(program)
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+
+
+def values(seed: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """Small integers, so that every order of adding them gives the same."""
+    drawn = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 6, shape)
+    return drawn.astype(numpy_type(dtype))
+
+
+def check(session: Any, function: Any, teams: Teams, results: Results, arguments: Any) -> None:
+    """Call a function again and again with other values in the same buffer."""
+    shape, dtype = arguments
+    buffer = session.empty(shape, dtype)
+    for repetition in range(REPETITIONS):
+        given = {
+            rank: values(100 * repetition + rank, shape, dtype) for team in teams for rank in team
+        }
+        for rank, value in given.items():
+            buffer.debug_copy_from(rank, value)
+        out = function(buffer)
+        for team in teams:
+            wanted = results([given[rank] for rank in team])
+            for rank, result in zip(team, wanted, strict=True):
+                if result is not None:
+                    got = session.get(out, rank=rank)
+                    np.testing.assert_array_equal(got, result.astype(got.dtype), f"rank {rank}")
+        np.testing.assert_array_equal(session.get(buffer, rank=team[0]), given[team[0]])
+
+
+def test_every_kind_is_tried() -> None:
+    assert {name.split()[0] for name in cases(((0, 1),))} == set(KINDS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_each_kind(ranks: int) -> None:
+    teams = (tuple(range(ranks)),)
+    shape = (2 * ranks + 1, 2 * ranks)
+    dtypes = REDUCED_TYPES if ranks == 2 else ("float32", "bfloat16", "int8")
+    made = {(name, dtype): case for name, case in cases(teams).items() for dtype in dtypes}
+    names = {key: "_".join(key).replace(" ", "_") for key in made}
+    builder = relax.BlockBuilder()
+    for (name, dtype), (make, _) in made.items():
+        add_function(builder, names[name, dtype], make, dtype, shape)
+    with running(builder.get(), ranks) as (session, program):
+        for (name, dtype), (_, results) in made.items():
+            check(session, program[names[name, dtype]], teams, results, (shape, dtype))
+
+
+@pytest.mark.parametrize("ranks", [None, [2, 0, 3, 1]])
+def test_along_both_axes_of_a_mesh(ranks: list[int] | None) -> None:
+    mesh = Mesh({"x": 2, "y": 2}, ranks)
+    shape = (5, 4)
+    builder = relax.BlockBuilder()
+    found = {
+        f"{axis}_{name.replace(' ', '_')}": (mesh.teams(axis), case)
+        for axis in ("x", "y")
+        for name, case in cases(mesh.teams(axis)).items()
+    }
+    for name, (_, (make, _)) in found.items():
+        add_function(builder, name, make, "float32", shape)
+    with running(builder.get(), 4) as (session, program):
+        for name, (teams, (_, results)) in found.items():
+            check(session, program[name], teams, results, (shape, "float32"))
+
+
+def test_along_one_axis_and_then_the_other() -> None:
+    """What peers of one team read is not what peers of the other one do."""
+    mesh = Mesh({"x": 2, "y": 2})
+    rows = 512  # more than is copied instead of shown where it lies
+
+    def layers(x: Any) -> relax.Expr:
+        builder = relax.BlockBuilder.current()
+        for _ in range(3):
+            x = builder.emit(comm.allreduce(builder.emit(relax.op.add(x, x)), team=mesh.teams("x")))
+            x = builder.emit(comm.allgather(x, team=mesh.teams("y")))
+            x = builder.emit(comm.reduce_scatter(x, "max", team=mesh.teams("y")))
+        return relax.op.negative(x)
+
+    builder = relax.BlockBuilder()
+    add_function(builder, "main", layers, "float32", (rows, 4))
+    pipeline = tvm_ipc.get_pipeline("llvm", 4, blas=False)
+    assert verify_cross_rank_safety(pipeline(builder.get())) == []
+
+    def results(xs: list[Array]) -> list[Array]:
+        for _ in range(3):
+            xs = [2 * (xs[k % 2] + xs[k % 2 + 2]) for k in range(4)]
+            both = [joined([xs[k], xs[k + 1]], 0) for k in (0, 2)]
+            most = [np.maximum(b, b) for b in both]
+            xs = [np.split(most[k // 2], 2)[k % 2] for k in range(4)]
+        return [-x for x in xs]
+
+    with running(builder.get(), 4) as (session, program):
+        whole = ((0, 1, 2, 3),)
+        check(session, program["main"], whole, results, ((rows, 4), "float32"))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_world_and_groups(groups: int) -> None:
+    builder = relax.BlockBuilder()
+    size = 4 // groups
+    team = tuple(tuple(range(first, first + size)) for first in range(0, 4, size))
+    makes: dict[str, tuple[Callable[[Any], relax.Call], Teams, Results]] = {
+        "world": (lambda x: comm.allreduce(x), ((0, 1, 2, 3),), lambda xs: [total(xs)] * 4),
+        "group": (
+            lambda x: comm.allreduce(x, team="group"),
+            team,
+            lambda xs: [total(xs)] * size,
+        ),
+        "gathered": (
+            lambda x: comm.allgather(x, axis=1, team="group", workers=size),
+            team,
+            lambda xs: [joined(xs, 1)] * size,
+        ),
+        "sent": (
+            lambda x: comm.send_recv(x, 3, 1, workers=4),
+            ((0, 1, 2, 3),),
+            lambda xs: [0 * xs[0], xs[3], 0 * xs[0], 0 * xs[0]],
+        ),
+    }
+    for name, (make, _, _) in makes.items():
+        add_function(builder, name, make, "float32", (3, 2))
+    with running(builder.get(), 4, groups) as (session, program):
+        for name, (_, teams, results) in makes.items():
+            check(session, program[name], teams, results, ((3, 2), "float32"))
+
+
+def test_symbolic_extents() -> None:
+    """Scattered in uneven parts and gathered again, from a root that the caller names."""
+    n, root = tirx.Var("n", "int64"), tirx.Var("root", "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((n, 3), "float32"))
+    which = relax.Var("which", relax.ShapeType([root]))
+    team = [0, 1, 2]
+    with builder.function("main", [x, which]):
+        with builder.dataflow():
+            part = builder.emit(comm.scatter(x, root, uneven=True, team=team))
+            twice = builder.emit(relax.op.add(part, part))
+            out = builder.emit_output(comm.allgather(twice, extent=n, team=team))
+        builder.emit_func_output(out)
+    with running(builder.get(), 3) as (session, program):
+        for rows in (0, 1, 2, 3, 7, 1000):
+            buffer = session.empty((rows, 3), "float32")
+            given = [values(rank, (rows, 3), "float32") for rank in range(3)]
+            for rank, value in enumerate(given):
+                buffer.debug_copy_from(rank, value)
+            for source in range(3):
+                out = program["main"](buffer, tvm.runtime.ShapeTuple([source]))
+                for rank in range(3):
+                    np.testing.assert_array_equal(session.get(out, rank=rank), 2 * given[source])
+        program["main"](buffer, tvm.runtime.ShapeTuple([3]))
+        with pytest.raises(WorkerError, match="scatter: there is no root 3 in a team of 3"):
+            session.sync()
+
+
+def test_a_part_that_is_not_one_of_the_whole_is_refused_where_it_runs() -> None:
+    n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((n, 2), "float32"))
+    whole = relax.Var("whole", relax.TensorType((m,), "float32"))
+    with builder.function("main", [x, whole]):
+        with builder.dataflow():
+            out = builder.emit_output(comm.allgather(x, extent=m, team=[0, 1]))
+        builder.emit_func_output(out)
+    with running(builder.get(), 2) as (session, program):
+        x = session.empty((3, 2), "float32")
+        assert session.get(program["main"](x, session.empty((5,), "float32"))).shape == (5, 2)
+        program["main"](x, session.empty((7,), "float32"))
+        with pytest.raises(WorkerError, match="3"):
+            session.sync()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda x: comm.allgather(x, workers=3),
+            "has a relax.comm.collective over 3 workers, and the session has 4",
+        ),
+        (
+            lambda x: comm.allgather(x, team="group", workers=4),
+            "has a relax.comm.collective over 4 workers, and a group has 2",
+        ),
+        (
+            lambda x: comm.allreduce(x, team=[[0, 1]]),
+            r"has a collective \(allreduce\) over the teams \[\[0, 1\]\], and all of 4 workers run",
+        ),
+        (lambda x: comm.allreduce(x, team=[[0, 1], [2, 4]]), r"the teams \[\[0, 1\], \[2, 4\]\]"),
+    ],
+)
+def test_teams_that_do_not_fit_the_session(make: Any, message: str) -> None:
+    builder = relax.BlockBuilder()
+    add_function(builder, "main", make, "float32", (4, 2))
+    pipeline = tvm_ipc.get_pipeline("llvm", 4, num_groups=2)
+    with pytest.raises(TransformError, match=message):
+        pipeline(builder.get())

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communication in Relax programs: meshes of ranks, and collectives as one operator.
+
+    from tvm_ipc import comm
+
+    mesh = comm.Mesh({"pp": 2, "tp": 4})
+    y = comm.allgather(x, axis=1, team=mesh.teams("tp"))
+
+In TVMScript the same functions are `R.comm.allgather` and so on, once this module is imported. What
+is printed is the operator, `R.comm.collective`, with all of its attributes, which parses again.
+
+A collective along an axis divides a tensor into parts of equal extent, one for each rank of a team,
+or joins them. Uneven ones are those of an extent that the ranks do not divide: all ranks but the
+last have the extent divided by the ranks, rounded up, and the last ones what is left, or nothing.
+Their tensors all have the largest part's shape, so that one program serves all ranks.
+
+`LegalizeOps` lowers collectives; `get_pipeline` has it.
+"""
+
+import sys
+
+import tvm.relax.script.parser
+
+from tvm_ipc.comm import legalize as _legalize  # noqa: F401 - registers it
+from tvm_ipc.comm.attributes import CollectiveAttrs
+from tvm_ipc.comm.kinds import KINDS, Kind
+from tvm_ipc.comm.mesh import Mesh, Teams
+from tvm_ipc.comm.operator import collective
+from tvm_ipc.comm.operators import (
+    all_to_all,
+    allgather,
+    allreduce,
+    broadcast,
+    gather,
+    permute,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send_recv,
+)
+
+#: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
+#: parses texts.
+for _script in (tvm.relax.script, tvm.relax.script.parser):
+    setattr(_script, "comm", sys.modules[__name__])  # noqa: B010 - TVM's module declares no such name
+
+__all__ = [
+    "KINDS",
+    "CollectiveAttrs",
+    "Kind",
+    "Mesh",
+    "Teams",
+    "all_to_all",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "collective",
+    "gather",
+    "permute",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send_recv",
+]

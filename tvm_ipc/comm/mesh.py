@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks in rows and columns, with a name for each axis.
+
+    mesh = Mesh({"pp": 2, "tp": 4})     # ranks 0 to 7, those of an axis "tp" beside each other
+    mesh.teams("tp")                    # ((0, 1, 2, 3), (4, 5, 6, 7))
+    mesh.teams("pp")                    # ((0, 4), (1, 5), (2, 6), (3, 7))
+
+Along each axis a rank is in one team. What a program says of an axis it says for every rank, so a
+collective over an axis names all the teams into which the axis divides the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from tvm_ipc import arguments
+from tvm_ipc.contract import MAX_WORKERS
+
+#: The teams into which ranks are divided, all of one size; the order of ranks in a team counts.
+Teams: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Mesh:
+    """Ranks with named axes, the last of which changes fastest from one rank to the next.
+
+    Parameters
+    ----------
+    axes : the extent of each axis, by its name.
+    ranks : the ranks in the order of the mesh; 0, 1, 2 and so on if None.
+    """
+
+    def __init__(self, axes: Mapping[str, int], ranks: Sequence[int] | None = None) -> None:
+        arguments.instance("Mesh: axes", axes, Mapping, "a mapping from names to extents")
+        if not axes:
+            raise arguments.wrong_value("Mesh: axes", "at least one axis", axes)
+        self.axes: dict[str, int] = {
+            arguments.word("Mesh: the name of an axis", name, "a name"): arguments.integer(
+                f"Mesh: axis {name!r}",
+                extent,
+                f"a number of ranks, 1 to {MAX_WORKERS}",
+                1,
+                MAX_WORKERS,
+            )
+            for name, extent in axes.items()
+        }
+        shape = tuple(self.axes.values())
+        size = int(np.prod(shape))
+        if size > MAX_WORKERS:
+            raise ValueError(f"Mesh: {axes} are {size} ranks; a session has at most {MAX_WORKERS}")
+        wanted = f"{size} different ranks, 0 to {MAX_WORKERS - 1}"
+        given = range(size) if ranks is None else ranks
+        found = arguments.integers("Mesh: ranks", given, wanted, 0, MAX_WORKERS - 1)
+        if len(found) != size or len(set(found)) != size:
+            raise arguments.wrong_value("Mesh: ranks", wanted, ranks)
+        self._ranks = np.array(found).reshape(shape)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks in the order of the mesh."""
+        return tuple(map(int, self._ranks.ravel()))
+
+    def extent(self, *names: str) -> int:
+        """Return how many ranks there are along some axes together."""
+        return int(np.prod([self.axes[self._axis(name)] for name in names], dtype=int))
+
+    def teams(self, *names: str) -> Teams:
+        """Return the teams of ranks that differ in their places along some axes alone.
+
+        In a team the place along the axis that is named last changes fastest.
+        """
+        if not names:
+            raise ValueError(f"Mesh.teams: no axis is named; there are {self._known()}")
+        order = list(self.axes)
+        places = [order.index(self._axis(name)) for name in names]
+        if len(set(places)) != len(places):
+            raise ValueError(f"Mesh.teams: {', '.join(names)} names an axis twice")
+        others = [place for place in range(len(order)) if place not in places]
+        rows = self._ranks.transpose(*others, *places).reshape(-1, self.extent(*names))
+        return tuple(tuple(map(int, row)) for row in rows)
+
+    def _axis(self, name: str) -> str:
+        if arguments.text("Mesh: an axis", name) not in self.axes:
+            raise ValueError(f"Mesh: there is no axis {name!r}; there are {self._known()}")
+        return name
+
+    def _known(self) -> str:
+        return ", ".join(map(repr, self.axes))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        return list(self.axes.items()) == list(other.axes.items()) and self.ranks == other.ranks
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.axes.items()), self.ranks))
+
+    def __repr__(self) -> str:
+        ranks = "" if self.ranks == tuple(range(len(self.ranks))) else f", ranks={self.ranks}"
+        return f"Mesh({self.axes}{ranks})"
