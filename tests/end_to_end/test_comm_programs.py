@@ -98,6 +98,14 @@ def cases(teams: Teams) -> dict[str, tuple[Callable[[Any], relax.Call], Results]
             lambda x: comm.scatter(x, uneven=True, team=teams),
             lambda xs: parts(xs[0], n, 0),
         ),
+        "take_part": (
+            lambda x: comm.take_part(x, axis=1, team=teams),
+            lambda xs: [parts(x, n, 1)[k] for k, x in enumerate(xs)],
+        ),
+        "take_part uneven": (
+            lambda x: comm.take_part(x, uneven=True, team=teams),
+            lambda xs: [parts(x, n, 0)[k] for k, x in enumerate(xs)],
+        ),
         "all_to_all": (lambda x: comm.all_to_all(x, 1, 0, team=teams), swap),
         "all_to_all uneven": (
             lambda x: comm.all_to_all(x, 0, 1, extent=2 * n * n - n + 1, team=teams),
@@ -266,6 +274,16 @@ def test_the_world_and_groups(groups: int) -> None:
             ((0, 1, 2, 3),),
             lambda xs: [0 * xs[0], xs[3], 0 * xs[0], 0 * xs[0]],
         ),
+        "own_of_all": (
+            lambda x: comm.take_part(x, workers=4, uneven=True),
+            ((0, 1, 2, 3),),
+            lambda xs: [parts(x, 4, 0)[k] for k, x in enumerate(xs)],
+        ),
+        "own_of_the_group": (
+            lambda x: comm.take_part(x, team="group", workers=size, uneven=True),
+            team,
+            lambda xs: [parts(x, size, 0)[k] for k, x in enumerate(xs)],
+        ),
     }
     for name, (make, _, _) in makes.items():
         add_function(builder, name, make, "float32", (3, 2))
@@ -299,6 +317,40 @@ def test_symbolic_extents() -> None:
                     np.testing.assert_array_equal(session.get(out, rank=rank), 2 * given[source])
         program["main"](buffer, tvm.runtime.ShapeTuple([3]))
         with pytest.raises(WorkerError, match="scatter: there is no root 3 in a team of 3"):
+            session.sync()
+
+
+def test_a_part_of_a_length_that_is_known_where_it_runs() -> None:
+    n = tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    add_function(
+        builder,
+        "main",
+        lambda x: comm.take_part(x, uneven=True, team=[2, 0, 1]),
+        "float32",
+        (n, 3),
+    )
+    with running(builder.get(), 3) as (session, program):
+        for rows in (0, 1, 2, 3, 7, 100):
+            buffer = session.empty((rows, 3), "float32")
+            given = [values(rank, (rows, 3), "float32") for rank in range(3)]
+            for rank, value in enumerate(given):
+                buffer.debug_copy_from(rank, value)
+            out = program["main"](buffer)
+            for place, rank in enumerate([2, 0, 1]):
+                wanted = parts(given[rank], 3, 0)[place]
+                np.testing.assert_array_equal(session.get(out, rank=rank), wanted)
+
+
+def test_a_session_of_another_size_refuses_parts_that_nobody_sends() -> None:
+    builder = relax.BlockBuilder()
+    add_function(builder, "main", lambda x: comm.take_part(x, workers=2), "float32", (4, 2))
+    program = tvm.compile(
+        builder.get(), "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 2, blas=False)
+    )
+    with tvm_ipc.Session(3, threads=True, timeout=60) as session:
+        session.load_vm_module(program)
+        with pytest.raises(WorkerError, match="compiled for 2 workers, and this session has 3"):
             session.sync()
 
 

@@ -37,6 +37,7 @@ from tvm_ipc.comm.operators import (
     reduce_scatter,
     scatter,
     send_recv,
+    take_part,
 )
 
 #: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
@@ -61,4 +62,5 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send_recv",
+    "take_part",
 ]

@@ -14,6 +14,7 @@ from tvm_ipc.contract.programs import (
     BROADCAST,
     GATHER,
     PERMUTE,
+    PLACE_IN_TEAM,
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
@@ -27,7 +28,8 @@ class Kind:
     Attributes
     ----------
     name : in attributes and errors.
-    function : the packed function that does it.
+    function : the packed function that does it; of `take_part`, which needs no other rank, what
+        tells which part it is.
     reduces : whether the tensors of the ranks become one by a reduction.
     rooted : whether one rank, the root, is the only one that sends, or that receives.
     splits : whether the tensor is divided among the ranks along an axis.
@@ -56,6 +58,7 @@ KINDS: Final = {
         Kind("gather", GATHER, rooted=True, joins=True),
         Kind("broadcast", BROADCAST, rooted=True),
         Kind("scatter", SCATTER, rooted=True, splits=True),
+        Kind("take_part", PLACE_IN_TEAM, splits=True),
         Kind("all_to_all", ALL_TO_ALL, splits=True, joins=True),
         Kind("permute", PERMUTE, paired=True),
         Kind("send_recv", PERMUTE, paired=True),

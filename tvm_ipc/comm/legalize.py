@@ -23,7 +23,7 @@ from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of, reduction_of, sour
 from tvm_ipc.comm.kinds import KINDS
 from tvm_ipc.comm.operator import NAME, part
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Parameter, Team
-from tvm_ipc.contract.programs import DISCO_ALLREDUCE
+from tvm_ipc.contract.programs import DISCO_ALLREDUCE, PLACE_IN_TEAM
 
 
 def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -36,6 +36,8 @@ def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     extent = operands[-1].values[0] if kind.joins and attrs.uneven else None
     if extent is not None:
         tensor = _checked(builder, tensor, int(attrs.concat_axis or 0), attrs.workers, extent)
+    if kind is KINDS["take_part"]:
+        return _own_part(builder, tensor, attrs)
     if attrs.split_axis is not None:
         tensor = _parts_first(builder, tensor, attrs, attrs.split_axis)
     received = builder.emit(_call(tensor, operands, attrs))
@@ -90,6 +92,32 @@ def _team(team: Any) -> relax.Expr:
     if isinstance(team, str):
         return relax.prim_value(int(Team[team.upper()]))
     return relax.ShapeExpr([len(team[0]), *(rank for ranks in team for rank in ranks)])
+
+
+def _own_part(
+    builder: relax.BlockBuilder, tensor: relax.Expr, attrs: CollectiveAttrs
+) -> relax.Expr:
+    """Return the rank's part of a tensor, which a kernel takes by the rank's place in its team."""
+    axis = int(attrs.split_axis or 0)
+    length = part(kind_of(attrs), attrs, tensor.ty.shape.ty.values[axis])
+    place = tirx.Var("place", "int64")
+    told = relax.ExternFunc(PLACE_IN_TEAM.name)
+    call = relax.op.call_pure_packed(told, _team(attrs.team), ty_args=relax.ShapeType(ndim=1))
+    builder.match_cast(builder.emit(call), relax.ShapeType([place]))
+    return builder.call_te(_part_at, tensor, axis, length, place)
+
+
+def _part_at(tensor: te.Tensor, axis: int, length: relax.Expr, place: relax.Expr) -> te.Tensor:
+    """Return so many rows of a tensor along an axis, with zeros for those after its end."""
+    extent = tensor.shape[axis]
+    shape = [*tensor.shape[:axis], length, *tensor.shape[axis + 1 :]]
+
+    def element(*index: tirx.Var) -> relax.Expr:
+        at = place * length + index[axis]
+        value = tensor(*index[:axis], at, *index[axis + 1 :])
+        return tirx.if_then_else(at < extent, value, tirx.const(0, tensor.dtype))
+
+    return te.compute(shape, element, name="part")
 
 
 def _parts_first(

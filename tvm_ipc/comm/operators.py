@@ -151,6 +151,31 @@ def scatter(
     )
 
 
+def take_part(
+    x: relax.Expr,
+    *,
+    axis: int = 0,
+    team: Any = "world",
+    workers: int | None = None,
+    uneven: bool = False,
+    backend: str = "auto",
+) -> relax.Call:
+    """Return the rank's part, along an axis, of its own tensor; see `reduce_scatter`.
+
+    Where all ranks have the same tensor that is what `scatter` gives, and nobody waits.
+    """
+    return _collective(
+        "take_part",
+        x,
+        (),
+        team,
+        workers,
+        split_axis=_axis("take_part: axis", axis),
+        uneven=uneven,
+        backend=backend,
+    )
+
+
 def all_to_all(
     x: relax.Expr,
     split_axis: int = 0,

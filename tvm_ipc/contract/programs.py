@@ -245,6 +245,12 @@ TEAM: Final = Function(
     "is another team of the same ranks",
 )
 
+PLACE_IN_TEAM: Final = Function(
+    "tvm_ipc.place_in_team",
+    "(team: Team) -> Shape",
+    "the caller's place in a team, as a shape of one extent, which programs compute with",
+)
+
 # ---- memory -----------------------------------------------------------------------------------
 
 ALLOC_STORAGE: Final = Function(
@@ -331,6 +337,7 @@ PROGRAM_FUNCTIONS: Final = (
     *DISCO_COLLECTIVES,
     *BACKEND_COLLECTIVES,
     TEAM,
+    PLACE_IN_TEAM,
     ALLOC_STORAGE,
     ALLOC_TENSOR,
     COPY,

@@ -13,6 +13,8 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "backends.h"
 #include "blas/blas.h"
 #include "core/forked.h"
@@ -160,6 +162,19 @@ void ExerciseSend(Rank& rank, ffi::TensorView buffer) {
   if (rank.id() == 0) RecvFromWorker(rank, buffer, 2);
 }
 
+/*! \brief The place of a rank in a team, as Relax programs bind a number to a name. */
+ffi::Shape PlaceInTeam(Rank& rank, TeamArgument team) {
+  const TeamId id = TeamFor(rank, team);
+  if (id == kWorld) return {rank.id()};
+  if (id == kGroup) return {rank.id() % rank.group_size()};
+  const TeamRecord* found = FindTeam(rank.control(), id);
+  if (found == nullptr) Fail(kind::kValue, "place_in_team: there is no team ", id);
+  const uint8_t* end = found->ranks + found->size;
+  const uint8_t* mine = std::find(found->ranks, end, rank.id());
+  if (mine == end) Fail(kind::kValue, "place_in_team: rank ", rank.id(), " is not in team ", id);
+  return {mine - found->ranks};
+}
+
 /*! \brief The beginning of the names of a backend's functions. */
 std::string PrefixOf(const Backend& backend) { return Text("runtime.disco.", backend.name(), "."); }
 
@@ -248,6 +263,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.gather", AsPacked<&Endpoint::Gather>("gather"))
       .def("tvm_ipc.permute", AsPacked<&Endpoint::Permute>("permute"))
       .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
+      .def("tvm_ipc.place_in_team", OfWorker<PlaceInTeam>())
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
       .def("tvm_ipc.require_bounds", Throwing<RequireBounds>::Call)
       .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)

@@ -35,7 +35,7 @@ from tvm_ipc import arguments
 from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK, programs
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.build import NOTHING, do
-from tvm_ipc.transform.ir.collectives import meets_peers
+from tvm_ipc.transform.ir.collectives import needs_peers
 from tvm_ipc.transform.ir.rewrite import begin_with, calls, change_functions, typed
 from tvm_ipc.transform.module_pass import module_pass
 
@@ -45,7 +45,7 @@ _REQUIRE = relax.ExternFunc(programs.REQUIRE_WORKERS.name)
 
 @module_pass
 class RequireWorkers:
-    """Let every function that meets other workers check how many there are.
+    """Let every function that depends on other workers check how many there are.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class RequireWorkers:
         return result
 
     def _checked(self, _name: str, function: relax.Function) -> relax.Function:
-        if not any(map(meets_peers, calls(function))):
+        if not any(map(needs_peers, calls(function))):
             return function
         return begin_with(function, [self._check()])
 

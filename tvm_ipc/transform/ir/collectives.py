@@ -127,13 +127,18 @@ def match_collective(expr: relax.Expr) -> Collective | None:
     return Collective(function, expr, arguments, numbers, division)
 
 
-def meets_peers(call: relax.Call) -> bool:
-    """Whether the call is of a function with which workers meet, or makes memory for that."""
+def needs_peers(call: relax.Call) -> bool:
+    """Whether the call is of a function that depends on who the other workers are.
+
+    Workers meet in it, or it makes memory for that, or tells the place of one in a team.
+    """
     if not isinstance(call.op, relax.ExternFunc):
         return False
     name = str(call.op.global_symbol)
     function = find(name)
-    return name.startswith(DISCO) or (function is not None and function.meets is not Meeting.NONE)
+    if name.startswith(DISCO) or function is None:
+        return name.startswith(DISCO)
+    return function.meets is not Meeting.NONE or function.named("Team") is not None
 
 
 @cache
