@@ -420,8 +420,17 @@ def communication_calls() -> dict[str, Call]:
         "source": axes,
         "target": axes,
         "backend": [*NAMES, "nccl"],
+        "mesh": [3, None, "tp", ["tp"], [["tp"]], [["tp", 1, 2]], [[1, "tp"]], ANYTHING],
+        "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, [3], {"tp": "S[x]"}, ANYTHING],
+        "ranks": ["01", 3, [0], [0, 0], [0, 64], ["0", 1], {0: 1}, ANYTHING],
+        "stream": one_less(axes, None),
     }
-    right = {"permute": {"pairs": [[0, 1]]}, "send_recv": {"source": 0, "target": 1}}
+    mesh = {"mesh": [["tp", 2]], "placements": ["R"]}
+    right = {
+        "permute": {"pairs": [[0, 1]]},
+        "send_recv": {"source": 0, "target": 1},
+        "place": mesh,
+    }
     calls = {}
     for name, function in public_communication():
         parameters = inspect.signature(function).parameters

@@ -15,6 +15,9 @@ last have the extent divided by the ranks, rounded up, and the last ones what is
 Their tensors all have the largest part's shape, so that one program serves all ranks.
 
 `LegalizeOps` lowers collectives; `get_pipeline` has it.
+
+`comm.place` says of a tensor what each rank of a mesh has of it. Programs that have it are written
+for all ranks together, and `tvm_ipc.transform.LowerPlacements` makes of them what one rank runs.
 """
 
 import sys
@@ -39,6 +42,8 @@ from tvm_ipc.comm.operators import (
     send_recv,
     take_part,
 )
+from tvm_ipc.comm.place_operator import PlaceAttrs, place
+from tvm_ipc.comm.placements import Partial, Placement, Replica, Shard
 
 #: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
 #: parses texts.
@@ -50,6 +55,11 @@ __all__ = [
     "CollectiveAttrs",
     "Kind",
     "Mesh",
+    "Partial",
+    "PlaceAttrs",
+    "Placement",
+    "Replica",
+    "Shard",
     "Teams",
     "all_to_all",
     "allgather",
@@ -58,6 +68,7 @@ __all__ = [
     "collective",
     "gather",
     "permute",
+    "place",
     "reduce",
     "reduce_scatter",
     "scatter",
