@@ -56,6 +56,7 @@ BACKENDS = ("shm",)
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
     ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
+    ("disco/posting.cc", '"tvm_ipc.Work"'),  # likewise
     ("blas/blas.cc", '"tvm_ipc.blas.find"'),
     ("blas/blas.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
 }

@@ -64,10 +64,20 @@ class Memory:
         return bool((self.whole.numpy() == self.bytes).all())
 
 
-class Member:
-    """The calling worker as a member of a team, the world or its group."""
+def _post(name: str) -> Any:
+    """The collective as a work, and the wait for it."""
+    post, wait = get_global_func("tvm_ipc.post"), get_global_func("tvm_ipc.wait")
+    return lambda *arguments: wait(post(f"tvm_ipc.{name}", *arguments))
 
-    def __init__(self, groups: int, in_group: bool) -> None:
+
+class Member:
+    """The calling worker as a member of a team, the world or its group.
+
+    It calls collectives of tvm_ipc, or posts them and waits.
+    """
+
+    def __init__(self, groups: int, in_group: bool, posts: bool = False) -> None:
+        self.own = _post if posts else lambda name: get_global_func(f"tvm_ipc.{name}")
         self.rank = int(get_global_func("runtime.disco.worker_rank")())
         self.size = int(get_global_func("runtime.disco.world_size")())
         if in_group:
@@ -134,31 +144,31 @@ class Member:
         )
 
     def _allreduce(self, case: Case, send: Any, recv: Any) -> None:
-        reduce = get_global_func("tvm_ipc.allreduce")
+        reduce = self.own("allreduce")
         reduce(send, case.kind, self.in_group, case.strategy, case.flags, recv)
 
     def _reduce_scatter(self, case: Case, send: Any, recv: Any) -> None:
-        function = get_global_func("tvm_ipc.reduce_scatter")
+        function = self.own("reduce_scatter")
         function(send, case.kind, self.in_group, case.flags, recv)
 
     def _reduce(self, case: Case, send: Any, recv: Any) -> None:
-        function, root = get_global_func("tvm_ipc.reduce"), cases.root(case, self.size)
+        function, root = self.own("reduce"), cases.root(case, self.size)
         function(send, case.kind, root, self.in_group, case.flags, recv)
 
     def _all_to_all(self, case: Case, send: Any, recv: Any) -> None:
-        get_global_func("tvm_ipc.all_to_all")(send, Shape([]), self.in_group, case.flags, recv)
+        self.own("all_to_all")(send, Shape([]), self.in_group, case.flags, recv)
 
     def _all_to_all_parts(self, case: Case, send: Any, recv: Any) -> None:
         parts = Shape(cases.parts(case, self.size).reshape(-1).tolist())
-        get_global_func("tvm_ipc.all_to_all")(send, parts, self.in_group, case.flags, recv)
+        self.own("all_to_all")(send, parts, self.in_group, case.flags, recv)
 
     def _permute(self, case: Case, send: Any, recv: Any) -> None:
         sources = Shape(cases.sources(case, self.size))
-        get_global_func("tvm_ipc.permute")(send, sources, self.in_group, case.flags, recv)
+        self.own("permute")(send, sources, self.in_group, case.flags, recv)
 
     def _allgather(self, case: Case, send: Any, recv: Any) -> None:
         if case.rooted:
-            get_global_func("tvm_ipc.allgather")(send, self.in_group, case.flags, recv)
+            self.own("allgather")(send, self.in_group, case.flags, recv)
         else:
             _shm("allgather")(send, self.in_group, recv)
 
@@ -174,7 +184,7 @@ class Member:
     def _move(self, case: Case, disco: str, send: Any, recv: Any) -> None:
         if case.rooted:
             root = cases.root(case, self.size)
-            function = get_global_func(f"tvm_ipc.{case.operation}")
+            function = self.own(case.operation)
             function(send, root, self.in_group, case.flags, recv)
         else:
             _shm(disco)(send, self.in_group, recv)
@@ -208,7 +218,16 @@ def _shm(name: str) -> Any:
 @register_global_func("tests.run_collectives", override=True)
 def run_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> str:
     """Run the cases of a plan; return a digest of all results."""
-    member = Member(groups, in_group)
+    return _run(Member(groups, in_group), plan, *arguments)
+
+
+@register_global_func("tests.post_collectives", override=True)
+def post_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> str:
+    """Run the cases of a plan as works, as far as these are collectives with flags."""
+    return _run(Member(groups, in_group, posts=True), plan, *arguments)
+
+
+def _run(member: Member, plan: str, *arguments: Any) -> str:
     digest = hashlib.sha256()
     late = np.random.default_rng(member.rank)
     for case in getattr(cases, plan)(member.size, *arguments):

@@ -13,8 +13,7 @@
     )
 
 Effects name operands as the signature does. All that a function does has ended when it returns, but
-for what peers do (see `Function.peers_read`). A function that starts work which a later wait ends
-would say so with one more effect: the function that waits for its reads and writes.
+for what peers do (see `Function.peers_read`), and for what a function starts (`Function.posts`).
 """
 
 from __future__ import annotations
@@ -86,7 +85,9 @@ class Function:
         memory. They have done so when the function returns; but where a parameter of the type
         CollectiveFlag has NO_EXIT_BARRIER, only when the rank has passed a later meeting of the
         team, or of one that contains it.
-    result_of : the operand whose memory the result is.
+    result_of : the operand whose memory the result is; of several, any of them.
+    posts : the parameter that names a function which a thread of the rank does from now on; the
+        operands are read and written until a wait for the result has returned.
     meets : which ranks wait for each other. Those of a team are those of the parameter of the type
         Team or InGroup; the whole world where there is none.
     general : a function that does the same and takes flags, where this one takes none.
@@ -103,13 +104,15 @@ class Function:
     scopes: Mapping[str, str] = field(default_factory=dict)
     peers_read: tuple[str, ...] = ()
     result_of: str = ""
+    posts: str = ""
     meets: Meeting = Meeting.NONE
     general: str = ""
     given: Mapping[str, int] = field(default_factory=dict)
     registered: Registered = Registered.NATIVE
 
     def __post_init__(self) -> None:
-        named = {*self.reads, *self.writes, *self.peers_read, *self.scopes, self.result_of}
+        effects = (*self.reads, *self.writes, *self.peers_read, *self.scopes)
+        named = {*effects, self.result_of, self.posts}
         named -= {RESULT, ""}
         if named and (unknown := named - {parameter.name for parameter in self.parameters}):
             raise ValueError(

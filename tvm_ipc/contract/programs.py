@@ -251,6 +251,28 @@ PLACE_IN_TEAM: Final = Function(
     "the caller's place in a team, as a shape of one extent, which programs compute with",
 )
 
+# ---- works ------------------------------------------------------------------------------------
+
+POST: Final = Function(
+    "tvm_ipc.post",
+    "(function: str, *arguments: Any) -> Any",
+    "work: a thread of the rank calls one of the collectives above with the arguments, when it has "
+    "done all that was posted before, and with teams of its own of the same ranks",
+    reads=("arguments",),
+    writes=("arguments",),
+    result_of="arguments",
+    posts="function",
+    registered=Registered.UNTYPED,
+)
+
+WAIT: Final = Function(
+    "tvm_ipc.wait",
+    "(work: Any)",
+    "returns when a work has ended; an error if it failed, whose cause its rank has told",
+    reads=("work",),
+    writes=("work",),
+)
+
 # ---- memory -----------------------------------------------------------------------------------
 
 ALLOC_STORAGE: Final = Function(
@@ -338,6 +360,8 @@ PROGRAM_FUNCTIONS: Final = (
     *BACKEND_COLLECTIVES,
     TEAM,
     PLACE_IN_TEAM,
+    POST,
+    WAIT,
     ALLOC_STORAGE,
     ALLOC_TENSOR,
     COPY,

@@ -22,6 +22,7 @@
 #include "core/worker_pipes.h"
 #include "disco/as_packed.h"
 #include "disco/errors.h"
+#include "disco/posting.h"
 #include "disco/session.h"
 #include "disco/storage.h"
 #include "disco/tensor_view.h"
@@ -246,22 +247,34 @@ void RegisterBackend(const Backend* backend) {
   def("test_worker2_sends_to_worker0", OfWorker<ExerciseSend>());
 }
 
+/*! \brief Collectives with teams and flags, which programs call or post. */
+void RegisterCollectives() {
+  tvm::ffi::reflection::GlobalDef all;
+  auto def = [&](const char* name, auto function) {
+    all.def(name, function);
+    MakePostable(name);
+  };
+  def("tvm_ipc.allreduce", AsPacked<&Endpoint::AllReduce>("allreduce"));
+  def("tvm_ipc.reduce_scatter", AsPacked<&Endpoint::ReduceScatter>("reduce_scatter"));
+  def("tvm_ipc.reduce", AsPacked<&Endpoint::Reduce>("reduce"));
+  def("tvm_ipc.all_to_all", AsPacked<&Endpoint::AllToAll>("all_to_all"));
+  def("tvm_ipc.allgather", AsPacked<&Endpoint::AllGather>("allgather"));
+  def("tvm_ipc.broadcast", AsPacked<&Endpoint::Broadcast>("broadcast"));
+  def("tvm_ipc.scatter", AsPacked<&Endpoint::Scatter>("scatter"));
+  def("tvm_ipc.gather", AsPacked<&Endpoint::Gather>("gather"));
+  def("tvm_ipc.permute", AsPacked<&Endpoint::Permute>("permute"));
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   for (const Backend* backend : Backends()) RegisterBackend(backend);
+  RegisterCollectives();
   tvm::ffi::reflection::GlobalDef()
       .def("runtime.disco.compiled_ccl", CompiledCCL)
       .def("runtime.disco.cuda_ipc.alloc_storage", Throwing<AllocStorage>::Call)
       .def("runtime.disco.cuda_ipc.custom_allreduce", OfWorker<CustomAllReduce>())
       .def("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
-      .def("tvm_ipc.allreduce", AsPacked<&Endpoint::AllReduce>("allreduce"))
-      .def("tvm_ipc.reduce_scatter", AsPacked<&Endpoint::ReduceScatter>("reduce_scatter"))
-      .def("tvm_ipc.reduce", AsPacked<&Endpoint::Reduce>("reduce"))
-      .def("tvm_ipc.all_to_all", AsPacked<&Endpoint::AllToAll>("all_to_all"))
-      .def("tvm_ipc.allgather", AsPacked<&Endpoint::AllGather>("allgather"))
-      .def("tvm_ipc.broadcast", AsPacked<&Endpoint::Broadcast>("broadcast"))
-      .def("tvm_ipc.scatter", AsPacked<&Endpoint::Scatter>("scatter"))
-      .def("tvm_ipc.gather", AsPacked<&Endpoint::Gather>("gather"))
-      .def("tvm_ipc.permute", AsPacked<&Endpoint::Permute>("permute"))
+      .def_packed("tvm_ipc.post", ThrowingPacked<Post>::Call)
+      .def("tvm_ipc.wait", Throwing<Wait>::Call)
       .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
       .def("tvm_ipc.place_in_team", OfWorker<PlaceInTeam>())
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)

@@ -269,7 +269,7 @@ class ValueSession(CommandSession):
         members = arguments.integers("team: ranks", ranks, workers, 0, self.num_workers - 1)
         if not members or len(set(members)) != len(members):
             raise arguments.wrong_value("team: ranks", workers, ranks)
-        most = (1 << 32) - 1
+        most = (1 << 31) - 1
         copy = arguments.integer("team: copy", copy, f"a number from 0 to {most}", 0, most)
         self._caller()
         with self._lock:

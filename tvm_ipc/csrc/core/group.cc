@@ -108,12 +108,27 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
       arena_(MakeArena(segments, std::move(segment))) {}
 
 Rank::~Rank() {
+  works_.reset();
   endpoint_.reset();
   Leave();
   for (uint32_t i = 0; i < kMaxTeams; ++i) delete made_[i].load(std::memory_order_relaxed);
 }
 
+Works& Rank::works() {
+  std::lock_guard<std::mutex> lock(works_mutex_);
+  if (works_ == nullptr) works_ = std::make_unique<Works>(*this);
+  return *works_;
+}
+
+void Rank::Drain() {
+  if (forked()) return;
+  Works* works = nullptr;
+  if (std::lock_guard<std::mutex> lock(works_mutex_); true) works = works_.get();
+  if (works != nullptr) works->Drain();
+}
+
 void Rank::Leave() {
+  Drain();
   if (left_->exchange(true)) return;
   connection_->Send(FrameType::kBye, "");
 }

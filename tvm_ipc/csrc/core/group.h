@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/meeting.h"
+#include "core/works.h"
 
 namespace tvm_ipc {
 
@@ -131,7 +133,10 @@ class Rank {
   /*! \brief Set once the rank says goodbye; the end of the connection means nothing then. */
   const std::shared_ptr<std::atomic<bool>>& left() const { return left_; }
 
-  /*! \brief Say goodbye to the hub, once; nobody can act for the rank any more. */
+  /*!
+   * \brief Say goodbye to the hub, once, when all works have ended; nobody can act for the rank any
+   *        more.
+   */
   void Leave();
   /*! \brief From now on several threads act for it. Only a thread that does so may say this. */
   void Share() { shared_ = true; }
@@ -142,6 +147,11 @@ class Rank {
   /*! \brief End the waits of all ranks, since this one failed. */
   void FailSession();
   Connection& connection() const { return *connection_; }
+
+  /*! \brief What the rank has posted; the thread that does it starts with the first call. */
+  Works& works();
+  /*! \brief Returns when all works have ended. */
+  void Drain();
 
   /*! \brief Start the backend, which ends with the rank. */
   void Start(const Backend& backend) {
@@ -179,6 +189,8 @@ class Rank {
   std::shared_ptr<Arena> arena_;
   const Backend* backend_ = nullptr;
   std::unique_ptr<Endpoint> endpoint_;
+  std::mutex works_mutex_;
+  std::unique_ptr<Works> works_;
 };
 
 /*! \brief The rank of the calling thread, nullptr if it has none. */

@@ -19,6 +19,7 @@
 #include "core/backend.h"
 #include "core/group.h"
 #include "core/teams.h"
+#include "core/works.h"
 #include "disco/errors.h"
 #include "disco/tensor_view.h"
 #include "disco/worker.h"
@@ -47,12 +48,14 @@ inline uint8_t FlagsOf(const std::string& what, int flags) {
 using TeamArgument = tvm::ffi::Variant<int64_t, tvm::ffi::Shape>;
 
 inline TeamId TeamFor(const Rank& rank, const TeamArgument& team) {
+  Works* works = Works::OfThisThread();
+  auto own = [&](TeamId id) { return works == nullptr ? id : works->TeamFor(id); };
   if (auto division = team.as<tvm::ffi::Shape>()) {
     const std::vector<int64_t> numbers(division->begin(), division->end());
-    return TeamIn(rank.control(), numbers, rank.id());
+    return own(TeamIn(rank.control(), numbers, rank.id()));
   }
   const int64_t id = team.get<int64_t>();
-  if (id >= 0 && id < kFirstTeam + int64_t{kMaxTeams}) return static_cast<TeamId>(id);
+  if (id >= 0 && id < kFirstTeam + int64_t{kMaxTeams}) return own(static_cast<TeamId>(id));
   Fail(kind::kValue, "there is no team ", id);
 }
 

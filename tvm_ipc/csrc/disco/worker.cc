@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -59,8 +60,8 @@ std::vector<int> TeamMembers(const ffi::Shape& ranks) {
 }
 
 uint32_t TeamCopy(int64_t copy) {
-  if (copy < 0 || copy > UINT32_MAX) {
-    Fail(kind::kValue, "team: the number of a copy is 0 to ", UINT32_MAX, ", not ", copy);
+  if (copy < 0 || copy >= kCopiesOfWorks) {
+    Fail(kind::kValue, "team: the number of a copy is 0 to ", kCopiesOfWorks - 1, ", not ", copy);
   }
   return static_cast<uint32_t>(copy);
 }
@@ -160,14 +161,21 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
     TVMFFIErrorMoveFromRaised(&stale);
     if (stale != nullptr) TVMFFIObjectDecRef(stale);
   }
-  try {
+  ReportErrors(rank, [&] {
     auto function = args[0].as<ffi::Function>();
     if (!function.has_value() || *function == nullptr) {
       Fail(kind::kType, "what is called is not a function but ", args[0].GetTypeKey(),
            "; the call that should have made it failed, or was skipped after an error");
     }
     function->CallPacked(args.Slice(1), result);
+  });
+}
+
+bool ReportErrors(Rank& rank, const std::function<void()>& function) {
+  try {
+    function();
     LeaveIfForked(rank);
+    return true;
   } catch (const ffi::Error& error) {
     LeaveIfForked(rank, error.get() == nullptr ? "an exception" : error.what());
     if (error.get() == nullptr) {
@@ -175,7 +183,7 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
                   "a Python exception whose text cannot be told: its __str__ raised, or returned"
                   " what cannot be encoded; the worker's own output above says more",
                   "");
-      return;
+      return false;
     }
     ReportError(rank, error.kind(), error.message(), error.TracebackMostRecentCallLast());
   } catch (const Error& error) {
@@ -188,9 +196,14 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
   } catch (...) {
     ReportError(rank, kind::kRuntime, "an exception that is not a std::exception", "");
   }
+  return false;
 }
 
-void Done(int64_t ticket) { RequireRank().connection().Send(FrameType::kDone, AsBytes(ticket)); }
+void Done(int64_t ticket) {
+  Rank& rank = RequireRank();
+  rank.Drain();  // what went wrong in works is told before
+  rank.connection().Send(FrameType::kDone, AsBytes(ticket));
+}
 
 void Fetch(ffi::Any value, int rank, int64_t key) {
   Rank& self = RequireRank();

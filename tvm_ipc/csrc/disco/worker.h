@@ -16,6 +16,7 @@
 #include <tvm/runtime/tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ const std::string& OwnInvitation();
 /*! \brief Mark this process as a worker, and keep its pipes to itself. */
 void ServeParent(int64_t read_fd, int64_t write_fd);
 void Guard(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+/*! \brief Call a function; what it throws goes to the controller, and ends what peers wait for. */
+bool ReportErrors(Rank& rank, const std::function<void()>& function);
 void Done(int64_t ticket);
 void Fetch(tvm::ffi::Any value, int rank, int64_t key);
 void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);

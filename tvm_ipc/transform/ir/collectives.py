@@ -138,7 +138,9 @@ def needs_peers(call: relax.Call) -> bool:
     function = find(name)
     if name.startswith(DISCO) or function is None:
         return name.startswith(DISCO)
-    return function.meets is not Meeting.NONE or function.named("Team") is not None
+    if function.meets is not Meeting.NONE or function.named("Team") is not None:
+        return True
+    return bool(function.posts)
 
 
 @cache

@@ -176,7 +176,8 @@ class Evaluation(Allocations):
             return frozenset({self._alloc_storage(shape, item, function.scopes.get(RESULT), step)})
         if not function.result_of:
             return NOTHING
-        source = values[call.places(function.result_of)[0]]
+        sources = tuple(values[place] for place in call.places(function.result_of))
+        source = sources[0] if len(sources) == 1 else frozenset(objects(sources))
         if not call.places("offset"):
             return source
         return self._alloc_tensor(source, step, *map(call.argument, ("offset", "shape", "dtype")))

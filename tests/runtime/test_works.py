@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Works: collectives that a program posts, and that go on beside it until it waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from disco_kinds import on_workers
+
+import tvm_ipc
+from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
+
+ALLREDUCE, ALLGATHER = "tvm_ipc.allreduce", "tvm_ipc.allgather"
+OpenSession = Callable[..., tvm_ipc.Session]
+
+
+class Works:
+    """A session of threads, and what posts in it."""
+
+    def __init__(self, session: tvm_ipc.Session) -> None:
+        self.session = session
+        self.post = session.get_global_func("tvm_ipc.post")
+        self.wait = session.get_global_func("tvm_ipc.wait")
+
+    def sum(self, x: Any, y: Any) -> Any:
+        return self.post(ALLREDUCE, x, 0, 0, 3, 0, y)
+
+    def put(self, count: int) -> Any:
+        return self.session.put(np.arange(count, dtype="float32"))
+
+    def empty(self, count: int) -> Any:
+        return self.session.empty((count,), "float32")
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[OpenSession]:
+    """Sessions of this module, by number of ranks and of groups."""
+    sessions: dict[tuple[int, int], tvm_ipc.Session] = {}
+
+    def get(ranks: int, groups: int = 1) -> tvm_ipc.Session:
+        if (ranks, groups) not in sessions or not sessions[ranks, groups].usable:
+            session = tvm_ipc.Session(ranks, num_groups=groups, threads=True, timeout=60)
+            session.import_python_module("collective_worker")
+            sessions[ranks, groups] = session
+        return sessions[ranks, groups]
+
+    yield get
+    for session in sessions.values():
+        session.close()
+
+
+@pytest.fixture
+def trio(opened: OpenSession) -> Works:
+    return Works(opened(3))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ("allreduces_by_way",),
+        ("allreduces_by_type", "bfloat16"),
+        ("reduce_scatters", "float32"),
+        ("reduces", "float16"),
+        ("all_to_alls", "float32"),
+        ("all_to_alls_of_parts", "float64"),
+        ("rooted_moves", "float32"),
+        ("permutes", "bfloat16"),
+    ],
+    ids=lambda plan: plan[0],
+)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_collective_gives_what_it_gives_when_called(
+    ranks: int, plan: tuple[str, ...], opened: OpenSession
+) -> None:
+    session = opened(ranks)
+    posted, called = (
+        on_workers(session.get_global_func(f"tests.{how}_collectives")(1, True, *plan), ranks)
+        for how in ("post", "run")
+    )
+    assert posted == called
+
+
+def test_in_groups(opened: OpenSession) -> None:
+    session = opened(4, 2)
+    for seed in range(3):
+        for in_group in (True, False):
+            for how in ("post", "run"):
+                function = session.get_global_func(f"tests.{how}_collectives")
+                function(2, in_group, "storm", seed, 30)
+    session.sync()
+
+
+def test_the_program_goes_on_with_the_same_team(trio: Works) -> None:
+    """Works have teams of their own, so what is between post and wait does not meet them."""
+    session = trio.session
+    inputs = [trio.put(1000 + k) for k in range(4)]
+    outputs = [trio.empty(1000 + k) for k in range(4)]
+    works = [trio.sum(x, y) for x, y in zip(inputs, outputs, strict=True)]
+    other = trio.empty(7)
+    session.allreduce(trio.put(7), other)
+    session.get_global_func(ALLREDUCE)(trio.put(7), 0, 0, 3, 0, trio.empty(7))
+    for k in (2, 0, 3, 1):
+        trio.wait(works[k])
+        for rank in range(3):
+            wanted = 3 * np.arange(1000 + k, dtype="float32")
+            np.testing.assert_array_equal(session.get(outputs[k], rank=rank), wanted)
+    np.testing.assert_array_equal(session.get(other), 3 * np.arange(7))
+
+
+def test_teams_of_some(opened: OpenSession) -> None:
+    session = opened(4)
+    works = Works(session)
+    team = session.team([3, 1])
+    x, y = works.put(5), works.empty(5)
+    function = session.get_global_func("tvm_ipc.worker.call_in_team")
+    post = session.get_global_func("tvm_ipc.post")
+    function(post, team.id, ALLREDUCE, x, 0, team.id, 3, 0, y)
+    for rank in (1, 3):
+        np.testing.assert_array_equal(session.get(y, rank=rank), 2 * np.arange(5))
+
+
+def test_waiting_twice_or_never(trio: Works) -> None:
+    x, y = trio.put(9), trio.empty(9)
+    work = trio.sum(x, y)
+    trio.wait(work)
+    trio.wait(work)
+    for _ in range(50):
+        trio.sum(x, y)
+    # To get a value waits for all that was posted before.
+    np.testing.assert_array_equal(trio.session.get(y), 3 * np.arange(9))
+
+
+def test_what_is_posted_is_kept_until_it_is_done(trio: Works) -> None:
+    y = trio.empty(100_000)
+    for _ in range(20):
+        trio.sum(trio.put(100_000), y)  # nobody else has the input
+    np.testing.assert_array_equal(trio.session.get(y, rank=2), 3 * np.arange(100_000))
+
+
+# ---- errors ---------------------------------------------------------------------------------
+
+
+def test_an_error_comes_home_at_the_next_sync(trio: Works) -> None:
+    trio.sum(trio.put(4), trio.empty(5))
+    message = "allreduce: send has 4 x float32, recv has 5 x float32; they must be equal"
+    with pytest.raises(WorkerError, match=message):
+        trio.session.sync()
+    assert trio.session.usable
+
+
+def test_an_error_comes_home_at_its_wait(trio: Works) -> None:
+    work = trio.sum(trio.put(4), trio.empty(5))
+    trio.wait(work)
+    with pytest.raises(WorkerError, match="allreduce: send has 4 x float32") as error:
+        trio.session.sync()
+    assert all(one.kind == "ValueError" for one in error.value.errors), "the cause, once"
+
+
+def test_works_after_an_error_are_not_started(trio: Works) -> None:
+    x, y = trio.put(4), trio.empty(4)
+    trio.session.sync()
+    trio.sum(x, trio.empty(5))
+    later = [trio.sum(x, y) for _ in range(3)]
+    with pytest.raises(WorkerError):
+        trio.session.sync()
+    for work in later:  # these are of before the error
+        trio.wait(work)
+    with pytest.raises(WorkerError, match=r"is what post returned|did not end well"):
+        trio.session.sync()
+    trio.wait(trio.sum(x, y))
+    np.testing.assert_array_equal(trio.session.get(y), 3 * np.arange(4))
+
+
+def test_ranks_that_post_different_works(trio: Works) -> None:
+    session = trio.session
+    session.import_python_module("worker_functions")
+    x, y = trio.put(4), trio.empty(4)
+    post = session.get_global_func("tests.call_elsewhere")
+    one, rest = ((ALLREDUCE, x, kind, 0, 3, 0, y) for kind in (0, 1))
+    post(1, "tvm_ipc.post", "tvm_ipc.post", len(one), *one, *rest)
+    with pytest.raises(WorkerError, match=r"the ranks disagree in team .*allreduce\(prod") as error:
+        session.sync()
+    assert {one.kind for one in error.value.errors} == {"MismatchError"}
+
+
+def test_a_rank_that_does_not_come() -> None:
+    with tvm_ipc.Session(2, threads=True, timeout=1) as session:
+        session.import_python_module("worker_functions")
+        works = Works(session)
+        x = works.put(3)
+        session.get_global_func("tests.call_elsewhere")(
+            0,
+            "tvm_ipc.post",
+            "runtime.disco.worker_rank",
+            7,
+            ALLREDUCE,
+            x,
+            0,
+            0,
+            3,
+            0,
+            works.empty(3),
+        )
+        with pytest.raises((WorkerError, DeadlineError), match=r"waited 1 s for rank 1"):
+            session.sync()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the first argument is the name of a function"),
+        ((3,), "the first argument is the name of a function"),
+        (("tvm_ipc.copy",), "tvm_ipc.copy cannot be posted; what can is tvm_ipc.all_to_all, "),
+        (("tests.run_collectives",), "tests.run_collectives cannot be posted"),
+        ((ALLGATHER, 1), "Expected 4 but got 1 arguments"),
+    ],
+)
+def test_what_cannot_be_posted(arguments: Any, message: str, trio: Works) -> None:
+    trio.post(*arguments)
+    with pytest.raises(WorkerError, match=re.escape(message)):
+        trio.session.sync()
+
+
+@pytest.mark.parametrize("work", [None, 3, "work"])
+def test_what_cannot_be_waited_for(work: Any, trio: Works) -> None:
+    trio.wait(work)
+    with pytest.raises(WorkerError, match=r"wait: work is what post returned"):
+        trio.session.sync()
+
+
+def test_outside_of_a_session() -> None:
+    import tvm_ffi
+
+    with pytest.raises(RuntimeError, match="only in a worker of an initialised session"):
+        tvm_ffi.get_global_func("tvm_ipc.post")(ALLREDUCE)
+
+
+# ---- ends -----------------------------------------------------------------------------------
+
+
+def test_a_session_that_closes_waits_for_its_works() -> None:
+    for ranks in (1, 2, 3):
+        with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+            works = Works(session)
+            for _ in range(30):
+                works.sum(works.put(1000), works.empty(1000))
+
+
+def test_a_worker_that_dies_with_works_on_their_way() -> None:
+    with tvm_ipc.Session(3, timeout=30) as session:
+        works = Works(session)
+        x, y = works.put(1000), works.empty(1000)
+        works.wait(works.sum(x, y))
+        session.sync()
+        os.kill(session.pids[2], signal.SIGSTOP)
+        posted = [works.sum(x, y) for _ in range(5)]
+        time.sleep(0.2)
+        os.kill(session.pids[2], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            works.wait(posted[-1])
+            session.sync()

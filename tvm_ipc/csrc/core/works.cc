@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file works.cc */
+#include "core/works.h"
+
+#include <chrono>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/group.h"
+#include "core/process.h"
+#include "core/teams.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+thread_local Works* works_of_thread = nullptr;
+
+/*! \brief The end of a work needs no deadline of its own: what it waits for has one. */
+void WaitUntil(const std::atomic<uint32_t>& word, uint32_t step, std::atomic<uint32_t>& sleepers,
+               const std::atomic<uint32_t>& stop, const WaitPolicy& policy) {
+  while (WaitFor(word, step, sleepers, stop, policy, std::chrono::hours(1)) ==
+         WaitResult::kDeadline) {
+  }
+}
+
+}  // namespace
+
+void Work::Wait() {
+  static const std::atomic<uint32_t> never{0};
+  WaitUntil(ended_, 1, sleepers_, never, policy_);
+  if (failed_) {
+    Fail(kind::kPeer, name_, ", which was posted, did not end well; what went wrong has been told");
+  }
+}
+
+// The program's threads and those of the works share the cores.
+Works::Works(Rank& rank)
+    : rank_(rank), policy_(ChooseWaitPolicy(2 * rank.num_ranks(), AvailableCores())) {
+  rank.Share();
+  BlockSignals blocked;  // the new thread keeps them blocked: they are for the program's
+  thread_ = std::thread([this] { Run(); });
+}
+
+Works::~Works() {
+  if (rank_.forked()) {
+    thread_.detach();  // it is a thread of the parent
+    return;
+  }
+  stop_.store(1, std::memory_order_seq_cst);
+  WakeAll(count_);
+  thread_.join();
+}
+
+std::shared_ptr<Work> Works::Post(std::string name, std::function<bool()> operation) {
+  auto work = std::make_shared<Work>();
+  work->name_ = std::move(name);
+  work->operation_ = std::move(operation);
+  work->policy_ = policy_;
+  work->generation_ = rank_.CheckSession();
+  std::lock_guard<std::mutex> lock(mutex_);
+  posted_.push_back(work);
+  last_ = work;
+  Publish(count_, count_.load(std::memory_order_relaxed) + 1, sleepers_);
+  return work;
+}
+
+void Works::Drain() {
+  std::shared_ptr<Work> last;
+  if (std::lock_guard<std::mutex> lock(mutex_); true) last = last_;
+  if (last == nullptr) return;
+  static const std::atomic<uint32_t> never{0};
+  WaitUntil(last->ended_, 1, last->sleepers_, never, policy_);
+}
+
+Works* Works::OfThisThread() { return works_of_thread; }
+
+TeamId Works::TeamFor(TeamId team) {
+  auto known = teams_.find(team);
+  if (known != teams_.end()) return known->second;
+  std::vector<int> ranks;
+  uint32_t copy = 0;
+  if (const TeamRecord* record = FindTeam(rank_.control(), team)) {
+    ranks.assign(record->ranks, record->ranks + record->size);
+    copy = record->copy;
+  } else if (team == kWorld || team == kGroup) {
+    const int size = team == kWorld ? rank_.num_ranks() : rank_.group_size();
+    ranks.resize(size);
+    std::iota(ranks.begin(), ranks.end(), rank_.id() / size * size);
+  } else {
+    return team;  // there is none, as the operation will say
+  }
+  return teams_[team] = TeamOf(rank_.control(), ranks, copy | kCopiesOfWorks);
+}
+
+void Works::Run() {
+  works_of_thread = this;
+  for (uint32_t next = 1;; ++next) {
+    WaitUntil(count_, next, sleepers_, stop_, policy_);
+    std::shared_ptr<Work> work;
+    if (std::lock_guard<std::mutex> lock(mutex_); true) {
+      if (posted_.empty()) return;  // it was told to stop
+      work = std::move(posted_.front());
+      posted_.pop_front();
+    }
+    Do(*work);
+  }
+}
+
+void Works::Do(Work& work) {
+  // The rank ends this thread before it ends itself, so the thread need not keep it.
+  ActFor(std::shared_ptr<Rank>(std::shared_ptr<void>(), &rank_));
+  const Control& control = rank_.control();
+  const bool starts = control.abort.load(std::memory_order_acquire) == 0 &&
+                      control.generation.load(std::memory_order_acquire) == work.generation_;
+  work.failed_ = !starts || !work.operation_();
+  work.operation_ = nullptr;  // what it holds ends here, and not with whoever keeps the work
+  StopActing();
+  Publish(work.ended_, 1, work.sleepers_);
+}
+
+}  // namespace tvm_ipc
