@@ -60,6 +60,16 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
         send, recv = (trio.empty((count,), "float32") for _ in range(2))
         return ("tvm_ipc.all_to_all", send, tvm_ffi.Shape(parts), True, 0, recv)
 
+    def permute(*sources: int) -> tuple[Any, ...]:
+        send, recv = (trio.empty((4,), "float32") for _ in range(2))
+        return ("tvm_ipc.permute", send, tvm_ffi.Shape(sources), 0, 0, recv)
+
+    def rooted(name: str, root: int, flags: int = 0) -> tuple[Any, ...]:
+        send, recv = trio.empty((12,), "float32"), trio.empty((12 * RANKS,), "float32")
+        pair = (recv, send) if name == "scatter" else (send, recv)
+        pair = (send, send) if name == "broadcast" else pair
+        return (f"tvm_ipc.{name}", pair[0], root, 0, flags, pair[1])
+
     usual = (4, "float32", 0, 1, 0)
     big = 300_000  # beyond all thresholds
     x, y = trio.empty((4,), "float32"), trio.empty((5,), "float32")
@@ -104,6 +114,33 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
             ") of 18 x float32",
             "all_to_all of 6 x float32",
         ),
+        "sources": (
+            permute(1, 2, 0),
+            permute(1, -1, 0),
+            "permute(parts with hash",
+            "permute(parts with hash",
+        ),
+        "sources_of_whom_one_is_nobody": (
+            permute(-1, 0, 0),
+            permute(0, 0, 0),
+            "permute(parts with hash",
+            "permute(parts with hash",
+        ),
+        **{
+            f"{name}_root": (
+                rooted(name, 0),
+                rooted(name, 1),
+                f"{name} from/to rank 0 of 12 x float32",
+                f"{name} from/to rank 1 of 12 x float32",
+            )
+            for name in ("broadcast", "scatter", "gather")
+        },
+        "gather_flags": (
+            rooted("gather", 0, 1),
+            rooted("gather", 0),
+            "gather(flags 1) from/to rank 0",
+            "gather from/to rank 0",
+        ),
         "broadcast_and_gather": (
             (f"{SHM}broadcast_from_worker0", x, True, x),
             (f"{SHM}gather_to_worker0", x, True, trio.empty((4 * RANKS,), "float32")),
@@ -118,6 +155,8 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
     [
         *("size", "large_size", "small_and_large", "dtype", "reduction", "strategy", "flags"),
         *("broadcast_size", "broadcast_and_gather", "parts", "parts_and_equal_ones"),
+        *("sources", "sources_of_whom_one_is_nobody", "broadcast_root", "scatter_root"),
+        *("gather_root", "gather_flags"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, RANKS - 1])
@@ -217,6 +256,23 @@ def test_group_and_world_do_not_meet(impatient: tvm_ipc.Session) -> None:
     # Rank 1 waits for the other one of its group, all others for rank 1.
     assert re.search(r"rank 1: .* for rank 0 \(pid|ranks? [023, -]+: .* for rank 1 \(pid", message)
     assert impatient.usable
+
+
+def test_divisions_into_teams_that_differ(impatient: tvm_ipc.Session) -> None:
+    x, both = impatient.empty((4,), "float32"), impatient.empty((8,), "float32")
+    rows, columns = tvm_ffi.Shape([2, 0, 1, 2, 3]), tvm_ffi.Shape([2, 0, 2, 1, 3])
+    name = "tvm_ipc.allgather"
+    call(impatient, "tests.call_elsewhere", 1, name, name, 4, x, columns, 0, both, x, rows, 0, both)
+    message = deadline(impatient)
+    # Rank 1 waits for rank 3, which is in a team with rank 2; rank 0 waits for rank 1.
+    missing = {0: (0, 1, 1), 1: (1, 3, 3)}  # what rank waits in the team of which ranks for whom
+    assert any(
+        re.search(rf"rank {rank}: .*\(ranks {one}, {other}\) waited 1 s for rank {late}", message)
+        for rank, (one, other, late) in missing.items()
+    )
+    assert impatient.usable
+    impatient.get_global_func(name)(x, columns, 0, both)
+    impatient.sync()
 
 
 def test_message_that_nobody_sends(impatient: tvm_ipc.Session) -> None:

@@ -75,7 +75,7 @@ Buffer View(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
 
 using Optional = ffi::Optional<ffi::Tensor>;
 
-void PlainAllReduce(Rank& rank, ffi::TensorView send, int kind, TeamArgument team,
+void PlainAllReduce(Rank& rank, ffi::TensorView send, int64_t kind, TeamArgument team,
                     ffi::TensorView recv) {
   const ReduceKind reduction = ReduceKindOf("allreduce", kind);
   rank.endpoint().AllReduce(View(rank, "allreduce: send", send), reduction, TeamFor(rank, team),
@@ -103,7 +103,7 @@ void PlainGather(Rank& rank, ffi::TensorView send, TeamArgument team, Optional r
   rank.endpoint().Gather(View(rank, "gather: send", send), 0, TeamFor(rank, team), 0, to.value);
 }
 
-void CustomAllReduce(Rank& rank, ffi::TensorView send, int strategy, ffi::TensorView recv) {
+void CustomAllReduce(Rank& rank, ffi::TensorView send, int64_t strategy, ffi::TensorView recv) {
   if (rank.group_size() != rank.num_ranks()) {
     Fail(kind::kValue, "custom_allreduce does not say whether it means all ", rank.num_ranks(),
          " workers or the ", rank.group_size(),
@@ -115,12 +115,14 @@ void CustomAllReduce(Rank& rank, ffi::TensorView send, int strategy, ffi::Tensor
                             View(rank, "allreduce: recv", recv));
 }
 
-void SendToWorker(Rank& rank, ffi::TensorView send, int receiver) {
-  rank.endpoint().Send(View(rank, "send_to_worker: send", send), receiver);
+void SendToWorker(Rank& rank, ffi::TensorView send, int64_t receiver) {
+  const int to = IntOf("send_to_worker", receiver);
+  rank.endpoint().Send(View(rank, "send_to_worker: send", send), to);
 }
 
-void RecvFromWorker(Rank& rank, ffi::TensorView recv, int sender) {
-  rank.endpoint().Receive(View(rank, "recv_from_worker: recv", recv), sender);
+void RecvFromWorker(Rank& rank, ffi::TensorView recv, int64_t sender) {
+  const int from = IntOf("recv_from_worker", sender);
+  rank.endpoint().Receive(View(rank, "recv_from_worker: recv", recv), from);
 }
 
 void RecvFromWorker0(Rank& rank, ffi::TensorView recv) {

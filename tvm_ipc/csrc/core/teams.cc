@@ -39,24 +39,27 @@ class MakerLock {
   std::atomic<uint32_t>& word_;
 };
 
-std::string ShowRanks(const std::vector<int>& ranks) {
+template <typename Number>
+std::string Show(const Number* begin, const Number* end) {
   std::string text;
-  for (int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  for (; begin != end; ++begin) text += (text.empty() ? "" : ", ") + std::to_string(*begin);
   return "[" + text + "]";
 }
 
-void CheckRanks(int num_ranks, const std::vector<int>& ranks) {
-  if (ranks.empty()) Fail(kind::kValue, "a team has at least one rank");
+/*! \param what The beginning of an error, which goes on with the ranks. */
+template <typename Number>
+void CheckRanks(int num_ranks, const Number* begin, const Number* end, const char* what) {
+  if (begin == end) Fail(kind::kValue, "a team has at least one rank");
   uint64_t seen = 0;
-  for (int rank : ranks) {
-    if (rank < 0 || rank >= num_ranks) {
-      Fail(kind::kValue, "a team of ", ShowRanks(ranks), ": there is no rank ", rank, " among ",
-           num_ranks, " workers");
+  for (const Number* rank = begin; rank != end; ++rank) {
+    if (*rank < 0 || *rank >= num_ranks) {
+      Fail(kind::kValue, what, Show(begin, end), ": there is no rank ", *rank, " among ", num_ranks,
+           " workers");
     }
-    if ((seen >> rank & 1) != 0) {
-      Fail(kind::kValue, "a team of ", ShowRanks(ranks), ": rank ", rank, " is in it twice");
+    if ((seen >> *rank & 1) != 0) {
+      Fail(kind::kValue, what, Show(begin, end), ": rank ", *rank, " is there twice");
     }
-    seen |= uint64_t{1} << rank;
+    seen |= uint64_t{1} << *rank;
   }
 }
 
@@ -77,7 +80,7 @@ uint32_t IndexOf(const Control& control, uint32_t count, const std::vector<int>&
 
 TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
   static_assert(kMaxRanks <= 64, "a bit for each rank");
-  CheckRanks(control.num_ranks, ranks);
+  CheckRanks(control.num_ranks, ranks.data(), ranks.data() + ranks.size(), "a team of ");
   const uint32_t known = control.num_teams.load(std::memory_order_acquire);
   uint32_t index = IndexOf(control, known, ranks, copy);
   if (index < known) return MadeTeam(index);
@@ -108,20 +111,22 @@ TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
 }
 
 TeamId TeamIn(Control& control, const std::vector<int64_t>& division, int rank) {
-  const int64_t size = division.empty() ? 0 : division[0];
-  const int64_t ranks = static_cast<int64_t>(division.size()) - 1;
-  if (size < 1 || ranks < 1 || ranks % size != 0) {
+  const int64_t* numbers = division.data();
+  const int64_t* end = numbers + division.size();
+  const int64_t size = division.empty() ? 0 : *numbers;
+  if (size < 1 || division.size() < 2 || (division.size() - 1) % size != 0) {
     Fail(kind::kValue,
          "ranks are divided into teams by the size of the teams, and then the ranks"
          " of team after team; not by ",
-         ShowRanks({division.begin(), division.end()}));
+         Show(numbers, end));
   }
-  const auto found = std::find(division.begin() + 1, division.end(), rank);
-  if (found == division.end()) {
-    Fail(kind::kValue, "rank ", rank, " is in none of the teams of ", size, " ranks each of ",
-         ShowRanks({division.begin() + 1, division.end()}));
-  }
-  const auto first = division.begin() + 1 + (found - division.begin() - 1) / size * size;
+  const int64_t* ranks = numbers + 1;
+  const char* what = "teams of the ranks ";
+  // Those of other teams too: else some ranks would be told, and the others wait for them.
+  CheckRanks(control.num_ranks, ranks, end, what);
+  const int64_t* found = std::find(ranks, end, rank);
+  if (found == end) Fail(kind::kValue, what, Show(ranks, end), ": rank ", rank, " is in none");
+  const int64_t* first = ranks + (found - ranks) / size * size;
   return TeamOf(control, {first, first + size}, 0);
 }
 

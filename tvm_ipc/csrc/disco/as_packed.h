@@ -26,21 +26,27 @@
 
 namespace tvm_ipc {
 
+/*! \brief A number of a program, where it has not become another one by being cut off. */
+inline int IntOf(const std::string& what, int64_t number) {
+  if (number == static_cast<int>(number)) return static_cast<int>(number);
+  Fail(kind::kValue, what, ": the number ", number, " is beyond those that it takes");
+}
+
 /*! \brief The reduction with a number. `what` names the collective in errors. */
-inline ReduceKind ReduceKindOf(const std::string& what, int kind) {
+inline ReduceKind ReduceKindOf(const std::string& what, int64_t kind) {
   if (kind >= 0 && kind <= 4) return static_cast<ReduceKind>(kind);
   Fail(kind::kValue, what, ": there is no reduction ", kind,
        "; 0 to 4 are sum, prod, min, max, avg");
 }
 
-inline Strategy StrategyOf(const std::string& what, int strategy) {
+inline Strategy StrategyOf(const std::string& what, int64_t strategy) {
   if (strategy >= 0 && strategy <= 3) return static_cast<Strategy>(strategy);
   Fail(kind::kValue, what, ": there is no strategy ", strategy,
        "; 0 to 3 are ring, one-shot, two-shot, auto");
 }
 
-inline uint8_t FlagsOf(const std::string& what, int flags) {
-  if ((flags & ~static_cast<int>(kNoExitBarrier)) == 0) return static_cast<uint8_t>(flags);
+inline uint8_t FlagsOf(const std::string& what, int64_t flags) {
+  if ((flags & ~int64_t{kNoExitBarrier}) == 0) return static_cast<uint8_t>(flags);
   Fail(kind::kValue, what, ": unknown flags ", flags);
 }
 
@@ -65,8 +71,9 @@ struct Passed;
 
 template <>
 struct Passed<int> {
-  using Type = int;
-  Passed(const Rank& rank, const std::string& what, bool first, int number) : value(number) {}
+  using Type = int64_t;
+  Passed(const Rank& rank, const std::string& what, bool first, int64_t number)
+      : value(IntOf(what, number)) {}
   int value;
 };
 
@@ -80,24 +87,24 @@ struct Passed<TeamId> {
 
 template <>
 struct Passed<ReduceKind> {
-  using Type = int;
-  Passed(const Rank& rank, const std::string& what, bool first, int number)
+  using Type = int64_t;
+  Passed(const Rank& rank, const std::string& what, bool first, int64_t number)
       : value(ReduceKindOf(what, number)) {}
   ReduceKind value;
 };
 
 template <>
 struct Passed<Strategy> {
-  using Type = int;
-  Passed(const Rank& rank, const std::string& what, bool first, int number)
+  using Type = int64_t;
+  Passed(const Rank& rank, const std::string& what, bool first, int64_t number)
       : value(StrategyOf(what, number)) {}
   Strategy value;
 };
 
 template <>
 struct Passed<uint8_t> {
-  using Type = int;
-  Passed(const Rank& rank, const std::string& what, bool first, int number)
+  using Type = int64_t;
+  Passed(const Rank& rank, const std::string& what, bool first, int64_t number)
       : value(FlagsOf(what, number)) {}
   uint8_t value;
 };
