@@ -35,6 +35,7 @@ from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 from tvm_ipc import arguments
 from tvm_ipc import blas as blas_library
 from tvm_ipc.comm import CollectiveAttrs
+from tvm_ipc.comm.attributes import check_attributes
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
@@ -239,6 +240,8 @@ def _check_module(
         if op == _HINT:
             _check_hint(name, tvm.device(int(attrs.device_type), int(attrs.index)), target)
         else:
+            if op == COLLECTIVE:
+                check_attributes(attrs)
             in_group, workers = _workers(attrs)
             expected = group_size if in_group else world_size
             _check_workers(name, op, workers or expected, in_group, expected)

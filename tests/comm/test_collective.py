@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
@@ -108,6 +109,12 @@ def test_types_of_unknown_shape() -> None:
     assert int(type_of(comm.allgather(known, axis=1, team=PAIR)).ndim) == 2
     with pytest.raises(ValueError, match="there is no axis 2 in"):
         type_of(comm.allgather(known, axis=2, team=PAIR))
+    # A variable is the shape of x, not of what is joined or divided.
+    shape = relax.Var("s", relax.ShapeType(ndim=2))
+    named = relax.Var("x", relax.TensorType(shape, "float32"))
+    assert type_of(comm.allreduce(named)) == named.ty
+    for make in (comm.allgather, comm.scatter):
+        assert type_of(make(named, team=PAIR)) == relax.TensorType(ndim=2, dtype="float32")
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -292,12 +299,50 @@ def test_a_tensor_is_an_expression() -> None:
         comm.allreduce(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("root", ["0", None, True, 1.0, tensor(1)])
+@pytest.mark.parametrize(
+    "root",
+    [
+        *("0", None, True, 1.0, tensor(1), relax.prim_value(1.5), relax.ShapeExpr([0])),
+        *(tirx.Var("r", "float32"), tirx.IntImm("bool", 1)),
+    ],
+)
 def test_a_root_is_a_number(root: Any) -> None:
     with pytest.raises(
         TypeError, match="broadcast: root is a place in a team, a number that may be "
     ):
         comm.broadcast(tensor(4), root)
+
+
+def test_a_root_may_be_any_integer() -> None:
+    for root in (1, np.int64(1), relax.prim_value(1), tirx.Var("root", "int64") + 1):
+        assert int(type_of(comm.broadcast(tensor(4), root)).ndim) == 1
+    for far in (64, 1 << 40):
+        message = f"broadcast: root is a place in a team, from 0 on, not {far}"
+        with pytest.raises(ValueError, match=message):
+            comm.broadcast(tensor(4), far)
+
+
+@pytest.mark.parametrize(
+    "extent",
+    ["a", 11.0, True, relax.prim_value(11.0), tirx.Var("m", "int32"), relax.ShapeExpr([1])],
+)
+def test_an_extent_is_an_integer(extent: Any) -> None:
+    with pytest.raises(TypeError, match="allgather: extent is the extent of the whole, a"):
+        comm.allgather(tensor(6, 4), extent=extent, team=PAIR)
+
+
+@pytest.mark.parametrize("operand", [11, tensor(4), relax.ShapeExpr([11, 2]), "a", None])
+def test_what_stands_in_the_place_of_an_extent(operand: Any) -> None:
+    with pytest.raises(TypeError, match="allgather: the extent of the whole is a shape with one"):
+        comm.collective(
+            tensor(6, 4),
+            operand,
+            kind="allgather",
+            team=PAIR,
+            workers=2,
+            concat_axis=0,
+            uneven=True,
+        )
 
 
 def test_gradients_are_refused() -> None:

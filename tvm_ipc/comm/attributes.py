@@ -55,6 +55,7 @@ class CollectiveAttrs(tvm.ir.Attrs):  # type: ignore[misc]
 
 def kind_of(attrs: CollectiveAttrs) -> Kind:
     """Return the kind of a collective."""
+    arguments.instance("collective: attrs", attrs, CollectiveAttrs, "attributes of a collective")
     return KINDS[arguments.one_of("collective: kind", attrs.kind, KINDS)]
 
 

@@ -21,7 +21,7 @@ from tvm import relax, te, tirx
 
 from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of, reduction_of, sources
 from tvm_ipc.comm.kinds import KINDS
-from tvm_ipc.comm.operator import NAME, part
+from tvm_ipc.comm.operator import NAME, infer, part
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Parameter, Team
 from tvm_ipc.contract.programs import DISCO_ALLREDUCE, PLACE_IN_TEAM
 
@@ -29,10 +29,17 @@ from tvm_ipc.contract.programs import DISCO_ALLREDUCE, PLACE_IN_TEAM
 def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Return what a collective becomes."""
     attrs = call.attrs
+    # A module may come from elsewhere with types that nobody has inferred from these attributes.
+    ty = infer(call)
     kind = kind_of(attrs)
+    if _differ(ty, call.ty):
+        raise ValueError(f"{kind.name}: it gives {ty}, and the module says {call.ty}")
     tensor, *operands = call.args
-    if not isinstance(tensor.ty, relax.TensorType) or tensor.ty.shape is None:
-        raise ValueError(f"{kind.name}: the shape of x is not known: {tensor.ty}")
+    if not isinstance(ty.shape, relax.ShapeExpr) or ty.dtype is None:
+        raise ValueError(
+            f"{kind.name}: to lower it, extents and type of x have to be known, and x is "
+            f"{tensor.ty}; name them, with R.match_cast for one"
+        )
     extent = operands[-1].values[0] if kind.joins and attrs.uneven else None
     if extent is not None:
         tensor = _checked(builder, tensor, int(attrs.concat_axis or 0), attrs.workers, extent)
@@ -44,6 +51,20 @@ def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if attrs.concat_axis is not None:
         return _joined(builder, received, attrs.concat_axis, extent)
     return received
+
+
+def _differ(ty: relax.TensorType, said: object) -> bool:
+    """Whether a type is certainly not the one that a module says."""
+    if not isinstance(said, relax.TensorType):
+        return False
+    shapes = [one.shape for one in (ty, said)]
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return False
+    extents, others = ([*shape.values] for shape in shapes)
+    analyzer = tvm.sym.Analyzer()
+    return len(extents) != len(others) or any(
+        analyzer.can_prove(tirx.NE(a, b)) for a, b in zip(extents, others, strict=True)
+    )
 
 
 def _call(tensor: relax.Expr, operands: list[relax.Expr], attrs: CollectiveAttrs) -> relax.Call:

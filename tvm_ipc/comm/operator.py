@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import CollectiveAttrs, check_attributes, reduction_of
 from tvm_ipc.comm.kinds import Kind
-from tvm_ipc.contract import REDUCED_TYPES
+from tvm_ipc.contract import MAX_WORKERS, REDUCED_TYPES
 
 NAME: Final = "relax.comm.collective"
 
@@ -41,7 +42,7 @@ def make(x: relax.Expr, operands: Sequence[Any], attrs: CollectiveAttrs) -> rela
 
 
 def _as_argument(operand: Any) -> relax.Expr:
-    return relax.prim_value(operand) if isinstance(operand, int) else operand
+    return operand if isinstance(operand, relax.Expr) else relax.prim_value(constant(operand))
 
 
 def _check_operands(kind: Kind, attrs: CollectiveAttrs, operands: Sequence[Any]) -> None:
@@ -52,25 +53,32 @@ def _check_operands(kind: Kind, attrs: CollectiveAttrs, operands: Sequence[Any])
         raise ValueError(f"{kind.name}: it {needs} beside the tensor; found {len(operands)}")
     if kind.rooted:
         root = constant(operands[0])
-        if root is None and not _is_number(operands[0]):
+        if root is None and not is_integer(operands[0]):
             number = "a place in a team, a number that may be symbolic"
             raise arguments.wrong_type(f"{kind.name}: root", number, operands[0])
-        if root is not None and (root < 0 or (attrs.workers and root >= attrs.workers)):
+        if root is not None and not 0 <= root < (attrs.workers or MAX_WORKERS):
             team = f"a team of {attrs.workers}" if attrs.workers else "a team"
             raise ValueError(f"{kind.name}: root is a place in {team}, from 0 on, not {root}")
+    if attrs.uneven and kind.joins:
+        shape = operands[-1]
+        if not isinstance(shape, relax.ShapeExpr) or len(shape.values) != 1:
+            one = "a shape with one extent"
+            raise arguments.wrong_type(f"{kind.name}: the extent of the whole", one, shape)
 
 
-def _is_number(operand: Any) -> bool:
-    return isinstance(operand, relax.Expr) and bool(tvm.ir.is_prim_expr(operand))
+def is_integer(expr: Any) -> bool:
+    """Whether it is an expression of an integer, constant or not."""
+    is_number = isinstance(expr, relax.Expr) and bool(tvm.ir.is_prim_expr(expr))
+    return is_number and str(expr.ty).startswith(("int", "uint"))
 
 
 def constant(expr: Any) -> int | None:
     """Return an integer, None where it is not a constant."""
-    if isinstance(expr, tvm.ir.GenericConst):
-        expr = expr.value
     if isinstance(expr, tirx.IntImm):
-        expr = expr.value
-    return int(expr) if isinstance(expr, int) and not isinstance(expr, bool) else None
+        return int(expr.value) if is_integer(expr) else None
+    if isinstance(expr, (int, np.integer)) and not isinstance(expr, bool):
+        return int(expr)
+    return None
 
 
 def infer(call: relax.Call, _builder: relax.BlockBuilder | None = None) -> relax.TensorType:
@@ -88,8 +96,10 @@ def infer(call: relax.Call, _builder: relax.BlockBuilder | None = None) -> relax
     for axis in (attrs.split_axis, attrs.concat_axis):
         if axis is not None and not (0 <= axis < rank or (axis >= 0 and rank < 0)):
             raise ValueError(f"{kind.name}: there is no axis {axis} in {ty}")
-    if dims is None or not (kind.splits or kind.joins):
+    if not (kind.splits or kind.joins):
         return ty
+    if dims is None:  # nor are those of what it gives, which are not those of x
+        return relax.TensorType(dtype=_dtype(ty), vdevice=ty.vdevice, ndim=rank)
     if kind.splits:
         dims[attrs.split_axis] = part(kind, attrs, dims[attrs.split_axis])
     if kind.joins:
@@ -145,12 +155,7 @@ def whole(
     analyzer = tvm.sym.Analyzer()
     if not attrs.uneven:
         return analyzer.simplify(extent * attrs.workers)
-    shape = operands[-1]
-    if not isinstance(shape, relax.ShapeExpr) or len(shape.values) != 1:
-        raise ValueError(
-            f"{kind.name}: the extent of the whole is a shape with one extent, not {shape}"
-        )
-    total = shape.values[0]
+    total = operands[-1].values[0]
     needed = tirx.floordiv(total + attrs.workers - 1, attrs.workers)
     if analyzer.can_prove(tirx.NE(needed, extent)):
         raise ValueError(

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import KNOWN_BACKENDS, REDUCTIONS, CollectiveAttrs, teams_of
-from tvm_ipc.comm.operator import make
+from tvm_ipc.comm.operator import is_integer, make
 from tvm_ipc.contract import MAX_WORKERS
 
 
@@ -224,7 +223,8 @@ def permute(
     if isinstance(pairs, (str, bytes, dict)) or not isinstance(pairs, Iterable):
         raise arguments.wrong_type("permute: pairs", wanted, pairs)
     try:
-        listed = [list(arguments.integers("permute: pairs", pair, wanted)) for pair in pairs]
+        most = MAX_WORKERS - 1
+        listed = [list(arguments.integers("permute: pairs", one, wanted, 0, most)) for one in pairs]
     except (TypeError, ValueError) as error:
         raise type(error)(f"permute: pairs is {wanted}, not {arguments.show(pairs)}") from None
     return _collective("permute", x, (), team, workers, pairs=listed, backend=backend)
@@ -243,8 +243,8 @@ def send_recv(
     wanted = "a place in the team, from 0 on"
     pairs = [
         [
-            arguments.integer("send_recv: source", source, wanted),
-            arguments.integer("send_recv: target", target, wanted),
+            arguments.integer("send_recv: source", source, wanted, 0, MAX_WORKERS - 1),
+            arguments.integer("send_recv: target", target, wanted, 0, MAX_WORKERS - 1),
         ]
     ]
     return _collective("send_recv", x, (), team, workers, pairs=pairs, backend=backend)
@@ -254,14 +254,16 @@ def _whole(kind: str, extent: Any) -> tuple[bool, tuple[Any, ...]]:
     """Return whether parts are uneven, and what says how long they are together."""
     if extent is None:
         return False, ()
-    wanted = "the extent of the whole, a number that may be symbolic"
-    if not (isinstance(extent, relax.Expr) and tvm.ir.is_prim_expr(extent)):
-        extent = arguments.integer(f"{kind}: extent", extent, wanted)
+    wanted = "the extent of the whole, a number or a symbolic int64"
+    if not isinstance(extent, relax.Expr):
+        extent = arguments.integer(f"{kind}: extent", extent, wanted, 0, 2**63 - 1)
+    elif not is_integer(extent) or str(extent.ty) != "int64":  # as all extents are
+        raise arguments.wrong_type(f"{kind}: extent", wanted, extent)
     return True, (relax.ShapeExpr([extent]),)
 
 
 def _axis(name: str, axis: Any) -> int:
-    return arguments.integer(name, axis, "an axis of x, from 0 on")
+    return arguments.integer(name, axis, "an axis of x, from 0 on", 0, 2**31 - 1)
 
 
 def _collective(

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import comm
-from tvm_ipc.comm.operator import NAME, constant
+from tvm_ipc.comm.operator import NAME, constant, infer
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed, with_value
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
@@ -93,6 +93,7 @@ def _team(attrs: Any) -> str:
 
 def _to_ccl(call: relax.Call) -> tuple[relax.Call | None, str]:
     """Return the operator of TVM that a collective is, or None, and why there is none."""
+    infer(call)  # the rules that R.ccl has no words for
     attrs = call.attrs
     x = call.args[0]
     in_group = attrs.team == "group"
