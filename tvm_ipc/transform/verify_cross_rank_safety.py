@@ -14,6 +14,10 @@ workers. Until then a rank must not write there, free the storage, or return. Th
 also looks whether a tensor is read after another one was written over it, and whether it lies in
 its storage, which a right plan of one rank takes for granted.
 
+A work that was posted ("tvm_ipc.post") uses memory until somebody has waited for it. Until then
+what it writes must not be read, and nothing that it uses be written; and on every path somebody
+waits.
+
 It runs on any module in destination-passing form, after the memory plan; before `VMShapeLower`,
 which hides symbolic shapes, so that what they decide is unknown. It is independent of the passes
 that make the plans, and doubts calls that it does not know: they may write all that they are given,

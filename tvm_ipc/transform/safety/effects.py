@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tvm_ipc.contract import AnyTeam
-from tvm_ipc.transform.safety.buffers import Buffer, Storage, storage_of
+from tvm_ipc.contract import IPC_MEMORY, AnyTeam
+from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, storage_of
 from tvm_ipc.transform.safety.extents import Example, Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.intact import Intact
-from tvm_ipc.transform.safety.state import Access, Overwrite, Pending, State, Summary, met
+from tvm_ipc.transform.safety.state import Access, InFlight, Overwrite, Pending, State, Summary, met
 from tvm_ipc.transform.safety.statements import Statement
 
 
@@ -35,6 +35,8 @@ class Effects:
             storage = storage_of(thing)
             if storage.external and storage not in reads and storage not in state.written:
                 reads[storage] = step
+            for work in state.works.values() if state.works else ():
+                self._disturb(HazardKind.UNFINISHED, thing, work.writes, work, step)
 
     def _write(
         self,
@@ -47,6 +49,8 @@ class Effects:
         state = self._state
         for thing in things:
             storage = storage_of(thing)
+            for work in state.works.values() if state.works else ():
+                self._disturb(HazardKind.BUSY, thing, work.reads + work.writes, work, step)
             for pending in state.pending:
                 if not met(pending.team, passed) and self._may_overlap(thing, pending.memory):
                     example = self._overlap(thing, pending.memory)
@@ -60,6 +64,79 @@ class Effects:
                     self._accesses.add(key)
                     self._summary.writes.append(Access(thing, since, step))
                 state.written.add(storage)
+
+    def _leave_pending(
+        self,
+        thing: Storage | Buffer,
+        team: AnyTeam | None,
+        written: Iterable[Storage | Buffer],
+        step: Statement,
+    ) -> None:
+        """Note that peers may still read memory when a collective that writes some has returned."""
+        storage = storage_of(thing)
+        if storage.scope not in (None, IPC_MEMORY):
+            return
+        pending = Pending(thing, team, step)
+        for target in written:
+            if storage_of(target) is storage and self._may_overlap(target, thing):
+                example = self._overlap(target, thing)
+                self._endanger(HazardKind.WRITE, storage, step, pending, example)
+        self._state.pending += (pending,)
+
+    # ---- works ----------------------------------------------------------------------------
+
+    def _start(
+        self,
+        reads: tuple[Storage | Buffer, ...],
+        writes: tuple[Storage | Buffer, ...],
+        left: tuple[Storage | Buffer, ...],
+        step: Statement,
+    ) -> Leaf:
+        """Start a work; return what stands for it. A rank does its works one after the other."""
+        earlier, self._state.works = self._state.works, {}
+        self._read(reads, step)
+        self._write(writes, step)
+        work = Storage(step.bound.name, None)
+        self._state.works = {**earlier, work: InFlight(reads, writes, left, step)}
+        return frozenset({work})
+
+    def _finish(self, value: tuple[Storage | Buffer, ...], step: Statement) -> None:
+        """End the work that a value is; of several, that of the path that was taken."""
+        works = [thing for thing in value if isinstance(thing, Storage)]
+        works = [work for work in works if work in self._state.works]
+        if not self._state.are_of_different_paths(works):
+            self._give_away(works, step)  # which of them it is, nobody knows
+            return
+        for work in works:
+            for thing in self._state.works.pop(work).left:
+                # The ranks of a work meet in teams of their own.
+                self._leave_pending(thing, None, (), step)
+
+    def _give_away(self, things: Iterable[Storage | Buffer], step: Statement) -> None:
+        """Somebody else may wait for works, or not: that nobody does is not proved."""
+        for thing in things if self._state.works else ():
+            if isinstance(thing, Storage) and thing in self._state.works:
+                self._never_waited(self._state.works.pop(thing), step, None)
+
+    def _never_waited(self, work: InFlight, step: Statement, example: Example | None) -> None:
+        key = (self._name, HazardKind.NEVER_WAITED, work.step.variable)
+        memory = f"the work {work.step.bound.name}"
+        self._add(key, HazardKind.NEVER_WAITED, memory, step, work.step, example)
+
+    def _disturb(
+        self,
+        kind: HazardKind,
+        thing: Storage | Buffer,
+        used: Iterable[Storage | Buffer],
+        work: InFlight,
+        step: Statement,
+    ) -> None:
+        """Report an access to what a work uses that nobody has waited for."""
+        for other in used:
+            if self._may_overlap(thing, other):
+                key = (self._name, kind, work.step.variable, step.variable)
+                example = self._overlap(thing, other)
+                self._add(key, kind, storage_of(thing).name, step, work.step, example)
 
     def _overwrite(self, buffer: Buffer, step: Statement) -> None:
         """What lies in the same bytes is lost."""

@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import contract
-from tvm_ipc.contract import IPC_MEMORY, RESULT, AnyTeam
+from tvm_ipc.contract import RESULT
+from tvm_ipc.contract.programs import WAIT
 from tvm_ipc.transform.ir.polynomials import Number
 from tvm_ipc.transform.safety import calls
 from tvm_ipc.transform.safety.allocations import Allocations, item_bytes, text_of
@@ -26,7 +27,7 @@ from tvm_ipc.transform.safety.buffers import (
 )
 from tvm_ipc.transform.safety.calls import KnownCall
 from tvm_ipc.transform.safety.extents import Extents
-from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.hazards import Hazard
 from tvm_ipc.transform.safety.state import Pending, Summary
 from tvm_ipc.transform.safety.statements import (
     CALL_GLOBAL,
@@ -169,6 +170,11 @@ class Evaluation(Allocations):
         function = call.function
         if not call.fits():
             return self._unknown(values, step)
+        if function.posts:
+            return self._post(values[1:], step.args[1:], text_of(step.args[0]), step)
+        if function is WAIT:
+            self._finish(tuple(objects(values[0])), step)
+            return NOTHING
         if function.reads or function.writes:
             self._access(call, values, step)
         if function.result == "Storage":
@@ -176,11 +182,26 @@ class Evaluation(Allocations):
             return frozenset({self._alloc_storage(shape, item, function.scopes.get(RESULT), step)})
         if not function.result_of:
             return NOTHING
-        sources = tuple(values[place] for place in call.places(function.result_of))
-        source = sources[0] if len(sources) == 1 else frozenset(objects(sources))
+        source = values[call.places(function.result_of)[0]]
         if not call.places("offset"):
             return source
         return self._alloc_tensor(source, step, *map(call.argument, ("offset", "shape", "dtype")))
+
+    def _post(
+        self, values: list[Value], args: list[Argument], name: str | None, step: Statement
+    ) -> Value:
+        """Start a work, which does what a function of the contract does."""
+        function = contract.find(name or "")
+        call = None if function is None else KnownCall(function, args)
+        if function is None or call is None or not call.fits():
+            everything = tuple(objects(tuple(values)))
+            return self._start(everything, everything, (), step)
+
+        def of(names: tuple[str, ...]) -> tuple[Storage | Buffer, ...]:
+            return tuple(objects(tuple(values[place] for place in call.places(*names))))
+
+        left = of(function.peers_read) if call.leaves_pending(False) else ()
+        return self._start(of(function.reads), of(function.writes), left, step)
 
     def _access(self, call: KnownCall, values: list[Value], step: Statement) -> None:
         """Read and write what a function does, and let ranks meet as they do in it."""
@@ -199,27 +220,10 @@ class Evaluation(Allocations):
             for thing in of(function.peers_read):
                 self._leave_pending(thing, call.team(), written, step)
 
-    def _leave_pending(
-        self,
-        thing: Storage | Buffer,
-        team: AnyTeam | None,
-        written: Iterable[Storage | Buffer],
-        step: Statement,
-    ) -> None:
-        """Note that peers may still read memory when a collective that writes some has returned."""
-        storage = storage_of(thing)
-        if storage.scope not in (None, IPC_MEMORY):
-            return
-        pending = Pending(thing, team, step)
-        for target in written:
-            if storage_of(target) is storage and self._may_overlap(target, thing):
-                example = self._overlap(target, thing)
-                self._endanger(HazardKind.WRITE, storage, step, pending, example)
-        self._state.pending += (pending,)
-
     def _unknown(self, values: list[Value], step: Statement) -> Value:
         """A call that may read and write what it is given, and may return it."""
         given = list(objects(tuple(values)))
+        self._give_away(given, step)
         self._read(given, step)
         self._write(given, step, certain=False)
         ty = step.bound.ty
@@ -234,6 +238,7 @@ class Evaluation(Allocations):
 
     def _apply(self, summary: Summary, values: list[Value], step: Statement) -> Value:
         """Do what a function of the module does."""
+        self._give_away(objects(tuple(values)), step)
         bound: dict[Storage, Leaf] = {}
         for parameter, value in zip(summary.parameters, values, strict=True):
             _bind(parameter, value, bound)

@@ -15,6 +15,13 @@ class HazardKind(Enum):
     RETURN = "left behind at the end of the function while peers may read it"
     LOST = "read after something else was written there"
     BOUNDS = "outside of its storage"
+    UNFINISHED = "read before the work that writes it has ended"
+    BUSY = "written before the work that uses it has ended"
+    NEVER_WAITED = "not waited for"
+
+
+#: What goes wrong with a work that a rank has posted.
+OF_WORKS = frozenset((HazardKind.UNFINISHED, HazardKind.BUSY, HazardKind.NEVER_WAITED))
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,8 @@ class Hazard:
     kind: HazardKind
     memory: str  #: the storage, or the tensor and its storage
     binding: str  #: where it goes wrong
-    other: str  #: the collective whose input peers may read; or what overwrote, or how far it is
+    #: The collective whose input peers may read; what overwrote; how far it is; what posted a work.
+    other: str
     example: str = ""  #: sizes at which it goes wrong, such as "n = 1"; "" where they do not matter
     unknown: bool = False
 
@@ -38,6 +46,8 @@ class Hazard:
             more = f"what overwrote it is `{self.other}`; place them apart"
         elif self.kind is HazardKind.BOUNDS:
             more = f"it {self.other}"
+        elif self.kind in OF_WORKS:
+            more = f"it was posted in `{self.other}`; wait for it before, on every path"
         else:
             more = (
                 f"they do so in `{self.other}`, which has no exit barrier; keep the memory until "

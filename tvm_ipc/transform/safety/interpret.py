@@ -122,6 +122,9 @@ class Run(Evaluation):
         step = Statement(relax.Var("return", None), function.body.body)
         result = self._sequence(self._steps.body, step)
         self._read(objects(result), step)
+        self._give_away(objects(result), step)
+        for work in self._state.works.values():
+            self._never_waited(work, step, "")
         kept = {storage_of(thing) for thing in objects(result)}
         for pending in self._state.pending:
             storage = storage_of(pending.memory)

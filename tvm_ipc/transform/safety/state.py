@@ -29,6 +29,17 @@ class Pending:
     reader: Statement  #: the collective
 
 
+@dataclass(frozen=True)
+class InFlight:
+    """What a work that was posted does to memory until somebody has waited for it."""
+
+    reads: tuple[Storage | Buffer, ...]
+    writes: tuple[Storage | Buffer, ...]
+    #: Of what it reads, what peers may read when it has ended.
+    left: tuple[Storage | Buffer, ...]
+    step: Statement
+
+
 def met(team: AnyTeam | None, passed: frozenset[AnyTeam]) -> bool:
     """Whether meetings of some teams were meetings of all ranks of one, None: of an unknown one."""
     return any(Team.contains(one, team) for one in passed)
@@ -56,6 +67,9 @@ class State:
     lost: dict[Buffer, Overwrite] = field(default_factory=dict)
     passed: frozenset[AnyTeam] = frozenset()  #: teams that met on every path since it began
     written: set[Storage] = field(default_factory=set)  #: of the caller's memory
+    works: dict[Storage, InFlight] = field(default_factory=dict)  #: by what stands for the work
+    #: Pairs of works that were posted in the two branches of an `if`, and have not ended there.
+    exclusive: frozenset[frozenset[Storage]] = frozenset()
 
     def copy(self) -> State:
         """Return a state that changes on its own."""
@@ -68,6 +82,8 @@ class State:
             dict(self.lost),
             self.passed,
             set(self.written),
+            dict(self.works),
+            self.exclusive,
         )
 
     def join(self, other: State) -> None:
@@ -83,6 +99,15 @@ class State:
         self.lost = {**other.lost, **self.lost}
         self.passed &= other.passed
         self.written |= other.written
+        self.exclusive |= other.exclusive
+        mine, others = self.works.keys() - other.works, other.works.keys() - self.works
+        self.exclusive |= {frozenset({a, b}) for a in mine for b in others}
+        self.works |= other.works
+
+    def are_of_different_paths(self, works: list[Storage]) -> bool:
+        """Whether no two of some works were posted on one path."""
+        pairs = ({a, b} for k, a in enumerate(works) for b in works[:k])
+        return all(frozenset(pair) in self.exclusive for pair in pairs)
 
     def hold(self, value: Value) -> None:
         """Count one more variable that holds a value."""

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of works: what they use is left alone until somebody has waited, on every path."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_ipc
+from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform import Hazard, verify_cross_rank_safety
+from tvm_ipc.transform.safety.hazards import HazardKind
+
+COUNT = 4096
+UNFINISHED, BUSY = HazardKind.UNFINISHED, HazardKind.BUSY
+NEVER_WAITED, WRITE = HazardKind.NEVER_WAITED, HazardKind.WRITE
+
+
+class Program:
+    """Builds a lowered function, statement by statement."""
+
+    def __init__(self) -> None:
+        self.builder = relax.BlockBuilder()
+        self.x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
+
+    def tensor(self, scope: str = "global") -> Any:
+        shape = relax.ShapeExpr([COUNT])
+        return self.builder.emit(relax.op.builtin.alloc_tensor(shape, "float32", 0, scope))
+
+    def packed(self, name: str, *operands: Any, ty: Any = None) -> Any:
+        arguments = [relax.prim_value(o) if isinstance(o, int) else o for o in operands]
+        types = [relax.TupleType([]) if ty is None else ty]
+        return self.builder.emit(relax.Call(relax.ExternFunc(name), arguments, ty_args=types))
+
+    def copy(self, source: Any, target: Any) -> None:
+        self.packed("tvm_ipc.copy", source, target)
+
+    def post(self, send: Any, recv: Any, flags: int = 0, name: str = "tvm_ipc.allreduce") -> Any:
+        text = tvm.ir.StringImm(name)
+        return self.packed("tvm_ipc.post", text, send, 0, 0, 3, flags, recv, ty=relax.AnyType())
+
+    def wait(self, work: Any) -> None:
+        self.packed("tvm_ipc.wait", work)
+
+    def hazards(self, body: Callable[[Program], Any]) -> list[Hazard]:
+        with self.builder.function("main", [self.x], pure=False):
+            self.builder.emit_func_output(body(self))
+        return verify_cross_rank_safety(self.builder.get())
+
+
+def check(body: Callable[[Program], Any]) -> list[tuple[HazardKind, bool]]:
+    return [(hazard.kind, hazard.unknown) for hazard in Program().hazards(body)]
+
+
+def pipelined(p: Program, leave_out: int = -1) -> Any:
+    """Two works at once, of two buffers; with one of four waits left out."""
+    waits = itertools.count()
+
+    def wait(work: Any) -> None:
+        if next(waits) != leave_out:
+            p.wait(work)
+
+    send = [p.tensor(IPC_MEMORY), p.tensor(IPC_MEMORY)]
+    recv = [p.tensor(), p.tensor()]
+    out = p.tensor()
+    works: list[Any] = [None, None]
+    for k in range(4):
+        if works[k % 2] is not None:
+            wait(works[k % 2])
+            p.copy(recv[k % 2], out)
+        p.copy(p.x, send[k % 2])
+        works[k % 2] = p.post(send[k % 2], recv[k % 2])
+    for k in range(2):
+        wait(works[k])
+        p.copy(recv[k], out)
+    return out
+
+
+def test_a_pipeline_is_safe() -> None:
+    assert check(pipelined) == []
+
+
+@pytest.mark.parametrize("leave_out", range(4))
+def test_each_wait_is_missed(leave_out: int) -> None:
+    found = {kind for kind, unknown in check(lambda p: pipelined(p, leave_out)) if not unknown}
+    assert UNFINISHED in found
+    assert NEVER_WAITED in found
+    assert (BUSY in found) == (leave_out < 2), "the input is written again"
+
+
+def test_a_result_is_read_too_early() -> None:
+    def body(p: Program) -> Any:
+        send, recv, out = p.tensor(), p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        work = p.post(send, recv)
+        p.copy(recv, out)
+        p.wait(work)
+        return out
+
+    (hazard,) = Program().hazards(body)
+    assert hazard.kind is UNFINISHED
+    assert not hazard.unknown
+    assert "is read before the work that writes it has ended; it was posted in `" in str(hazard)
+    assert "wait for it before, on every path" in str(hazard)
+
+
+def test_an_input_is_written_too_early() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        work = p.post(send, recv)
+        p.copy(p.x, send)
+        p.wait(work)
+        return recv
+
+    assert check(body) == [(BUSY, False)]
+
+
+def test_an_input_may_be_read_meanwhile() -> None:
+    def body(p: Program) -> Any:
+        send, recv, out = p.tensor(), p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        work = p.post(send, recv)
+        p.copy(send, out)
+        p.wait(work)
+        return recv
+
+    assert check(body) == []
+
+
+def test_works_are_done_in_their_order() -> None:
+    """So one may read what the one before it writes."""
+
+    def body(p: Program) -> Any:
+        send, middle, recv = p.tensor(), p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        first = p.post(send, middle)
+        second = p.post(middle, recv)
+        p.wait(second)
+        p.wait(first)
+        return recv
+
+    assert check(body) == []
+
+
+def test_no_wait_at_all() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        p.post(send, recv)
+        return p.x
+
+    (hazard,) = Program().hazards(body)
+    assert (hazard.kind, hazard.unknown) == (NEVER_WAITED, False)
+    assert "the work lv1 is not waited for" in str(hazard) or "the work" in hazard.memory
+
+
+def test_a_work_that_is_returned_may_be_waited_for_elsewhere() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        return p.post(send, recv)
+
+    assert check(body) == [(NEVER_WAITED, True)]
+
+
+def test_a_work_in_a_tuple() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        pair = p.builder.emit(relax.Tuple([p.post(send, recv), p.x]))
+        p.wait(p.builder.emit(relax.TupleGetItem(pair, 0)))
+        return recv
+
+    assert check(body) == []
+
+
+def test_a_work_without_its_barrier_leaves_peers_reading() -> None:
+    def body(p: Program, meets: bool) -> Any:
+        send, recv = p.tensor(IPC_MEMORY), p.tensor()
+        p.copy(p.x, send)
+        p.wait(p.post(send, recv, flags=1))
+        if meets:
+            p.packed("runtime.disco.allgather", p.tensor(), False, p.tensor())
+        p.copy(p.x, send)
+        return recv
+
+    assert WRITE in {kind for kind, _ in check(lambda p: body(p, False))}
+    assert check(lambda p: body(p, True)) == []
+
+
+def test_a_function_that_is_not_known_uses_all_that_it_is_given() -> None:
+    def body(p: Program) -> Any:
+        send, recv, out = p.tensor(), p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        work = p.post(send, recv, name="mine.exchange")
+        p.copy(send, out)
+        p.wait(work)
+        return recv
+
+    assert check(body) == [(UNFINISHED, False)]
+
+
+@I.ir_module
+class Branches:
+    """A work of one branch or the other is waited for behind them."""
+
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32"), c: R.Tensor((), "bool")) -> R.Tensor((4,), "float32"):
+        y = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        if c:
+            w: R.Any = R.call_packed(
+                "tvm_ipc.post", "tvm_ipc.allreduce", x, 0, 0, 3, 0, y, ty_args=(R.Any,)
+            )
+        else:
+            w: R.Any = R.call_packed(
+                "tvm_ipc.post", "tvm_ipc.allreduce", x, 4, 0, 3, 0, y, ty_args=(R.Any,)
+            )
+        _ = R.call_packed("tvm_ipc.wait", w, ty_args=(R.Tuple,))
+        return y
+
+
+@I.ir_module
+class OneBranch:
+    """It is waited for on one path alone."""
+
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32"), c: R.Tensor((), "bool")) -> R.Tensor((4,), "float32"):
+        y = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        w: R.Any = R.call_packed(
+            "tvm_ipc.post", "tvm_ipc.allreduce", x, 0, 0, 3, 0, y, ty_args=(R.Any,)
+        )
+        if c:
+            R.call_packed("tvm_ipc.wait", w, ty_args=(R.Tuple,))
+        else:
+            R.tuple()
+        return y
+
+
+def test_works_of_branches() -> None:
+    assert verify_cross_rank_safety(Branches) == []
+    found = {hazard.kind for hazard in verify_cross_rank_safety(OneBranch)}
+    assert found == {UNFINISHED, NEVER_WAITED}
+
+
+def test_the_pipeline_refuses_a_program_that_does_not_wait() -> None:
+    @I.ir_module
+    class Early:
+        @R.function(pure=False)
+        def main(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            y = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+            w: R.Any = R.call_packed(
+                "tvm_ipc.post", "tvm_ipc.allreduce", x, 0, 0, 3, 0, y, ty_args=(R.Any,)
+            )
+            z = R.add(y, y)
+            _ = R.call_packed("tvm_ipc.wait", w, ty_args=(R.Tuple,))
+            return z
+
+    with pytest.raises(TransformError, match="read before the work that writes it has ended"):
+        tvm_ipc.get_pipeline("llvm", 2)(Early)
