@@ -55,9 +55,15 @@ def test_the_faults_that_contributors_try_have_their_places(tmp_path: Path) -> N
     assert listed.returncode == 0, listed.stderr
 
 
-def test_the_page_on_communication_runs(run_python: Callable[..., str], tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "communication.md").read_text()
-    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+PAGE = (ROOT / "docs" / "communication.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "text", re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE), ids=len
+)
+def test_the_page_on_communication_runs(
+    text: str, run_python: Callable[..., str], tmp_path: Path
+) -> None:
     program = tmp_path / "program.py"  # TVMScript reads the source of what it parses
     program.write_text(text)
     run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")

@@ -151,6 +151,49 @@ def test_works_are_done_in_their_order() -> None:
     assert check(body) == []
 
 
+def view(p: Program, tensor: Any, begin: int, count: int) -> Any:
+    ty = relax.TensorType((count,), "float32")
+    return p.packed("tvm_ipc.view", tensor, 4 * begin, relax.ShapeExpr([count]), ty=ty)
+
+
+@pytest.mark.parametrize("second", [0, COUNT // 4, COUNT // 2])
+def test_parts_of_a_tensor_are_told_apart(second: int) -> None:
+    """A work writes the first half, and the program the part from `second` on."""
+
+    def body(p: Program) -> Any:
+        half = COUNT // 2
+        send, out = p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        work = p.post(view(p, send, 0, half), view(p, out, 0, half))
+        p.copy(view(p, p.x, 0, half // 2), view(p, out, second, half // 2))
+        p.wait(work)
+        p.copy(view(p, p.x, half, half // 2), view(p, out, half, half // 2))
+        return out
+
+    assert check(body) == ([] if second == COUNT // 2 else [(BUSY, False)])
+
+
+def test_a_view_beyond_the_end() -> None:
+    def body(p: Program) -> Any:
+        return view(p, p.tensor(), COUNT // 2, COUNT // 2 + 1)
+
+    (hazard,) = Program().hazards(body)
+    assert hazard.kind is HazardKind.BOUNDS
+    assert f"it ends at byte {4 * COUNT + 4} of {4 * COUNT}" in str(hazard)
+
+
+def test_what_is_written_through_views_is_not_lost() -> None:
+    def body(p: Program) -> Any:
+        out, other = p.tensor(), p.tensor()
+        p.copy(p.x, out)
+        p.copy(view(p, p.x, 0, 8), view(p, out, 8, 8))
+        p.copy(view(p, p.x, 0, 8), view(p, out, 0, 8))
+        p.copy(out, other)
+        return other
+
+    assert check(body) == []
+
+
 def test_no_wait_at_all() -> None:
     def body(p: Program) -> Any:
         send, recv = p.tensor(), p.tensor()

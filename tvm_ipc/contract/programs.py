@@ -289,6 +289,13 @@ ALLOC_TENSOR: Final = Function(
     result_of="storage",
 )
 
+VIEW: Final = Function(
+    "tvm_ipc.view",
+    "(tensor: Tensor, offset: int, shape: Shape) -> Tensor",
+    "part of a tensor from a byte on, its data pointer moved; it keeps the tensor",
+    result_of="tensor",
+)
+
 COPY: Final = Function(
     "tvm_ipc.copy",
     "(source: Tensor, target: Tensor)",
@@ -364,6 +371,7 @@ PROGRAM_FUNCTIONS: Final = (
     WAIT,
     ALLOC_STORAGE,
     ALLOC_TENSOR,
+    VIEW,
     COPY,
     CLEAR,
     ARENA_OFFSET,

@@ -280,6 +280,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
       .def("tvm_ipc.place_in_team", OfWorker<PlaceInTeam>())
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
+      .def("tvm_ipc.view", Throwing<ViewTensor>::Call)
       .def("tvm_ipc.require_bounds", Throwing<RequireBounds>::Call)
       .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)
       .def_packed("tvm_ipc.blas.matmul", ThrowingPacked<BlasMatmul>::Call)

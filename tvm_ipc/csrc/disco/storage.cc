@@ -120,6 +120,29 @@ ffi::Tensor AllocTensor(memory::Storage storage, int64_t offset, ffi::Shape shap
   return ffi::Tensor::FromNDAlloc(Inside{std::move(storage)}, shape, dtype, device, offset);
 }
 
+ffi::Tensor ViewTensor(ffi::Tensor tensor, int64_t offset, ffi::Shape shape) {
+  if (!tensor.IsContiguous()) {
+    Fail(kind::kValue, "view: the tensor is not contiguous; make a contiguous copy first");
+  }
+  const size_t whole = ffi::GetDataSize(*tensor.GetDLTensorPtr());
+  const size_t bytes = SizeInBytes("view", shape, tensor.dtype());
+  if (offset < 0 || bytes > whole || static_cast<size_t>(offset) > whole - bytes) {
+    Fail(kind::kValue, "view: ", bytes, " bytes at offset ", offset, " do not lie in a tensor of ",
+         whole, " bytes");
+  }
+  struct Inside {
+    ffi::Tensor tensor;
+    void AllocData(DLTensor* view, int64_t offset) {
+      const DLTensor* whole = tensor.GetDLTensorPtr();
+      view->data = static_cast<uint8_t*>(whole->data) + whole->byte_offset + offset;
+    }
+    void FreeData(DLTensor*) {}
+  };
+  const DLDataType dtype = tensor.dtype();
+  const tvm::Device device = tensor.device();
+  return ffi::Tensor::FromNDAlloc(Inside{std::move(tensor)}, shape, dtype, device, offset);
+}
+
 void RequireBounds(ffi::String what, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return;
   Fail(kind::kValue, what, " is ", value, ", and the function was compiled for ", least, " to ",

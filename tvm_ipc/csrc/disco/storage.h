@@ -18,6 +18,9 @@ tvm::runtime::memory::Storage AllocStorage(tvm::ffi::Shape shape, DLDataType dty
 /*! \brief A tensor in a storage, from an offset in bytes; its data pointer is moved there. */
 tvm::ffi::Tensor AllocTensor(tvm::runtime::memory::Storage storage, int64_t offset,
                              tvm::ffi::Shape shape, DLDataType dtype);
+/*! \brief A tensor of this shape inside of another one, from a byte on; its data pointer is moved.
+ */
+tvm::ffi::Tensor ViewTensor(tvm::ffi::Tensor tensor, int64_t offset, tvm::ffi::Shape shape);
 /*! \brief Fail where a value is not in the bounds that a memory plan relies on. */
 void RequireBounds(tvm::ffi::String what, int64_t value, int64_t least, int64_t most);
 /*! \brief Copy between two tensors of one type and size, wherever they lie. */

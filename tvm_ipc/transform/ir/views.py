@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TVM's operators and packed functions that make no memory: one list, by their names."""
+"""Operators and packed functions that make no memory: one list, by their names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Final
 
 import tvm
 
-#: The result is the first argument, seen otherwise.
+from tvm_ipc.contract.programs import VIEW
+
+#: The result is the first argument, or a part of it, seen otherwise.
 VIEWS: Final = frozenset(
     (
         *(
@@ -15,5 +17,6 @@ VIEWS: Final = frozenset(
             for name in ("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset")
         ),
         "vm.builtin.reshape",
+        VIEW.name,
     )
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -63,6 +64,25 @@ class Allocations(Effects):
                 where = f"ends at byte {extents.text(end)} of {extents.text(limit)}"
                 self._out_of_bounds(end, limit, buffer, where, step)
         return frozenset(buffers)
+
+    def _view(self, source: Value, step: Statement, offset: Argument, shape: Argument) -> Value:
+        """Make a tensor that is a part of what the source reaches, from a byte on."""
+        at, past, given = self._span(offset, shape, item_bytes_of(step.bound.ty))
+        extents, parts = self._extents, []
+        for thing in objects(source):
+            if isinstance(thing, Storage) or thing.begin is None or at is None:
+                parts.append(thing)
+                continue
+            end = None if past is None else extents.add(thing.begin, past)
+            begin = extents.add(thing.begin, at)
+            known = (*thing.given, *given)
+            part = replace(thing, begin=begin, end=end, origin=thing.origin or thing, given=known)
+            parts.append(part)
+            if end is None or thing.end is None or extents.at_most(end, thing.end, known):
+                continue
+            where = f"ends at byte {extents.text(end)} of {extents.text(thing.end)}"
+            self._out_of_bounds(end, thing.end, part, where, step)
+        return frozenset(parts)
 
     def _out_of_bounds(
         self, low: Number, high: Number, buffer: Buffer, where: str, step: Statement
@@ -124,9 +144,16 @@ def _key(dim: Any) -> Any:
 
 def item_bytes(dtype: Any) -> float:
     """Return the bytes of an element, NaN where the type is not known."""
-    if not isinstance(dtype, tvm.ir.GenericConst):
-        return math.nan
-    name = str(dtype.value)
+    return _bytes_of(str(dtype.value)) if isinstance(dtype, tvm.ir.GenericConst) else math.nan
+
+
+def item_bytes_of(ty: Any) -> float:
+    """Return the bytes of an element of a tensor, NaN where its type is not known."""
+    known = isinstance(ty, relax.TensorType) and ty.dtype is not None
+    return _bytes_of(str(ty.dtype.dtype)) if known else math.nan
+
+
+def _bytes_of(name: str) -> float:
     if name not in _ITEM_BYTES:
         value = tvm.DataType(name)
         _ITEM_BYTES[name] = max(1, value.bits * value.lanes / 8)

@@ -185,6 +185,8 @@ class Evaluation(Allocations):
         source = values[call.places(function.result_of)[0]]
         if not call.places("offset"):
             return source
+        if not call.places("dtype"):
+            return self._view(source, step, call.argument("offset"), call.argument("shape"))
         return self._alloc_tensor(source, step, *map(call.argument, ("offset", "shape", "dtype")))
 
     def _post(
