@@ -390,7 +390,7 @@ def compiler_calls() -> dict[str, Call]:
         # TVM's wrapper shows no signature of a pass without options.
         **{
             name: Call(getattr(transform, name), free={"args": "none", "kwargs": "none"})
-            for name in ("LowerGPUIPCAllocStorage", "LowerPackedAllocTensor")
+            for name in ("LowerGPUIPCAllocStorage", "LowerPackedAllocTensor", "LowerPlacements")
         },
     }
 
@@ -421,7 +421,7 @@ def communication_calls() -> dict[str, Call]:
         "target": axes,
         "backend": [*NAMES, "nccl"],
         "mesh": [3, None, "tp", ["tp"], [["tp"]], [["tp", 1, 2]], [[1, "tp"]], ANYTHING],
-        "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, [3], {"tp": "S[x]"}, ANYTHING],
+        "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, ANYTHING],
         "ranks": ["01", 3, [0], [0, 0], [0, 64], ["0", 1], {0: 1}, ANYTHING],
         "stream": one_less(axes, None),
     }

@@ -7,7 +7,8 @@
 
 TVM's own pipeline for the target, with our passes at the places where they belong:
 
-    1 dispatch   matrix products for the BLAS, and TVM's choice of libraries
+    1 dispatch   matrix products for the BLAS, and TVM's choice of libraries; before that, of
+                 programs for all ranks, what one rank runs
     2 legalize   operators become kernels, those that are alike once, and kernels are fused
     3 schedule   what the caller gives, if anything
     4 dataflow   outputs are allocated explicitly, those of external compilers' functions too
@@ -46,6 +47,7 @@ from tvm_ipc.transform import (
     LegalizeOps,
     LowerExternCalls,
     LowerGPUIPCAllocStorage,
+    LowerPlacements,
     OffloadBLAS,
     RequireWorkers,
     StaticPlanBlockMemory,
@@ -145,7 +147,9 @@ def get_pipeline(
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ipc.pipeline")  # type: ignore[untyped-decorator]
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        _check_module(mod, target, world_size, world_size // num_groups)
+        _check_well_formed(mod)
+        mod = tvm.transform.Sequential([LowerPlacements()], name="tvm_ipc.placements")(mod)
+        _check_workers_and_devices(mod, target, world_size, world_size // num_groups)
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
         with target:
             for number, (name, passes) in enumerate(phases, start=1):
@@ -227,15 +231,18 @@ def _around_the_plan(
     return passes[:plan], passes[plan + 1 : lower], passes[lower:]
 
 
-def _check_module(
-    mod: tvm.IRModule, target: tvm.target.Target, world_size: int, group_size: int
-) -> None:
+def _check_well_formed(mod: tvm.IRModule) -> None:
     try:
         # With `check_ty` it looks into the type at every use of a variable, which is quadratic
         # where weights are one tuple. A type that is missing is found without it, too.
         relax.analysis.well_formed(mod, check_ty=False)
     except (TypeError, ValueError) as error:
         raise TransformError(f"get_pipeline: the module is not well-formed: {error}") from error
+
+
+def _check_workers_and_devices(
+    mod: tvm.IRModule, target: tvm.target.Target, world_size: int, group_size: int
+) -> None:
     for name, op, attrs in _told(mod):
         if op == _HINT:
             _check_hint(name, tvm.device(int(attrs.device_type), int(attrs.index)), target)

@@ -131,6 +131,7 @@ def test_the_type_is_that_of_the_whole() -> None:
             lambda x: place(x, MESH, {"tp": "S"}),
             "place: placements, along 'tp' is comm.Replica(), comm.Shard(axis) or ",
         ),
+        (lambda x: place(x, [["tp", 2]], ["S[x]"]), "or comm.Partial(reduction), not 'S[x]'"),
         (lambda x: place(x, MESH, {"tp": "P[avg]"}), "Partial: reduction is one of 'sum', 'prod'"),
         (lambda x: place(x, MESH, {"tp": Shard(2)}), "place: S[2]: there is no axis 2 in R.Tensor"),
         (

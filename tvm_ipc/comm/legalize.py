@@ -21,7 +21,7 @@ from tvm import relax, te, tirx
 
 from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of, reduction_of, sources
 from tvm_ipc.comm.kinds import KINDS
-from tvm_ipc.comm.operator import NAME, infer, part
+from tvm_ipc.comm.operator import NAME, constant, infer, part
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Parameter, Team
 from tvm_ipc.contract.programs import DISCO_ALLREDUCE, PLACE_IN_TEAM
 
@@ -121,20 +121,18 @@ def _own_part(
     """Return the rank's part of a tensor, which a kernel takes by the rank's place in its team."""
     axis = int(attrs.split_axis or 0)
     length = part(kind_of(attrs), attrs, tensor.ty.shape.ty.values[axis])
-    place = tirx.Var("place", "int64")
-    told = relax.ExternFunc(PLACE_IN_TEAM.name)
-    call = relax.op.call_pure_packed(told, _team(attrs.team), ty_args=relax.ShapeType(ndim=1))
-    builder.match_cast(builder.emit(call), relax.ShapeType([place]))
-    return builder.call_te(_part_at, tensor, axis, length, place)
+    told = relax.TensorType((), "int64", tensor.ty.vdevice)
+    call = relax.op.call_dps_packed(PLACE_IN_TEAM.name, [_team(attrs.team)], out_ty=told)
+    return builder.call_te(_part_at, tensor, builder.emit(call), axis, length)
 
 
-def _part_at(tensor: te.Tensor, axis: int, length: relax.Expr, place: relax.Expr) -> te.Tensor:
+def _part_at(tensor: te.Tensor, place: te.Tensor, axis: int, length: relax.Expr) -> te.Tensor:
     """Return so many rows of a tensor along an axis, with zeros for those after its end."""
     extent = tensor.shape[axis]
     shape = [*tensor.shape[:axis], length, *tensor.shape[axis + 1 :]]
 
     def element(*index: tirx.Var) -> relax.Expr:
-        at = place * length + index[axis]
+        at = place() * length + index[axis]
         value = tensor(*index[:axis], at, *index[axis + 1 :])
         return tirx.if_then_else(at < extent, value, tirx.const(0, tensor.dtype))
 
@@ -151,7 +149,7 @@ def _parts_first(
     if attrs.uneven and not tvm.sym.Analyzer().can_prove_equal(length * workers, extents[axis]):
         tensor = builder.emit_te(_padded, tensor, axis, length * workers)
     dims = [*extents[:axis], tirx.IntImm("int64", workers), length, *extents[axis + 1 :]]
-    parts = builder.emit(relax.op.reshape(tensor, dims))
+    parts = builder.emit(reshaped(builder, tensor, dims))
     if axis == 0:
         return parts
     order = [axis, *range(axis), *range(axis + 1, len(dims))]
@@ -194,10 +192,26 @@ def _joined(
         order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims) + 1)]
         parts = builder.emit(relax.op.permute_dims(parts, order))
     dims[axis] = dims[axis] * count
-    joined = relax.op.reshape(parts, dims)
+    joined = reshaped(builder, parts, dims)
     if extent is None or tvm.sym.Analyzer().can_prove_equal(extent, dims[axis]):
         return joined
     return builder.call_te(_cut, builder.emit(joined), axis, extent)
+
+
+def reshaped(builder: relax.BlockBuilder, tensor: relax.Expr, dims: list[relax.Expr]) -> relax.Call:
+    """Return a tensor with other extents.
+
+    An extent of 0 means to TVM's operator the extent that was there, and constants without elements
+    cannot be loaded: a kernel makes a tensor that has none.
+    """
+    if any(constant(extent) == 0 for extent in dims):
+        return builder.call_te(_nothing, tensor, dims)
+    return relax.op.reshape(tensor, relax.ShapeExpr(dims))
+
+
+def _nothing(tensor: te.Tensor, shape: list[relax.Expr]) -> te.Tensor:
+    """Return a tensor without elements."""
+    return te.compute(shape, lambda *_: tirx.const(0, tensor.dtype), name="nothing")
 
 
 def _cut(tensor: te.Tensor, axis: int, extent: relax.Expr) -> te.Tensor:

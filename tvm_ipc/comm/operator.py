@@ -91,7 +91,7 @@ def infer(call: relax.Call, _builder: relax.BlockBuilder | None = None) -> relax
     if not isinstance(ty, relax.TensorType):
         raise ValueError(f"{kind.name}: x is a tensor, not {ty}")
     _check_dtype(kind, attrs, ty)
-    dims = _dims(ty)
+    dims = extents(ty)
     rank = int(ty.ndim)
     for axis in (attrs.split_axis, attrs.concat_axis):
         if axis is not None and not (0 <= axis < rank or (axis >= 0 and rank < 0)):
@@ -121,7 +121,7 @@ def _dtype(ty: relax.TensorType) -> str:
     return "" if ty.dtype is None else str(ty.dtype.dtype)
 
 
-def _dims(ty: relax.TensorType) -> list[Any] | None:
+def extents(ty: relax.TensorType) -> list[Any] | None:
     """Return the extents of a tensor, None where they are not known."""
     if ty.shape is None:
         return None
@@ -131,16 +131,23 @@ def _dims(ty: relax.TensorType) -> list[Any] | None:
 
 def part(kind: Kind, attrs: CollectiveAttrs, extent: relax.Expr) -> relax.Expr:
     """Return the extent of a rank's part, of the largest one if they are uneven."""
-    workers = attrs.workers
-    analyzer = tvm.sym.Analyzer()
-    if analyzer.can_prove_equal(tirx.floormod(extent, workers), 0):
-        return analyzer.simplify(tirx.floordiv(extent, workers))
-    if not attrs.uneven:
+    if not (attrs.uneven or divides(attrs.workers, extent)):
         raise ValueError(
             f"{kind.name}: axis {attrs.split_axis} has the extent {_show(extent)}, which may not "
-            f"be a multiple of {workers} workers; say uneven=True if parts may be smaller"
+            f"be a multiple of {attrs.workers} workers; say uneven=True if parts may be smaller"
         )
-    return analyzer.simplify(tirx.floordiv(extent + workers - 1, workers))
+    return largest_part(extent, attrs.workers)
+
+
+def divides(workers: int, extent: relax.Expr) -> bool:
+    """Whether it is sure that an extent is a multiple of the workers."""
+    return bool(tvm.sym.Analyzer().can_prove_equal(tirx.floormod(extent, workers), 0))
+
+
+def largest_part(extent: relax.Expr, workers: int) -> relax.Expr:
+    """Return the extent of the first part of an axis that is divided among workers."""
+    rounded = extent if divides(workers, extent) else extent + workers - 1
+    return tvm.sym.Analyzer().simplify(tirx.floordiv(rounded, workers))
 
 
 def _show(extent: relax.Expr) -> str:

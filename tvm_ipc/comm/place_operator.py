@@ -94,10 +94,7 @@ def _mesh(given: Any, ranks: Any) -> Mesh:
     names = [name for name, _ in given]
     if any(not isinstance(name, str) for name in names) or len(set(names)) != len(names):
         raise arguments.wrong_value("place: mesh", f"{_MESH}, each name once", given)
-    if ranks is None:
-        return Mesh(dict(map(tuple, given)))
-    wanted = "the ranks in the order of the mesh, or None"
-    return Mesh(dict(map(tuple, given)), arguments.integers("place: ranks", ranks, wanted))
+    return Mesh(dict(map(tuple, given)), ranks)
 
 
 def mesh_of(attrs: PlaceAttrs) -> Mesh:

@@ -247,8 +247,9 @@ TEAM: Final = Function(
 
 PLACE_IN_TEAM: Final = Function(
     "tvm_ipc.place_in_team",
-    "(team: Team) -> Shape",
-    "the caller's place in a team, as a shape of one extent, which programs compute with",
+    "(team: Team, recv: Tensor)",
+    "the caller's place in a team, as one int64, which kernels compute with",
+    writes=("recv",),
 )
 
 # ---- works ------------------------------------------------------------------------------------

@@ -165,17 +165,30 @@ void ExerciseSend(Rank& rank, ffi::TensorView buffer) {
   if (rank.id() == 0) RecvFromWorker(rank, buffer, 2);
 }
 
-/*! \brief The place of a rank in a team, as Relax programs bind a number to a name. */
-ffi::Shape PlaceInTeam(Rank& rank, TeamArgument team) {
-  const TeamId id = TeamFor(rank, team);
-  if (id == kWorld) return {rank.id()};
-  if (id == kGroup) return {rank.id() % rank.group_size()};
-  const TeamRecord* found = FindTeam(rank.control(), id);
-  if (found == nullptr) Fail(kind::kValue, "place_in_team: there is no team ", id);
-  const uint8_t* end = found->ranks + found->size;
-  const uint8_t* mine = std::find(found->ranks, end, rank.id());
-  if (mine == end) Fail(kind::kValue, "place_in_team: rank ", rank.id(), " is not in team ", id);
-  return {mine - found->ranks};
+int64_t PlaceOf(const Rank& rank, TeamId id) {
+  if (id == kWorld) return rank.id();
+  if (id == kGroup) return rank.id() % rank.group_size();
+  const TeamRecord* team = FindTeam(rank.control(), id);
+  if (team == nullptr) Fail(kind::kValue, "place_in_team: there is no team ", id);
+  const uint8_t* end = team->ranks + team->size;
+  const uint8_t* mine = std::find(team->ranks, end, rank.id());
+  if (mine != end) return mine - team->ranks;
+  Fail(kind::kValue, "place_in_team: rank ", rank.id(), " is not in the team ", id);
+}
+
+/*!
+ * \brief Write the place of a rank in a team.
+ *
+ * Into a tensor, since kernels that read it then depend on it as on all data: passes of TVM move
+ * kernels in front of what tells them a shape.
+ */
+void PlaceInTeam(Rank& rank, TeamArgument team, ffi::TensorView recv) {
+  const Buffer buffer = View(rank, "place_in_team: recv", recv);
+  const DLDataType dtype = recv.dtype();
+  if (dtype.code != kDLInt || dtype.bits != 64 || dtype.lanes != 1 || buffer.count != 1) {
+    Fail(kind::kType, "place_in_team: recv is one int64");
+  }
+  *static_cast<int64_t*>(buffer.data) = PlaceOf(rank, TeamFor(rank, team));
 }
 
 /*! \brief The beginning of the names of a backend's functions. */

@@ -26,6 +26,7 @@ from tvm_ipc.transform.legalize_ops import LegalizeOps
 from tvm_ipc.transform.lower_extern_calls import LowerExternCalls
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
 from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
+from tvm_ipc.transform.lower_placements import LowerPlacements
 from tvm_ipc.transform.mark_compiler_functions_as_extern import MarkCompilerFunctionsAsExtern
 from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
@@ -60,6 +61,7 @@ __all__ = [
     "LowerExternCalls",
     "LowerGPUIPCAllocStorage",
     "LowerPackedAllocTensor",
+    "LowerPlacements",
     "MappedGlobalSymbols",
     "MarkCompilerFunctionsAsExtern",
     "OffloadBLAS",

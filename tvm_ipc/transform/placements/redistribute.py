@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one placement to another one: a collective for each axis of the mesh where they differ.
+
+    R to S[a]        take_part, which needs no other rank
+    S[a] to R        allgather
+    S[a] to S[b]     all_to_all
+    P to R           allreduce
+    P to S[a]        reduce_scatter
+
+They are done in an order in which what comes later moves less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tvm
+from tvm import relax
+
+from tvm_ipc import comm
+from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
+from tvm_ipc.comm.operator import divides, extents
+from tvm_ipc.comm.placements import Placements
+from tvm_ipc.transform.placements.placed import Placed, divided, dtype_of, local_type, uneven
+from tvm_ipc.transform.report import Decision, note
+
+NAME = "LowerPlacements"
+
+
+class Redistribution:
+    """What moves tensors of one function between ranks.
+
+    Parameters
+    ----------
+    builder : of the function that one rank runs.
+    mesh : of all placements of the function.
+    function : its name.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, mesh: Mesh, function: str) -> None:
+        self.builder = builder
+        self.mesh = mesh
+        self.function = function
+        #: By extent, ranks and axis of the mesh: which places of a part are before the end.
+        self._inside: list[tuple[relax.Expr, int, relax.Var]] = []
+
+    def end_block(self) -> None:
+        """Forget variables that are of the block that ends."""
+        self._inside = []
+
+    def placed(
+        self,
+        value: relax.Expr,
+        whole: relax.TensorType,
+        placements: Placements,
+        zeros: frozenset[int] = frozenset(),
+    ) -> Placed:
+        """Return a tensor whose value has the extents that its placements say."""
+        wanted = local_type(self.mesh, whole, placements)
+        value = self.builder.normalize(value)
+        dims, found = extents(wanted), extents(value.ty)
+        if dims is not None and not _same(dims, found):
+            value = self.builder.match_cast(self.bound(value), wanted)
+        return Placed(value, whole, placements, zeros & uneven(self.mesh, placements, whole))
+
+    def bound(self, value: relax.Expr) -> relax.Expr:
+        """Return the value as an argument of a call."""
+        return self.builder.emit(value) if is_bindable(value) else value
+
+    def move(self, x: Placed, target: Placements, subject: str, verdict: str, why: str) -> Placed:
+        """Return a tensor as it is placed elsewhere, and note each collective that this takes."""
+        while x.placements != target:
+            index, step = self._next(x.placements, target)
+            name = list(self.mesh.axes)[index]
+            kind, moved = self._step(x, index, step)
+            about = f"{kind} of {subject} along {name!r}"
+            note(Decision(NAME, self.function, about, verdict, why))
+            x = moved
+        return x
+
+    def _next(self, found: Placements, target: Placements) -> tuple[int, Placement]:
+        """Return the axis of the mesh to do next, and what a tensor is along it afterwards.
+
+        An axis of the tensor is divided once at any time. Where two of them change places, one is
+        gathered in between.
+        """
+        taken = divided(self.mesh, found)
+        differ = [k for k in range(len(found)) if found[k] != target[k]]
+        free = [
+            k for k in differ if not (isinstance(step := target[k], Shard) and step.axis in taken)
+        ]
+        if not free:
+            return differ[0], Replica()
+        index = min(free, key=lambda k: _ORDER.index((type(found[k]), type(target[k]))))
+        return index, target[index]
+
+    def _step(self, x: Placed, index: int, target: Placement) -> tuple[str, Placed]:
+        """Return what is done along one axis of the mesh, and the tensor afterwards."""
+        name = list(self.mesh.axes)[index]
+        team, workers = self.mesh.teams(name), self.mesh.extent(name)
+        dims = extents(x.whole)
+        assert dims is not None, "only tensors of known shape are divided"
+        source = x.placements[index]
+        value = self.bound(x.value)
+        zeros = x.zeros
+        parts_differ = isinstance(target, Shard) and not divides(workers, dims[target.axis])
+        extent = None
+        if isinstance(source, Shard):
+            zeros -= {source.axis}
+            if parts_differ or not divides(workers, dims[source.axis]):
+                extent = dims[source.axis]
+        if isinstance(target, Shard):
+            zeros |= {target.axis}
+        if isinstance(source, Shard):
+            if isinstance(target, Shard):
+                call = comm.all_to_all(value, target.axis, source.axis, team=team, extent=extent)
+            else:
+                call = comm.allgather(value, axis=source.axis, team=team, extent=extent)
+        elif isinstance(source, Partial):
+            if isinstance(target, Shard):
+                call = comm.reduce_scatter(
+                    value, source.reduction, axis=target.axis, team=team, uneven=parts_differ
+                )
+            else:
+                call = comm.allreduce(value, source.reduction, team=team)
+        else:
+            assert isinstance(target, Shard)
+            call = comm.take_part(value, axis=target.axis, team=team, uneven=parts_differ)
+        placements = (*x.placements[:index], target, *x.placements[index + 1 :])
+        return str(call.attrs.kind), self.placed(call, x.whole, placements, zeros)
+
+    def fill(self, x: Placed, axes: frozenset[int], value: int, subject: str, why: str) -> Placed:
+        """Return the tensor with a value beyond the ends of some axes."""
+        by_axis = divided(self.mesh, x.placements)
+        dims = extents(x.whole)
+        assert dims is not None
+        for axis in sorted(axes):
+            about = f"{subject} beyond the end of axis {axis}"
+            note(Decision(NAME, self.function, about, f"filled with {value}", why))
+            index = x.placements.index(Shard(axis))
+            inside = self._is_inside(dims[axis], by_axis[axis], index)
+            count = len(dims)
+            if count > 1:
+                length = extents(inside.ty)
+                assert length is not None
+                shape = [length[0] if k == axis else 1 for k in range(count)]
+                inside = self.builder.emit(relax.op.reshape(inside, shape))
+            other = relax.const(value, dtype_of(x.whole))
+            filled = relax.op.where(inside, self.bound(x.value), other)
+            x = replace(x, value=self.builder.normalize(filled))
+        return replace(x, zeros=x.zeros | axes) if value == 0 else x
+
+    def _is_inside(self, extent: relax.Expr, workers: int, index: int) -> relax.Var:
+        """Return which places of a rank's part of an axis are before the end."""
+        for known, of, inside in self._inside:
+            if of == index and _same([known], [extent]):
+                return inside
+        name = list(self.mesh.axes)[index]
+        ones = self.builder.emit(relax.op.ones((extent,), "bool"))
+        call = comm.take_part(ones, team=self.mesh.teams(name), workers=workers, uneven=True)
+        inside = self.builder.emit(call)
+        self._inside.append((extent, index, inside))
+        return inside
+
+
+#: First what makes the tensor smaller, last what makes it larger.
+_ORDER = [
+    (Replica, Shard),
+    (Partial, Shard),
+    (Shard, Shard),
+    (Partial, Replica),
+    (Shard, Replica),
+]
+
+
+def _same(one: list[relax.Expr], other: list[relax.Expr] | None) -> bool:
+    if other is None or len(one) != len(other):
+        return False
+    analyzer = tvm.sym.Analyzer()
+    return all(analyzer.can_prove_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def is_bindable(value: relax.Expr) -> bool:
+    """Whether a variable has to be bound to a value before it can be an argument."""
+    return isinstance(value, (relax.Call, relax.TupleGetItem))
