@@ -54,6 +54,7 @@ RANKS = ["1", None, 1.0, True, -1, 2, 10**30, np.array(1), ANYTHING]
 DEVICES = [3, "gpux", np.ones(2), ["cpu"], ANYTHING]
 SIZES = [1.5e9, 0, -1, True, "lots", "1.5G", "", [1], 1 << 63, math.inf, ANYTHING]
 SECONDS = ["x", 0, -1, math.nan, math.inf, True, 10**400, [1], 1j, np.ones(1), ANYTHING]
+AMOUNTS = ["x", None, -1, math.nan, math.inf, True, 10**400, [1], 1j, np.ones(1), ANYTHING]
 IDS = [3, "01", [0], [0, 1, 2], [0, -1], [0, "1"], [0, 1.0], [0, True], {0: 0, 1: 1}, ANYTHING]
 IDS += [[0, 1 << 40], [1 << 70, 0]]
 TEAMS = [3, None, "01", [], [2], [-1], [0, 0], [0, "1"], [0, 1.0], [0, True], {0: 0}, {0, 1}]
@@ -113,6 +114,11 @@ def session_calls(session: Any) -> dict[str, Call]:
                 "ccl": [*NAMES, "nccl"],
                 "device_ids": IDS,
             },
+        ),
+        "emulate_link": Call(
+            session.emulate_link,
+            {},
+            {"latency": AMOUNTS, "bandwidth": AMOUNTS, "jitter": AMOUNTS},
         ),
         "call_packed": Call(session.call_packed, {"func": function}, {"func": REFERENCES}),
         "get": Call(session.get, {"reference": x}, {"reference": REFERENCES, "rank": RANKS}),

@@ -189,6 +189,11 @@ SESSION_FUNCTIONS: Final = (
         "worker: a function by which other threads act for its rank (true), and stop it (false)",
     ),
     Function(
+        "tvm_ipc.worker.emulate_link",
+        "(latency: float, bandwidth: float, jitter: float)",
+        "worker: what collectives bring comes as late as over a link; seconds, and bytes a second",
+    ),
+    Function(
         "tvm_ipc.worker.set_threads",
         "(threads: int)",
         "worker: how many threads TVM's kernels may use here, on any core",

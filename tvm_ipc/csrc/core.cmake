@@ -10,7 +10,7 @@ find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
   arena.cc connection.cc element.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
-  machine.cc meeting.cc monitor.cc rendezvous.cc teams.cc wait.cc worker_pipes.cc works.cc)
+  link.cc machine.cc meeting.cc monitor.cc rendezvous.cc teams.cc wait.cc worker_pipes.cc works.cc)
 # With the table of all backends, which stands above their folders.
 set(TVM_IPC_SHM_SOURCES
   ../backends.cc all_to_all.cc allreduce.cc backend.cc collectives.cc point_to_point.cc

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -86,8 +87,28 @@ class CollectiveSession(ValueSession):
         parts : `parts[i][j]` is the number of elements that worker i gives to worker j, by their
             places in the group or team; None where all parts are equal.
         """
-        numbers = _flat("all_to_all: parts", parts)
-        self._own_collective("all_to_all", src, dst, in_group, tvm_ffi.Shape(numbers))
+        given = tvm_ffi.Shape(_flat("all_to_all: parts", parts))
+        self._own_collective("all_to_all", src, dst, in_group, given)
+
+    def emulate_link(
+        self, latency: float = 0.0, bandwidth: float = 0.0, jitter: float = 0.0
+    ) -> None:
+        """Let all that workers receive come as late as over a link, to try programs for one.
+
+        A worker sleeps while data travel, and uses no core. All zeros is no link, as at the start.
+
+        Parameters
+        ----------
+        latency : seconds from the end of a collective until its data are there.
+        bandwidth : bytes a second that a worker receives; 0 is as fast as it is.
+        jitter : seconds that come on top at most.
+        """
+        amounts = (
+            _amount("emulate_link: latency", latency),
+            _amount("emulate_link: bandwidth", bandwidth),
+            _amount("emulate_link: jitter", jitter),
+        )
+        self._get_cached_method("tvm_ipc.worker.emulate_link")(*amounts)
 
     def _own_collective(
         self, name: str, src: object, dst: object, in_group: bool | Team, *numbers: Any
@@ -104,6 +125,12 @@ class CollectiveSession(ValueSession):
         call(function, team.id, source, *numbers, team.id, flags, target)
 
 
+def _amount(name: str, value: object) -> float:
+    """Return a finite number from 0 on."""
+    is_zero = isinstance(value, numbers.Real) and not isinstance(value, bool) and value == 0
+    return 0.0 if is_zero else arguments.above_zero(name, value, "a finite number from 0 on")
+
+
 def _kind(name: str, op: object) -> int:
     """Return the number of a reduction."""
     return _KINDS[arguments.one_of(name, op, _KINDS)]
@@ -118,9 +145,9 @@ def _flat(name: str, parts: object) -> list[int]:
         raise arguments.wrong_type(name, wanted, parts)
     rows = list(parts)
     try:
-        numbers = [arguments.integers(name, row, wanted, 0, _MOST) for row in rows]
+        counts = [arguments.integers(name, row, wanted, 0, _MOST) for row in rows]
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name} is {wanted}, not {arguments.show(parts)}") from None
-    if not rows or any(len(row) != len(rows) for row in numbers):
+    if not rows or any(len(row) != len(rows) for row in counts):
         raise arguments.wrong_value(name, wanted, parts)
-    return [number for row in numbers for number in row]
+    return [number for row in counts for number in row]

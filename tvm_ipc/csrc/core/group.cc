@@ -147,6 +147,13 @@ Turn Rank::Begin(TeamId team) {
   return turn;
 }
 
+int Rank::SizeOf(TeamId team) const {
+  if (team == kWorld) return num_ranks_;
+  if (team == kGroup) return group_size_;
+  const TeamRecord* record = FindTeam(control(), team);
+  return record == nullptr ? 0 : static_cast<int>(record->size);
+}
+
 Meeting& Rank::Made(TeamId team) {
   const uint32_t index = static_cast<uint32_t>(team - kFirstTeam);
   if (index < kMaxTeams) {

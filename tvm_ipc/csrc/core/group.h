@@ -20,6 +20,7 @@
 #include "core/control.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/link.h"
 #include "core/meeting.h"
 #include "core/works.h"
 
@@ -110,6 +111,8 @@ class Rank {
   int id() const { return id_; }
   int num_ranks() const { return num_ranks_; }
   int group_size() const { return group_size_; }
+  /*! \brief The ranks of a team that there is. */
+  int SizeOf(TeamId team) const;
   const RankOptions& options() const { return options_; }
   Control& control() const { return segments_->control(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
@@ -147,6 +150,9 @@ class Rank {
   /*! \brief End the waits of all ranks, since this one failed. */
   void FailSession();
   Connection& connection() const { return *connection_; }
+
+  /*! \brief Over which it receives; by default there is none. */
+  EmulatedLink& link() { return link_; }
 
   /*! \brief What the rank has posted; the thread that does it starts with the first call. */
   Works& works();
@@ -189,6 +195,7 @@ class Rank {
   std::shared_ptr<Arena> arena_;
   const Backend* backend_ = nullptr;
   std::unique_ptr<Endpoint> endpoint_;
+  EmulatedLink link_;
   std::mutex works_mutex_;
   std::unique_ptr<Works> works_;
 };

@@ -322,6 +322,10 @@ ffi::Function ShareRank() {
   });
 }
 
+void EmulateLink(double latency, double bandwidth, double jitter) {
+  RequireRank().link().Set(latency, bandwidth, jitter);
+}
+
 void SetThreads(int threads) {
   if (threads == 1) {
     // No pool at all: its threads would spin before they sleep, on cores that ranks wait for, and

@@ -59,6 +59,8 @@ void CallInTeam(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
  *        (false).
  */
 tvm::ffi::Function ShareRank();
+/*! \brief From now on what the rank receives comes as late as over a link: core/link.h. */
+void EmulateLink(double latency, double bandwidth, double jitter);
 /*! \brief How many threads TVM's kernels may use in the calling worker. */
 void SetThreads(int threads);
 tvm::ffi::Function GetFunction(tvm::ffi::Module module, tvm::ffi::String name);

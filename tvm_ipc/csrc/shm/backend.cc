@@ -23,38 +23,50 @@ class SharedMemoryEndpoint final : public Endpoint {
   void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
                  const Buffer& recv) final {
     tvm_ipc::AllReduce(rank_, send, kind, team, strategy, flags, recv);
+    Arrive(team, [&](size_t n) { return 2 * recv.bytes() / n * (n - 1); });
   }
   void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                      const Buffer& recv) final {
     tvm_ipc::ReduceScatter(rank_, send, kind, team, flags, recv);
+    Arrive(team, [&](size_t n) { return recv.bytes() * (n - 1); });
   }
   void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
               const Buffer* recv) final {
     tvm_ipc::Reduce(rank_, send, kind, root, team, flags, recv);
+    Arrive(team, [&](size_t) { return recv == nullptr ? 0 : recv->bytes(); });
   }
   void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
                 const Buffer& recv) final {
     tvm_ipc::AllToAll(rank_, send, parts, team, flags, recv);
+    Arrive(team, [&](size_t n) { return recv.bytes() / n * (n - 1); });
   }
   void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
                const Buffer& recv) final {
     tvm_ipc::Permute(rank_, send, sources, team, flags, recv);
+    Arrive(team, [&](size_t) { return recv.bytes(); });
   }
   void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) final {
     tvm_ipc::AllGather(rank_, send, team, flags, recv);
+    Arrive(team, [&](size_t) { return recv.bytes() - send.bytes(); });
   }
   void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
                  const Buffer& recv) final {
     tvm_ipc::Broadcast(rank_, send, root, team, flags, recv);
+    Arrive(team, [&](size_t) { return recv.bytes(); });
   }
   void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final {
     tvm_ipc::Scatter(rank_, send, root, team, flags, recv);
+    Arrive(team, [&](size_t) { return recv.bytes(); });
   }
   void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final {
     tvm_ipc::Gather(rank_, send, root, team, flags, recv);
+    Arrive(team, [&](size_t) { return recv == nullptr ? 0 : recv->bytes() - send.bytes(); });
   }
   void Send(const Buffer& send, int receiver) final { tvm_ipc::Send(rank_, send, receiver); }
-  void Receive(const Buffer& recv, int sender) final { tvm_ipc::Receive(rank_, recv, sender); }
+  void Receive(const Buffer& recv, int sender) final {
+    tvm_ipc::Receive(rank_, recv, sender);
+    if (rank_.link().on()) rank_.link().Travel(recv.bytes());
+  }
 
   void Copy(const Buffer& source, const Buffer& target) final {
     CopyBytes(target.begin(), source.begin(), source.bytes(), source.bytes() >= kStreamBytes);
@@ -63,6 +75,14 @@ class SharedMemoryEndpoint final : public Endpoint {
   void Synchronise() final {}
 
  private:
+  /*! \brief Over a link that is emulated, what the rank received comes late: by a team's size. */
+  template <typename Bytes>
+  void Arrive(TeamId team, const Bytes& bytes) {
+    if (!rank_.link().on()) return;
+    const int size = rank_.SizeOf(team);
+    if (size > 1) rank_.link().Travel(bytes(static_cast<size_t>(size)));
+  }
+
   Rank& rank_;
   std::shared_ptr<Heap> heap_;
 };
