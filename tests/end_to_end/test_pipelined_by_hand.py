@@ -13,6 +13,7 @@ from tvm import relax, te
 import tvm_ipc
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import verify_cross_rank_safety
+from tvm_ipc.transform.ir.rewrite import calls
 
 ROWS, INNER, COLUMNS = 3, 8, 5
 
@@ -102,6 +103,34 @@ def test_products_are_those_of_the_whole(ranks: int, chunks: int, streams: int) 
             for rank in range(ranks):
                 wanted = np.concatenate(list(xs), axis=1) @ weight
                 np.testing.assert_array_equal(session.get(out, rank=rank), wanted)
+
+
+def packed_calls(module: tvm.IRModule) -> list[str]:
+    """The works that are posted and waited for, in their order."""
+    names = [
+        str(call.op.global_symbol)
+        for call in calls(module["main"])
+        if isinstance(call.op, relax.ExternFunc)
+    ]
+    return [name for name in names if name in ("tvm_ipc.post", "tvm_ipc.wait")]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        relax.transform.DeadCodeElimination(),
+        relax.transform.EliminateCommonSubexpr(),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.FoldConstant(),
+        relax.transform.KillAfterLastUse(),
+    ],
+    ids=lambda one: str(one.info.name),
+)
+def test_passes_leave_works_and_waits_in_their_order(transform: tvm.transform.Pass) -> None:
+    module = Pipeline(2, 4, 2).module()
+    after = transform(module)
+    assert packed_calls(after) == packed_calls(module)
+    assert len(packed_calls(after)) == 8
 
 
 @pytest.mark.parametrize("forgotten", range(4))

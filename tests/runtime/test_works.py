@@ -212,6 +212,33 @@ def test_a_rank_that_does_not_come() -> None:
             session.sync()
 
 
+def test_ranks_that_post_in_different_orders() -> None:
+    """Each waits for the other in another team: after the deadline all hear of it."""
+    with tvm_ipc.Session(2, threads=True, timeout=1) as session:
+        session.import_python_module("worker_functions")
+        works = Works(session)
+        teams = [session.team([0, 1]).id, session.team([1, 0]).id]
+        x = works.put(3)
+        for first in (0, 1):
+            mine, other = (
+                (ALLREDUCE, x, 0, team, 3, 0, works.empty(3))
+                for team in (teams[first], teams[1 - first])
+            )
+            session.get_global_func("tests.call_elsewhere")(
+                0, "tvm_ipc.post", "tvm_ipc.post", len(mine), *mine, *other
+            )
+        with pytest.raises((WorkerError, DeadlineError), match=r"waited 1 s for rank \d"):
+            session.sync()
+
+
+@pytest.mark.parametrize("ranks", [4, 5, 8])
+def test_many_ranks(ranks: int, opened: OpenSession) -> None:
+    session = opened(ranks)
+    for plan in (("small_ones",), ("storm", 1, 40)):
+        session.get_global_func("tests.post_collectives")(1, True, *plan)
+    session.sync()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
