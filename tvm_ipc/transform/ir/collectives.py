@@ -103,7 +103,8 @@ class Collective:
     def __str__(self) -> str:
         name = self.function.name.rpartition(".")[2]
         kind = f" ({self.kind.name.lower()})" if self.kind is not None else ""
-        return f"{name} of {', '.join(map(_name, self.operands(self.function.reads)))}{kind}"
+        of = ", ".join(map(_name, self.operands(self.function.reads)))
+        return f"{name} of {of}{kind}{_where(self.division)}"
 
 
 def match_collective(expr: relax.Expr) -> Collective | None:
@@ -120,6 +121,8 @@ def match_collective(expr: relax.Expr) -> Collective | None:
         for parameter, argument in zip(function.bind(len(arguments)) or (), arguments, strict=True):
             if parameter.type == "Team" and isinstance(argument, relax.ShapeExpr):
                 division = tuple(map(int, argument.values))
+                if not division:
+                    return None  # the runtime will refuse it
             elif parameter.type in _NUMBERS:
                 numbers[parameter.name] = _NUMBERS[parameter.type](argument)
     except (AttributeError, IndexError, TypeError, ValueError):
@@ -163,6 +166,20 @@ _NUMBERS: Final[dict[str, Callable[[Any], int]]] = {
     "AllReduceStrategy": lambda expr: AllReduceStrategy(_int(expr)),
     "CollectiveFlag": lambda expr: CollectiveFlag(_int(expr)),
 }
+
+
+#: Of a team, in words about a collective.
+_SHOWN_RANKS: Final = 8
+
+
+def _where(division: tuple[int, ...]) -> str:
+    """Say between which ranks it is, where they are divided into teams."""
+    if not division:
+        return ""
+    size, *ranks = division
+    first = ", ".join(map(str, ranks[: min(size, _SHOWN_RANKS)]))
+    more = ", ..." if size > _SHOWN_RANKS else ""
+    return f" in {'teams such as' if len(ranks) > size else 'the team'} [{first}{more}]"
 
 
 def _name(expr: relax.Expr) -> str:

@@ -60,7 +60,8 @@ class KnownCall:
         given = self.argument(name)
         if isinstance(given, relax.ShapeExpr):
             numbers = [constant(one) for one in given.values]
-            return None if None in numbers else tuple(one for one in numbers if one is not None)
+            known = tuple(one for one in numbers if one is not None)
+            return known if known and len(known) == len(numbers) else None
         return constant(given)
 
     def meets(self) -> AnyTeam | None:
