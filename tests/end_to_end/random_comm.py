@@ -107,11 +107,16 @@ class Program:
             for k, var in enumerate(parameters)
         ]
         self.parameters = list(self.values)
+        if not self.symbolic and rng.random() < 0.5:
+            given = self.argument(2, self.rows)[0]
+            constant = relax.const(given, self.dtype)
+            self.values.append(Value(constant, lambda _: [given] * world, 5))
+        first = len(self.values)
         with self.builder.function("main", parameters):
             with self.builder.dataflow():
-                while len(self.values) < steps + 2:
+                while len(self.values) < steps + first:
                     self._step()
-                self.results = self._results()
+                self.results = self._results(first)
                 out = self.builder.emit_output(relax.Tuple([one.var for one in self.results]))
             self.builder.emit_func_output(out)
         self.module = self.builder.get()
@@ -128,9 +133,9 @@ class Program:
         for value in self.values:
             value.forget()
 
-    def _results(self) -> list[Value]:
+    def _results(self, first: int) -> list[Value]:
         used = {id(arg) for value in self.values for arg in getattr(value, "of", ())}
-        unused = [value for value in self.values[2:] if id(value) not in used]
+        unused = [value for value in self.values[first:] if id(value) not in used]
         return unused[-8:] if self.rng.random() < 0.8 else unused[-1:]
 
     def _emit(self, expr: relax.Expr, of: list[Value], run: Run, bound: int) -> Value | None:
