@@ -345,6 +345,32 @@ def test_what_stands_in_the_place_of_an_extent(operand: Any) -> None:
         )
 
 
+def test_what_is_left_out_is_the_first_axis_and_the_first_root() -> None:
+    x = tensor(6, 4)
+    short_and_long: list[tuple[relax.Call, relax.Call]] = [
+        (comm.reduce_scatter(x, team=PAIR), comm.reduce_scatter(x, "sum", axis=0, team=PAIR)),
+        (comm.reduce(x), comm.reduce(x, "sum", 0, team="world")),
+        (comm.allgather(x, team=PAIR), comm.allgather(x, axis=0, team=PAIR)),
+        (comm.gather(x, team=PAIR), comm.gather(x, 0, axis=0, team=PAIR)),
+        (comm.broadcast(x), comm.broadcast(x, 0, team="world")),
+        (comm.scatter(x, team=PAIR), comm.scatter(x, 0, axis=0, team=PAIR)),
+        (comm.all_to_all(x, team=PAIR), comm.all_to_all(x, 0, 0, team=PAIR)),
+    ]
+    for short, long in short_and_long:
+        assert tvm_ffi.structural_equal(short, long)
+        attrs = short.attrs
+        assert attrs.split_axis in (None, 0)
+        assert attrs.concat_axis in (None, 0)
+        assert attrs.backend == "auto"
+        assert not attrs.uneven
+
+
+@pytest.mark.parametrize("pairs", ["01", {0: 1}, b"01", 3, [0, 1], [[0.0, 1.0]], ["01"], [{0, 1}]])
+def test_pairs_are_lists_of_places(pairs: Any) -> None:
+    with pytest.raises(TypeError, match=r"permute: pairs is pairs of places in the team, such as "):
+        comm.permute(tensor(4), pairs, team=PAIR)
+
+
 def test_gradients_are_refused() -> None:
     @I.ir_module
     class Loss:

@@ -290,6 +290,63 @@ FAULTS = [
         "return move.root < 0 || member >= 0;",
         STRESS,
     ),
+    Fault(
+        "the root of a gather is the member after it",
+        "shm/collectives.cc",
+        "const bool receives = team.index() == root;",
+        "const bool receives = team.index() == (root + 1) % team.size();",
+        STRESS,
+    ),
+    Fault(
+        "a member takes the part of a scatter that is the next one's",
+        "shm/collectives.cc",
+        "const size_t part = static_cast<size_t>(team.index());",
+        "const size_t part = (team.index() + 1) % team.size();",
+        STRESS,
+    ),
+    Fault(
+        "the roots of ranks are not compared",
+        "core/control.h",
+        "root == o.root;",
+        "root <= 64 + o.root;",
+        STRESS,
+    ),
+    Fault(
+        "the sources of a permute are not compared",
+        "shm/collectives.cc",
+        "  mine.parts = HashOf(sources);\n",
+        "",
+        STRESS,
+    ),
+    Fault(
+        "two lists have the same hash if their last numbers are the same",
+        "shm/collectives.cc",
+        "hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;",
+        "hash = static_cast<uint64_t>(number) * 1099511628211u;",
+        STRESS,
+    ),
+    Fault(
+        "who receives from nobody has no zeros",
+        "shm/collectives.cc",
+        "  if (wanted < 0) std::fill_n(recv.begin(), recv.bytes(), uint8_t{0});\n",
+        "",
+        STRESS,
+    ),
+    Fault(
+        "a member takes what the first of those shows that have the same source",
+        "shm/collectives.cc",
+        "const int64_t wanted = sources[team.index()];",
+        "const int64_t wanted = std::find(sources.begin(), sources.end(), sources[team.index()]) -"
+        " sources.begin();",
+        STRESS,
+    ),
+    Fault(
+        "a rank is in the first of the teams of a division",
+        "core/teams.cc",
+        "const int64_t* first = ranks + (found - ranks) / size * size;",
+        "const int64_t* first = ranks + (found - ranks) / size / size;",
+        STRESS,
+    ),
     # ---- messages
     Fault(
         "no exit step where the parts of others were read in place",

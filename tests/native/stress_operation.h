@@ -426,6 +426,7 @@ class Operation {
     for (int i = 0; i < size_; ++i) {
       sources.push_back(static_cast<int64_t>(Draw(drawn, size_ + 1)) - 1);
     }
+    sources[0] = (sources[0] + 1 + plan_.distance) % (size_ + 1) - 1;  // another one by distance
     auto input = NewBlock(count_);
     auto output = NewBlock(count_);
     const Buffer send = Take(*input, count_);

@@ -24,6 +24,7 @@
  */
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,10 @@ namespace {
 enum Action { kBurst, kFailing, kDisagreeing, kWrap, kLarge };
 
 constexpr int kOperations = 40;
+
+/*! \brief Where ranks can disagree: about numbers, roots and sources. */
+constexpr Act kActsOfAll[] = {Act::kAllReduce, Act::kAllReduce, Act::kPermute, Act::kBroadcast,
+                              Act::kScatter,   Act::kGather,    Act::kReduce};
 
 template <typename T>
 std::unique_ptr<Block> Do(Rank& rank, const Plan& plan, Random& own) {
@@ -56,7 +61,9 @@ std::unique_ptr<Block> DoAnyType(Rank& rank, const Plan& plan, Random& own) {
 /*! \brief What this rank does in its stead when it is the one that goes wrong. */
 void GoWrong(Rank& rank, int action, Plan* plan) {
   if (action == kFailing) Fail(kind::kValue, "rank ", rank.id(), " was told to fail");
-  if (plan->salt % 3 == 0) {
+  if (plan->act != Act::kAllReduce) {
+    ++plan->distance;  // another root, or other sources
+  } else if (plan->salt % 3 == 0) {
     plan->act = Act::kBroadcast;
   } else {
     plan->count = plan->count * 3 + 1;  // often one that takes another way
@@ -72,7 +79,10 @@ struct Held {
   TeamId team;
 };
 
-/*! \brief Teams beside the world and the groups, the same for all ranks. */
+/*!
+ * \brief Teams beside the world and the groups, the same for all ranks; the last one is the rank's
+ *        own of those into which all are divided.
+ */
 std::vector<TeamId> MakeTeams(Rank& rank, Random& random) {
   std::vector<int> all(rank.num_ranks());
   std::iota(all.begin(), all.end(), 0);
@@ -81,6 +91,16 @@ std::vector<TeamId> MakeTeams(Rank& rank, Random& random) {
     std::shuffle(all.begin(), all.end(), random);
     const size_t size = 1 + Draw(random, all.size());
     teams.push_back(TeamOf(rank.control(), {all.begin(), all.begin() + size}, copy / 2));
+  }
+  std::vector<int64_t> division(all.begin(), all.end());
+  size_t size = 1 + Draw(random, all.size());
+  while (all.size() % size != 0) --size;
+  division.insert(division.begin(), static_cast<int64_t>(size));
+  teams.push_back(TeamIn(rank.control(), division, rank.id()));
+  const auto own = std::find(all.begin(), all.end(), rank.id()) - all.begin();
+  const auto first = all.begin() + own / size * size;
+  if (Members(rank, teams.back()) != std::vector<int>(first, first + size)) {
+    Fail(kind::kRuntime, "the ranks were divided into teams of ", size, " in another way");
   }
   return teams;
 }
@@ -110,7 +130,7 @@ void DoBurst(Rank& rank, const Order& order) {
     Plan plan = DrawPlan(shared, team, sizeof(float));
     if (goes_wrong && rank.id() == wrong_rank && !IsMember(rank, team)) plan.team = kWorld;
     if (!IsMember(rank, plan.team)) continue;
-    if (meets) plan.act = Act::kAllReduce;
+    if (meets) plan.act = kActsOfAll[plan.salt % std::size(kActsOfAll)];
     if (goes_wrong && rank.id() == wrong_rank) GoWrong(rank, order.action, &plan);
     Jitter(own);
     auto input = DoAnyType(rank, plan, own);
