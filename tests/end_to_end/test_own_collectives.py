@@ -112,8 +112,9 @@ def layers(name: str, ranks: int) -> tvm.IRModule:
 
 def test_every_collective_with_flags_is_here() -> None:
     with_flags = {name for name, one in PROGRAMS.items() if one.named("CollectiveFlag")}
-    # Programs with all-reduces are in the other files of this folder.
-    assert {f"tvm_ipc.{name}" for name in COLLECTIVES} == with_flags - {"tvm_ipc.allreduce"}
+    # Programs with all-reduces, alone and with a norm, are in other files of this folder.
+    elsewhere = {f"tvm_ipc.allreduce{rest}" for rest in ("", "_rms_norm", "_layer_norm")}
+    assert {f"tvm_ipc.{name}" for name in COLLECTIVES} == with_flags - elsewhere
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -245,8 +245,8 @@ FAULTS = [
     Fault(
         "a rank's own slice is taken for everybody's",
         "shm/allreduce.cc",
-        "team.buffer(i), (end - start) * width,",
-        "team.buffer(team.index()), (end - start) * width,",
+        "call.sink.Copy(at + start, team.buffer(i), end - start);",
+        "call.sink.Copy(at + start, team.buffer(team.index()), end - start);",
         STRESS,
     ),
     Fault(
@@ -254,6 +254,13 @@ FAULTS = [
         "shm/allreduce.cc",
         "/ (line * n) * line * i);",
         "/ (line * n) * line * i - (i == 1));",
+        STRESS,
+    ),
+    Fault(
+        "pieces of rows that are normalised come in any order",
+        "shm/allreduce_norm.cc",
+        "in_order() const final { return true; }",
+        "in_order() const final { return false; }",
         STRESS,
     ),
     Fault(

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -116,7 +117,8 @@ enum class Act {
   kAllToAll,
   kReduce,
   kPermute,
-  kLast = kPermute  // up to here they are drawn
+  kAllReduceNorm,
+  kLast = kAllReduceNorm  // up to here they are drawn
 };
 enum class Place { kArena, kOwn, kMixed };
 
@@ -224,6 +226,10 @@ class Operation {
     switch (plan_.act) {
       case Act::kAllReduce:
         return DoAllReduce();
+      case Act::kAllReduceNorm:
+        // Elements that are no floats have no norm.
+        if constexpr (std::is_same<T, float>::value) return DoAllReduceNorm();
+        return DoAllReduce();
       case Act::kAllToAll:
         return DoAllToAll();
       case Act::kReduce:
@@ -299,6 +305,49 @@ class Operation {
     // Whoever returns may write its input at once: the exit barrier's promise.
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "allreduce", [&](size_t i) { return Reduced<T>(kind, plan_.salt, ranks_, i); });
+    return plan_.no_exit_barrier ? std::move(input) : nullptr;
+  }
+
+  /*! \brief Rows of 1 to 2000 elements, normalised with a weight of 1. */
+  std::unique_ptr<Block> DoAllReduceNorm() {
+    constexpr size_t kRows[] = {1, 7, 64, 2000};
+    const size_t row = kRows[plan_.distance % 4];
+    const size_t count = count_ / row * row;
+    const bool centred = plan_.distance % 8 < 4;
+    auto input = NewBlock(count);
+    auto output = NewBlock(count);
+    auto norms = NewBlock(count);
+    const Buffer send = Take(*input, count);
+    const Buffer out = Take(*output, count);
+    const Buffer norm_out = Take(*norms, count);
+    std::vector<T> residual(count + 1);
+    std::vector<T> ones(row, 1), zeros(row, 0);
+    const Buffer old{plan_.may_be_in_place ? out.data : residual.data(), count, send.type};
+    const Buffer weight{ones.data(), row, send.type};
+    const Buffer bias{zeros.data(), row, send.type};
+    Fill(send, rank_.id());
+    Fill(old, 99);
+    AllReduceNorm(rank_, send, old, {weight, centred ? &bias : nullptr, 1.0}, plan_.team,
+                  plan_.strategy, Flags(), out, norm_out);
+    if (!plan_.no_exit_barrier) input->Spoil(0xee);
+    const T* sums = static_cast<const T*>(out.data);
+    Check(out, "allreduce_norm", [&](size_t i) {
+      return Reduced<T>(ReduceKind::kSum, plan_.salt, ranks_, i) + Element<T>(plan_.salt, 99, i);
+    });
+    for (size_t at = 0; at < count; at += row) {
+      double mean = 0;
+      double squares = 0;
+      for (size_t i = 0; i < row; ++i) mean += centred ? sums[at + i] / double(row) : 0;
+      for (size_t i = 0; i < row; ++i) squares += (sums[at + i] - mean) * (sums[at + i] - mean);
+      const double scale = 1 / std::sqrt(squares / row + 1);
+      const T* norm = static_cast<const T*>(norm_out.data) + at;
+      for (size_t i = 0; i < row; ++i) {
+        const double wanted = (sums[at + i] - mean) * scale;
+        if (std::abs(norm[i] - wanted) <= 1e-4 * (1 + std::abs(wanted))) continue;
+        Fail("WrongData", "norm of a row of ", row, " at ", at, ": element ", i, " is ", norm[i],
+             ", not ", wanted);
+      }
+    }
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 

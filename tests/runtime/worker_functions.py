@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm.runtime import DataType, Tensor, tensor
+from tvm.runtime import DataType, Tensor, empty, tensor
 from tvm_ffi import Shape, get_global_func, register_global_func
 
 
@@ -193,6 +193,21 @@ def call_elsewhere(rank: int, name: str, other: str, count: int, *args: Any) -> 
 def view(whole: Tensor, start: int, count: int) -> Tensor:
     width = whole.numpy().itemsize
     return whole._create_view((count,), whole.dtype, start * width)
+
+
+@register
+def ipc_tensor(size: int, shape: Shape, dtype: DataType) -> Tensor:
+    """A tensor in memory that peers map."""
+    allocate = get_global_func("runtime.disco.cuda_ipc.alloc_storage")
+    storage = allocate(Shape([size]), DataType("uint8"))
+    return get_global_func("tvm_ipc.alloc_tensor")(storage, 0, shape, dtype)
+
+
+@register
+def ipc_tensor_on_even_ranks(size: int, shape: Shape, dtype: DataType) -> Tensor:
+    if worker_rank() % 2 == 0:
+        return ipc_tensor(size, shape, dtype)
+    return empty(tuple(shape), str(dtype))
 
 
 @register

@@ -38,6 +38,30 @@ CUSTOM_ALLREDUCE: Final = Function(
     given={"kind": ReduceKind.SUM, "team": Team.WORLD, "flags": CollectiveFlag.NONE},
 )
 
+ALLREDUCE_RMS_NORM: Final = Function(
+    "tvm_ipc.allreduce_rms_norm",
+    "(send: Tensor, residual: Tensor, weight: Tensor, epsilon: float, team: Team, "
+    "strategy: AllReduceStrategy, flags: CollectiveFlag, residual_out: Tensor, norm_out: Tensor)",
+    "residual_out = residual + the sum of all sends, and norm_out = its rows as RMSNorm has them",
+    reads=("send", "residual", "weight"),
+    writes=("residual_out", "norm_out"),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+)
+
+ALLREDUCE_LAYER_NORM: Final = Function(
+    "tvm_ipc.allreduce_layer_norm",
+    "(send: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, epsilon: float, team: Team, "
+    "strategy: AllReduceStrategy, flags: CollectiveFlag, residual_out: Tensor, norm_out: Tensor)",
+    "residual_out = residual + the sum of all sends, and norm_out = its rows as LayerNorm has them",
+    reads=("send", "residual", "weight", "bias"),
+    writes=("residual_out", "norm_out"),
+    scopes={"send": IPC_MEMORY},
+    peers_read=("send",),
+    meets=Meeting.ALL,
+)
+
 REDUCE_SCATTER: Final = Function(
     "tvm_ipc.reduce_scatter",
     "(send: Tensor, kind: ReduceKind, team: Team, flags: CollectiveFlag, recv: Tensor)",
@@ -356,6 +380,8 @@ MATMUL: Final = Function(
 PROGRAM_FUNCTIONS: Final = (
     ALLREDUCE,
     CUSTOM_ALLREDUCE,
+    ALLREDUCE_RMS_NORM,
+    ALLREDUCE_LAYER_NORM,
     REDUCE_SCATTER,
     REDUCE,
     ALL_TO_ALL,

@@ -13,7 +13,7 @@ set(TVM_IPC_CORE_SOURCES
   link.cc machine.cc meeting.cc monitor.cc rendezvous.cc teams.cc wait.cc worker_pipes.cc works.cc)
 # With the table of all backends, which stands above their folders.
 set(TVM_IPC_SHM_SOURCES
-  ../backends.cc all_to_all.cc allreduce.cc backend.cc collectives.cc point_to_point.cc
+  ../backends.cc all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc point_to_point.cc
   reduce_scatter.cc reduce_to_root.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 set(TVM_IPC_BLAS_SOURCES

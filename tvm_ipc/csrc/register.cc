@@ -115,6 +115,34 @@ void CustomAllReduce(Rank& rank, ffi::TensorView send, int64_t strategy, ffi::Te
                             View(rank, "allreduce: recv", recv));
 }
 
+void AllReduceRMSNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
+                      ffi::TensorView weight, double epsilon, TeamArgument team, int64_t strategy,
+                      int64_t flags, ffi::TensorView residual_out, ffi::TensorView norm_out) {
+  const std::string name = "allreduce_rms_norm";
+  auto view = [&](const char* what, const ffi::TensorView& tensor) {
+    return View(rank, (name + ": " + what).c_str(), tensor);
+  };
+  rank.endpoint().AllReduceNorm(view("send", send), view("residual", residual),
+                                {view("weight", weight), nullptr, epsilon}, TeamFor(rank, team),
+                                StrategyOf(name, strategy), FlagsOf(name, flags),
+                                view("residual_out", residual_out), view("norm_out", norm_out));
+}
+
+void AllReduceLayerNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
+                        ffi::TensorView weight, ffi::TensorView bias, double epsilon,
+                        TeamArgument team, int64_t strategy, int64_t flags,
+                        ffi::TensorView residual_out, ffi::TensorView norm_out) {
+  const std::string name = "allreduce_layer_norm";
+  auto view = [&](const char* what, const ffi::TensorView& tensor) {
+    return View(rank, (name + ": " + what).c_str(), tensor);
+  };
+  const Buffer shift = view("bias", bias);
+  rank.endpoint().AllReduceNorm(view("send", send), view("residual", residual),
+                                {view("weight", weight), &shift, epsilon}, TeamFor(rank, team),
+                                StrategyOf(name, strategy), FlagsOf(name, flags),
+                                view("residual_out", residual_out), view("norm_out", norm_out));
+}
+
 void SendToWorker(Rank& rank, ffi::TensorView send, int64_t receiver) {
   const int to = IntOf("send_to_worker", receiver);
   rank.endpoint().Send(View(rank, "send_to_worker: send", send), to);
@@ -270,6 +298,8 @@ void RegisterCollectives() {
     MakePostable(name);
   };
   def("tvm_ipc.allreduce", AsPacked<&Endpoint::AllReduce>("allreduce"));
+  def("tvm_ipc.allreduce_rms_norm", OfWorker<AllReduceRMSNorm>());
+  def("tvm_ipc.allreduce_layer_norm", OfWorker<AllReduceLayerNorm>());
   def("tvm_ipc.reduce_scatter", AsPacked<&Endpoint::ReduceScatter>("reduce_scatter"));
   def("tvm_ipc.reduce", AsPacked<&Endpoint::Reduce>("reduce"));
   def("tvm_ipc.all_to_all", AsPacked<&Endpoint::AllToAll>("all_to_all"));

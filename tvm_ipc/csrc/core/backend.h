@@ -49,6 +49,14 @@ using Sources = std::vector<int64_t>;
 /*! \brief How an all-reduce moves its data. Upstream's numbers. */
 enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
 
+/*! \brief How rows are normalised: over as many elements as there are weights. */
+struct Norm {
+  const Buffer& weight;
+  /*! \brief LayerNorm's; RMSNorm has none. */
+  const Buffer* bias;
+  double epsilon;
+};
+
 /*! \brief Bits of the flags of a collective. */
 constexpr uint8_t kNoExitBarrier = 1;
 
@@ -95,6 +103,12 @@ class Endpoint {
   virtual void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                              const Buffer& recv) {
     Lack("reduce_scatter");
+  }
+  /*! \brief residual_out = residual + what an all-reduce would sum; norm_out = its rows' norms. */
+  virtual void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm,
+                             TeamId team, Strategy strategy, uint8_t flags,
+                             const Buffer& residual_out, const Buffer& norm_out) {
+    Lack("allreduce_norm");
   }
   /*! \brief On the member with this place, recv = what an all-reduce would give. */
   virtual void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,

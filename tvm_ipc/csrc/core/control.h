@@ -65,7 +65,8 @@ struct Descriptor {
   uint8_t flags = 0;
   ElementType type;
   uint64_t count = 0;
-  /*! \brief A hash of how parts are divided, 0 where they are equal. */
+  /*! \brief A hash of more that must agree, such as how parts are divided; 0 where nothing has to.
+   */
   uint64_t parts = 0;
   int32_t root = -1;
   /*! \brief Whether this rank's output overlaps its input. Peers choose by it, all alike. */

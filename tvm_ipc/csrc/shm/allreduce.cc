@@ -29,10 +29,11 @@
  * meetings; the two-phase ways read about 2 S however many ranks there are, and pay for a meeting
  * per piece. So one-shot is taken up to two ranks, and for small messages between more.
  */
+#include "shm/allreduce.h"
+
 #include <algorithm>
 
 #include "shm/collectives.h"
-#include "shm/team.h"
 
 namespace tvm_ipc {
 
@@ -51,10 +52,9 @@ bool TwoPhases(int n, size_t bytes, Strategy strategy) {
 struct Call {
   Team& team;
   const Buffer& send;
-  const Buffer& recv;
   ReduceFn reduce;
   Descriptor descriptor;
-  bool stream;
+  Sink& sink;
 
   size_t width() const { return send.type.bytes(); }
 };
@@ -72,7 +72,7 @@ void Eager(Call& call) {
     if (call.send.bytes() <= kEagerBytes) team.ClaimNextBuffer(kEagerBytes);
     for (int i = 0; i < team.size(); ++i) sources[i] = team.buffer(i);
     sources[team.index()] = call.send.begin() + at * width;
-    call.reduce(call.recv.begin() + at * width, sources, team.size(), count, call.stream);
+    call.sink.Reduce(at, sources, team.size(), count);
   }
 }
 
@@ -86,7 +86,7 @@ void Direct(Call& call) {
     in_place_reads = in_place_reads || offset >= 0;
   }
   sources[team.index()] = call.send.data;
-  call.reduce(call.recv.data, sources, team.size(), call.send.count, call.stream);
+  call.sink.Reduce(0, sources, team.size(), call.send.count);
   if (in_place_reads && !(call.descriptor.flags & kNoExitBarrier)) team.Enter(call.descriptor);
 }
 
@@ -97,17 +97,18 @@ size_t SliceStart(size_t count, int n, int i, size_t width) {
   return std::min(count, (count + line * n - 1) / (line * n) * line * i);
 }
 
-/*! \brief Enter with this rank's reduced slice, then copy the slices of all to the output. */
+/*! \brief Enter with this rank's reduced slice, then give the slices of all to the sink. */
 void GatherSlices(Call& call, size_t at, size_t count) {
   Team& team = call.team;
   const size_t width = call.width();
   team.Enter(call.descriptor);
+  // Each member begins with another one's slice, so that they are not all at the same memory.
+  const int first = call.sink.in_order() ? 0 : team.index();
   for (int k = 0; k < team.size(); ++k) {
-    const int i = (team.index() + k) % team.size();
+    const int i = (first + k) % team.size();
     const size_t start = SliceStart(count, team.size(), i, width);
     const size_t end = SliceStart(count, team.size(), i + 1, width);
-    CopyBytes(call.recv.begin() + (at + start) * width, team.buffer(i), (end - start) * width,
-              call.stream);
+    call.sink.Copy(at + start, team.buffer(i), end - start);
   }
 }
 
@@ -147,37 +148,38 @@ void Relayed(Call& call) {
   }
 }
 
+/*! \brief The output of an all-reduce. */
+class Output final : public Sink {
+ public:
+  Output(const Buffer& recv, ReduceFn reduce)
+      : recv_(recv), reduce_(reduce), stream_(recv.bytes() >= kStreamBytes) {}
+  void Reduce(size_t at, const void* const* sources, int num_sources, size_t count) final {
+    reduce_(To(at), sources, num_sources, count, stream_);
+  }
+  void Copy(size_t at, const void* reduced, size_t count) final {
+    CopyBytes(To(at), reduced, count * recv_.type.bytes(), stream_);
+  }
+  bool in_order() const final { return false; }
+
+ private:
+  void* To(size_t at) const { return recv_.begin() + at * recv_.type.bytes(); }
+
+  const Buffer& recv_;
+  ReduceFn reduce_;
+  bool stream_;
+};
+
 }  // namespace
 
-void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, Strategy strategy,
-               uint8_t flags, const Buffer& recv) {
-  if (send.type != recv.type || send.count != recv.count) {
-    Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
-         recv.count, " x ", Name(recv.type), "; they must be equal");
-  }
-  const ReduceFn reduce = RequireReduce("allreduce", send.type, kind);
-  const bool overlap = send.Overlaps(recv);
-  if (overlap && send.data != recv.data) {
-    Fail(kind::kValue, "allreduce: send and recv overlap in part; they must be equal or apart");
-  }
-  Team team(rank, team_id);
-  if (strategy == Strategy::kRing) strategy = Strategy::kAuto;
-  Call call{team, send, recv, reduce, {}, send.bytes() >= kStreamBytes};
-  Descriptor& mine = call.descriptor;
-  mine.op = "allreduce";
-  mine.reduces = true;
-  mine.kind = kind;
-  mine.strategy = static_cast<int8_t>(strategy);
-  mine.flags = flags;
-  mine.type = send.type;
-  mine.count = send.count;
-  mine.offset = rank.OffsetOf(send.data, send.bytes());
-  mine.in_place = overlap && mine.offset >= 0;
+void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy strategy,
+                   Descriptor mine, Sink& sink) {
   if (team.size() == 1) {
     const void* source = send.data;
-    reduce(recv.data, &source, 1, send.count, call.stream);
-    return;
+    return sink.Reduce(0, &source, 1, send.count);
   }
+  if (strategy == Strategy::kRing) strategy = Strategy::kAuto;
+  mine.strategy = static_cast<int8_t>(strategy);
+  Call call{team, send, reduce, mine, sink};
   const bool two_phases = TwoPhases(team.size(), send.bytes(), strategy);
   // What is small travels with the first step, so that one is enough.
   if (!two_phases && send.bytes() <= kEagerBytes) return Eager(call);
@@ -196,6 +198,31 @@ void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, 
   if (!in_place && (in_arenas || fits)) return Direct(call);
   if (!in_arenas || strategy == Strategy::kOneShot) return Eager(call);
   return Sliced(call);
+}
+
+void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, Strategy strategy,
+               uint8_t flags, const Buffer& recv) {
+  if (send.type != recv.type || send.count != recv.count) {
+    Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
+         recv.count, " x ", Name(recv.type), "; they must be equal");
+  }
+  const ReduceFn reduce = RequireReduce("allreduce", send.type, kind);
+  const bool overlap = send.Overlaps(recv);
+  if (overlap && send.data != recv.data) {
+    Fail(kind::kValue, "allreduce: send and recv overlap in part; they must be equal or apart");
+  }
+  Team team(rank, team_id);
+  Descriptor mine;
+  mine.op = "allreduce";
+  mine.reduces = true;
+  mine.kind = kind;
+  mine.flags = flags;
+  mine.type = send.type;
+  mine.count = send.count;
+  mine.offset = rank.OffsetOf(send.data, send.bytes());
+  mine.in_place = overlap && mine.offset >= 0;
+  Output output(recv, reduce);
+  AllReduceInto(team, send, reduce, strategy, mine, output);
 }
 
 }  // namespace tvm_ipc

@@ -25,6 +25,12 @@ class SharedMemoryEndpoint final : public Endpoint {
     tvm_ipc::AllReduce(rank_, send, kind, team, strategy, flags, recv);
     Arrive(team, [&](size_t n) { return 2 * recv.bytes() / n * (n - 1); });
   }
+  void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm, TeamId team,
+                     Strategy strategy, uint8_t flags, const Buffer& residual_out,
+                     const Buffer& norm_out) final {
+    tvm_ipc::AllReduceNorm(rank_, send, residual, norm, team, strategy, flags, residual_out,
+                           norm_out);
+  }
   void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                      const Buffer& recv) final {
     tvm_ipc::ReduceScatter(rank_, send, kind, team, flags, recv);

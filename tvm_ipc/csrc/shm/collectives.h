@@ -21,6 +21,13 @@ namespace tvm_ipc {
 
 void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy,
                uint8_t flags, const Buffer& recv);
+/*!
+ * \brief residual_out = residual + the sum of the members' sends; norm_out = its rows, normalised.
+ *        residual_out may be residual; otherwise outputs overlap nothing.
+ */
+void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const Norm& norm,
+                   TeamId team, Strategy strategy, uint8_t flags, const Buffer& residual_out,
+                   const Buffer& norm_out);
 /*! \brief recv = this member's part of what an all-reduce would give. */
 void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                    const Buffer& recv);

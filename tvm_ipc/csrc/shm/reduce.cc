@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "shm/norm.h"
 #include "shm/reduce_table.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -119,6 +120,22 @@ ReduceFn RequireReduce(const char* operation, ElementType type, ReduceKind kind)
   if (const ReduceFn reduce = FindReduce(type, kind)) return reduce;
   Fail(kind::kType, operation, ": ", Name(kind), " of ", Name(type),
        " is not supported; cast to a type that is, such as float32");
+}
+
+/*! \brief The row of a type that is normalised. */
+static int NormRowOf(const char* operation, ElementType type) {
+  const int row = RowOf(type);
+  if (row >= 0 && row < kNumNormTypes) return row;
+  Fail(kind::kType, operation, ": ", Name(type),
+       " is not normalised; cast to float32, float16 or bfloat16");
+}
+
+NormFn RequireNorm(const char* operation, ElementType from, ElementType to) {
+  return Table()->norms[NormRowOf(operation, from)].to[NormRowOf(operation, to)];
+}
+
+WidenFn RequireWiden(const char* operation, ElementType from) {
+  return Table()->norms[NormRowOf(operation, from)].widen;
 }
 
 void CopyBytes(void* dst, const void* src, size_t bytes, bool stream) {

@@ -47,6 +47,7 @@ struct Isa {
         _mm256_castsi128_si256(_mm256_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT)),
         _mm256_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT), 1);
   }
+  static constexpr bool kHalvesInOrder = true;
   static constexpr bool kFused = true;
   static inline F32 MultiplyAdd(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 };

@@ -13,8 +13,10 @@
  *   Unordered(a, b)            non-zero if a lane of a or b is NaN, for F32 and F64
  *   Halves(a, b, upper, lower) the upper and the lower halves of words; those of a word of b
  *                              follow those of the same word of a
- *   WidenHalf(p, low, high)    a vector of float16 from memory as two F32; NaN may give anything
+ *   WidenHalf(p, low, high)    a vector of float16 from memory as two F32; NaN may give anything,
+ *                              and where kHalvesInOrder is set, NaN
  *   NarrowHalf(low, high)      the reverse, to nearest even
+ *   kHalvesInOrder             whether `low` has the first half of the vector
  *   MultiplyAdd(a, b, c)       a * b + c; kFused: whether that is one instruction
  *
  * Memory is passed over once: a few vectors of the result are accumulated over all sources in
@@ -34,6 +36,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shm/norm_impl.h"
 #include "shm/reduce_average.h"
 #include "shm/reduce_format.h"
 #include "shm/reduce_table.h"
@@ -349,7 +352,8 @@ constexpr ReduceTable MakeTable(const char* name) {
            IntegerRow<uint32_t, uint32_t, AverageIntegers<uint32_t, int64_t>>(),
            IntegerRow<int64_t, uint64_t, AverageWords<int64_t>>(),
            IntegerRow<uint64_t, uint64_t, AverageWords<uint64_t>>(), TruthRow()},
-          Copy};
+          Copy,
+          {NormsOf<Float16>(), NormsOf<BFloat16>(), NormsOf<Float32>()}};
 }
 
 }  // namespace

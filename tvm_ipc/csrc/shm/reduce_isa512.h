@@ -55,6 +55,7 @@ struct Isa {
     __m256i second = _mm512_maskz_cvtps_ph(kAll, high, _MM_FROUND_TO_NEAREST_INT);
     return __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7);
   }
+  static constexpr bool kHalvesInOrder = true;
   static constexpr bool kFused = false;
   static inline F32 MultiplyAdd(F32 a, F32 b, F32 c) { return a * b + c; }
 #if defined(__AVX512BF16__)

@@ -69,6 +69,7 @@ struct Isa {
   static inline Raw NarrowHalf(F32 low, F32 high) {
     return SoftNarrowHalf<F32, Int, Raw>(low) | (SoftNarrowHalf<F32, Int, Raw>(high) << 16);
   }
+  static constexpr bool kHalvesInOrder = false;
   static constexpr bool kFused = false;
   static inline F32 MultiplyAdd(F32 a, F32 b, F32 c) { return a * b + c; }
 };

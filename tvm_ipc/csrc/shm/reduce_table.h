@@ -38,6 +38,24 @@ enum ReduceType : int {
 };
 constexpr int kNumReduceKinds = 5;
 
+/*! \brief What a row is normalised with: `bias` is that of LayerNorm, and RMSNorm has none. */
+struct NormRow {
+  size_t count;
+  const float* weight;
+  const float* bias;
+  float epsilon;
+};
+using NormFn = void (*)(void* dst, const void* row, const NormRow& norm);
+using WidenFn = void (*)(float* dst, const void* src, size_t count);
+
+/*! \brief The first rows of a table are those of floats that are normalised. */
+constexpr int kNumNormTypes = kReduceFloat32 + 1;
+/*! \brief For rows of one type: to float32, and normalised, by the type of the result. */
+struct NormKernels {
+  WidenFn widen;
+  NormFn to[kNumNormTypes];
+};
+
 /*! \brief By ReduceKind; nullptr where a kind has no meaning for the type. */
 struct ReduceRow {
   ReduceFn kinds[kNumReduceKinds];
@@ -47,6 +65,7 @@ struct ReduceTable {
   const char* name;
   ReduceRow rows[kNumReduceTypes];
   void (*copy)(void* dst, const void* src, size_t bytes, bool stream);
+  NormKernels norms[kNumNormTypes];
 };
 
 extern const ReduceTable kPortableTable;
