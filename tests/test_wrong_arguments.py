@@ -250,6 +250,7 @@ def compiler_calls() -> dict[str, Call]:
                 "num_groups": [*COUNTS, 3],
                 "barrier_budget": budgets,
                 "blas": [one for one in FLAGS if one is not None],
+                "fuse_epilogue": FLAGS,
                 "schedule": [3, "pass", tvm.transform.Pass, max, [], ANYTHING],
                 "dump": ["/etc/passwd", "/etc/passwd/below", "", 3, b"folder", "a\0b", ANYTHING],
             },
@@ -257,6 +258,12 @@ def compiler_calls() -> dict[str, Call]:
         ),
         "EraseMemoryScopes": Call(
             transform.EraseMemoryScopes, {}, {"scopes": ["global", 3, [3], [""], [None], ANYTHING]}
+        ),
+        "FuseAllReduceEpilogue": Call(
+            transform.FuseAllReduceEpilogue,
+            {},
+            {"allreduce_strategy": strategies, "num_groups": COUNTS},
+            named=strategy,
         ),
         "IPCAllReduceRewrite": Call(
             transform.IPCAllReduceRewrite,

@@ -7,8 +7,8 @@
 
 TVM's own pipeline for the target, with our passes at the places where they belong:
 
-    1 dispatch   matrix products for the BLAS, and TVM's choice of libraries; before that, of
-                 programs for all ranks, what one rank runs
+    1 dispatch   of programs for all ranks, what one rank runs; sums over workers with the norm
+                 after them as one function, matrix products for the BLAS, TVM's choice of libraries
     2 legalize   operators become kernels, those that are alike once, and kernels are fused
     3 schedule   what the caller gives, if anything
     4 dataflow   outputs are allocated explicitly, those of external compilers' functions too
@@ -42,6 +42,7 @@ from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     EraseMemoryScopes,
+    FuseAllReduceEpilogue,
     IPCAllReduceRewrite,
     KeepFromFusion,
     LegalizeOps,
@@ -81,6 +82,7 @@ def get_pipeline(
     num_groups: int = 1,
     barrier_budget: int | None = None,
     blas: bool | None = None,
+    fuse_epilogue: bool = True,
     schedule: tvm.transform.Pass | None = None,
     dump: str | Path | None = None,
 ) -> tvm.transform.Pass:
@@ -97,6 +99,8 @@ def get_pipeline(
         `StaticPlanBlockMemory`.
     blas : whether matrix products on a CPU are OpenBLAS's (see `OffloadBLAS`). None means where it
         is installed, which it must also be where the program runs.
+    fuse_epilogue : whether on CPUs a sum over workers, the addition of a residual and its norm are
+        one function (see `FuseAllReduceEpilogue`).
     schedule : a pass that runs on the fused kernels.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
@@ -107,6 +111,9 @@ def get_pipeline(
     if schedule is not None:
         wanted = "a pass, or None"
         arguments.instance("get_pipeline: schedule", schedule, tvm.transform.Pass, wanted)
+    fuse_epilogue = arguments.flag("get_pipeline: fuse_epilogue", fuse_epilogue)
+    on_cpu = _TARGETS[target.kind.name] is cpu_pipeline
+    epilogue = FuseAllReduceEpilogue(allreduce_strategy, num_groups=num_groups)
     folder = _folder(dump)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
@@ -118,6 +125,7 @@ def get_pipeline(
         (
             "dispatch",
             [
+                *([epilogue] if fuse_epilogue and on_cpu else []),
                 *([OffloadBLAS()] if use_blas else []),
                 *_for_target(target, "library_dispatch_passes"),
             ],

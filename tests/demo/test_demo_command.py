@@ -49,6 +49,8 @@ def test_story_of_several_workers(capfd: pytest.CaptureFixture[str]) -> None:
     story = facts(out)
     assert "for 1 and 4" in story["compile"]
     assert "12 all-reduces in two functions, 12 rewritten (auto)" in story["compile"]
+    # Of the last layer's sum `prefill` normalises one row only.
+    assert "11 with the norm that follows" in story["compile"]
     assert "12 without exit barrier" in story["compile"]
     kernels = "OpenBLAS" if installed() else "kernels of TVM"
     assert f"matrix products: {kernels}" in story["compile"]

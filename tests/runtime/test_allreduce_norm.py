@@ -291,6 +291,16 @@ def test_a_team_of_some_ranks(opened: OpenSession) -> None:
     assert [session.get(out, rank)[1, 1] for rank in range(3)] == [4, 0, 4]
 
 
+def test_a_work(opened: OpenSession) -> None:
+    session = opened(2)
+    x, weight = session.put(np.ones((3, 700), "float32")), session.put(np.ones(700, "float32"))
+    out, norm = session.empty((3, 700), "float32"), session.empty((3, 700), "float32")
+    post = session.get_global_func("tvm_ipc.post")
+    post("tvm_ipc.allreduce_rms_norm", x, x, weight, 0.0, 0, 3, 0, out, norm)
+    assert (session.get(out, 1) == 3).all()
+    assert (session.get(norm, 1) == 1).all()
+
+
 # ---- what is refused ----------------------------------------------------------------------------
 
 

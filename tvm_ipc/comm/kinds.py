@@ -7,18 +7,18 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from tvm_ipc.contract import Function
-from tvm_ipc.contract.programs import (
+from tvm_ipc.contract.collectives import (
     ALL_TO_ALL,
     ALLGATHER,
     ALLREDUCE,
     BROADCAST,
     GATHER,
     PERMUTE,
-    PLACE_IN_TEAM,
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
 )
+from tvm_ipc.contract.programs import PLACE_IN_TEAM
 
 
 @dataclass(frozen=True)

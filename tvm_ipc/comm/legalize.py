@@ -23,7 +23,8 @@ from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of, reduction_of, sour
 from tvm_ipc.comm.kinds import KINDS
 from tvm_ipc.comm.operator import NAME, constant, infer, part
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Parameter, Team
-from tvm_ipc.contract.programs import DISCO_ALLREDUCE, PLACE_IN_TEAM
+from tvm_ipc.contract.collectives import DISCO_ALLREDUCE
+from tvm_ipc.contract.programs import PLACE_IN_TEAM
 
 
 def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -102,14 +103,15 @@ def _argument(
     if parameter.name == "sources":
         return relax.ShapeExpr(sources(attrs))
     if parameter.type == "Team":
-        return _team(attrs.team)
+        return team_argument(attrs.team)
     if parameter.type == "ReduceKind":
         return relax.prim_value(int(reduction_of(attrs)))
     number = {"AllReduceStrategy": AllReduceStrategy.AUTO, "CollectiveFlag": CollectiveFlag.NONE}
     return relax.prim_value(int(number[parameter.type]))
 
 
-def _team(team: Any) -> relax.Expr:
+def team_argument(team: Any) -> relax.Expr:
+    """Return a team as packed functions take it."""
     if isinstance(team, str):
         return relax.prim_value(int(Team[team.upper()]))
     return relax.ShapeExpr([len(team[0]), *(rank for ranks in team for rank in ranks)])
@@ -122,7 +124,7 @@ def _own_part(
     axis = int(attrs.split_axis or 0)
     length = part(kind_of(attrs), attrs, tensor.ty.shape.ty.values[axis])
     told = relax.TensorType((), "int64", tensor.ty.vdevice)
-    call = relax.op.call_dps_packed(PLACE_IN_TEAM.name, [_team(attrs.team)], out_ty=told)
+    call = relax.op.call_dps_packed(PLACE_IN_TEAM.name, [team_argument(attrs.team)], out_ty=told)
     return builder.call_te(_part_at, tensor, builder.emit(call), axis, length)
 
 

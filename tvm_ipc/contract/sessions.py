@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tvm_ipc.contract.collectives import DISCO
 from tvm_ipc.contract.function import Function, Registered
-from tvm_ipc.contract.programs import DISCO
 from tvm_ipc.contract.values import BACKENDS
 
 

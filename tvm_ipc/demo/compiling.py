@@ -28,6 +28,7 @@ class Decisions:
     ----------
     allreduces : in the model.
     rewritten : those of them that read their input in IPC memory.
+    with_norm : those of them that add the residual and normalise the sum too.
     without_barrier : those of them that leave out the barrier at their end.
     memory : bytes planned, and what TVM's own plan would take.
     blas : whether matrix products are OpenBLAS's.
@@ -35,6 +36,7 @@ class Decisions:
 
     allreduces: int
     rewritten: int
+    with_norm: int
     without_barrier: int
     memory: Memory
     blas: bool
@@ -84,9 +86,14 @@ def decisions(
         for decision in explanation.report.decisions
         if decision.pass_name == "IPCAllReduceRewrite"
     ]
+    with_norm = sum(
+        decision.pass_name == "FuseAllReduceEpilogue" and decision.verdict == "fused"
+        for decision in explanation.report.decisions
+    )
     return Decisions(
-        allreduces=len(verdicts),
-        rewritten=verdicts.count("rewritten"),
+        allreduces=len(verdicts) + with_norm,
+        rewritten=verdicts.count("rewritten") + with_norm,
+        with_norm=with_norm,
         without_barrier=sum(event.barrier == "left out" for event in events),
         memory=explanation.total(),
         blas=any(

@@ -135,6 +135,7 @@ def _explain_passes(report: Report, options: Options, workers: int, found: Decis
         "",
         f"{workers} workers: {count(found.allreduces, 'all-reduce')} in two functions, "
         f"{found.rewritten} rewritten ({options.strategy.name.lower()}), "
+        f"{found.with_norm} with the norm that follows, "
         f"{found.without_barrier} without exit barrier",
     )
     ours, theirs = found.memory.ours, found.memory.upstream

@@ -19,6 +19,7 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
 )
 from tvm_ipc.transform.convert_ccl import ConvertFromCCL, ConvertToCCL
 from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
+from tvm_ipc.transform.fuse_allreduce_epilogue import FuseAllReduceEpilogue
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.keep_from_fusion import KeepFromFusion
@@ -52,6 +53,7 @@ __all__ = [
     "EraseMemoryScopes",
     "ExistingGlobalSymbols",
     "FreshGlobalSymbols",
+    "FuseAllReduceEpilogue",
     "GlobalSymbolCache",
     "Hazard",
     "IPCAllReduceRewrite",

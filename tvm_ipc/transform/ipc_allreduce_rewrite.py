@@ -28,7 +28,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
-from tvm_ipc.contract.programs import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
+from tvm_ipc.contract.collectives import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.ir.collectives import Collective, match_collective
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value

@@ -26,7 +26,7 @@ from tvm_ipc.contract import (
     Team,
     find,
 )
-from tvm_ipc.contract.programs import DISCO
+from tvm_ipc.contract.collectives import DISCO
 from tvm_ipc.transform.ir.build import replace_call
 
 

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An all-reduce with what follows it, as one function has it.
+
+    total = R.ccl.allreduce(part, "sum")
+    x = R.add(residual, total)                the residual may be the first or the second operand
+    wide = R.astype(x, "float32")             where there is a cast
+    y = R.nn.rms_norm(wide, weight, axes=[-1])
+    z = R.astype(y, "bfloat16")               where there is a cast
+
+Analysis only: `Uses` and `find_epilogue` return facts, and the pass puts calls in their places.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import tvm
+from tvm import relax
+
+from tvm_ipc.comm.operator import NAME as COLLECTIVE
+from tvm_ipc.contract.collectives import ALLREDUCE_LAYER_NORM, ALLREDUCE_RMS_NORM
+
+NORMS: Final = {
+    "relax.nn.rms_norm": ALLREDUCE_RMS_NORM,
+    "relax.nn.layer_norm": ALLREDUCE_LAYER_NORM,
+}
+_FLOATS: Final = ("float16", "bfloat16", "float32")
+_CPUS: Final = ("llvm", "c")
+#: Operators that may write into their arguments, as may all calls of something else.
+_WRITERS: Final = (
+    "relax.call_tir_inplace",
+    "relax.call_inplace_packed",
+    "relax.call_builtin_with_ctx",
+    "relax.call_py_func",
+    "relax.invoke_closure",
+    "relax.invoke_pure_closure",
+)
+
+
+@dataclass(eq=False)
+class Place:
+    """Where a variable is bound."""
+
+    binding: Any
+    at: int
+    block: Any
+
+
+@dataclass
+class Uses:
+    """The bindings of a function in their order, and who uses what they bind."""
+
+    places: dict[Any, Place] = field(default_factory=dict)
+    users: dict[Any, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    #: Places of what may write into memory that it is given.
+    writers: list[int] = field(default_factory=list)
+    count: int = 0
+
+    def read(self, body: Any) -> None:
+        """Look at a sequence, and at those inside of it."""
+        if not isinstance(body, relax.SeqExpr):
+            self._use(body, Place(None, self.count, None))
+            return
+        for block in body.blocks[:]:
+            for binding in block.bindings[:]:
+                place = Place(binding, self.count, block)
+                self.count += 1
+                self.places[binding.var] = place
+                value = binding.value
+                if isinstance(value, relax.If):
+                    self._use(value.cond, place)
+                    self.read(value.true_branch)
+                    self.read(value.false_branch)
+                    continue
+                if isinstance(value, relax.Call) and _may_write(value):
+                    self.writers.append(place.at)
+                self._use(value, place)
+        self._use(body.body, Place(None, self.count, None))
+
+    def _use(self, value: Any, place: Place) -> None:
+        if isinstance(value, relax.Var):
+            self.users[value].append(place)
+        elif isinstance(value, relax.Call):
+            for argument in (value.op, *value.args[:]):
+                self._use(argument, place)
+        elif isinstance(value, relax.Tuple):
+            for item in value.fields[:]:
+                self._use(item, place)
+        elif isinstance(value, relax.TupleGetItem):
+            self._use(value.tuple_value, place)
+        elif isinstance(value, relax.Function):
+            for variable in relax.analysis.free_vars(value):
+                self.users[variable].append(place)
+
+    def written(self, after: int, until: int) -> bool:
+        """Whether anything between two places may write into memory."""
+        first = bisect_left(self.writers, after)
+        return first < len(self.writers) and self.writers[first] < until
+
+
+@dataclass
+class AllReduceEpilogue:
+    """An all-reduce with what follows it that one function does."""
+
+    allreduce: Place
+    addition: Place
+    norm: Place
+    residual: Any
+    weights: list[Any]  #: and the bias of a LayerNorm
+    casts: list[Place]  #: before the norm, if only it uses that, and after it
+    result: Any  #: the variable that gets what is normalised
+    at: Place  #: after which the call stands
+
+
+class CannotFuseError(Exception):
+    """Why an all-reduce is left alone."""
+
+
+def find_epilogue(allreduce: Place, uses: Uses, removed: set[Any]) -> AllReduceEpilogue:
+    """Return what follows an all-reduce, or raise why it cannot be fused."""
+    total = allreduce.binding.var
+    if reduction_of(allreduce.binding.value) != "sum":
+        raise CannotFuseError("it is not a sum")
+    addition = _only_user(total, uses)
+    if addition.block is not allreduce.block or not _binds(addition, "relax.add"):
+        raise CannotFuseError("no addition of a residual follows")
+    if addition.binding.var in removed:
+        raise CannotFuseError("it is the residual of another sum")
+    first, second = addition.binding.value.args
+    residual = second if _same(first, total) else first
+    _check_tensor("the sum", total)
+    _check_residual(residual, total)
+    norm, cast = _norm(addition, uses)
+    casts = []
+    if cast is not None and len(uses.users[cast.binding.var]) == 1:
+        casts.append(cast)
+    weights = list(norm.binding.value.args[1:])
+    for weight in weights:
+        _check_weight(weight, total)
+    result = norm.binding.var
+    following = uses.users[result]
+    if len(following) == 1 and following[0].block is norm.block:
+        (last,) = following
+        if _binds(last, "relax.astype") and _dtype(last.binding.var) in _FLOATS:
+            casts.append(last)
+            result = last.binding.var
+    _check_tensor("the norm", result)
+    at = _where(addition, weights, [cast] if cast in casts else [], uses)
+    if uses.written(allreduce.at, norm.at):
+        raise CannotFuseError("a call before the norm may write into what is read")
+    return AllReduceEpilogue(allreduce, addition, norm, residual, weights, casts, result, at)
+
+
+def _only_user(total: Any, uses: Uses) -> Place:
+    users = uses.users[total]
+    if len(users) != 1 or users[0].binding is None:
+        raise CannotFuseError("more than an addition uses its result, or nothing does")
+    return users[0]
+
+
+def _norm(addition: Place, uses: Uses) -> tuple[Place, Place | None]:
+    """Return the norm of what was added, and the cast before it."""
+    why = "no norm of what is added follows"
+    for user in uses.users[addition.binding.var]:
+        cast = None
+        candidates = [user]
+        if user.block is addition.block and _binds(user, "relax.astype"):
+            if _dtype(user.binding.var) != "float32":
+                continue
+            cast = user
+            candidates = uses.users[user.binding.var]
+        for norm in candidates:
+            if norm.block is not addition.block or not _binds(norm, *NORMS):
+                continue
+            value = norm.binding.value
+            if not _same(value.args[0], (cast or addition).binding.var):
+                continue  # it is the weight
+            why = _norm_refusal(value, addition.binding.var)
+            if not why:
+                return norm, cast
+    raise CannotFuseError(why)
+
+
+def _norm_refusal(norm: relax.Call, x: Any) -> str:
+    axes = [int(axis) % int(x.ty.ndim) for axis in norm.attrs.axes]
+    if axes != [int(x.ty.ndim) - 1]:
+        return f"the norm is over the axes {axes}, not over the last one alone"
+    if operator_of(norm) == "relax.nn.layer_norm" and not (norm.attrs.center and norm.attrs.scale):
+        return "the norm does without its bias or without its weight"
+    return ""
+
+
+def _check_tensor(what: str, tensor: Any) -> None:
+    ty = tensor.ty
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        raise CannotFuseError(f"the shape of {what} is not known")
+    if int(ty.ndim) == 0:
+        raise CannotFuseError(f"{what} has no axis")
+    if _dtype(tensor) not in _FLOATS:
+        raise CannotFuseError(
+            f"{what} is {_dtype(tensor) or 'of no known type'}, which has no kernel"
+        )
+    if ty.vdevice is not None and str(ty.vdevice.target.kind.name) not in _CPUS:
+        raise CannotFuseError(f"{what} lives on {ty.vdevice.target.kind.name}")
+
+
+def _check_residual(residual: Any, total: Any) -> None:
+    if not isinstance(residual, relax.Var | tvm.ir.GenericConst):
+        raise CannotFuseError("the residual is no tensor")
+    _check_tensor("the residual", residual)
+    if not _equal(residual.ty.shape.values, total.ty.shape.values):
+        shapes = f"{residual.ty.shape}, and the sum is {total.ty.shape}"
+        raise CannotFuseError(f"the residual is {shapes}: it is broadcast")
+
+
+def _check_weight(weight: Any, total: Any) -> None:
+    _check_tensor("a weight of the norm", weight)
+    if not _equal(weight.ty.shape.values, list(total.ty.shape.values)[-1:]):
+        raise CannotFuseError(f"a weight of the norm is {weight.ty.shape}, which is no row")
+
+
+def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    analyzer = tvm.sym.Analyzer()
+    same = len(first) == len(second)
+    return same and all(map(analyzer.can_prove_equal, first, second))
+
+
+def _where(addition: Place, weights: list[Any], gone: list[Place], uses: Uses) -> Place:
+    """Return the place after which all is there that the call reads."""
+    at = addition
+    for weight in weights:
+        if _same(weight, addition.binding.var):
+            raise CannotFuseError("what is added is a weight of its own norm")
+        place = uses.places.get(weight) if isinstance(weight, relax.Var) else None
+        if place is not None and place.at > at.at:
+            at = place
+    users = [user for user in uses.users[addition.binding.var] if user not in gone]
+    if any(user.at <= at.at for user in users):
+        raise CannotFuseError("what is added is used before a weight of the norm is there")
+    return at
+
+
+def is_allreduce(value: Any) -> bool:
+    """Whether a value is an all-reduce that is still an operator."""
+    name = operator_of(value)
+    return name == "relax.ccl.allreduce" or (
+        name == COLLECTIVE and str(value.attrs.kind) == "allreduce"
+    )
+
+
+def reduction_of(allreduce: relax.Call) -> str:
+    """Return the name of the reduction."""
+    attrs = allreduce.attrs
+    return str(attrs.reduction if operator_of(allreduce) == COLLECTIVE else attrs.op_type)
+
+
+def _may_write(call: relax.Call) -> bool:
+    return not isinstance(call.op, tvm.ir.Op) or str(call.op.name) in _WRITERS
+
+
+def operator_of(value: Any) -> str:
+    """Return the name of the operator that is called, nothing where none is."""
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        return ""
+    return str(value.op.name)
+
+
+def _binds(place: Place, *operators: str) -> bool:
+    """Whether a variable is bound there to a call of an operator, and is cast to nothing else."""
+    binding = place.binding
+    return isinstance(binding, relax.VarBinding) and operator_of(binding.value) in operators
+
+
+def _same(expr: Any, variable: Any) -> bool:
+    return isinstance(expr, relax.Var) and bool(expr.same_as(variable))
+
+
+def _dtype(tensor: Any) -> str:
+    dtype = tensor.ty.dtype if isinstance(tensor.ty, relax.TensorType) else None
+    return "" if dtype is None else str(dtype.dtype)
+
+
+def name_of(expr: Any) -> str:
+    """Return what the report calls an operand."""
+    return str(expr.name) if isinstance(expr, relax.Var) else "a constant"
