@@ -78,6 +78,28 @@ def two_threads(seed: int, count: int) -> int:
 
 
 @register
+def threads_in_divisions(count: int) -> int:
+    """Two threads, each in the rank's team of a division of its own, gather and check."""
+    rank = tvm_ipc.CurrentRank()
+
+    def gather(division: Sequence[int]) -> int:
+        size, *ranks = division
+        place = ranks.index(rank.rank) // size * size
+        peers = ranks[place : place + size]
+        recv = tvm.runtime.empty((size * 700,), "float32")
+        with rank:
+            for number in range(count):
+                given = [values(number, one, 700) for one in peers]
+                send = tvm.runtime.tensor(given[peers.index(rank.rank)].astype("float32"))
+                get_global_func("tvm_ipc.allgather")(send, Shape(division), 0, recv)
+                np.testing.assert_array_equal(recv.numpy(), np.concatenate(given))
+        return count
+
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(gather, ([2, 0, 1, 2, 3], [2, 3, 1, 2, 0])))
+
+
+@register
 def allreduce_in(team: int) -> None:
     """One all-reduce of a team, member or not."""
     one = tvm.runtime.tensor(np.ones(3, "float32"))

@@ -117,6 +117,11 @@ def test_two_threads_of_each_rank_in_two_teams(session: tvm_ipc.Session) -> None
     assert all(OPERATIONS < one <= 2 * OPERATIONS for one in done)
 
 
+def test_two_threads_of_each_rank_in_two_divisions(session: tvm_ipc.Session) -> None:
+    result = session.get_global_func("tests.threads_in_divisions")(OPERATIONS)
+    assert [result.debug_get_from_remote(rank) for rank in range(4)] == [2 * OPERATIONS] * 4
+
+
 def test_a_thread_that_does_not_act_for_a_worker_is_told_so(session: tvm_ipc.Session) -> None:
     said = session.get_global_func("tests.without_rank")().debug_get_from_remote(1)
     assert "only in a worker of an initialised session" in said

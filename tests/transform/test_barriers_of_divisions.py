@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import tvm
 from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import tvm_ipc
 from tvm_ipc import comm
@@ -55,6 +57,43 @@ def decisions(*teams: Any) -> list[Any]:
 def test_which_meetings_count(teams: list[Any], kept: list[int]) -> None:
     found = [one.verdict for one in decisions(*teams)]
     assert found == [KEPT if k in kept else LEFT_OUT for k in range(len(teams))]
+
+
+@I.ir_module
+class OnBothPaths:
+    @R.function
+    def main(x: R.Tensor((64, 64), "float32"), c: R.Tensor((), "bool")):
+        a = R.comm.allreduce(R.add(x, x), team=[[0, 1], [2, 3]])
+        if c:
+            b = R.comm.allreduce(R.add(a, x), team=[[0, 1], [2, 3]])
+        else:
+            b = R.comm.reduce_scatter(R.concat((a, a)), team=[[0, 1], [2, 3]])
+        return R.negative(b)
+
+
+@I.ir_module
+class OnOnePath:
+    @R.function
+    def main(x: R.Tensor((64, 64), "float32"), c: R.Tensor((), "bool")):
+        a = R.comm.allreduce(R.add(x, x), team=[[0, 1], [2, 3]])
+        if c:
+            b = R.comm.allreduce(R.add(a, x), team=[[0, 1], [2, 3]])
+        else:
+            b = R.comm.reduce_scatter(R.concat((a, a)), team=[[0, 2], [1, 3]])
+        return R.negative(b)
+
+
+@pytest.mark.parametrize(("mod", "verdict"), [(OnBothPaths, LEFT_OUT), (OnOnePath, KEPT)])
+def test_each_path_has_to_meet_in_the_same_division(mod: tvm.IRModule, verdict: str) -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", 4, barrier_budget=1 << 30, blas=False)
+    with collect_report() as report:
+        assert verify_cross_rank_safety(pipeline(mod)) == []
+    first, *_ = [
+        one.verdict
+        for one in report.decisions
+        if one.pass_name == "StaticPlanBlockMemory" and one.subject.startswith("allreduce")
+    ]
+    assert first == verdict, report.decisions
 
 
 def test_the_report_names_the_teams() -> None:
