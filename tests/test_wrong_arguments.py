@@ -437,19 +437,32 @@ def communication_calls() -> dict[str, Call]:
         "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, ANYTHING],
         "ranks": ["01", 3, [0], [0, 0], [0, 64], ["0", 1], {0: 1}, ANYTHING],
         "stream": one_less(axes, None),
+        "collective": [3, None, "x", x, comm.take_part(x, workers=2), ANYTHING],
+        "out": [3, None, "x", np.ones(2), ANYTHING],
+        "work": [3, None, "work", ANYTHING],
+        "tensor": [3, None, "x", relax.Var("s", relax.ShapeType(ndim=1)), ANYTHING],
+        "start": ["0", None, 1.0, True, -1, [0], x, ANYTHING],
+        "shape": [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING],
     }
     mesh = {"mesh": [["tp", 2]], "placements": ["R"]}
     right = {
         "permute": {"pairs": [[0, 1]]},
         "send_recv": {"source": 0, "target": 1},
         "place": mesh,
+        "post": {"collective": comm.allreduce(x), "out": x},
+        "wait": {"work": x},
+        "view": {"tensor": x, "start": 0, "shape": (2,)},
     }
     calls = {}
     for name, function in public_communication():
         parameters = inspect.signature(function).parameters
         calls[name] = Call(
             function,
-            {"x": x, **({"workers": 2} if "workers" in parameters else {}), **right.get(name, {})},
+            {
+                **({"x": x} if "x" in parameters else {}),
+                **({"workers": 2} if "workers" in parameters else {}),
+                **right.get(name, {}),
+            },
             {parameter: wrong[parameter] for parameter in parameters if parameter in wrong},
         )
     return calls

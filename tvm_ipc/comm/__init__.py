@@ -16,6 +16,8 @@ Their tensors all have the largest part's shape, so that one program serves all 
 
 `LegalizeOps` lowers collectives; `get_pipeline` has it.
 
+`post`, `wait` and `view` are for programs that say themselves when communication happens.
+
 `comm.place` says of a tensor what each rank of a mesh has of it. Programs that have it are written
 for all ranks together, and `tvm_ipc.transform.LowerPlacements` makes of them what one rank runs.
 """
@@ -44,6 +46,7 @@ from tvm_ipc.comm.operators import (
 )
 from tvm_ipc.comm.place_operator import PlaceAttrs, place
 from tvm_ipc.comm.placements import Partial, Placement, Replica, Shard
+from tvm_ipc.comm.works import post, view, wait
 
 #: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
 #: parses texts.
@@ -69,9 +72,12 @@ __all__ = [
     "gather",
     "permute",
     "place",
+    "post",
     "reduce",
     "reduce_scatter",
     "scatter",
     "send_recv",
     "take_part",
+    "view",
+    "wait",
 ]

@@ -84,12 +84,18 @@ def _call(tensor: relax.Expr, operands: list[relax.Expr], attrs: CollectiveAttrs
         in_group = relax.prim_value(tirx.IntImm("bool", attrs.team == "group"))
         given = [tensor, reduction, in_group]
         return relax.op.call_dps_packed(DISCO_ALLREDUCE.name, given, out_ty=out)
-    # All but the last parameter, which is what it writes.
-    given = [
-        tensor if parameter.name == "send" else _argument(parameter, operands, attrs)
-        for parameter in kind.function.parameters[:-1]
-    ]
+    given = packed_arguments(tensor, operands, attrs)
     return relax.op.call_dps_packed(kind.function.name, given, out_ty=out)
+
+
+def packed_arguments(
+    tensor: relax.Expr, operands: list[relax.Expr], attrs: CollectiveAttrs
+) -> list[relax.Expr]:
+    """Return what the packed function is given, but for its last parameter: what it writes."""
+    return [
+        tensor if parameter.name == "send" else _argument(parameter, operands, attrs)
+        for parameter in kind_of(attrs).function.parameters[:-1]
+    ]
 
 
 def _argument(
