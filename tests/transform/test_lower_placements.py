@@ -13,6 +13,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import ir as I
 from tvm.script import relax as R
+from work import power
 
 from tvm_ipc import comm
 from tvm_ipc.comm import Mesh, Partial, Shard, place
@@ -338,6 +339,45 @@ def test_what_is_beyond_the_end_is_not_summed() -> None:
     assert fills(product(lambda x: emit(op.add(x, relax.const(1.0, "float32")))), odd) == 1
     assert fills(product(lambda x: emit(op.divide(x, x))), odd) == 1
     assert fills(product(lambda x: emit(op.exp(x))), even) == 0
+
+
+def test_each_extent_has_an_end_of_its_own() -> None:
+    """What says where the end is serves all tensors of the same extent, and no others."""
+
+    def make(*xs: Any) -> Any:
+        rows, columns = [], []
+        for x, w in zip(xs[::2], xs[1::2], strict=True):
+            rows.append(emit(op.exp(emit(place(x, MESH, COLUMNS)))))
+            columns.append(emit(place(w, MESH, ROWS)))
+        products = [emit(op.matmul(x, w)) for x, w in zip(rows, columns, strict=True)]
+        return emit(relax.Tuple(products))
+
+    text = lowered([(4, 5), (5, 6), (4, 6), (6, 6), (4, 5), (5, 6), (4, 7), (7, 6)], make).script()
+    assert text.count("R.where") == 3
+    assert [int(one) for one in re.findall(r"R.ones\(R.shape\(\[(\d+)\]\)", text)] == [5, 7]
+
+
+def test_the_first_place_on_a_parameter_says_where_it_lies() -> None:
+    def make(x: Any) -> Any:
+        emit(place(x, MESH, ROWS))
+        return emit(place(x, MESH, COLUMNS))
+
+    check([(4, 6)], make, [(2, 6)], lambda x: emit(comm.all_to_all(x, 1, 0, team=PAIR)))
+
+
+def test_work_grows_linearly() -> None:
+    def layers(count: int) -> tvm.IRModule:
+        def make(x: Any, w1: Any, w2: Any) -> Any:
+            w1s, w2s = emit(place(w1, MESH, COLUMNS)), emit(place(w2, MESH, ROWS))
+            for _ in range(count):
+                h = emit(op.exp(emit(op.matmul(x, w1s))))
+                x = emit(place(emit(op.matmul(h, w2s)), MESH, {}))
+            return x
+
+        return module([(4, 8), (8, 7), (7, 8)], make)
+
+    modules = {size: layers(size) for size in (8, 16, 32)}
+    assert power(lambda size: LowerPlacements()(modules[size]), 8) < 1.1
 
 
 def test_what_the_caller_gets_beyond_the_end_is_zero() -> None:

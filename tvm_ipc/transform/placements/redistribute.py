@@ -102,15 +102,10 @@ class Redistribution:
         assert dims is not None, "only tensors of known shape are divided"
         source = x.placements[index]
         value = self.bound(x.value)
-        zeros = x.zeros
         parts_differ = isinstance(target, Shard) and not divides(workers, dims[target.axis])
         extent = None
-        if isinstance(source, Shard):
-            zeros -= {source.axis}
-            if parts_differ or not divides(workers, dims[source.axis]):
-                extent = dims[source.axis]
-        if isinstance(target, Shard):
-            zeros |= {target.axis}
+        if isinstance(source, Shard) and (parts_differ or not divides(workers, dims[source.axis])):
+            extent = dims[source.axis]
         if isinstance(source, Shard):
             if isinstance(target, Shard):
                 call = comm.all_to_all(value, target.axis, source.axis, team=team, extent=extent)
@@ -127,6 +122,8 @@ class Redistribution:
             assert isinstance(target, Shard)
             call = comm.take_part(value, axis=target.axis, team=team, uneven=parts_differ)
         placements = (*x.placements[:index], target, *x.placements[index + 1 :])
+        # Collectives give zeros beyond the end, and what they join has no end within.
+        zeros = x.zeros | ({target.axis} if isinstance(target, Shard) else set())
         return str(call.attrs.kind), self.placed(call, x.whole, placements, zeros)
 
     def fill(self, x: Placed, axes: frozenset[int], value: int, subject: str, why: str) -> Placed:
