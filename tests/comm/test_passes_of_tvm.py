@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 from tvm.relax import transform
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -18,6 +19,7 @@ from tvm.script import relax as R
 import tvm_ipc
 from tvm_ipc import comm
 from tvm_ipc.comm.operator import NAME
+from tvm_ipc.transform import LegalizeOps
 from tvm_ipc.transform.ir.rewrite import calls
 
 PAIR = [[0, 1]]
@@ -143,6 +145,23 @@ def test_bundled_weights() -> None:
         *("scatter", "allgather", "allreduce")
     ]
     assert len(bundled["main"].params) == 2
+
+
+def test_what_is_legalized_once_is_alike_in_its_root_too() -> None:
+    builder = relax.BlockBuilder()
+    a, b = tirx.Var("a", "int64"), tirx.Var("b", "int64")
+    x, y = (relax.Var(name, relax.TensorType((4, 4), "float32")) for name in ("x", "y"))
+    roots = [a, b, a + 1, b + 1, 1, 2]
+    with builder.function("main", [x, y, relax.Var("s", relax.ShapeType([a, b]))]):
+        with builder.dataflow():
+            made = [builder.emit(comm.broadcast((x, y)[k % 2], r)) for k, r in enumerate(roots)]
+            out = builder.emit_output(relax.Tuple(made))
+        builder.emit_func_output(out)
+    legal = LegalizeOps()(builder.get())
+    found = [c.args[1].fields for c in calls(legal["main"]) if c.op.name == "relax.call_dps_packed"]
+    assert [str(sent) for sent, *_ in found] == ["x", "y"] * 3
+    for (_, root, *_), given in zip(found, roots, strict=True):
+        assert tvm_ffi.structural_equal(root, relax.prim_value(given))
 
 
 def test_collectives_are_not_fused() -> None:

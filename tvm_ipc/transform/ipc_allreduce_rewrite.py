@@ -13,6 +13,7 @@ After:
 
 Sums over all workers of a session without groups take upstream's form. Other reductions, and those
 of sessions with groups, become "tvm_ipc.allreduce", which carries the reduction and the group.
+Those of `tvm_ipc.comm` over other teams are calls of it already, and get the strategy.
 Then `PlanMemoryScopes` puts inputs where they must be: the tensor is allocated there, or copied if
 it is a parameter, say. The runtime never writes an input, so one that is needed later is safe.
 
@@ -27,6 +28,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 from tvm_ipc.contract.collectives import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
 from tvm_ipc.transform.collection import no_collection
@@ -106,13 +108,17 @@ def _rewritten(
         return None
     if type(op) is tvm.ir.Op:
         name = str(op.name)
-        if name == "relax.ccl.allreduce":
+        is_comm = name == COLLECTIVE and call.attrs.kind == "allreduce"
+        if is_comm or name == "relax.ccl.allreduce":
             _leave(function, "allreduce", "it is not lowered yet; run LegalizeOps before")
         elif name == "relax.call_dps_packed" and _symbol(call.args[0]) == DISCO_ALLREDUCE.name:
             reason = "its output is not allocated; run CallTIRRewrite before"
             _leave(function, "allreduce", reason)
         return None
-    if _symbol(op) != DISCO_ALLREDUCE.name:
+    symbol = _symbol(op)
+    if symbol == ALLREDUCE.name:
+        return _over_teams(function, call, strategy)
+    if symbol != DISCO_ALLREDUCE.name:
         return None
     collective = match_collective(call)
     if collective is None or collective.kind is None:
@@ -134,6 +140,19 @@ def _rewritten(
     if collecting():
         note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
     return collective.as_call_of(target, given)
+
+
+def _over_teams(function: str, call: relax.Call, strategy: AllReduceStrategy) -> relax.Expr | None:
+    """Return one over the teams of a division with the strategy, if it leaves that open."""
+    collective = match_collective(call)
+    if collective is None or not collective.division:
+        return None
+    if strategy == AllReduceStrategy.AUTO or collective.numbers["strategy"] != strategy.AUTO:
+        return None
+    if collecting():
+        reason = f"its strategy is {strategy.name.lower()}"
+        note(Decision(_NAME, function, str(collective), "rewritten", reason))
+    return collective.as_call_of(collective.function, {"strategy": strategy})
 
 
 def _leave(function: str, subject: str, reason: str) -> None:

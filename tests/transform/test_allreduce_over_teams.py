@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`IPCAllReduceRewrite` and all-reduces of `tvm_ipc.comm` over teams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_ipc
+from tvm_ipc import comm
+from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.transform import IPCAllReduceRewrite, collect_report
+from tvm_ipc.transform.ir.collectives import match_collective
+from tvm_ipc.transform.ir.rewrite import calls
+
+PAIRS = [[0, 1], [2, 3]]
+
+
+def module(*teams: Any) -> tvm.IRModule:
+    """A sum after the other, over these teams."""
+    builder = relax.BlockBuilder()
+    y = relax.Var("x", relax.TensorType((8, 8), "float32"))
+    with builder.function("main", [y]):
+        with builder.dataflow():
+            for team in teams:
+                y = builder.emit(comm.allreduce(builder.emit(relax.op.negative(y)), team=team))
+            out = builder.emit_output(relax.op.negative(y))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "oneshot", "twoshot", "ring"])
+def test_the_strategy_is_that_of_all_of_them(strategy: str) -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", 4, allreduce_strategy=strategy, blas=False)
+    lowered = pipeline(module(PAIRS, "world"))
+    found = [one for one in map(match_collective, calls(lowered["main"])) if one is not None]
+    wanted = AllReduceStrategy.of(strategy)
+    assert [one.numbers["strategy"] for one in found] == [wanted, wanted]
+    assert [one.team for one in found] == [(2, 0, 1, 2, 3), 0]
+
+
+def test_what_is_not_lowered_yet_is_told() -> None:
+    mod = module(PAIRS)
+    with collect_report() as report:
+        tvm.ir.assert_structural_equal(IPCAllReduceRewrite("oneshot")(mod), mod)
+    (told,) = [one for one in report.decisions if one.pass_name == "IPCAllReduceRewrite"]
+    assert told.verdict == "left alone"
+    assert told.reason == "it is not lowered yet; run LegalizeOps before"
