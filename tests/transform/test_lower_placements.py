@@ -11,12 +11,14 @@ import pytest
 import tvm
 from tvm import relax, tirx
 from tvm.relax import op
+from tvm.relax.distributed import DeviceMesh
+from tvm.relax.distributed import Placement as DistPlacement
 from tvm.script import ir as I
 from tvm.script import relax as R
 from work import power
 
 from tvm_ipc import comm
-from tvm_ipc.comm import Mesh, Partial, Shard, place
+from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import LowerPlacements, collect_report
 
@@ -554,6 +556,27 @@ def test_shapes_that_are_not_known_are_not_divided() -> None:
     with pytest.raises(TransformError, match=r"x0 is placed S.* and its shape is not known"):
         lowered([unknown], lambda x: emit(place(x, MESH, ROWS)))
     assert kinds(lowered([unknown], lambda x: emit(place(emit(op.exp(x)), MESH, {})))) == []
+
+
+def test_annotations_of_tvm_are_places() -> None:
+    """Also where tensors change places, which TVM's own lowering refuses."""
+    grid = DeviceMesh((2, 2), [2, 0, 3, 1])
+    named = Mesh({"axis0": 2, "axis1": 2}, [2, 0, 3, 1])
+
+    def annotated(x: Any, text: str) -> Any:
+        return emit(op.distributed.annotate_sharding(x, grid, DistPlacement.from_text(text)))
+
+    def make(x: Any) -> Any:
+        return annotated(emit(op.exp(annotated(x, "S[0], R"))), "R, S[1]")
+
+    def make_with_places(x: Any) -> Any:
+        y = emit(op.exp(emit(place(x, named, [Shard(0), Replica()]))))
+        return emit(place(y, named, [Replica(), Shard(1)]))
+
+    found = lowered([(4, 8)], make)
+    tvm.ir.assert_structural_equal(found, lowered([(4, 8)], make_with_places))
+    assert kinds(found) == ["take_part", "allgather"]
+    assert "[[2, 3], [0, 1]]" in found.script()
 
 
 def test_branches_are_refused() -> None:

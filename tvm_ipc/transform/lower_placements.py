@@ -18,7 +18,8 @@ After:
 
 A parameter lies where the first place says that is directly on it, a result where a place says that
 makes it; what is not said is replicated. Parts of an axis that the ranks do not divide have the
-extent of the largest one, in parameters and results with zeros beyond the end.
+extent of the largest one, in parameters and results with zeros beyond the end. TVM's
+`R.dist.annotate_sharding` is a place, too.
 
 Runs before everything else that looks into functions, `OffloadBLAS` and `LegalizeOps` above all.
 """
@@ -31,6 +32,7 @@ from tvm import relax
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.placements.dist import with_places
 from tvm_ipc.transform.placements.function import lower_function, mesh_of_function
 from tvm_ipc.transform.placements.redistribute import NAME
 
@@ -53,6 +55,7 @@ class LowerPlacements:
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function):
                 name = str(global_var.name_hint)
+                function = with_places(name, function)
                 mesh = mesh_of_function(name, function)
                 if mesh is not None:
                     lowered[name] = lower_function(name, function, mesh)

@@ -8,5 +8,6 @@ operators     the rules of Relax operators
 reshape       axes that stay divided when a tensor is reshaped
 values        what the variables of the program are for one rank
 calls         what a call becomes
+dist          TVM's own annotations, as places
 function      the walk through a function
 """
