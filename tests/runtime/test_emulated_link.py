@@ -58,7 +58,10 @@ def test_every_collective_is_late(pair: tvm_ipc.Session) -> None:
     pair.emulate_link(latency=LATE / 3)
     x, y = pair.put(np.ones(4, "float32")), pair.empty((8,), "float32")
     half, other = pair.empty((2,), "float32"), pair.empty((4,), "float32")
+    another = pair.empty((4,), "float32")
+    norm = pair.get_global_func("tvm_ipc.allreduce_rms_norm")
     for call in (
+        lambda: norm(x, x, x, 1e-5, 0, 3, 0, other, another),
         lambda: pair.allgather(x, y),
         lambda: pair.reduce_scatter(x, half),
         lambda: pair.reduce(x, other),

@@ -118,29 +118,28 @@ void CustomAllReduce(Rank& rank, ffi::TensorView send, int64_t strategy, ffi::Te
 void AllReduceRMSNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
                       ffi::TensorView weight, double epsilon, TeamArgument team, int64_t strategy,
                       int64_t flags, ffi::TensorView residual_out, ffi::TensorView norm_out) {
-  const std::string name = "allreduce_rms_norm";
-  auto view = [&](const char* what, const ffi::TensorView& tensor) {
-    return View(rank, (name + ": " + what).c_str(), tensor);
-  };
-  rank.endpoint().AllReduceNorm(view("send", send), view("residual", residual),
-                                {view("weight", weight), nullptr, epsilon}, TeamFor(rank, team),
-                                StrategyOf(name, strategy), FlagsOf(name, flags),
-                                view("residual_out", residual_out), view("norm_out", norm_out));
+  // Whole names, which take no time to put together.
+  rank.endpoint().AllReduceNorm(
+      View(rank, "allreduce_rms_norm: send", send),
+      View(rank, "allreduce_rms_norm: residual", residual),
+      {View(rank, "allreduce_rms_norm: weight", weight), nullptr, epsilon}, TeamFor(rank, team),
+      StrategyOf("allreduce_rms_norm", strategy), FlagsOf("allreduce_rms_norm", flags),
+      View(rank, "allreduce_rms_norm: residual_out", residual_out),
+      View(rank, "allreduce_rms_norm: norm_out", norm_out));
 }
 
 void AllReduceLayerNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
                         ffi::TensorView weight, ffi::TensorView bias, double epsilon,
                         TeamArgument team, int64_t strategy, int64_t flags,
                         ffi::TensorView residual_out, ffi::TensorView norm_out) {
-  const std::string name = "allreduce_layer_norm";
-  auto view = [&](const char* what, const ffi::TensorView& tensor) {
-    return View(rank, (name + ": " + what).c_str(), tensor);
-  };
-  const Buffer shift = view("bias", bias);
-  rank.endpoint().AllReduceNorm(view("send", send), view("residual", residual),
-                                {view("weight", weight), &shift, epsilon}, TeamFor(rank, team),
-                                StrategyOf(name, strategy), FlagsOf(name, flags),
-                                view("residual_out", residual_out), view("norm_out", norm_out));
+  const Buffer shift = View(rank, "allreduce_layer_norm: bias", bias);
+  rank.endpoint().AllReduceNorm(
+      View(rank, "allreduce_layer_norm: send", send),
+      View(rank, "allreduce_layer_norm: residual", residual),
+      {View(rank, "allreduce_layer_norm: weight", weight), &shift, epsilon}, TeamFor(rank, team),
+      StrategyOf("allreduce_layer_norm", strategy), FlagsOf("allreduce_layer_norm", flags),
+      View(rank, "allreduce_layer_norm: residual_out", residual_out),
+      View(rank, "allreduce_layer_norm: norm_out", norm_out));
 }
 
 void SendToWorker(Rank& rank, ffi::TensorView send, int64_t receiver) {

@@ -22,23 +22,14 @@ namespace tvm_ipc {
 namespace {
 
 /*! \brief Float32, as the kernels take weights; converted where they are something else. */
-class Widened {
- public:
-  Widened(const char* operation, const Buffer& buffer) : data_(static_cast<float*>(buffer.data)) {
-    const WidenFn widen = RequireWiden(operation, buffer.type);
-    if (buffer.type == kFloat32) return;
-    copy_.resize(buffer.count);
-    data_ = copy_.data();
-    widen(copy_.data(), buffer.data, buffer.count);
-  }
-  const float* data() const { return data_; }
-
- private:
-  static constexpr ElementType kFloat32{2, 32, 1};  // the code is DLPack's
-
-  const float* data_;
-  std::vector<float> copy_;
-};
+const float* Widened(const char* operation, const Buffer& buffer, std::vector<float>* converted) {
+  constexpr ElementType kFloat32{2, 32, 1};  // the code is DLPack's
+  const WidenFn widen = RequireWiden(operation, buffer.type);
+  if (buffer.type == kFloat32) return static_cast<const float*>(buffer.data);
+  converted->resize(buffer.count);
+  widen(converted->data(), buffer.data, buffer.count);
+  return converted->data();
+}
 
 /*! \brief Bytes of sums of 16-bit floats, rounded once, that wait for the residual. */
 constexpr size_t kSumBytes = 4 << 10;
@@ -150,9 +141,8 @@ void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const
   RequireRows(operation, send, norm);
   const NormFn normalise = RequireNorm(operation, send.type, norm_out.type);
   const ReduceFn sum = RequireReduce(operation, send.type, ReduceKind::kSum);
-  std::vector<Named> inputs{{"send", send}, {"weight", norm.weight}};
-  if (centred) inputs.push_back({"bias", *norm.bias});
-  for (const Named& input : inputs) {
+  for (const Named& input : {Named{"send", send}, Named{"weight", norm.weight},
+                             Named{"bias", centred ? *norm.bias : norm.weight}}) {
     RequireApart(operation, {"residual_out", residual_out}, input);
     RequireApart(operation, {"norm_out", norm_out}, input);
   }
@@ -161,9 +151,10 @@ void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const
   if (residual_out.data != residual.data) {
     RequireApart(operation, {"residual_out", residual_out}, {"residual", residual});
   }
-  const Widened weight(operation, norm.weight);
-  const Widened bias(operation, centred ? *norm.bias : norm.weight);
-  const NormRow row{norm.weight.count, weight.data(), centred ? bias.data() : nullptr,
+  std::vector<float> weights;
+  std::vector<float> biases;
+  const NormRow row{norm.weight.count, Widened(operation, norm.weight, &weights),
+                    centred ? Widened(operation, *norm.bias, &biases) : nullptr,
                     static_cast<float>(norm.epsilon)};
   Team team(rank, team_id);
   int64_t epsilon;

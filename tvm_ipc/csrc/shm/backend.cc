@@ -30,6 +30,7 @@ class SharedMemoryEndpoint final : public Endpoint {
                      const Buffer& norm_out) final {
     tvm_ipc::AllReduceNorm(rank_, send, residual, norm, team, strategy, flags, residual_out,
                            norm_out);
+    Arrive(team, [&](size_t n) { return 2 * send.bytes() / n * (n - 1); });
   }
   void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                      const Buffer& recv) final {
