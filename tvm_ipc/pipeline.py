@@ -38,6 +38,8 @@ from tvm_ipc import blas as blas_library
 from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.comm.attributes import check_attributes
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
+from tvm_ipc.comm.place_operator import NAME as PLACE
+from tvm_ipc.comm.place_operator import mesh_of
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
@@ -67,6 +69,7 @@ _FUSION: Final = ("FoldConstant", "FuseOps", "FuseTIR")
 _PLAN: Final = "StaticPlanBlockMemory"
 _LOWER: Final = "LowerAllocTensor"
 
+_PLACE: Final = tvm.ir.Op.get(PLACE)
 _HINT: Final = "relax.hint_on_device"
 #: Operators that are for so many workers, or for a device.
 _TOLD: Final = ("relax.ccl.allgather", "relax.ccl.scatter_from_worker0", COLLECTIVE, _HINT)
@@ -156,6 +159,7 @@ def get_pipeline(
     @tvm.transform.module_pass(opt_level=0, name="tvm_ipc.pipeline")  # type: ignore[untyped-decorator]
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         _check_well_formed(mod)
+        _check_meshes(mod, world_size)
         mod = tvm.transform.Sequential([LowerPlacements()], name="tvm_ipc.placements")(mod)
         _check_workers_and_devices(mod, target, world_size, world_size // num_groups)
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
@@ -246,6 +250,20 @@ def _check_well_formed(mod: tvm.IRModule) -> None:
         relax.analysis.well_formed(mod, check_ty=False)
     except (TypeError, ValueError) as error:
         raise TransformError(f"get_pipeline: the module is not well-formed: {error}") from error
+
+
+def _check_meshes(mod: tvm.IRModule, world_size: int) -> None:
+    for global_var, function in mod.functions_items():
+        for call in calls(function) if isinstance(function, relax.Function) else ():
+            if not call.op.same_as(_PLACE):
+                continue
+            mesh = mesh_of(call.attrs)
+            if sorted(mesh.ranks) != list(range(world_size)):
+                raise TransformError(
+                    f"get_pipeline: function {global_var.name_hint!r} places tensors on {mesh}, "
+                    f"and all of {world_size} workers run it; give a mesh of the ranks 0 to "
+                    f"{world_size - 1}, or the world_size it was written for"
+                )
 
 
 def _check_workers_and_devices(

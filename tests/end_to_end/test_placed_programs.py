@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from placed_programs import Given, Program, run, session_of
+from placed_programs import Given, Program, module, run, session_of
 from tvm import relax, tirx
 from tvm.relax import op
 
+import tvm_ipc
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
+from tvm_ipc.errors import TransformError
 
 MESHES = (Mesh({"tp": 2}), Mesh({"tp": 3}), Mesh({"tp": 4}), Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1]))
 S0, S1, S2 = Shard(0), Shard(1), Shard(2)
@@ -260,3 +262,12 @@ def test_symbolic_extents(opened: tuple[Any, Mesh]) -> None:
         {"parts": parts},
         *([(rows * workers, 6), *weights] for rows in (0, 1, 2, 7)),
     )
+
+
+@pytest.mark.parametrize("ranks", [None, [0, 2]])
+def test_a_mesh_of_other_ranks_than_the_session_has_is_refused(ranks: list[int] | None) -> None:
+    """Also where nothing is exchanged: some workers would have no part."""
+    mesh = Mesh({"tp": 2}, ranks)
+    program = Program(lambda x: [op.exp(x)], [{"tp": S0}], [(4, 3)], [{"tp": S0}], np.exp)
+    with pytest.raises(TransformError, match=r"places tensors on Mesh\(.*all of 3 workers run it"):
+        tvm_ipc.get_pipeline("llvm", 3)(module(mesh, {"main": program}))
