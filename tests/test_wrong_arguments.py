@@ -251,6 +251,7 @@ def compiler_calls() -> dict[str, Call]:
                 "barrier_budget": budgets,
                 "blas": [one for one in FLAGS if one is not None],
                 "fuse_epilogue": FLAGS,
+                "post_collectives": FLAGS,
                 "schedule": [3, "pass", tvm.transform.Pass, max, [], ANYTHING],
                 "dump": ["/etc/passwd", "/etc/passwd/below", "", 3, b"folder", "a\0b", ANYTHING],
             },
@@ -314,6 +315,7 @@ def compiler_calls() -> dict[str, Call]:
             {"world_size": 2},
             {"world_size": [*COUNTS, 65], "num_groups": [*COUNTS, 3]},
         ),
+        "PostCollectives": Call(transform.PostCollectives),
         "RunModuleCodegen": Call(
             transform.RunModuleCodegen,
             {"compiler": "mine", "compile_fn": max},

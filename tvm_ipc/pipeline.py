@@ -52,6 +52,7 @@ from tvm_ipc.transform import (
     LowerGPUIPCAllocStorage,
     LowerPlacements,
     OffloadBLAS,
+    PostCollectives,
     RequireWorkers,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
@@ -87,6 +88,7 @@ def get_pipeline(
     blas: bool | None = None,
     fuse_epilogue: bool = True,
     schedule: tvm.transform.Pass | None = None,
+    post_collectives: bool = False,
     dump: str | Path | None = None,
 ) -> tvm.transform.Pass:
     """Return a pipeline for `relax.build` and `tvm.compile`.
@@ -105,6 +107,8 @@ def get_pipeline(
     fuse_epilogue : whether on CPUs a sum over workers, the addition of a residual and its norm are
         one function (see `FuseAllReduceEpilogue`).
     schedule : a pass that runs on the fused kernels.
+    post_collectives : whether a thread of each worker does collectives while the program does what
+        does not need them; see `PostCollectives`.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
     target = _target(target)
@@ -117,6 +121,7 @@ def get_pipeline(
     fuse_epilogue = arguments.flag("get_pipeline: fuse_epilogue", fuse_epilogue)
     on_cpu = _TARGETS[target.kind.name] is cpu_pipeline
     epilogue = FuseAllReduceEpilogue(allreduce_strategy, num_groups=num_groups)
+    posts = arguments.flag("get_pipeline: post_collectives", post_collectives)
     folder = _folder(dump)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
@@ -142,7 +147,7 @@ def get_pipeline(
                 LowerExternCalls(place_arguments=False),
             ],
         ),
-        ("rewrite", [rewrite]),
+        ("rewrite", [*([PostCollectives()] if posts else []), rewrite]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
         (

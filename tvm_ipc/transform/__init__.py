@@ -32,6 +32,7 @@ from tvm_ipc.transform.mark_compiler_functions_as_extern import MarkCompilerFunc
 from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
+from tvm_ipc.transform.post_collectives import PostCollectives
 from tvm_ipc.transform.report import Report, collect_report
 from tvm_ipc.transform.require_workers import RequireWorkers
 from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
@@ -69,6 +70,7 @@ __all__ = [
     "OffloadBLAS",
     "OutlineCompilerFunctions",
     "PlanMemoryScopes",
+    "PostCollectives",
     "Report",
     "RequireWorkers",
     "RunModuleCodegen",

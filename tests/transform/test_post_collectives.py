@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PostCollectives: what goes on beside a program, what does not, and that results are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_ipc
+from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.transform import PostCollectives, collect_report, verify_cross_rank_safety
+
+COUNT = 4096
+
+
+class Program:
+    """Builds a function in destination-passing style."""
+
+    def __init__(self) -> None:
+        self.builder = relax.BlockBuilder()
+        self.x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
+
+    def tensor(self, scope: str = "global") -> Any:
+        shape = relax.ShapeExpr([COUNT])
+        return self.builder.emit(relax.op.builtin.alloc_tensor(shape, "float32", 0, scope))
+
+    def packed(self, name: str, *operands: Any) -> None:
+        types = [relax.TupleType([])]
+        self.builder.emit(relax.Call(relax.ExternFunc(name), list(operands), ty_args=types))
+
+    def copy(self, source: Any, target: Any) -> Any:
+        self.packed("tvm_ipc.copy", source, target)
+        return target
+
+    def sum(self, send: Any, recv: Any) -> Any:
+        in_group = relax.prim_value(False)
+        self.packed("runtime.disco.allreduce", send, relax.ShapeExpr([0]), in_group, recv)
+        return recv
+
+
+def posted(body: Any) -> tuple[list[str], list[tuple[str, str]]]:
+    """The packed functions that are called, in their order, and what is reported."""
+    program = Program()
+    with program.builder.function("main", [program.x], pure=False):
+        program.builder.emit_func_output(body(program))
+    module = program.builder.get()
+    with collect_report() as report:
+        after = PostCollectives()(module)
+    relax.analysis.well_formed(after)  # raises
+    assert [h for h in verify_cross_rank_safety(after) if not h.unknown] == []
+    names = [
+        str(b.value.op.global_symbol).rpartition(".")[2]
+        for block in after["main"].body.blocks
+        for b in block.bindings
+        if isinstance(b.value, relax.Call) and isinstance(b.value.op, relax.ExternFunc)
+    ]
+    return names, [(one.verdict, one.reason) for one in report.decisions]
+
+
+def test_what_does_not_need_it_goes_on_meanwhile() -> None:
+    def body(p: Program) -> Any:
+        send, recv, other = p.copy(p.x, p.tensor()), p.tensor(), p.tensor()
+        p.sum(send, recv)
+        p.copy(p.x, other)
+        p.copy(p.x, other)
+        return p.copy(recv, p.tensor())
+
+    names, decisions = posted(body)
+    assert names == ["copy", "post", "copy", "copy", "wait", "copy"]
+    assert decisions == [("posted", "2 calls go on meanwhile")]
+
+
+def test_a_result_that_is_used_at_once() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.copy(p.x, p.tensor()), p.tensor()
+        p.sum(send, recv)
+        return p.copy(recv, p.tensor())
+
+    assert posted(body) == (
+        ["copy", "allreduce", "copy"],
+        [("left alone", "what follows needs it")],
+    )
+
+
+def test_an_input_that_is_used_again() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.copy(p.x, p.tensor()), p.tensor()
+        p.sum(send, recv)
+        p.copy(p.x, p.tensor())
+        p.copy(p.x, send)
+        return recv
+
+    assert posted(body)[0] == ["copy", "post", "copy", "wait", "copy"]
+
+
+def test_a_result_that_is_returned_is_waited_for() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.copy(p.x, p.tensor()), p.tensor()
+        p.sum(send, recv)
+        p.copy(p.x, p.tensor())
+        return recv
+
+    assert posted(body)[0] == ["copy", "post", "copy", "wait"]
+
+
+def test_two_at_once() -> None:
+    def body(p: Program) -> Any:
+        send, first, second = p.copy(p.x, p.tensor()), p.tensor(), p.tensor()
+        other = p.copy(p.x, p.tensor())
+        p.sum(send, first)
+        p.sum(other, second)
+        p.copy(p.x, p.tensor())
+        p.copy(second, p.tensor())
+        return p.copy(first, p.tensor())
+
+    names = posted(body)[0]
+    assert names == ["copy", "copy", "post", "post", "copy", "wait", "copy", "wait", "copy"]
+
+
+def test_another_name_of_the_result() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.copy(p.x, p.tensor()), p.tensor()
+        same = p.builder.emit(relax.op.reshape(recv, (COUNT // 2, 2)))
+        p.sum(send, recv)
+        p.copy(p.x, p.tensor())
+        p.copy(same, p.tensor())
+        p.copy(p.x, p.tensor())
+        return recv
+
+    assert posted(body)[0] == ["copy", "post", "copy", "wait", "copy", "copy"]
+
+
+def test_without_an_exit_barrier() -> None:
+    """The sum after it is what says that peers have read its input; as a work it would not."""
+
+    def body(p: Program) -> Any:
+        send, recv = p.copy(p.x, p.tensor(IPC_MEMORY)), p.tensor()
+        numbers = [relax.prim_value(number) for number in (0, 0, 3, 1)]
+        p.packed("tvm_ipc.allreduce", send, *numbers, recv)
+        p.sum(p.tensor(), p.tensor())
+        p.copy(p.x, p.tensor())
+        return p.copy(send, p.tensor())
+
+    names, decisions = posted(body)
+    assert "post" not in names
+    reason = "inputs without an exit barrier rely on the meetings of the program"
+    assert decisions == [("left alone", reason)] * 2
+
+
+def test_an_output_of_the_caller() -> None:
+    def body(p: Program) -> Any:
+        p.sum(p.copy(p.x, p.tensor()), p.x)
+        return p.copy(p.tensor(), p.tensor())
+
+    assert posted(body)[1] == [("left alone", "its output is not allocated in this function")]
+
+
+@I.ir_module
+class Branches:
+    """Each branch has a sum beside a product; the sums are of other things than the products."""
+
+    @R.function
+    def main(
+        x: R.Tensor((8, 16), "float32"),
+        w: R.Tensor((16, 16), "float32"),
+        v: R.Tensor((16, 16), "float32"),
+        c: R.Tensor((), "bool"),
+    ):
+        a = R.matmul(x, w)
+        s = R.ccl.allreduce(a, "sum", in_group=False)
+        b = R.matmul(x, v)
+        d = R.matmul(b, v)
+        o = R.add(s, d)
+        if c:
+            t = R.ccl.allreduce(o, "max", in_group=False)
+            e = R.matmul(d, v)
+            f = R.matmul(e, w)
+            r = R.subtract(f, t)
+        else:
+            r = R.ccl.allreduce(o, "min", in_group=False)
+        return r
+
+
+@pytest.mark.parametrize("posts", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_results_are_the_same(ranks: int, posts: bool) -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", ranks, blas=False, post_collectives=posts)
+    with collect_report() as report:
+        program = tvm.compile(Branches, "llvm", relax_pipeline=pipeline)
+    verdicts = [one.verdict for one in report.decisions if one.pass_name == "PostCollectives"]
+    assert verdicts == (["posted", "posted", "left alone"] if posts else [])
+    shapes = ((8, 16), (16, 16), (16, 16))
+    with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        buffers = [session.empty(shape, "float32") for shape in shapes]
+        for repetition in range(4):
+            drawn = np.random.default_rng(repetition)
+            given = [
+                [drawn.integers(0, 3, shape).astype("float32") for shape in shapes]
+                for _ in range(ranks)
+            ]
+            for rank, arrays in enumerate(given):
+                for buffer, array in zip(buffers, arrays, strict=True):
+                    buffer.debug_copy_from(rank, array)
+            total = sum(x @ w for x, w, _ in given)
+            sums = [total + x @ v @ v for x, _, v in given]
+            for condition in (True, False):
+                out = main(*buffers, session.put(np.array(condition)))
+                for rank, (x, w, v) in enumerate(given):
+                    most = np.max(sums, axis=0) if condition else np.min(sums, axis=0)
+                    wanted = x @ v @ v @ v @ w - most if condition else most
+                    np.testing.assert_array_equal(session.get(out, rank=rank), wanted)
