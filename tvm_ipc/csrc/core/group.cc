@@ -99,9 +99,9 @@ Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
       options_(options),
       connection_(std::move(connection)),
       world_(control(), kWorld, Members(0, num_ranks_), std::vector<int>(num_ranks_, kWorld), id,
-             options_),
+             options_, options_.wait),
       group_(control(), kGroup, Members(id / group_size_ * group_size_, group_size_),
-             std::vector<int>(group_size_, kGroup), id % group_size_, options_),
+             std::vector<int>(group_size_, kGroup), id % group_size_, options_, options_.wait),
       made_(new std::atomic<Meeting*>[kMaxTeams]()),
       sent_(num_ranks_),
       received_(num_ranks_),
@@ -168,8 +168,9 @@ Meeting& Rank::Made(TeamId team) {
   const std::vector<int> ranks(record->ranks, record->ranks + record->size);
   const std::vector<int> places(record->places, record->places + record->size);
   const auto me = std::find(ranks.begin(), ranks.end(), id_) - ranks.begin();
-  auto meeting =
-      std::make_unique<Meeting>(control(), team, ranks, places, static_cast<int>(me), options_);
+  const WaitPolicy wait = record->copy >= kCopiesOfWorks ? kWaitOfWorks : options_.wait;
+  auto meeting = std::make_unique<Meeting>(control(), team, ranks, places, static_cast<int>(me),
+                                           options_, wait);
   if (static_cast<size_t>(me) == ranks.size()) {
     Fail(kind::kValue, "rank ", id_, " called a collective", meeting->Where(),
          ", and is not a member of it");

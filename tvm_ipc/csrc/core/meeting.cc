@@ -12,9 +12,11 @@
 namespace tvm_ipc {
 
 Meeting::Meeting(Control& control, TeamId team, std::vector<int> ranks,
-                 const std::vector<int>& places, int me, const RankOptions& options)
+                 const std::vector<int>& places, int me, const RankOptions& options,
+                 const WaitPolicy& wait)
     : control_(control),
       options_(options),
+      wait_(wait),
       me_(me),
       team_(team),
       generation_(control.generation.load(std::memory_order_acquire)) {
@@ -40,8 +42,7 @@ void Meeting::Enter(const Descriptor& mine) {
     if (i == me_) continue;
     Seat& other = seat(i);
     const Slot& theirs = other.slot[step & 1];
-    switch (WaitFor(theirs.seq, step, other.sleepers, control_.abort, options_.wait,
-                    options_.deadline)) {
+    switch (WaitFor(theirs.seq, step, other.sleepers, control_.abort, wait_, options_.deadline)) {
       case WaitResult::kReached:
         Trace("see", rank(i), step & 1);
         break;

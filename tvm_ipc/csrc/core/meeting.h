@@ -46,7 +46,7 @@ class Meeting {
  public:
   /*! \param places Which of its seats each member has in this team. */
   Meeting(Control& control, TeamId team, std::vector<int> ranks, const std::vector<int>& places,
-          int me, const RankOptions& options);
+          int me, const RankOptions& options, const WaitPolicy& wait);
 
   int size() const { return static_cast<int>(members_.size()); }
   /*! \brief This rank's index in the team. */
@@ -88,6 +88,7 @@ class Meeting {
 
   Control& control_;
   const RankOptions& options_;
+  const WaitPolicy wait_;
   std::vector<Member> members_;
   int me_;
   TeamId team_;

@@ -20,8 +20,8 @@ thread_local Works* works_of_thread = nullptr;
 
 /*! \brief The end of a work needs no deadline of its own: what it waits for has one. */
 void WaitUntil(const std::atomic<uint32_t>& word, uint32_t step, std::atomic<uint32_t>& sleepers,
-               const std::atomic<uint32_t>& stop, const WaitPolicy& policy) {
-  while (WaitFor(word, step, sleepers, stop, policy, std::chrono::hours(1)) ==
+               const std::atomic<uint32_t>& stop) {
+  while (WaitFor(word, step, sleepers, stop, kWaitOfWorks, std::chrono::hours(1)) ==
          WaitResult::kDeadline) {
   }
 }
@@ -30,15 +30,13 @@ void WaitUntil(const std::atomic<uint32_t>& word, uint32_t step, std::atomic<uin
 
 void Work::Wait() {
   static const std::atomic<uint32_t> never{0};
-  WaitUntil(ended_, 1, sleepers_, never, policy_);
+  WaitUntil(ended_, 1, sleepers_, never);
   if (failed_) {
     Fail(kind::kPeer, name_, ", which was posted, did not end well; what went wrong has been told");
   }
 }
 
-// The program's threads and those of the works share the cores.
-Works::Works(Rank& rank)
-    : rank_(rank), policy_(ChooseWaitPolicy(2 * rank.num_ranks(), AvailableCores())) {
+Works::Works(Rank& rank) : rank_(rank) {
   rank.Share();
   BlockSignals blocked;  // the new thread keeps them blocked: they are for the program's
   thread_ = std::thread([this] { Run(); });
@@ -58,7 +56,6 @@ std::shared_ptr<Work> Works::Post(std::string name, std::function<bool()> operat
   auto work = std::make_shared<Work>();
   work->name_ = std::move(name);
   work->operation_ = std::move(operation);
-  work->policy_ = policy_;
   work->generation_ = rank_.CheckSession();
   std::lock_guard<std::mutex> lock(mutex_);
   posted_.push_back(work);
@@ -72,7 +69,7 @@ void Works::Drain() {
   if (std::lock_guard<std::mutex> lock(mutex_); true) last = last_;
   if (last == nullptr) return;
   static const std::atomic<uint32_t> never{0};
-  WaitUntil(last->ended_, 1, last->sleepers_, never, policy_);
+  WaitUntil(last->ended_, 1, last->sleepers_, never);
 }
 
 Works* Works::OfThisThread() { return works_of_thread; }
@@ -98,7 +95,7 @@ TeamId Works::TeamFor(TeamId team) {
 void Works::Run() {
   works_of_thread = this;
   for (uint32_t next = 1;; ++next) {
-    WaitUntil(count_, next, sleepers_, stop_, policy_);
+    WaitUntil(count_, next, sleepers_, stop_);
     std::shared_ptr<Work> work;
     if (std::lock_guard<std::mutex> lock(mutex_); true) {
       if (posted_.empty()) return;  // it was told to stop

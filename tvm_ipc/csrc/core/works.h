@@ -40,7 +40,6 @@ class Work {
   std::string name_;
   std::function<bool()> operation_;
   uint32_t generation_ = 0;
-  WaitPolicy policy_{0, 0};
   bool failed_ = false;
   /*! \brief 1 when it has ended; what it wrote is seen by whoever sees that. */
   std::atomic<uint32_t> ended_{0};
@@ -75,7 +74,6 @@ class Works {
   void Do(Work& work);
 
   Rank& rank_;
-  const WaitPolicy policy_;
   std::mutex mutex_;
   std::deque<std::shared_ptr<Work>> posted_;
   std::shared_ptr<Work> last_;
@@ -89,6 +87,12 @@ class Works {
 
 /*! \brief Copies of teams (teams.h) from here on are those of works. */
 constexpr uint32_t kCopiesOfWorks = uint32_t{1} << 31;
+
+/*!
+ * \brief How works are waited for, and how they wait for each other: whoever yields its core to the
+ *        program gets it back when the program's time is up, and who sleeps as soon as it is woken.
+ */
+constexpr WaitPolicy kWaitOfWorks{128, 0};
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_WORKS_H_
