@@ -21,7 +21,7 @@ from tvm import relax, te, tirx
 
 from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of, reduction_of, sources
 from tvm_ipc.comm.kinds import KINDS
-from tvm_ipc.comm.operator import NAME, constant, infer, part
+from tvm_ipc.comm.operator import NAME, constant, divides, infer, largest_part, part
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Parameter, Team
 from tvm_ipc.contract.collectives import DISCO_ALLREDUCE
 from tvm_ipc.contract.programs import PLACE_IN_TEAM
@@ -154,7 +154,7 @@ def _parts_first(
     workers = attrs.workers
     extents = list(tensor.ty.shape.ty.values)
     length = part(kind_of(attrs), attrs, extents[axis])
-    if attrs.uneven and not tvm.sym.Analyzer().can_prove_equal(length * workers, extents[axis]):
+    if not divides(workers, extents[axis]):
         tensor = builder.emit_te(_padded, tensor, axis, length * workers)
     dims = [*extents[:axis], tirx.IntImm("int64", workers), length, *extents[axis + 1 :]]
     parts = builder.emit(reshaped(builder, tensor, dims))
@@ -169,7 +169,7 @@ def _checked(
 ) -> relax.Expr:
     """Return a part of which it is sure that it is as long as those of the whole."""
     dims = list(tensor.ty.shape.ty.values)
-    length = tirx.floordiv(extent + workers - 1, workers)
+    length = largest_part(extent, workers)
     if tvm.sym.Analyzer().can_prove_equal(length, dims[axis]):
         return tensor
     dims[axis] = length

@@ -99,25 +99,26 @@ def infer(call: relax.Call, _builder: relax.BlockBuilder | None = None) -> relax
     if not (kind.splits or kind.joins):
         return ty
     if dims is None:  # nor are those of what it gives, which are not those of x
-        return relax.TensorType(dtype=_dtype(ty), vdevice=ty.vdevice, ndim=rank)
+        return relax.TensorType(dtype=dtype_of(ty), vdevice=ty.vdevice, ndim=rank)
     if kind.splits:
         dims[attrs.split_axis] = part(kind, attrs, dims[attrs.split_axis])
     if kind.joins:
         dims[attrs.concat_axis] = whole(kind, attrs, dims[attrs.concat_axis], operands)
-    return relax.TensorType(dims, _dtype(ty), ty.vdevice)
+    return relax.TensorType(dims, dtype_of(ty), ty.vdevice)
 
 
 def _check_dtype(kind: Kind, attrs: CollectiveAttrs, ty: relax.TensorType) -> None:
     if not kind.reduces or ty.dtype is None:
         return
-    dtype = _dtype(ty)
+    dtype = dtype_of(ty)
     if dtype not in REDUCED_TYPES:
         raise ValueError(f"{kind.name}: the runtime does not reduce {dtype}")
     if not reduction_of(attrs).takes(dtype):
         raise ValueError(f"{kind.name}: there is no {attrs.reduction} of {dtype}")
 
 
-def _dtype(ty: relax.TensorType) -> str:
+def dtype_of(ty: relax.TensorType) -> str:
+    """Return the type of a tensor's elements, "" where it is not known."""
     return "" if ty.dtype is None else str(ty.dtype.dtype)
 
 
@@ -127,6 +128,12 @@ def extents(ty: relax.TensorType) -> list[Any] | None:
         return None
     shape = ty.shape.ty.values if ty.shape.ty is not None else None
     return None if shape is None else list(shape)
+
+
+def same_extents(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether it is sure that shapes are equal."""
+    analyzer = tvm.sym.Analyzer()
+    return len(one) == len(other) and all(map(analyzer.can_prove_equal, one, other))
 
 
 def part(kind: Kind, attrs: CollectiveAttrs, extent: relax.Expr) -> relax.Expr:
@@ -163,11 +170,11 @@ def whole(
     if not attrs.uneven:
         return analyzer.simplify(extent * attrs.workers)
     total = operands[-1].values[0]
-    needed = tirx.floordiv(total + attrs.workers - 1, attrs.workers)
+    needed = largest_part(total, attrs.workers)
     if analyzer.can_prove(tirx.NE(needed, extent)):
         raise ValueError(
             f"{kind.name}: of an axis with the extent {_show(total)} a part among {attrs.workers} "
-            f"workers has {_show(analyzer.simplify(needed))}, and x has {_show(extent)}"
+            f"workers has {_show(needed)}, and x has {_show(extent)}"
         )
     return total
 

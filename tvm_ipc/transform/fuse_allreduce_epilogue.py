@@ -42,10 +42,10 @@ from tvm_ipc.transform.epilogue.find import (
     Uses,
     find_epilogue,
     is_allreduce,
-    name_of,
     operator_of,
     reduction_of,
 )
+from tvm_ipc.transform.ir.collectives import name_of
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note

@@ -26,16 +26,8 @@ from tvm import relax, tirx
 from tvm_ipc.contract import MAX_STEPS, Epilogue, pack_digits
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.roots import Facts
+from tvm_ipc.transform.ir.views import WRITERS
 
-#: Operators that may write into their arguments, as may all calls of something else.
-_WRITERS: Final = (
-    "relax.call_tir_inplace",
-    "relax.call_inplace_packed",
-    "relax.call_builtin_with_ctx",
-    "relax.call_py_func",
-    "relax.invoke_closure",
-    "relax.invoke_pure_closure",
-)
 _MAX_DIMS: Final = 8
 _UNKNOWN: Final = 8
 _FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
@@ -123,7 +115,7 @@ class _Scope:
                     name = _name(value)
                     if name == "relax.matmul":
                         self.products.append((binding, number))
-                    elif not name or name in _WRITERS:
+                    elif not name or name in WRITERS:
                         self.writes.append((self.place[binding.var], value))
         self._use(body.body, None, -1)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,7 +21,9 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
+from tvm_ipc.comm.operator import dtype_of, same_extents
 from tvm_ipc.contract.collectives import ALLREDUCE_LAYER_NORM, ALLREDUCE_RMS_NORM
+from tvm_ipc.transform.ir.views import WRITERS
 
 NORMS: Final = {
     "relax.nn.rms_norm": ALLREDUCE_RMS_NORM,
@@ -30,15 +31,6 @@ NORMS: Final = {
 }
 _FLOATS: Final = ("float16", "bfloat16", "float32")
 _CPUS: Final = ("llvm", "c")
-#: Operators that may write into their arguments, as may all calls of something else.
-_WRITERS: Final = (
-    "relax.call_tir_inplace",
-    "relax.call_inplace_packed",
-    "relax.call_builtin_with_ctx",
-    "relax.call_py_func",
-    "relax.invoke_closure",
-    "relax.invoke_pure_closure",
-)
 
 
 @dataclass(eq=False)
@@ -212,21 +204,15 @@ def _check_residual(residual: Any, total: Any) -> None:
     if not isinstance(residual, relax.Var | tvm.ir.GenericConst):
         raise CannotFuseError("the residual is no tensor")
     _check_tensor("the residual", residual)
-    if not _equal(residual.ty.shape.values, total.ty.shape.values):
+    if not same_extents(residual.ty.shape.values, total.ty.shape.values):
         shapes = f"{residual.ty.shape}, and the sum is {total.ty.shape}"
         raise CannotFuseError(f"the residual is {shapes}: it is broadcast")
 
 
 def _check_weight(weight: Any, total: Any) -> None:
     _check_tensor("a weight of the norm", weight)
-    if not _equal(weight.ty.shape.values, list(total.ty.shape.values)[-1:]):
+    if not same_extents(weight.ty.shape.values, list(total.ty.shape.values)[-1:]):
         raise CannotFuseError(f"a weight of the norm is {weight.ty.shape}, which is no row")
-
-
-def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    analyzer = tvm.sym.Analyzer()
-    same = len(first) == len(second)
-    return same and all(map(analyzer.can_prove_equal, first, second))
 
 
 def _where(addition: Place, weights: list[Any], gone: list[Place], uses: Uses) -> Place:
@@ -259,7 +245,7 @@ def reduction_of(allreduce: relax.Call) -> str:
 
 
 def _may_write(call: relax.Call) -> bool:
-    return not isinstance(call.op, tvm.ir.Op) or str(call.op.name) in _WRITERS
+    return not isinstance(call.op, tvm.ir.Op) or str(call.op.name) in WRITERS
 
 
 def operator_of(value: Any) -> str:
@@ -280,10 +266,4 @@ def _same(expr: Any, variable: Any) -> bool:
 
 
 def _dtype(tensor: Any) -> str:
-    dtype = tensor.ty.dtype if isinstance(tensor.ty, relax.TensorType) else None
-    return "" if dtype is None else str(dtype.dtype)
-
-
-def name_of(expr: Any) -> str:
-    """Return what the report calls an operand."""
-    return str(expr.name) if isinstance(expr, relax.Var) else "a constant"
+    return dtype_of(tensor.ty) if isinstance(tensor.ty, relax.TensorType) else ""

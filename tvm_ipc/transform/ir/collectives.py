@@ -103,7 +103,7 @@ class Collective:
     def __str__(self) -> str:
         name = self.function.name.rpartition(".")[2]
         kind = f" ({self.kind.name.lower()})" if self.kind is not None else ""
-        of = ", ".join(map(_name, self.operands(self.function.reads)))
+        of = ", ".join(map(name_of, self.operands(self.function.reads)))
         return f"{name} of {of}{kind}{_where(self.division)}"
 
 
@@ -182,5 +182,6 @@ def _where(division: tuple[int, ...]) -> str:
     return f" in {'teams such as' if len(ranks) > size else 'the team'} [{first}{more}]"
 
 
-def _name(expr: relax.Expr) -> str:
+def name_of(expr: relax.Expr) -> str:
+    """Return what reports call an operand."""
     return str(expr.name) if isinstance(expr, relax.Var) else "a constant"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators and packed functions that make no memory: one list, by their names."""
+"""What operators and packed functions do to the memory that they are given, by their names."""
 
 from __future__ import annotations
 
@@ -19,4 +19,14 @@ VIEWS: Final = frozenset(
         "vm.builtin.reshape",
         VIEW.name,
     )
+)
+
+#: Operators that may write into their arguments, as may all calls of something else.
+WRITERS: Final = (
+    "relax.call_tir_inplace",
+    "relax.call_inplace_packed",
+    "relax.call_builtin_with_ctx",
+    "relax.call_py_func",
+    "relax.invoke_closure",
+    "relax.invoke_pure_closure",
 )

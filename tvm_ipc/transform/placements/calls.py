@@ -10,11 +10,11 @@ from tvm import relax
 from tvm_ipc.comm import Shard
 from tvm_ipc.comm.legalize import reshaped
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
-from tvm_ipc.comm.operator import extents
+from tvm_ipc.comm.operator import dtype_of, extents
 from tvm_ipc.comm.placements import show
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.placements.operators import DIVISIONS, rule_of, short_name, tensors_of
-from tvm_ipc.transform.placements.placed import Placed, divided, dtype_of, local_extents, uneven
+from tvm_ipc.transform.placements.placed import Placed, divided, local_extents, uneven
 from tvm_ipc.transform.placements.reshape import new_axis
 from tvm_ipc.transform.placements.rules import Refusal, Rule, decide
 from tvm_ipc.transform.placements.values import Found, RankValues, name_of

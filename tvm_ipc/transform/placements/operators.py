@@ -13,8 +13,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.comm import Partial, Placement
-from tvm_ipc.comm.operator import constant, extents
-from tvm_ipc.transform.placements.placed import dtype_of
+from tvm_ipc.comm.operator import constant, dtype_of, extents
 from tvm_ipc.transform.placements.rules import Labels, Rule
 
 #: One operand, element by element; zero stays zero.

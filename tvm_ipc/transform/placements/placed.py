@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Mesh, Placement, Shard
-from tvm_ipc.comm.operator import divides, extents, largest_part
+from tvm_ipc.comm.operator import divides, dtype_of, extents, largest_part
 from tvm_ipc.comm.placements import Placements
 
 
@@ -76,8 +75,3 @@ def local_type(mesh: Mesh, whole: relax.TensorType, placements: Placements) -> r
     if dims is None or not divided(mesh, placements):
         return whole
     return relax.TensorType(local_extents(mesh, dims, placements), dtype_of(whole), whole.vdevice)
-
-
-def dtype_of(ty: Any) -> str:
-    """Return the type of a tensor's elements, "" where it is not known."""
-    return "" if ty.dtype is None else str(ty.dtype.dtype)

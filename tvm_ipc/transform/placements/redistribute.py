@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import tvm
 from tvm import relax
 
 from tvm_ipc import comm
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
-from tvm_ipc.comm.operator import divides, extents
+from tvm_ipc.comm.operator import divides, dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.transform.placements.placed import Placed, divided, dtype_of, local_type, uneven
+from tvm_ipc.transform.placements.placed import Placed, divided, local_type, uneven
 from tvm_ipc.transform.report import Decision, note
 
 NAME = "LowerPlacements"
@@ -59,7 +58,7 @@ class Redistribution:
         wanted = local_type(self.mesh, whole, placements)
         value = self.builder.normalize(value)
         dims, found = extents(wanted), extents(value.ty)
-        if dims is not None and not _same(dims, found):
+        if dims is not None and not (found is not None and same_extents(dims, found)):
             value = self.builder.match_cast(self.bound(value), wanted)
         return Placed(value, whole, placements, zeros & uneven(self.mesh, placements, whole))
 
@@ -150,7 +149,7 @@ class Redistribution:
     def _is_inside(self, extent: relax.Expr, workers: int, index: int) -> relax.Var:
         """Return which places of a rank's part of an axis are before the end."""
         for known, of, inside in self._inside:
-            if of == index and _same([known], [extent]):
+            if of == index and same_extents([known], [extent]):
                 return inside
         name = list(self.mesh.axes)[index]
         ones = self.builder.emit(relax.op.ones((extent,), "bool"))
@@ -168,13 +167,6 @@ _ORDER = [
     (Partial, Replica),
     (Shard, Replica),
 ]
-
-
-def _same(one: list[relax.Expr], other: list[relax.Expr] | None) -> bool:
-    if other is None or len(one) != len(other):
-        return False
-    analyzer = tvm.sym.Analyzer()
-    return all(analyzer.can_prove_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def is_bindable(value: relax.Expr) -> bool:

@@ -12,6 +12,7 @@ from tvm import relax
 from tvm_ipc.comm import Mesh, Replica
 from tvm_ipc.comm.placements import Placements, show
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.ir.collectives import name_of as name_of_operand
 from tvm_ipc.transform.placements.placed import Placed
 from tvm_ipc.transform.placements.redistribute import NAME, Redistribution, is_bindable
 
@@ -110,4 +111,4 @@ def name_of(expr: relax.Expr) -> str:
     """Return what messages call an argument."""
     if isinstance(expr, relax.Tuple):
         return f"({', '.join(map(name_of, expr.fields))})"
-    return str(expr.name) if isinstance(expr, relax.Var) else "a constant"
+    return name_of_operand(expr)
