@@ -144,15 +144,30 @@ def test_a_child_may_have_a_session_of_its_own() -> None:
 
 
 FORKING = """
-import multiprocessing, os, time
+import contextlib, multiprocessing, os, threading, time
 import tvm_ffi
 
+everyone, turn = threading.Barrier(3), threading.Lock()
+
+@contextlib.contextmanager
+def one_fork_at_a_time(threads):
+    # In Python before 3.12 a child waits for ever if it is forked while another thread enters
+    # Python from elsewhere, as threads of ranks do: so all have entered before one forks.
+    process = os.getpid()
+    if threads:
+        everyone.wait()
+    with turn:
+        yield
+    if threads and os.getpid() == process:
+        everyone.wait()
+
 @tvm_ffi.register_global_func("tests.fork_and_come_back")
-def fork_and_come_back():
-    child = os.fork()
-    if child == 0:
-        return -1
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def fork_and_come_back(threads):
+    with one_fork_at_a_time(threads):
+        child = os.fork()
+        if child == 0:
+            return -1
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 @tvm_ffi.register_global_func("tests.fork_a_bystander")
 def fork_a_bystander():
@@ -169,13 +184,14 @@ def in_child(queue):
         queue.put(str(error))
 
 @tvm_ffi.register_global_func("tests.use_in_child")
-def use_in_child():
+def use_in_child(threads):
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     process = context.Process(target=in_child, args=(queue,))
-    process.start()
-    said = queue.get()
-    process.join()
+    with one_fork_at_a_time(threads):
+        process.start()
+        said = queue.get()
+        process.join()
     return said
 
 @tvm_ffi.register_global_func("tests.inherited")
@@ -202,9 +218,9 @@ def test_a_child_is_no_worker(
     with tvm_ipc.Session(3, threads=threads, timeout=60) as session:
         session.import_python_module("forking_functions")
         for _ in range(3):
-            came_back = session.get_global_func("tests.fork_and_come_back")()
+            came_back = session.get_global_func("tests.fork_and_come_back")(threads)
             assert on_workers(came_back, 3) == [1, 1, 1]
-        said = on_workers(session.get_global_func("tests.use_in_child")(), 3)
+        said = on_workers(session.get_global_func("tests.use_in_child")(threads), 3)
         assert all("it is no worker, and has no part in the session" in str(one) for one in said)
         x = session.put([1.0])
         session.allreduce(x, x)
