@@ -11,9 +11,9 @@ from tvm import relax
 
 import tvm_ipc
 from tvm_ipc import comm
-from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.contract import AllReduceStrategy, ReduceKind
 from tvm_ipc.transform import IPCAllReduceRewrite, collect_report
-from tvm_ipc.transform.ir.collectives import match_collective
+from tvm_ipc.transform.ir.collectives import match_collective, match_post
 from tvm_ipc.transform.ir.rewrite import calls
 
 PAIRS = [[0, 1], [2, 3]]
@@ -40,6 +40,31 @@ def test_the_strategy_is_that_of_all_of_them(strategy: str) -> None:
     wanted = AllReduceStrategy.of(strategy)
     assert [one.numbers["strategy"] for one in found] == [wanted, wanted]
     assert [one.team for one in found] == [(2, 0, 1, 2, 3), 0]
+
+
+@pytest.mark.parametrize("team", ["world", "group", PAIRS])
+def test_works_that_the_program_posts_get_the_strategy_too(team: Any) -> None:
+    ty = relax.TensorType((8, 8), "float32")
+    x, out = relax.Var("x", ty), relax.Var("out", ty)
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, out], pure=False):
+        builder.emit(comm.wait(builder.emit(comm.post(comm.allreduce(x, "max", team=team), out))))
+        builder.emit(comm.wait(builder.emit(comm.post(comm.broadcast(x, team=team), out))))
+        builder.emit_func_output(out)
+    before = builder.get()
+    with collect_report() as report:
+        after = IPCAllReduceRewrite("oneshot")(before)
+    found = [one for one in map(match_post, calls(after["main"])) if one is not None]
+    assert [(one.function.name, one.kind) for one in found] == [
+        ("tvm_ipc.allreduce", ReduceKind.MAX),
+        ("tvm_ipc.broadcast", None),
+    ]
+    assert found[0].numbers["strategy"] == AllReduceStrategy.ONESHOT
+    assert [(one.verdict, one.reason) for one in report.decisions] == [
+        ("rewritten", "its strategy is oneshot")
+    ]
+    tvm.ir.assert_structural_equal(IPCAllReduceRewrite("auto")(before), before)
+    tvm.ir.assert_structural_equal(IPCAllReduceRewrite("ring")(after), after)
 
 
 def test_what_is_not_lowered_yet_is_told() -> None:

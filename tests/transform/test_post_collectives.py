@@ -13,8 +13,15 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
-from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.transform import PostCollectives, collect_report, verify_cross_rank_safety
+from tvm_ipc.contract import IPC_MEMORY, AllReduceStrategy
+from tvm_ipc.transform import (
+    IPCAllReduceRewrite,
+    PostCollectives,
+    collect_report,
+    verify_cross_rank_safety,
+)
+from tvm_ipc.transform.ir.collectives import match_collective, match_post
+from tvm_ipc.transform.ir.rewrite import calls
 
 COUNT = 4096
 
@@ -161,6 +168,34 @@ def test_an_output_of_the_caller() -> None:
     assert posted(body)[1] == [("left alone", "its output is not allocated in this function")]
 
 
+def strategies(module: tvm.IRModule) -> list[tuple[str, int]]:
+    """Of each all-reduce, posted or not, the function that it calls, and how its data moves."""
+    found = []
+    for call in calls(module["main"]):
+        one = match_post(call) or match_collective(call)
+        if one is not None and "strategy" in one.numbers:
+            found.append((one.function.name, one.numbers["strategy"]))
+    return found
+
+
+@pytest.mark.parametrize("chosen", list(AllReduceStrategy))
+def test_a_strategy_that_the_program_chose_is_kept(chosen: AllReduceStrategy) -> None:
+    """And "auto" leaves it to the pipeline."""
+    program = Program()
+    with program.builder.function("main", [program.x], pure=False):
+        send, recv = program.copy(program.x, program.tensor()), program.tensor()
+        numbers = [relax.prim_value(number) for number in (0, 0, chosen, 0)]
+        program.packed("tvm_ipc.allreduce", send, *numbers, recv)
+        program.copy(program.x, program.tensor())
+        program.builder.emit_func_output(recv)
+    posted = PostCollectives()(program.builder.get())
+    assert strategies(posted) == [("tvm_ipc.allreduce", chosen)]
+    assert any(match_post(call) for call in calls(posted["main"]))
+    after = IPCAllReduceRewrite("twoshot")(posted)
+    wanted = AllReduceStrategy.TWOSHOT if chosen == AllReduceStrategy.AUTO else chosen
+    assert strategies(after) == [("tvm_ipc.allreduce", wanted)]
+
+
 @I.ir_module
 class Branches:
     """Each branch has a sum beside a product; the sums are of other things than the products."""
@@ -185,6 +220,14 @@ class Branches:
         else:
             r = R.ccl.allreduce(o, "min", in_group=False)
         return r
+
+
+@pytest.mark.parametrize("posts", [False, True])
+@pytest.mark.parametrize("strategy", ["auto", "oneshot", "twoshot", "ring"])
+def test_the_strategy_is_that_of_the_pipeline(strategy: str, posts: bool) -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", 2, strategy, blas=False, post_collectives=posts)
+    found = strategies(pipeline(Branches))
+    assert [number for _, number in found] == [AllReduceStrategy.of(strategy)] * 3
 
 
 @pytest.mark.parametrize("posts", [False, True])

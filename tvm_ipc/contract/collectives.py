@@ -258,7 +258,9 @@ BACKEND_COLLECTIVES: Final = tuple(
 
 #: What `LegalizeOps` makes of `R.ccl.*`: they call those of the session's backend.
 DISCO_COLLECTIVES: Final = _of_backend(DISCO, Registered.UPSTREAM)
-(DISCO_ALLREDUCE,) = (one for one in DISCO_COLLECTIVES if one.name == f"{DISCO}allreduce")
+_DISCO: Final = {one.name.removeprefix(DISCO): one for one in DISCO_COLLECTIVES}
+DISCO_ALLREDUCE: Final = _DISCO["allreduce"]
+DISCO_ALLGATHER: Final = _DISCO["allgather"]
 
 COLLECTIVES: Final = (
     ALLREDUCE,

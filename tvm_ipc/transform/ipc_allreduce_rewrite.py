@@ -13,7 +13,8 @@ After:
 
 Sums over all workers of a session without groups take upstream's form. Other reductions, and those
 of sessions with groups, become "tvm_ipc.allreduce", which carries the reduction and the group.
-Those of `tvm_ipc.comm` over other teams are calls of it already, and get the strategy.
+Those of `tvm_ipc.comm` over other teams, and works, are calls of it already. They get the strategy
+if theirs is "auto", which leaves it open.
 Then `PlanMemoryScopes` puts inputs where they must be: the tensor is allocated there, or copied if
 it is a parameter, say. The runtime never writes an input, so one that is needed later is safe.
 
@@ -31,8 +32,9 @@ from tvm_ipc import arguments
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 from tvm_ipc.contract.collectives import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
+from tvm_ipc.contract.programs import POST
 from tvm_ipc.transform.collection import no_collection
-from tvm_ipc.transform.ir.collectives import Collective, match_collective
+from tvm_ipc.transform.ir.collectives import Collective, match_collective, match_post, post_of
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
@@ -117,7 +119,10 @@ def _rewritten(
         return None
     symbol = _symbol(op)
     if symbol == ALLREDUCE.name:
-        return _over_teams(function, call, strategy)
+        return _with_strategy(function, match_collective(call), strategy)
+    if symbol == POST.name:
+        posted = _with_strategy(function, match_post(call), strategy)
+        return None if posted is None else post_of(posted)
     if symbol != DISCO_ALLREDUCE.name:
         return None
     collective = match_collective(call)
@@ -142,17 +147,18 @@ def _rewritten(
     return collective.as_call_of(target, given)
 
 
-def _over_teams(function: str, call: relax.Call, strategy: AllReduceStrategy) -> relax.Expr | None:
-    """Return one over the teams of a division with the strategy, if it leaves that open."""
-    collective = match_collective(call)
-    if collective is None or not collective.division:
+def _with_strategy(
+    function: str, collective: Collective | None, strategy: AllReduceStrategy
+) -> relax.Call | None:
+    """Return a call of an all-reduce with the strategy, if it leaves that open."""
+    if collective is None or collective.function is not ALLREDUCE:
         return None
     if strategy == AllReduceStrategy.AUTO or collective.numbers["strategy"] != strategy.AUTO:
         return None
     if collecting():
         reason = f"its strategy is {strategy.name.lower()}"
         note(Decision(_NAME, function, str(collective), "rewritten", reason))
-    return collective.as_call_of(collective.function, {"strategy": strategy})
+    return collective.as_call_of(ALLREDUCE, {"strategy": strategy})
 
 
 def _leave(function: str, subject: str, reason: str) -> None:

@@ -32,13 +32,14 @@ from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Function
 from tvm_ipc.contract.collectives import (
     ALLGATHER,
     ALLREDUCE,
+    DISCO_ALLGATHER,
     DISCO_ALLREDUCE,
-    DISCO_COLLECTIVES,
 )
-from tvm_ipc.contract.programs import POST, WAIT
+from tvm_ipc.contract.programs import WAIT
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.build import ALLOC, do
+from tvm_ipc.transform.ir.collectives import post_of
 from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite
 from tvm_ipc.transform.ir.roots import Allocation, Facts
@@ -46,11 +47,10 @@ from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "PostCollectives"
-(_DISCO_ALLGATHER,) = (one for one in DISCO_COLLECTIVES if one.name.endswith(".allgather"))
 #: What is posted, by the name of what a program calls.
 _POSTED: Final[dict[str, Function]] = {
     DISCO_ALLREDUCE.name: ALLREDUCE,
-    _DISCO_ALLGATHER.name: ALLGATHER,
+    DISCO_ALLGATHER.name: ALLGATHER,
     **{
         kind.function.name: kind.function
         for kind in KINDS.values()
@@ -126,12 +126,12 @@ class _Works:
         if type(step.region.blocks[step.block]) is relax.DataflowBlock or not between:
             self._leave(step, "what follows needs it")
             return
-        flags = {"strategy": AllReduceStrategy.AUTO, "flags": CollectiveFlag.NONE}
-        call = collective.as_call_of(function, flags)
+        # A strategy that is said stays; `IPCAllReduceRewrite` gives its own to those that leave it
+        # open, posted or not.
+        strategy = collective.numbers.get("strategy", AllReduceStrategy.AUTO)
+        given = {"strategy": strategy, "flags": CollectiveFlag.NONE}
         work = relax.Var(f"work_of_{step.var.name}", relax.AnyType())
-        given = [tvm.ir.StringImm(function.name), *call.args]
-        types = {"ty_args": [relax.AnyType()], "ret_ty": relax.AnyType()}
-        posted = relax.Call(relax.ExternFunc(POST.name), given, **types)
+        posted = post_of(collective.as_call_of(function, given))
         self._posts[step.var.__chandle__()] = relax.VarBinding(work, posted)
         wait = do(relax.ExternFunc(WAIT.name), [work])
         if stop < len(later):

@@ -27,7 +27,8 @@ from tvm_ipc.contract import (
     find,
 )
 from tvm_ipc.contract.collectives import DISCO
-from tvm_ipc.transform.ir.build import replace_call
+from tvm_ipc.contract.programs import POST
+from tvm_ipc.transform.ir.build import NOTHING, replace_call
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +129,30 @@ def match_collective(expr: relax.Expr) -> Collective | None:
     except (AttributeError, IndexError, TypeError, ValueError):
         return None  # not so many arguments, or not constants: nothing can be said about the call
     return Collective(function, expr, arguments, numbers, division)
+
+
+def match_post(expr: relax.Expr) -> Collective | None:
+    """Return the collective that a call posts, or None if it posts none, or none that can be read.
+
+    Its call is that of the collective; `post_of` makes one of the work again.
+    """
+    if not isinstance(expr, relax.Call) or not isinstance(expr.op, relax.ExternFunc):
+        return None
+    if str(expr.op.global_symbol) != POST.name or not expr.args:
+        return None
+    name, *operands = expr.args
+    if not isinstance(name, tvm.ir.StringImm):
+        return None
+    return match_collective(
+        relax.Call(relax.ExternFunc(str(name.value)), operands, ty_args=[NOTHING], ret_ty=NOTHING)
+    )
+
+
+def post_of(call: relax.Call) -> relax.Call:
+    """Return a call that posts what the call of a collective does; its value is the work."""
+    given = [tvm.ir.StringImm(str(call.op.global_symbol)), *call.args]
+    work = relax.AnyType()
+    return relax.Call(relax.ExternFunc(POST.name), given, ty_args=[work], ret_ty=work)
 
 
 def needs_peers(call: relax.Call) -> bool:
