@@ -38,15 +38,13 @@ from tvm_ipc.transform.epilogue.find import (
     NORMS,
     AllReduceEpilogue,
     CannotFuseError,
-    Place,
-    Uses,
     find_epilogue,
     is_allreduce,
-    operator_of,
     reduction_of,
 )
 from tvm_ipc.transform.ir.collectives import name_of
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite
+from tvm_ipc.transform.ir.uses import Place, Uses, operator_of
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 

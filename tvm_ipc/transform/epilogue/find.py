@@ -7,14 +7,12 @@
     y = R.nn.rms_norm(wide, weight, axes=[-1])
     z = R.astype(y, "bfloat16")               where there is a cast
 
-Analysis only: `Uses` and `find_epilogue` return facts, and the pass puts calls in their places.
+Analysis only: `find_epilogue` returns facts, and the pass puts calls in their places.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import tvm
@@ -23,7 +21,7 @@ from tvm import relax
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.comm.operator import dtype_of, same_extents
 from tvm_ipc.contract.collectives import ALLREDUCE_LAYER_NORM, ALLREDUCE_RMS_NORM
-from tvm_ipc.transform.ir.views import WRITERS
+from tvm_ipc.transform.ir.uses import Place, Uses, binds, operator_of
 
 NORMS: Final = {
     "relax.nn.rms_norm": ALLREDUCE_RMS_NORM,
@@ -31,67 +29,6 @@ NORMS: Final = {
 }
 _FLOATS: Final = ("float16", "bfloat16", "float32")
 _CPUS: Final = ("llvm", "c")
-
-
-@dataclass(eq=False)
-class Place:
-    """Where a variable is bound."""
-
-    binding: Any
-    at: int
-    block: Any
-
-
-@dataclass
-class Uses:
-    """The bindings of a function in their order, and who uses what they bind."""
-
-    places: dict[Any, Place] = field(default_factory=dict)
-    users: dict[Any, list[Place]] = field(default_factory=lambda: defaultdict(list))
-    #: Places of what may write into memory that it is given.
-    writers: list[int] = field(default_factory=list)
-    count: int = 0
-
-    def read(self, body: Any) -> None:
-        """Look at a sequence, and at those inside of it."""
-        if not isinstance(body, relax.SeqExpr):
-            self._use(body, Place(None, self.count, None))
-            return
-        for block in body.blocks[:]:
-            for binding in block.bindings[:]:
-                place = Place(binding, self.count, block)
-                self.count += 1
-                self.places[binding.var] = place
-                value = binding.value
-                if isinstance(value, relax.If):
-                    self._use(value.cond, place)
-                    self.read(value.true_branch)
-                    self.read(value.false_branch)
-                    continue
-                if isinstance(value, relax.Call) and _may_write(value):
-                    self.writers.append(place.at)
-                self._use(value, place)
-        self._use(body.body, Place(None, self.count, None))
-
-    def _use(self, value: Any, place: Place) -> None:
-        if isinstance(value, relax.Var):
-            self.users[value].append(place)
-        elif isinstance(value, relax.Call):
-            for argument in (value.op, *value.args[:]):
-                self._use(argument, place)
-        elif isinstance(value, relax.Tuple):
-            for item in value.fields[:]:
-                self._use(item, place)
-        elif isinstance(value, relax.TupleGetItem):
-            self._use(value.tuple_value, place)
-        elif isinstance(value, relax.Function):
-            for variable in relax.analysis.free_vars(value):
-                self.users[variable].append(place)
-
-    def written(self, after: int, until: int) -> bool:
-        """Whether anything between two places may write into memory."""
-        first = bisect_left(self.writers, after)
-        return first < len(self.writers) and self.writers[first] < until
 
 
 @dataclass
@@ -118,7 +55,7 @@ def find_epilogue(allreduce: Place, uses: Uses, removed: set[Any]) -> AllReduceE
     if reduction_of(allreduce.binding.value) != "sum":
         raise CannotFuseError("it is not a sum")
     addition = _only_user(total, uses)
-    if addition.block is not allreduce.block or not _binds(addition, "relax.add"):
+    if addition.block is not allreduce.block or not binds(addition, "relax.add"):
         raise CannotFuseError("no addition of a residual follows")
     if addition.binding.var in removed:
         raise CannotFuseError("it is the residual of another sum")
@@ -137,7 +74,7 @@ def find_epilogue(allreduce: Place, uses: Uses, removed: set[Any]) -> AllReduceE
     following = uses.users[result]
     if len(following) == 1 and following[0].block is norm.block:
         (last,) = following
-        if _binds(last, "relax.astype") and _dtype(last.binding.var) in _FLOATS:
+        if binds(last, "relax.astype") and _dtype(last.binding.var) in _FLOATS:
             casts.append(last)
             result = last.binding.var
     _check_tensor("the norm", result)
@@ -160,13 +97,13 @@ def _norm(addition: Place, uses: Uses) -> tuple[Place, Place | None]:
     for user in uses.users[addition.binding.var]:
         cast = None
         candidates = [user]
-        if user.block is addition.block and _binds(user, "relax.astype"):
+        if user.block is addition.block and binds(user, "relax.astype"):
             if _dtype(user.binding.var) != "float32":
                 continue
             cast = user
             candidates = uses.users[user.binding.var]
         for norm in candidates:
-            if norm.block is not addition.block or not _binds(norm, *NORMS):
+            if norm.block is not addition.block or not binds(norm, *NORMS):
                 continue
             value = norm.binding.value
             if not _same(value.args[0], (cast or addition).binding.var):
@@ -242,23 +179,6 @@ def reduction_of(allreduce: relax.Call) -> str:
     """Return the name of the reduction."""
     attrs = allreduce.attrs
     return str(attrs.reduction if operator_of(allreduce) == COLLECTIVE else attrs.op_type)
-
-
-def _may_write(call: relax.Call) -> bool:
-    return not isinstance(call.op, tvm.ir.Op) or str(call.op.name) in WRITERS
-
-
-def operator_of(value: Any) -> str:
-    """Return the name of the operator that is called, nothing where none is."""
-    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
-        return ""
-    return str(value.op.name)
-
-
-def _binds(place: Place, *operators: str) -> bool:
-    """Whether a variable is bound there to a call of an operator, and is cast to nothing else."""
-    binding = place.binding
-    return isinstance(binding, relax.VarBinding) and operator_of(binding.value) in operators
 
 
 def _same(expr: Any, variable: Any) -> bool:
