@@ -30,7 +30,10 @@ ALLOWED = {
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
     "doctor": ("tvm_ipc", "contract", "errors", "runtime"),
-    "demo": ("tvm_ipc", "contract", "errors", "inspection", "pipeline", "runtime", "terminal"),
+    "demo": (
+        *("tvm_ipc", "comm", "contract", "errors"),
+        *("inspection", "pipeline", "runtime", "terminal"),
+    ),
     "explain": ("contract", "errors", "inspection", "terminal", "transform"),
     "command_line": ("tvm_ipc", "errors", "terminal", "doctor", "demo", "explain"),
     "__main__": ("command_line",),

@@ -61,7 +61,22 @@ def test_story_of_several_workers(capfd: pytest.CaptureFixture[str]) -> None:
     assert "the same 6 tokens on 1 and 4 workers" in story["result"]
     assert re.search(r"4 workers  prefill +\d+ tok/s +\S+x   decode +\d+ tok/s", story["speed"])
     assert re.search(r"each of 4 workers used \d\S* .* of ipc_memory", story["memory"])
+    assert "tvm-ipc demo --sequence-parallel" in story["try next"]
     assert "tvm-ipc doctor" in story["try next"]
+
+
+def test_story_of_sequence_parallelism(capfd: pytest.CaptureFixture[str]) -> None:
+    assert demo.main([*SMALL, "--sequence-parallel", "--workers", "2", "4"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert max(map(len, out.splitlines())) <= 80
+    story = facts(out)
+    assert "4 workers: 6 all-gathers and 6 reduce-scatters of a prompt's rows; " in story["compile"]
+    assert "6 all-reduces in a step, 6 rewritten (auto), 6 with the norm" in story["compile"]
+    assert "of all collectives 19 without exit barrier" in story["compile"]
+    assert "1/2 of the weights and of the prompt's rows each" in story["2 workers"]
+    assert "the same 6 tokens on 1, 2 and 4 workers" in story["result"]
+    assert "--sequence-parallel" not in story["try next"]
 
 
 def test_story_of_one_worker(capfd: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +224,7 @@ def test_help_names_every_option() -> None:
         assert f"--{name}" in text
     for name in ("context", "prompt-length", "tokens", "dtype", "strategy", "threads", "blas"):
         assert f"--{name}" in text
+    assert "--sequence-parallel" in text
 
 
 def test_bar_is_drawn_on_a_terminal_and_leaves_nothing() -> None:

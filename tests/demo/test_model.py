@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,18 +12,25 @@ import numpy as np
 import pytest
 import tvm_ffi
 from reference import Reference
+from tvm import relax
 
 import tvm_ipc
+from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.demo import model, weights
 from tvm_ipc.demo.compiling import compile_model, decisions
-from tvm_ipc.demo.config import DTYPES, Config
+from tvm_ipc.demo.config import DTYPES, Build, Config
 from tvm_ipc.demo.generating import Generator
 from tvm_ipc.demo.model import Shard
 from tvm_ipc.demo.tour import allowed_difference
 from tvm_ipc.errors import WorkerError
+from tvm_ipc.inspection.sizes import evaluate
+from tvm_ipc.transform.ir.rewrite import calls
 
 CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
-PROMPTS = ([3, 5, 17, 99, 4, 4, 28], [1], list(range(30, 100)))
+PLAIN = Build()
+BUILDS = {"plain": PLAIN, "sequence parallel": Build(sequence_parallel=True)}
+#: Of 7, 1, 8 and 70 tokens: with 2 and 4 workers parts are equal, or not, or there are none.
+PROMPTS = ([3, 5, 17, 99, 4, 4, 28], [1], [9, 2, 6, 5, 3, 5, 8, 97], list(range(30, 100)))
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -31,14 +39,14 @@ def session(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
         yield session
 
 
-def generator(session: Any, config: Config) -> Generator:
-    executable = compile_model(config, session.num_workers)
+def generator(session: Any, config: Config, build: Build = PLAIN) -> Generator:
+    executable = compile_model(config, session.num_workers, build)
     return Generator(session, executable, config, list(weights.make(config)))
 
 
-@pytest.fixture(scope="module")
-def small(session: Any) -> Generator:
-    return generator(session, CONFIG)
+@pytest.fixture(scope="module", params=BUILDS.values(), ids=BUILDS)
+def small(session: Any, request: pytest.FixtureRequest) -> Generator:
+    return generator(session, CONFIG, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +107,13 @@ def test_wrong_prompts_are_refused(
         small.generate(prompt, count)
 
 
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_types_and_sizes_that_fill_no_vector(dtype: str) -> None:
+def test_types_and_sizes_that_fill_no_vector(dtype: str, build: Build) -> None:
     config = Config(3, 60, 6, 2, 42, 100, 40, dtype)
     expected, logits = Reference(config).generate(PROMPTS[0], 1)
     with tvm_ipc.Session(2, threads=True) as session:
-        said = generator(session, config).generate(PROMPTS[0], 1)
+        said = generator(session, config, build).generate(PROMPTS[0], 1)
     np.testing.assert_allclose(
         said.logits, logits, atol=2 * allowed_difference(config, logits), rtol=0
     )
@@ -112,11 +121,78 @@ def test_types_and_sizes_that_fill_no_vector(dtype: str) -> None:
     assert dtype != "float32" or said.tokens[0] == expected
 
 
+def test_sequence_parallelism_with_rows_that_three_workers_cannot_divide() -> None:
+    config = Config(2, 72, 6, 3, 48, 99, 40)
+    reference = Reference(config)
+    with tvm_ipc.Session(3, threads=True) as session:
+        three = generator(session, config, BUILDS["sequence parallel"])
+        for length in range(1, 9):
+            tokens, logits = reference.generate(list(range(length)), 3)
+            said = three.generate(list(range(length)), 3)
+            assert said.tokens == [tokens] * 3
+            np.testing.assert_allclose(said.logits, logits, atol=1e-5)
+        # The longest prompt, whose parts have room for two rows more.
+        tokens, _ = reference.generate(list(range(40)), 1)
+        assert three.generate(list(range(40)), 1).tokens == [tokens] * 3
+
+
+def test_gathers_feed_products_and_these_feed_reduce_scatters() -> None:
+    """No copy is between them, so that they can be done piece by piece."""
+    prefill = model.build(CONFIG, 4, sequence_parallel=True)["prefill"]
+    bindings = [binding for block in prefill.body.blocks for binding in block.bindings]
+    made = {binding.var: binding.value for binding in bindings}
+
+    def what(variable: Any) -> str:
+        value = made[variable]
+        if not isinstance(value, relax.Call):
+            return ""
+        kind = isinstance(value.attrs, CollectiveAttrs) and value.attrs.kind
+        return str(kind or value.op.name)
+
+    edges = Counter(
+        (what(argument), what(binding.var))
+        for binding in bindings
+        if isinstance(binding.value, relax.Call)
+        for argument in binding.value.args
+        if argument in made
+    )
+    layers = CONFIG.layers
+    assert edges["allgather", "relax.matmul"] == 2 * layers  # of QKV; of gate and up
+    assert edges["relax.matmul", "reduce_scatter"] == 2 * layers
+    of_gathers = {other for one, other in edges if one == "allgather"}
+    into_scatters = {one for one, other in edges if other == "reduce_scatter"}
+    assert (of_gathers, into_scatters) == ({"relax.matmul"}, {"relax.matmul"})
+    # A step has one row.
+    assert not any(
+        isinstance(call.attrs, CollectiveAttrs)
+        for call in calls(model.build(CONFIG, 4, sequence_parallel=True)["decode"])
+    )
+
+
+def test_residual_stream_in_parts_takes_its_part_of_memory() -> None:
+    whole, parts = (
+        model.build(CONFIG, 4, sequence_parallel=parallel)["prefill"] for parallel in (False, True)
+    )
+
+    def rows(function: relax.Function) -> set[int]:
+        """Of the tensors that are added or normalised."""
+        sizes = {"n": CONFIG.context}
+        return {
+            evaluate(str(call.ty.shape.values[0]), sizes) or 0
+            for call in calls(function)
+            if getattr(call.op, "name", "") in ("relax.add", "relax.nn.rms_norm")
+        }
+
+    assert rows(whole) == {CONFIG.context, 1}
+    assert rows(parts) == {CONFIG.context // 4, 1}
+
+
 def test_every_allreduce_is_rewritten_and_memory_is_saved() -> None:
     found = decisions(replace(CONFIG, context=256), 2)
     assert found.allreduces == found.rewritten == 8
     assert found.without_barrier == 8
     assert sum(found.memory.ours.values()) < sum(found.memory.upstream.values())
+    assert (found.gathers, found.scatters) == (0, 0)
     alone = decisions(CONFIG, 1)
     assert (alone.allreduces, alone.rewritten, alone.without_barrier) == (0, 0, 0)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo: a tensor-parallel decoder, compiled for several numbers of workers that must agree.
 
-options     the command line             config      the size of a model
-model       the program of one worker    kernels     its loops that TVM has no operator for
-schedule    how its loops run            compiling   the program through our pipeline
-weights     random weights, in parts     generating  a prompt in, tokens out, in a session
-report      lines and a bar              tour        all of it in turn, and the verdict
+options     the command line             config      the size of a model, how to compile it
+model       the program of one worker    residual    which rows of its stream each worker has
+kernels     loops that TVM has not       schedule    how the program's loops run
+compiling   it through our pipeline      weights     random weights, in parts
+generating  a prompt in, tokens out      report      lines and a bar
+tour        all of it in turn, and the verdict
 """
 
 from __future__ import annotations

@@ -3,29 +3,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import tvm
 from tvm import relax
 from tvm.support import cc
 
-from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.demo import model
-from tvm_ipc.demo.config import Config
+from tvm_ipc.demo.config import Build, Config
 from tvm_ipc.demo.schedule import schedule_kernels
 from tvm_ipc.errors import IPCError
 from tvm_ipc.inspection.explanation import Memory, PassNames, Question, explain
 from tvm_ipc.pipeline import get_pipeline
 
+_AS_A_RULE: Final = Build()
+
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the pipeline decided about both functions of the model.
+    """What is in both functions of the model, and what the pipeline decided about it.
 
     Attributes
     ----------
+    gathers, scatters : all-gathers and reduce-scatters of rows, in parts of a prompt.
     allreduces : in the model.
     rewritten : those of them that read their input in IPC memory.
     with_norm : those of them that add the residual and normalise the sum too.
@@ -34,6 +38,8 @@ class Decisions:
     blas : whether matrix products are OpenBLAS's.
     """
 
+    gathers: int
+    scatters: int
     allreduces: int
     rewritten: int
     with_norm: int
@@ -45,14 +51,12 @@ class Decisions:
 def compile_model(
     config: Config,
     workers: int,
-    strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
-    blas: bool | None = None,
+    build: Build = _AS_A_RULE,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Any:
     """Return an executable of one of `workers` workers, for this machine's processor.
 
-    Its matrix products are kernels of TVM as `schedule` has them, or OpenBLAS's: the latter
-    where it is installed, if it is not said. `progress` hears which pass is running.
+    `progress` hears which pass is running.
     """
     if cc.get_cc() is None:
         raise IPCError(
@@ -60,9 +64,12 @@ def compile_model(
             "install g++ or clang, or name one in the environment variable CXX"
         )
     target = tvm.target.Target.from_device("cpu")
-    pipeline = get_pipeline(target, workers, strategy, blas=blas, schedule=schedule_kernels)
+    mod = model.build(config, workers, sequence_parallel=build.sequence_parallel)
+    pipeline = get_pipeline(
+        target, workers, build.strategy, blas=build.blas, schedule=schedule_kernels
+    )
     with tvm.transform.PassContext(instruments=[PassNames(progress)]):
-        return relax.build(model.build(config, workers), target, relax_pipeline=pipeline)
+        return relax.build(mod, target, relax_pipeline=pipeline)
 
 
 def processor() -> str:
@@ -73,24 +80,27 @@ def processor() -> str:
 def decisions(
     config: Config,
     workers: int,
-    strategy: AllReduceStrategy = AllReduceStrategy.AUTO,
-    blas: bool | None = None,
+    build: Build = _AS_A_RULE,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Decisions:
     """Return what the pipeline does with the model."""
-    question = Question("the demo's decoder", "llvm", workers, strategy.name.lower(), {})
-    explanation = explain(model.build(config, workers), question, progress=progress, blas=blas)
+    question = Question("the demo's decoder", "llvm", workers, build.strategy.name.lower(), {})
+    mod = model.build(config, workers, sequence_parallel=build.sequence_parallel)
+    explanation = explain(mod, question, progress=progress, blas=build.blas)
     events = [event for plan in explanation.report.plans for event in plan.events]
     verdicts = [
         decision.verdict
         for decision in explanation.report.decisions
         if decision.pass_name == "IPCAllReduceRewrite"
     ]
+    kinds = _kinds(mod[model.PREFILL])
     with_norm = sum(
         decision.pass_name == "FuseAllReduceEpilogue" and decision.verdict == "fused"
         for decision in explanation.report.decisions
     )
     return Decisions(
+        gathers=kinds["allgather"],
+        scatters=kinds["reduce_scatter"],
         allreduces=len(verdicts) + with_norm,
         rewritten=verdicts.count("rewritten") + with_norm,
         with_norm=with_norm,
@@ -101,3 +111,15 @@ def decisions(
             for decision in explanation.report.decisions
         ),
     )
+
+
+def _kinds(function: relax.Function) -> Counter[str]:
+    """Count the collectives of each kind."""
+    kinds: Counter[str] = Counter()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.attrs, CollectiveAttrs):
+            kinds[str(expr.attrs.kind)] += 1
+
+    relax.analysis.post_order_visit(function, visit)
+    return kinds

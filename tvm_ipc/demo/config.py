@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of a decoder, and among how many workers it can be divided."""
+"""The size of a decoder, among how many workers it can be divided, and how it is compiled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
 
@@ -68,6 +68,23 @@ class Config:
             raise ValueError(f"the number of workers is {workers}; it must be 1 to {MAX_WORKERS}")
         for name in ("heads", "kv_heads", "inner", "vocabulary"):
             _check_divides(name, getattr(self, name), workers, "workers")
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a decoder is compiled.
+
+    Attributes
+    ----------
+    strategy : of the all-reduces.
+    blas : whether matrix products are OpenBLAS's, or kernels of TVM as `schedule` has them. None:
+        OpenBLAS's where it is installed.
+    sequence_parallel : whether each of several workers has a part of a prompt's residual stream.
+    """
+
+    strategy: AllReduceStrategy = AllReduceStrategy.AUTO
+    blas: bool | None = None
+    sequence_parallel: bool = False
 
 
 def _check_divides(name: str, number: int, parts: int, of: str) -> None:

@@ -37,8 +37,9 @@ def rotate_and_append(
 ) -> tirx.PrimFunc:
     """Rotate queries and keys by their position; put keys and values at the cache's end.
 
-    A row of `qkv` holds queries, keys and values of one token. The first half of a row of `angles`
-    holds cosines, the second half sines. `total` counts the tokens with the new ones.
+    A row of `qkv` holds queries, keys and values of one token; there are n tokens, and rows after
+    them count for nothing. The first half of a row of `angles` holds cosines, the second half
+    sines. `total` counts the tokens with the new ones.
     """
     half = dim // 2
     k_begin, v_begin = heads * dim, (heads + kv_heads) * dim
@@ -50,16 +51,17 @@ def rotate_and_append(
         angles_handle: T.handle,
         keys_handle: T.handle,
         values_handle: T.handle,
+        n: T.int64,
         total: T.int64,
         queries_handle: T.handle,
     ) -> None:
         T.func_attr({"tirx.noalias": True})
-        n = T.int64()
-        qkv = T.match_buffer(qkv_handle, (n, width), dtype)
+        rows = T.int64()
+        qkv = T.match_buffer(qkv_handle, (rows, width), dtype)
         angles = T.match_buffer(angles_handle, (context, dim), "float32")
         keys = T.match_buffer(keys_handle, (kv_heads, dim, context), dtype)
         values = T.match_buffer(values_handle, (kv_heads, context, dim), dtype)
-        queries = T.match_buffer(queries_handle, (n, heads, dim), dtype)
+        queries = T.match_buffer(queries_handle, (rows, heads, dim), dtype)
         assert total <= context, _FULL
         for i in range(n):
             for h in range(heads):
@@ -98,7 +100,10 @@ def rotate_and_append(
 
 @cache
 def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tirx.PrimFunc:
-    """Attention of the last n of `total` tokens to all tokens up to themselves."""
+    """Attention of the last n of `total` tokens to all tokens up to themselves.
+
+    Rows after theirs get zeros.
+    """
     group = heads // kv_heads
     scale = dim**-0.5
 
@@ -107,15 +112,16 @@ def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tir
         queries_handle: T.handle,
         keys_handle: T.handle,
         values_handle: T.handle,
+        n: T.int64,
         total: T.int64,
         result_handle: T.handle,
     ) -> None:
         T.func_attr({"tirx.noalias": True})
-        n = T.int64()
-        queries = T.match_buffer(queries_handle, (n, heads, dim), dtype)
+        rows = T.int64()
+        queries = T.match_buffer(queries_handle, (rows, heads, dim), dtype)
         keys = T.match_buffer(keys_handle, (kv_heads, dim, context), dtype)
         values = T.match_buffer(values_handle, (kv_heads, context, dim), dtype)
-        result = T.match_buffer(result_handle, (n, heads * dim), dtype)
+        result = T.match_buffer(result_handle, (rows, heads * dim), dtype)
         scores = T.sblock_alloc_buffer((context,), "float32")
         sums = T.sblock_alloc_buffer((LANES,), "float32")
         best = T.sblock_alloc_buffer((LANES,), "float32")
@@ -155,6 +161,8 @@ def attend(heads: int, kv_heads: int, dim: int, context: int, dtype: str) -> tir
                     mean[d] = mean[d] + scores[j] * T.Cast("float32", values[h // group, j, d])
             for d in T.vectorized(dim):
                 result[i, h * dim + d] = T.Cast(dtype, mean[d] / sums[0])
+        for i, j in T.grid(rows - n, heads * dim):
+            result[n + i, j] = T.Cast(dtype, T.float32(0))
 
     return attend
 

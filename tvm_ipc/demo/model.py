@@ -12,6 +12,11 @@ completes an attention, and one an MLP; norms and the residual stream are on eve
        └──────────────────────────────────────────────────────────────────────────┘
     last token ── norm ── head[:, w] ── all-gather ── logits ── argmax ── next token
 
+With sequence parallelism each worker has 1/n of the rows of a prompt's residual stream, and does
+norms of these alone: an all-gather before each attention and MLP and a reduce-scatter after it move
+together as much as an all-reduce does (`residual` has both). A step of one token has no rows to
+divide, and keeps its all-reduces.
+
 Weights are [inputs, outputs], so that a kernel's inner loop goes along memory.
 """
 
@@ -26,6 +31,7 @@ from tvm.relax.frontend import nn
 
 from tvm_ipc.demo import kernels
 from tvm_ipc.demo.config import Config
+from tvm_ipc.demo.residual import InParts, OnEveryWorker, Residual
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
@@ -40,7 +46,7 @@ class Shard:
     segments: tuple[int, ...]  #: sizes of the whole model
 
 
-def build(config: Config, world_size: int = 1) -> tvm.IRModule:
+def build(config: Config, world_size: int = 1, *, sequence_parallel: bool = False) -> tvm.IRModule:
     """Return the program of one worker.
 
     It has two functions, `prefill` for any number of tokens n and `decode` for one:
@@ -52,14 +58,18 @@ def build(config: Config, world_size: int = 1) -> tvm.IRModule:
     written in place, keys and values of every layer (see `cache_shapes`). What both say is a tuple
     of the next token, (1,) int32, and its logits, (vocabulary,) float32; `decode` takes it as it
     is, so that a token costs the controller a single command.
+
+    With `sequence_parallel` the workers divide the rows of `prefill` among them.
     """
-    return export(config, world_size)[0]
+    return export(config, world_size, sequence_parallel)[0]
 
 
-def export(config: Config, world_size: int) -> tuple[tvm.IRModule, list[tuple[str, Any]]]:
+def export(
+    config: Config, world_size: int, sequence_parallel: bool = False
+) -> tuple[tvm.IRModule, list[tuple[str, Any]]]:
     """Return the program, and the names and `nn.Parameter`s of `weights` in their order."""
     config.check_workers(world_size)
-    model = Decoder(config, world_size)
+    model = Decoder(config, world_size, sequence_parallel)
     caches = [nn.spec.Tensor(shape, config.dtype) for shape in cache_shapes(config, world_size)]
     said = [nn.spec.Tensor([1], "int32"), nn.spec.Tensor([config.vocabulary], "float32")]
     functions = {
@@ -122,8 +132,14 @@ def _rows(config: Config, world_size: int, width: int) -> Linear:
     return Linear(shape, config.dtype, config.dtype, Shard(0, (width,)))
 
 
-def _over_workers(x: nn.Tensor, world_size: int) -> nn.Tensor:
-    return nn.op.ccl_allreduce(x, "sum", in_group=False) if world_size > 1 else x
+@dataclass(frozen=True)
+class Step:
+    """What all layers are told of the tokens that are looked at together."""
+
+    residual: Residual
+    count: Any  #: of these tokens
+    total: Any  #: of the sequence up to the last of them
+    angles: nn.Tensor
 
 
 class Attention(nn.Module):  # type: ignore[misc]
@@ -131,7 +147,6 @@ class Attention(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: Config, world_size: int) -> None:
         super().__init__()
-        self.world_size = world_size
         self.heads, self.kv_heads = config.heads // world_size, config.kv_heads // world_size
         queries, keys = config.hidden, config.kv_heads * config.head_dim
         self.qkv = _columns(config, world_size, queries, keys, keys)
@@ -140,25 +155,23 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.dim = config.head_dim
         self.sizes = (self.heads, self.kv_heads, self.dim, padded_context(config), config.dtype)
 
-    def forward(
-        self, x: nn.Tensor, keys: nn.Tensor, values: nn.Tensor, angles: nn.Tensor, total: Any
-    ) -> nn.Tensor:
-        """Return the sum over all workers' heads."""
-        n = x.shape[0]
+    def forward(self, x: nn.Tensor, keys: nn.Tensor, values: nn.Tensor, step: Step) -> nn.Tensor:
+        """Return what this worker's heads add to the sum."""
+        rows, tokens = x.shape[0], (step.count, step.total)
         queries, keys, values = nn.op.tensor_ir_inplace_op(
             kernels.rotate_and_append(*self.sizes),
             "rotate_and_append",
-            [self.qkv(x), angles, keys, values, total],
+            [self.qkv(x), step.angles, keys, values, *tokens],
             inplace_indices=[-1, 2, 3],
-            out=[nn.Tensor.placeholder((n, self.heads, self.dim), self.dtype), keys, values],
+            out=[nn.Tensor.placeholder((rows, self.heads, self.dim), self.dtype), keys, values],
         )
         mixed = nn.op.tensor_ir_op(
             kernels.attend(*self.sizes),
             "attend",
-            [queries, keys, values, total],
-            out=nn.Tensor.placeholder((n, self.heads * self.dim), self.dtype),
+            [queries, keys, values, *tokens],
+            out=nn.Tensor.placeholder((rows, self.heads * self.dim), self.dtype),
         )
-        return _over_workers(self.out(mixed), self.world_size)
+        return self.out(mixed)
 
 
 class MLP(nn.Module):  # type: ignore[misc]
@@ -166,14 +179,13 @@ class MLP(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: Config, world_size: int) -> None:
         super().__init__()
-        self.world_size = world_size
         self.gate_up = _columns(config, world_size, config.inner, config.inner)
         self.down = _rows(config, world_size, config.inner)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
-        """Return the sum over all workers' parts."""
+        """Return what this worker's part adds to the sum."""
         h = nn.op.tensor_expr_op(kernels.silu_times, "silu_times", [self.gate_up(x)])
-        return _over_workers(self.down(h), self.world_size)
+        return self.down(h)
 
 
 class Layer(nn.Module):  # type: ignore[misc]
@@ -186,20 +198,20 @@ class Layer(nn.Module):  # type: ignore[misc]
         self.mlp_norm = nn.RMSNorm(config.hidden, -1, EPSILON, False, config.dtype)
         self.mlp = MLP(config, world_size)
 
-    def forward(
-        self, x: nn.Tensor, keys: nn.Tensor, values: nn.Tensor, angles: nn.Tensor, total: Any
-    ) -> nn.Tensor:
+    def forward(self, x: nn.Tensor, keys: nn.Tensor, values: nn.Tensor, step: Step) -> nn.Tensor:
         """Return the residual stream after this layer."""
-        x = x + self.attention(self.attention_norm(x), keys, values, angles, total)
-        return x + self.mlp(self.mlp_norm(x))
+        gather, reduce = step.residual.gather, step.residual.reduce
+        x = x + reduce(self.attention(gather(self.attention_norm(x)), keys, values, step))
+        return x + reduce(self.mlp(gather(self.mlp_norm(x))))
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
     """One worker's part of the model, and what all workers have."""
 
-    def __init__(self, config: Config, world_size: int) -> None:
+    def __init__(self, config: Config, world_size: int, sequence_parallel: bool) -> None:
         super().__init__()
         self.config, self.world_size = config, world_size
+        self.sequence_parallel = sequence_parallel and world_size > 1
         self.embedding = nn.Parameter((config.vocabulary, config.hidden), config.dtype)
         self.angles = nn.Parameter((padded_context(config), config.head_dim), "float32")
         self.layers = nn.ModuleList([Layer(config, world_size) for _ in range(config.layers)])
@@ -211,13 +223,28 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self, tokens: nn.Tensor, total: Any, caches: list[nn.Tensor]
     ) -> tuple[nn.Tensor, nn.Tensor]:
         """Return the token after the last of n tokens, and all its logits."""
+        in_parts = InParts(self.world_size) if self.sequence_parallel else None
+        return self._next(tokens, total, caches, in_parts or OnEveryWorker(self.world_size))
+
+    def decode(
+        self, said: list[nn.Tensor], total: Any, caches: list[nn.Tensor]
+    ) -> tuple[nn.Tensor, nn.Tensor]:
+        """Return the token after the one that was said last, and all its logits."""
+        return self._next(said[0], total, caches, OnEveryWorker(self.world_size))
+
+    def _next(
+        self, tokens: nn.Tensor, total: Any, caches: list[nn.Tensor], residual: Residual
+    ) -> tuple[nn.Tensor, nn.Tensor]:
+        (count,) = tokens._expr.ty.shape.values
+        step = Step(residual, count, total, self.angles)
         # Not nn.op.take: it reads anywhere in memory where a token is out of the vocabulary.
+        own = residual.own(tokens)
         x = nn.op.wrap_nested(
-            relax.op.take(self.embedding._expr, tokens._expr, axis=0, mode="clip"), "embedding"
+            relax.op.take(self.embedding._expr, own._expr, axis=0, mode="clip"), "embedding"
         )
         for layer, keys, values in zip(self.layers, caches[::2], caches[1::2], strict=True):
-            x = layer(x, keys, values, self.angles, total)
-        logits = self.head(self.norm(_last(x)))
+            x = layer(x, keys, values, step)
+        logits = self.head(self.norm(residual.last(x, count)))
         if self.world_size > 1:
             # Of all workers, as the sums are; the frontend's own function gathers within a group.
             gathered = relax.op.ccl.allgather(logits._expr, self.world_size, in_group=False)
@@ -230,21 +257,3 @@ class Decoder(nn.Module):  # type: ignore[misc]
             out=nn.Tensor.placeholder((1,), "int32"),
         )
         return token, logits
-
-    def decode(
-        self, said: list[nn.Tensor], total: Any, caches: list[nn.Tensor]
-    ) -> tuple[nn.Tensor, nn.Tensor]:
-        """Return the token after the one that was said last, and all its logits."""
-        return self.prefill(said[0], total, caches)
-
-
-def _last(x: nn.Tensor) -> nn.Tensor:
-    """Return the last row."""
-    n, width = x.shape
-    if isinstance(n, int):
-        return x
-
-    def row(every: Any) -> Any:
-        return tvm.te.compute((1, width), lambda _, j: every[every.shape[0] - 1, j], name="last")
-
-    return nn.op.tensor_expr_op(row, "last", [x])

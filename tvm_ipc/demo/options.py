@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from tvm_ipc import terminal
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
-from tvm_ipc.demo.config import DTYPES, Config
+from tvm_ipc.demo.config import DTYPES, Build, Config
 
 _WORKERS: Final = (1, 2, 4)
 _HIDDEN: Final = 512
@@ -36,8 +36,7 @@ class Options:
     workers: tuple[int, ...] = _WORKERS  #: in rising order, 1 among them
     prompt_length: int = 128
     tokens: int = 32
-    strategy: AllReduceStrategy = AllReduceStrategy.AUTO
-    blas: bool | None = None  #: None: where it is installed
+    build: Build = field(default_factory=Build)
     threads: bool = False
     seed: int = 0
 
@@ -72,8 +71,11 @@ def parse(argv: Sequence[str]) -> Options:
         workers=workers,
         prompt_length=given.prompt_length,
         tokens=given.tokens,
-        strategy=AllReduceStrategy[given.strategy.upper()],
-        blas=given.blas,
+        build=Build(
+            strategy=AllReduceStrategy[given.strategy.upper()],
+            blas=given.blas,
+            sequence_parallel=given.sequence_parallel,
+        ),
         threads=given.threads,
         seed=given.seed,
     )
@@ -148,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--strategy",
         choices=[strategy.name.lower() for strategy in AllReduceStrategy],
-        default=default.strategy.name.lower(),
+        default=default.build.strategy.name.lower(),
         help="of the all-reduces (default auto); the result has the same bits",
     )
     parser.add_argument(
@@ -156,6 +158,12 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="multiply with OpenBLAS (scipy-openblas64), or with kernels of TVM (default: with "
         "OpenBLAS if it is installed); --blas compares the two",
+    )
+    parser.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        help="workers divide the rows of the prompt's residual stream too: all-gathers before "
+        "each attention and MLP, reduce-scatters after it",
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"

@@ -43,23 +43,24 @@ def lead(options: Options, report: Report) -> int:
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     _describe(report, config)
     executables = {}
-    contestants = [(n, options.blas) for n in options.workers]
-    if options.blas:
-        contestants.append((1, False))
-    for done, (n, blas) in enumerate(contestants):
+    build = options.build
+    contestants = [(n, build) for n in options.workers]
+    without_blas = replace(build, blas=False)
+    if build.blas:
+        contestants.append((1, without_blas))
+    for done, (n, how) in enumerate(contestants):
 
         def passing(name: str, done: float = done / len(contestants), n: int = n) -> None:
             report.progress(done, f"compiling for {count(n, 'worker')}: {name}")
 
-        executables[n, blas] = compile_model(config, n, options.strategy, blas, passing)
-    before = executables.get((1, False)) if options.blas else None
+        executables[n, how] = compile_model(config, n, how, passing)
+    before = executables.get((1, without_blas)) if build.blas else None
     report.step("compile", f"for {listing(list(options.workers))}: llvm, {processor()}")
     several = options.workers[-1] if options.workers[-1] > 1 else None
     found = decisions(
         config,
         several or 1,
-        options.strategy,
-        options.blas,
+        build,
         lambda name: report.progress(1, f"looking at what the passes decided: {name}"),
     )
     report.line("", f"matrix products: {'OpenBLAS' if found.blas else 'kernels of TVM'}")
@@ -76,9 +77,7 @@ def lead(options: Options, report: Report) -> int:
     said: dict[int, Generation] = {}
     arena: dict[str, int] = {}
     for n in options.workers:
-        said[n], arena = _run(
-            report, options, n, executables[n, options.blas], model_weights, prompt
-        )
+        said[n], arena = _run(report, options, n, executables[n, build], model_weights, prompt)
     if before is not None:
         plain, _ = _run(report, options, 1, before, model_weights, prompt, "TVM alone")
     report.gap()
@@ -131,13 +130,19 @@ def _check_memory(options: Options) -> None:
 
 def _explain_passes(report: Report, options: Options, workers: int, found: Decisions) -> None:
     """Say what the pipeline did, for the largest number of workers."""
-    report.line(
-        "",
-        f"{workers} workers: {count(found.allreduces, 'all-reduce')} in two functions, "
-        f"{found.rewritten} rewritten ({options.strategy.name.lower()}), "
-        f"{found.with_norm} with the norm that follows, "
-        f"{found.without_barrier} without exit barrier",
-    )
+    allreduces = count(found.allreduces, "all-reduce")
+    rewritten = f"{found.rewritten} rewritten ({options.build.strategy.name.lower()})"
+    with_norm = f"{found.with_norm} with the norm that follows"
+    without = f"{found.without_barrier} without exit barrier"
+    if options.build.sequence_parallel:
+        gathers, scatters = found.gathers, found.scatters
+        moved = f"{count(gathers, 'all-gather')} and {count(scatters, 'reduce-scatter')}"
+        text = f"{workers} workers: {moved} of a prompt's rows; {allreduces} in a step, "
+        text += f"{rewritten}, {with_norm}; of all collectives {without}"
+    else:
+        text = f"{workers} workers: {allreduces} in two functions, "
+        text += f"{rewritten}, {with_norm}, {without}"
+    report.line("", text)
     ours, theirs = found.memory.ours, found.memory.upstream
     report.line(
         "",
@@ -188,7 +193,8 @@ def _run(
         prefill=statistics.median(again.prefill for again in rounds),
         decode=statistics.median(again.decode for again in rounds),
     )
-    what = "all weights" if workers == 1 else f"1/{workers} of the weights each"
+    rows = " and of the prompt's rows" if options.build.sequence_parallel else ""
+    what = "all weights" if workers == 1 else f"1/{workers} of the weights{rows} each"
     if options.threads and workers > 1:
         what = f"threads, {what}"
     report.step(
@@ -310,12 +316,16 @@ def _suggest(report: Report, options: Options) -> None:
     ideas = [
         ("demo --layers 12 --hidden 768", options.config.layers < 12),
         ("demo --dtype bfloat16", options.config.dtype == "float32"),
-        ("demo --blas", not options.blas),
+        ("demo --blas", not options.build.blas),
+        (
+            "demo --sequence-parallel",
+            options.workers[-1] > 1 and not options.build.sequence_parallel,
+        ),
         ("demo --threads", not options.threads),
         ("explain --demo --text", True),
     ]
     label = "try next"
-    for text in [text for text, fits in ideas if fits][:4]:
+    for text in [text for text, fits in ideas if fits][:5]:
         report.line(label, f"tvm-ipc {text}")
         label = ""
     report.line(label, "tvm-ipc doctor")
