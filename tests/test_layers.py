@@ -22,23 +22,27 @@ ALLOWED = {
     "contract": (),
     "errors": (),
     "arguments": (),
+    "machine": (),
+    "calibration": ("contract", "errors", "arguments", "machine"),
     "comm": ("contract", "arguments"),
-    "transform": ("contract", "errors", "arguments", "comm"),
+    "transform": ("contract", "errors", "arguments", "calibration", "comm"),
     "blas": ("errors",),
-    "pipeline": ("contract", "errors", "arguments", "comm", "transform", "blas"),
-    "runtime": ("contract", "errors", "arguments", "blas"),
+    "pipeline": ("contract", "errors", "arguments", "calibration", "comm", "transform", "blas"),
+    "runtime": ("contract", "errors", "arguments", "blas", "machine"),
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
-    "doctor": ("tvm_ipc", "contract", "errors", "runtime"),
+    "doctor": ("tvm_ipc", "contract", "errors", "machine", "runtime"),
     "demo": (
-        *("tvm_ipc", "comm", "contract", "errors"),
+        *("tvm_ipc", "comm", "contract", "errors", "machine"),
         *("inspection", "pipeline", "runtime", "terminal"),
     ),
     "explain": ("contract", "errors", "inspection", "terminal", "transform"),
     "command_line": ("tvm_ipc", "errors", "terminal", "doctor", "demo", "explain"),
     "__main__": ("command_line",),
-    "__init__": ("comm", "contract", "errors", "pipeline", "runtime", "transform"),
+    "__init__": ("calibration", "comm", "contract", "errors", "pipeline", "runtime", "transform"),
 }
+#: Parts that need no TVM.
+NO_TVM = {"contract", "errors", "arguments", "machine", "calibration"}
 #: What folders of `transform` may import of it, besides themselves; others are not restrained.
 #: The checker is a second opinion: a mistake of what plans must not be its own too. It shares the
 #: arithmetic of sizes, which knows no program.
@@ -213,7 +217,7 @@ def test_runtime_needs_no_compiler() -> None:
 
 
 def test_what_all_stand_on_needs_no_tvm() -> None:
-    for path in (p for p in python_files() if part_of(p) in {"contract", "errors", "arguments"}):
+    for path in (p for p in python_files() if part_of(p) in NO_TVM):
         names = imported(path.read_text())
         assert not [n for n in names if n.split(".")[0] in {"tvm", "tvm_ffi"}], path.name
 

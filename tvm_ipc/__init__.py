@@ -15,6 +15,7 @@ from tvm_ipc import contract, errors
 
 if TYPE_CHECKING:
     from tvm_ipc import comm, transform
+    from tvm_ipc.calibration import Calibration
     from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.session import Session, init_ccl
     from tvm_ipc.runtime.teams import CurrentRank, Team
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Calibration",
     "CurrentRank",
     "Session",
     "Team",
@@ -55,6 +57,8 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
             value = getattr(importlib.import_module(f"tvm_ipc.runtime.{_MODULES[name]}"), name)
         elif name in ("comm", "transform"):
             value = importlib.import_module(f"tvm_ipc.{name}")
+        elif name == "Calibration":
+            value = importlib.import_module("tvm_ipc.calibration").Calibration
         elif name == "get_pipeline":
             value = importlib.import_module("tvm_ipc.pipeline").get_pipeline
         elif name == "__version__":

@@ -25,7 +25,7 @@ from tvm_ipc.demo.generating import Generation, Generator, Weight
 from tvm_ipc.demo.options import Options
 from tvm_ipc.demo.report import Report, count, listing, size
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime.config import available_cores
+from tvm_ipc.machine import available_cores
 
 #: How often a generation is timed, if it is short, and seconds after which it is not again.
 _ROUNDS: Final = 7

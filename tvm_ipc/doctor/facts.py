@@ -15,9 +15,10 @@ from typing import Any
 import tvm_ipc
 from tvm_ipc.contract import BACKENDS
 from tvm_ipc.doctor.compiler import try_compiler
-from tvm_ipc.doctor.machine import cgroup_limit, cpu_model, resource_limit
+from tvm_ipc.doctor.machine import cgroup_limit, resource_limit
 from tvm_ipc.doctor.reason import reason_of
 from tvm_ipc.errors import IPCError
+from tvm_ipc.machine import available_cores, cpu_model
 from tvm_ipc.runtime import blas, config, library, repair
 
 #: Engines of later versions, named so that the table says that they were not forgotten.
@@ -57,7 +58,7 @@ def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         "blas": _blas(tvm_facts["problem"]),
         "cpu": {
             "model": cpu_model(),
-            "cores": config.available_cores(),
+            "cores": available_cores(),
             "instruction_sets": native.get("instruction_sets"),
             "instruction_set": native.get("instruction_set"),
         },

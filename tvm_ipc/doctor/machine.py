@@ -7,15 +7,6 @@ import resource
 from pathlib import Path
 
 
-def cpu_model() -> str | None:
-    """Return what the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), None)
-
-
 def cgroup_limit(membership: Path, root: Path) -> int | None:
     """Return the smallest memory limit of this process's control groups; None without one."""
     limits = []

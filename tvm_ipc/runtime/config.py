@@ -23,6 +23,7 @@ from typing import Final
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
+from tvm_ipc.machine import available_cores
 
 DEFAULT_TIMEOUT: Final = 300.0
 INSTRUCTION_SETS: Final = ("auto", "avx512bf16", "avx512", "avx2", "portable")
@@ -123,14 +124,6 @@ def threads_per_worker(num_workers: int) -> int:
     if text.isdigit() and int(text) > 0:
         return int(text)
     return max(1, available_cores() // num_workers)
-
-
-def available_cores() -> int:
-    """Return how many cores this process may use; all, where the system does not say which."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except OSError:  # refused, as some sandboxes do
-        return os.cpu_count() or 1
 
 
 def worker_environment(threads: int, compiler: bool) -> dict[str, str]:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the system says of this machine's processor. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cpu_model() -> str | None:
+    """Return what the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), None)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use; all, where the system does not say which."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:  # refused, as some sandboxes do
+        return os.cpu_count() or 1
+
+
+def name() -> str:
+    """Return what tells this machine from others: the processor, and the cores that we may use."""
+    cores = available_cores()
+    return f"{cpu_model() or 'an unknown processor'}, {cores} core{'s' * (cores != 1)}"

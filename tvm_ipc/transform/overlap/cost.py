@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a collective and its matmul are worth overlapping, and in how many chunks.
+
+The schedule of the overlapped program is simulated with the times of a calibration. All ranks run
+the same program, so one rank stands for all of them, and a peer has shown a chunk when this rank
+has. What is predicted is compared with the program as it is: the collective, then the matmul, or
+the other way round.
+
+    all-gather       the own part is multiplied first, then the chunks of peers as they arrive
+    reduce-scatter   what peers need is multiplied and shown in chunks, then the own part; then the
+                     parts of each chunk are reduced as they arrive
+    all-reduce       the same, and the reduced chunks are shown and copied
+
+Chunks travel one after the other over the link into a rank, in the order in which it asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tvm_ipc import arguments
+from tvm_ipc.calibration import COLLECTIVES, Calibration
+from tvm_ipc.contract import MAX_WORKERS
+
+#: Shows of a rank in a team that may be open at once.
+_SHOWS: Final = 64
+#: The least gain that counts, as a share of the time without overlap: what the model was off by at
+#: most where it would have been wrong to overlap; see `benchmarks/overlap.py`.
+LEAST_GAIN: Final = 0.05
+#: Fewer chunks are taken where more gain less than this.
+_AS_GOOD: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A collective and its matmul. None is an extent that is not known before the program runs.
+
+    Attributes
+    ----------
+    kind : "allgather" (then matmul), "reduce_scatter" or "allreduce" (of a matmul).
+    ranks : of the team.
+    rows : of one rank's part: the matmul has `ranks` times as many.
+    inner : the extent that is summed over.
+    columns : of the result; of all matmuls that share a gathered operand.
+    item_bytes : of an element of what is communicated.
+    blas : whether the BLAS multiplies.
+    """
+
+    kind: str
+    ranks: int
+    rows: int | None
+    inner: int | None
+    columns: int | None
+    item_bytes: int
+    blas: bool
+
+    def __post_init__(self) -> None:
+        arguments.one_of("Workload: kind", self.kind, COLLECTIVES)
+        ranks = f"a number of ranks, 1 to {MAX_WORKERS}"
+        arguments.integer("Workload: ranks", self.ranks, ranks, 1, MAX_WORKERS)
+        arguments.integer(
+            "Workload: item_bytes", self.item_bytes, "a number of bytes, 1 or more", 1
+        )
+        arguments.flag("Workload: blas", self.blas)
+        for name in ("rows", "inner", "columns"):
+            value = getattr(self, name)
+            if value is not None:
+                arguments.integer(f"Workload: {name}", value, "an extent, 0 or more, or None", 0)
+
+    @property
+    def most_chunks(self) -> int:
+        """How many chunks of a part there may be: one for each row, and as many as can be shown."""
+        shows = {"allgather": 1, "reduce_scatter": self.ranks - 1, "allreduce": self.ranks}
+        room = max(1, _SHOWS // max(1, shows[self.kind]))
+        return room if self.rows is None else max(1, min(room, self.rows))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to do with a workload.
+
+    Attributes
+    ----------
+    algorithm : "alone", as it is, or "direct", chunks that peers read where they lie.
+    chunks : of each rank's part; 1 where it is left alone.
+    seconds : predicted; None where that is not possible.
+    alone_seconds : the same without overlap.
+    reason : a sentence for the report.
+    """
+
+    algorithm: str
+    chunks: int
+    seconds: float | None
+    alone_seconds: float | None
+    reason: str
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether anything is to be changed."""
+        return self.algorithm == "direct"
+
+
+def choose(
+    workload: Workload, calibration: Calibration | None, chunks: int | None = None
+) -> Choice:
+    """Return what is predicted to be fastest, or what was asked for.
+
+    All is left alone unless the gain is clear, and wherever nothing can be predicted: without a
+    calibration, with one for another number of ranks or without the BLAS, and where an extent is
+    symbolic, since a program that is faster for many rows may be slower for few.
+
+    Parameters
+    ----------
+    chunks : so many, whatever is predicted, or 0 to leave it alone; None chooses.
+    """
+    arguments.instance("choose: workload", workload, Workload, "a Workload")
+    if calibration is not None:
+        arguments.instance("choose: calibration", calibration, Calibration, "a Calibration or None")
+    if chunks is not None:
+        wanted = f"a number of chunks, 0 to {_SHOWS}, or None"
+        chunks = arguments.integer("choose: chunks", chunks, wanted, 0, _SHOWS)
+    unknown = _unpredictable(workload, calibration)
+    if unknown or calibration is None:
+        if chunks is None:
+            return Choice("alone", 0, None, None, f"{unknown}, so no gain can be predicted")
+        return _as_asked(chunks, None, None, unknown)
+    alone = predict_alone(workload, calibration)
+    if chunks is not None:
+        seconds = predict(workload, chunks, calibration) if chunks else alone
+        return _as_asked(chunks, seconds, alone, _says(chunks, seconds, alone))
+    tried: dict[int, float] = {}
+    count = 1
+    while count <= workload.most_chunks:
+        tried[count] = predict(workload, count, calibration)
+        count *= 2
+    least = min(tried.values())
+    best = next(count for count, seconds in tried.items() if seconds <= least * (1 + _AS_GOOD))
+    seconds = tried[best]
+    says = _says(best, seconds, alone)
+    needed = max(LEAST_GAIN, 2 * calibration.noise)
+    if seconds > alone * (1 - needed):
+        reason = f"overlap would gain less than {needed:.0%}: {says}"
+        return Choice("alone", 0, seconds, alone, reason)
+    return Choice("direct", best, seconds, alone, says)
+
+
+def _as_asked(chunks: int, seconds: float | None, alone: float | None, says: str) -> Choice:
+    algorithm = "direct" if chunks else "alone"
+    return Choice(algorithm, chunks, seconds, alone, f"as asked for; {says}")
+
+
+def predict_alone(workload: Workload, calibration: Calibration) -> float:
+    """Return the seconds of the collective and the matmul, one after the other."""
+    rows, inner, columns = _extents(workload)
+    part = _part(workload)
+    moves = (2 if workload.kind == "allreduce" else 1) * (workload.ranks - 1) * part
+    travel = calibration.latency + _on_link(moves, calibration) if moves else 0.0
+    matmul = _matmul(workload, calibration)(workload.ranks * rows, inner, columns)
+    return calibration.collectives[workload.kind].at(part) + travel + matmul
+
+
+def predict(workload: Workload, chunks: int, calibration: Calibration) -> float:
+    """Return the seconds of the overlapped program in so many chunks."""
+    rows, inner, columns = _extents(workload)
+    times = _matmul(workload, calibration)
+    most = max(1, -(-rows // chunks))
+    parts = [min(most, rows - at) for at in range(0, rows, most)]
+    multiply = [calibration.chunk + times(count, inner, columns) for count in parts]
+    own = calibration.chunk + times(rows, inner, columns)
+    sizes = [_part(workload) * count / rows for count in parts]
+    link = _Link(calibration)
+    peers = range(1, workload.ranks)
+    now = 0.0
+    if workload.kind == "allgather":
+        now += own
+        for _ in peers:
+            for size, seconds in zip(sizes, multiply, strict=True):
+                now = max(now, link.arrival(0.0, size)) + seconds
+        return now + calibration.hide
+    shown: dict[tuple[int, int], float] = {}
+    for peer in peers:
+        for chunk, seconds in enumerate(multiply):
+            now += seconds
+            shown[peer, chunk] = now
+    now += own
+    reduced = []
+    for chunk, size in enumerate(sizes):
+        for peer in peers:
+            now = max(now, link.arrival(shown[peer, chunk], size))
+        now += calibration.reduce.at(size)
+        reduced.append(now)
+    if workload.kind == "allreduce":
+        for _ in peers:
+            for at, size in zip(reduced, sizes, strict=True):
+                now = max(now, link.arrival(at, size)) + calibration.copy.at(size)
+    return now + calibration.hide
+
+
+class _Link:
+    """The link into one rank."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._free = 0.0
+
+    def arrival(self, shown: float, size: float) -> float:
+        """Return when a chunk is there, if it is asked for after those before."""
+        self._free = max(shown, self._free) + _on_link(size, self._calibration)
+        return self._free + self._calibration.latency
+
+
+def _on_link(size: float, calibration: Calibration) -> float:
+    return size / calibration.bandwidth if calibration.bandwidth else 0.0
+
+
+def _unpredictable(workload: Workload, calibration: Calibration | None) -> str:
+    """Say why nothing can be predicted; nothing if it can."""
+    if calibration is None:
+        return "there is no calibration (`tvm-ipc bench --calibrate` measures one)"
+    if None in (workload.rows, workload.inner, workload.columns):
+        return "a size is known only when the program runs"
+    if workload.ranks != calibration.workers:
+        return (
+            f"the team has {workload.ranks} ranks and the calibration was measured for "
+            f"{calibration.workers} workers"
+        )
+    if workload.blas and calibration.blas_matmul is None:
+        return "the calibration was measured without the BLAS"
+    return ""
+
+
+def _extents(workload: Workload) -> tuple[int, int, int]:
+    if workload.rows is None or workload.inner is None or workload.columns is None:
+        raise ValueError(f"predict: workload has sizes that are known, unlike {workload}")
+    return workload.rows, workload.inner, workload.columns
+
+
+def _part(workload: Workload) -> int:
+    """Return the bytes of one rank's part of what is communicated."""
+    rows, inner, columns = _extents(workload)
+    return rows * (inner if workload.kind == "allgather" else columns) * workload.item_bytes
+
+
+def _matmul(workload: Workload, calibration: Calibration) -> Callable[[int, int, int], float]:
+    times = calibration.blas_matmul if workload.blas else calibration.matmul
+    if times is None:
+        raise ValueError("predict: calibration has times of the BLAS, unlike this one")
+    return times.at
+
+
+def _says(chunks: int, seconds: float, alone: float) -> str:
+    return f"{_count(chunks)}, {_time(seconds)} predicted, {_time(alone)} without overlap"
+
+
+def _count(chunks: int) -> str:
+    if not chunks:
+        return "left alone"
+    return f"{chunks} chunk{'s' * (chunks != 1)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
