@@ -18,12 +18,14 @@ from work import work
 from tvm_ipc.transform import (
     IPCAllReduceRewrite,
     LowerGPUIPCAllocStorage,
+    PostCollectives,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
 )
 from tvm_ipc.transform.memory import packing
 
 PASSES = [
+    PostCollectives(),
     IPCAllReduceRewrite(3),
     StaticPlanBlockMemory(packed=True),
     VerifyCrossRankSafety(),

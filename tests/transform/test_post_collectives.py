@@ -13,6 +13,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tvm_ipc import comm
 from tvm_ipc.contract import IPC_MEMORY, AllReduceStrategy
 from tvm_ipc.transform import (
     IPCAllReduceRewrite,
@@ -95,11 +96,11 @@ def test_a_result_that_is_used_at_once() -> None:
     )
 
 
-def test_an_input_that_is_used_again() -> None:
+def test_an_input_may_be_read_but_not_written_meanwhile() -> None:
     def body(p: Program) -> Any:
         send, recv = p.copy(p.x, p.tensor()), p.tensor()
         p.sum(send, recv)
-        p.copy(p.x, p.tensor())
+        p.copy(send, p.tensor())
         p.copy(p.x, send)
         return recv
 
@@ -141,6 +142,59 @@ def test_another_name_of_the_result() -> None:
         return recv
 
     assert posted(body)[0] == ["copy", "post", "copy", "wait", "copy", "copy"]
+
+
+def test_a_view_of_the_result_is_not_a_use_of_it() -> None:
+    """An all-gather of rows is followed by one: (ranks, rows, ...) becomes (ranks * rows, ...)."""
+
+    def body(p: Program) -> Any:
+        recv = p.tensor()
+        p.sum(p.x, recv)
+        same = p.builder.emit(relax.op.reshape(recv, (COUNT // 2, 2)))
+        ty = relax.TensorType((COUNT // 2,), "float32")
+        half = p.builder.emit(comm.view(recv, COUNT // 2, [COUNT // 2]))
+        assert half.ty == ty
+        p.copy(p.x, p.tensor())
+        p.copy(half, p.builder.emit(comm.view(p.tensor(), 0, [COUNT // 2])))
+        return same
+
+    assert posted(body)[0] == ["post", "view", "copy", "view", "wait", "copy"]
+
+
+def test_a_function_that_is_not_known_may_write_the_input() -> None:
+    def body(p: Program) -> Any:
+        send, recv = p.copy(p.x, p.tensor()), p.tensor()
+        p.sum(send, recv)
+        p.copy(p.x, p.tensor())
+        p.packed("somebody.else", send)
+        return recv
+
+    assert posted(body)[0] == ["copy", "post", "copy", "wait", "else"]
+
+
+def test_an_output_that_a_local_function_captures() -> None:
+    @I.ir_module
+    class Captured:
+        @R.function(pure=False)
+        def main(x: R.Tensor((8,), "float32")) -> R.Tensor((8,), "float32"):
+            recv = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, "global")
+            other = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, "global")
+
+            @R.function(pure=False)
+            def look(y: R.Tensor((8,), "float32")) -> R.Tensor((8,), "float32"):
+                R.call_packed("tvm_ipc.copy", recv, y, ty_args=(R.Tuple,))
+                return y
+
+            disco = "runtime.disco.allreduce"
+            R.call_packed(disco, x, R.shape([0]), False, recv, ty_args=(R.Tuple,))
+            R.call_packed("tvm_ipc.copy", x, x, ty_args=(R.Tuple,))
+            z: R.Tensor((8,), "float32") = look(other)
+            return z
+
+    with collect_report() as report:
+        tvm.ir.assert_structural_equal(PostCollectives()(Captured), Captured)
+    reasons = [one.reason for one in report.decisions if "allreduce" in one.subject]
+    assert reasons == ["its output may be used at any time: a local function captures it"]
 
 
 def test_without_an_exit_barrier() -> None:

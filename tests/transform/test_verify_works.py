@@ -124,6 +124,22 @@ def test_an_input_is_written_too_early() -> None:
     assert check(body) == [(BUSY, False)]
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_another_shape_of_a_result_is_no_look_at_it(early: bool) -> None:
+    def body(p: Program) -> Any:
+        send, recv, out = p.tensor(), p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        work = p.post(send, recv)
+        seen = p.builder.emit(relax.op.reshape(recv, (COUNT // 2, 2)))
+        if early:
+            p.copy(seen, out)
+        p.wait(work)
+        p.copy(seen, out)
+        return out
+
+    assert check(body) == ([(UNFINISHED, False)] if early else [])
+
+
 def test_an_input_may_be_read_meanwhile() -> None:
     def body(p: Program) -> Any:
         send, recv, out = p.tensor(), p.tensor(), p.tensor()

@@ -127,6 +127,16 @@ VIEW_OPERATORS = frozenset(
     }
 )
 
+#: Of both, those that look at no element: the result is the first argument, whatever follows.
+SAME_MEMORY = frozenset(
+    {
+        "relax.reshape",
+        "relax.memory.view",
+        "relax.memory.ensure_zero_offset",
+        "vm.builtin.reshape",
+    }
+)
+
 #: Operators that may do anything to what they are given.
 UNKNOWN_OPERATORS = frozenset(
     {

@@ -126,7 +126,8 @@ class Evaluation(Allocations):
         values = self._arguments(args)
         if step.name in calls.UNKNOWN_OPERATORS:
             return self._unknown(values, step)
-        self._read(objects(tuple(values)), step)
+        if step.name not in calls.SAME_MEMORY:
+            self._read(objects(tuple(values)), step)
         return values[0] if step.name in calls.VIEW_OPERATORS else self._fresh(step.value.ty, step)
 
     def _global(self, name: str, args: Iterable[Argument], step: Statement) -> Value:
@@ -161,7 +162,8 @@ class Evaluation(Allocations):
             self._read(objects(tuple(values)), step)
             return NOTHING
         if name in calls.VIEWS:
-            self._read(objects(values[0]), step)
+            if name not in calls.SAME_MEMORY:
+                self._read(objects(values[0]), step)
             return values[0]
         return self._unknown(values, step)
 
