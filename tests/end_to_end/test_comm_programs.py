@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
@@ -19,7 +20,7 @@ from tvm_ipc import comm
 from tvm_ipc.comm import KINDS, Mesh, Teams
 from tvm_ipc.contract import REDUCED_TYPES
 from tvm_ipc.errors import TransformError, WorkerError
-from tvm_ipc.transform import verify_cross_rank_safety
+from tvm_ipc.transform import collect_report, verify_cross_rank_safety
 
 Array = np.ndarray[Any, Any]
 #: What the members of a team have; what each of them gets, None where nothing is defined.
@@ -219,6 +220,51 @@ def test_along_both_axes_of_a_mesh(ranks: list[int] | None) -> None:
     with running(builder.get(), 4) as (session, program):
         for name, (teams, (_, results)) in found.items():
             check(session, program[name], teams, results, (shape, "float32"))
+
+
+#: Those whose parts are put where they belong as soon as they have come, so nothing is between.
+JOINED_BY_A_KERNEL = ("allgather uneven", "gather", "all_to_all uneven")
+
+
+@pytest.mark.parametrize("posts", [False, True], ids=["called", "posted"])
+def test_along_both_axes_at_once(posts: bool) -> None:
+    """Of a mesh; if they are posted, while the program multiplies what it was given."""
+    mesh, shape, dtype = Mesh({"x": 2, "y": 2}), (5, 4), "bfloat16"
+    kinds = {axis: cases(mesh.teams(axis)) for axis in mesh.axes}
+    names = [name for name in kinds["x"] if not name.startswith("take_part")]
+    builder = relax.BlockBuilder()
+    for name in names:
+        x = relax.Var("x", relax.TensorType(shape, dtype))
+        with builder.function(name.replace(" ", "_"), [x]):
+            with builder.dataflow():
+                parts = [builder.emit(kinds[axis][name][0](x)) for axis in mesh.axes]
+                beside = builder.emit(relax.op.multiply(x, x))
+                out = builder.emit_output(relax.Tuple([*parts, beside]))
+            builder.emit_func_output(out)
+    pipeline = tvm_ipc.get_pipeline("llvm", 4, blas=False, post_collectives=posts)
+    with collect_report() as report:
+        program = tvm.compile(builder.get(), "llvm", relax_pipeline=pipeline)
+    posted = {one.function for one in report.decisions if one.verdict == "posted"}
+    can_be = {name.replace(" ", "_") for name in names if name not in JOINED_BY_A_KERNEL}
+    assert posted == (can_be if posts else set())
+    with tvm_ipc.Session(4, threads=True, timeout=60) as session:
+        loaded, buffer = session.load_vm_module(program), session.empty(shape, dtype)
+        for name, repetition in itertools.product(names, range(REPETITIONS)):
+            given = [values(100 * repetition + rank, shape, dtype) for rank in range(4)]
+            for rank, value in enumerate(given):
+                buffer.debug_copy_from(rank, value)
+            out = loaded[name.replace(" ", "_")](buffer)
+            found = [out.debug_get_from_remote(rank) for rank in range(4)]
+            for k, axis in enumerate(mesh.axes):
+                for team in mesh.teams(axis):
+                    wanted = kinds[axis][name][1]([given[rank] for rank in team])
+                    for rank, result in zip(team, wanted, strict=True):
+                        if result is not None:
+                            got = found[rank][k].numpy()
+                            where = f"{name} along {axis} on rank {rank}"
+                            np.testing.assert_array_equal(got, result.astype(got.dtype), where)
+            for rank in range(4):
+                np.testing.assert_array_equal(found[rank][2].numpy(), given[rank] * given[rank])
 
 
 def test_along_one_axis_and_then_the_other() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, ReduceKind
 
 Array = np.ndarray[Any, Any]
 SOURCES = Path(__file__).resolve().parents[2] / "tvm_ipc" / "csrc"
@@ -65,6 +65,9 @@ class Case:
     offset: int = 0
     #: Of a gather or scatter: whether it is one with a root and flags, or as Disco has it.
     rooted: bool = False
+    #: How often it is done with the same memory, and the how many-th time this is.
+    rounds: int = 1
+    round: int = 0
 
 
 def sizes(ranks: int, dtype: str, thresholds: tuple[int, ...]) -> list[int]:
@@ -233,6 +236,20 @@ def storm(ranks: int, seed: int, count: int) -> Iterator[Case]:
         )
 
 
+def again_and_again(ranks: int, dtype: str) -> Iterator[Case]:
+    """Every kind, in place and not, eight times on the same memory; the rest takes turns."""
+    turn, kinds = itertools.count(len(dtype)), itertools.cycle(reductions(dtype))
+    reduces = REDUCTIONS if dtype in REDUCED_TYPES else ()
+    counts = (7, EAGER // numpy_type(dtype).itemsize + 1)  # copied, and read where it lies
+    for operation, in_place in itertools.product((*reduces, *EXCHANGES, *GATHERS), (False, True)):
+        if in_place and operation in EXCHANGES:
+            continue  # refused: peers read what would be written
+        i, kind = next(turn), next(kinds) if operation in REDUCTIONS else 0
+        count, memory, way = counts[i % 2], MEMORIES[i // 2 % 3], AllReduceStrategy.AUTO
+        rooted = operation in GATHERS
+        yield Case(operation, count, dtype, kind, way, 0, memory, in_place, 0, rooted, rounds=8)
+
+
 def beyond_the_caches(ranks: int) -> Iterator[Case]:
     """Outputs that are written past the caches."""
     yield Case("allreduce", STREAM // 4 + 5, memory="arena", offset=3)
@@ -283,7 +300,7 @@ def inputs(case: Case, ranks: int, team: int) -> Array:
     count = max(taken(case, ranks, index) for index in range(ranks))
     narrow = case.kind == ReduceKind.PROD or numpy_type(case.dtype).itemsize == 1
     pool = _pool(case.dtype, narrow)
-    what = (case.operation, case.count, case.dtype, case.kind, team)
+    what = (case.operation, case.count, case.dtype, case.kind, team, case.round)
     generator = np.random.default_rng(zlib.crc32(repr(what).encode()))
     starts = generator.integers(0, len(pool) // 2, 1 if one_sends else ranks)
     rows = np.stack([np.resize(pool[start : start + count], count) for start in starts])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import collective_cases as cases
@@ -64,31 +66,51 @@ class Memory:
         return bool((self.whole.numpy() == self.bytes).all())
 
 
-def _post(name: str) -> Any:
-    """The collective as a work, and the wait for it."""
-    post, wait = get_global_func("tvm_ipc.post"), get_global_func("tvm_ipc.wait")
-    return lambda *arguments: wait(post(f"tvm_ipc.{name}", *arguments))
-
-
 class Member:
-    """The calling worker as a member of a team, the world or its group.
+    """The calling worker as a member of a team: the world, its group, or its team of a division.
 
     It calls collectives of tvm_ipc, or posts them and waits.
     """
 
-    def __init__(self, groups: int, in_group: bool, posts: bool = False) -> None:
-        self.own = _post if posts else lambda name: get_global_func(f"tvm_ipc.{name}")
+    def __init__(
+        self, groups: int, in_group: bool, posts: bool = False, division: list[int] | None = None
+    ) -> None:
+        self.posts, self.work = posts, None
         self.rank = int(get_global_func("runtime.disco.worker_rank")())
         self.size = int(get_global_func("runtime.disco.world_size")())
+        self.team: Any = in_group
         if in_group:
             self.size //= groups
-        self.in_group = in_group
         self.index = self.rank % self.size
-        self.first = self.rank - self.index
+        self.first = (
+            self.rank - self.index
+        )  #: of the ranks that count from there on; names the team
+        if division:
+            self.size, *ranks = division
+            self.team, place = Shape(division), ranks.index(self.rank)
+            self.index = place % self.size
+            self.first = place - self.index
+
+    def own(self, name: str) -> Any:
+        """The function of a collective with flags, or what posts it."""
+        function = f"tvm_ipc.{name}"
+        if not self.posts:
+            return get_global_func(function)
+
+        def post(*arguments: Any) -> None:
+            self.work = get_global_func("tvm_ipc.post")(function, *arguments)
+
+        return post
 
     def run(self, case: Case) -> Array | None:
         """Do it, and check what came out and that nothing else changed."""
-        send, recv = self._memories(case)
+        memories = self.memories(case)
+        for round_ in range(case.rounds):
+            result = self.begin(replace(case, round=round_), *memories)()
+        return result
+
+    def begin(self, case: Case, send: Memory, recv: Memory) -> Callable[[], Array | None]:
+        """Call it, or post it; what is returned waits if need be, and checks."""
         values = cases.inputs(case, self.size, self.first)[self.index]
         values = values[: cases.taken(case, self.size, self.index)]
         own_part = send is recv and case.operation in ("allgather", "gather")
@@ -103,10 +125,20 @@ class Member:
             if self._receives(case)
             else None,
         )
+        work, self.work = self.work, None
+
+        def finish() -> Array | None:
+            if work is not None:
+                get_global_func("tvm_ipc.wait")(work)
+            return self._checked(case, send, recv, to)
+
+        return finish
+
+    def _checked(self, case: Case, send: Memory, recv: Memory, to: int) -> Array | None:
         if case.flags:
             # The promise was that the input stays until the next collective.
             one = tvm.runtime.tensor(np.zeros(1, "float32"))
-            _shm("allreduce")(one, 0, self.in_group, one)
+            _shm("allreduce")(one, 0, self.team, one)
         if send is not recv:
             assert send.unchanged(), f"{case} on rank {self.rank}: the input was written"
         wanted = cases.expected(case, self.size, self.first, self.index)
@@ -130,7 +162,7 @@ class Member:
         one_receives = case.operation in ("reduce", "gather")
         return not one_receives or self.index == cases.root(case, self.size)
 
-    def _memories(self, case: Case) -> tuple[Memory, Memory]:
+    def memories(self, case: Case) -> tuple[Memory, Memory]:
         """Of input and output; the same if one is where its data belongs in the other."""
         in_arena = case.memory == "arena" or (case.memory == "mixed" and self.rank % 2 == 0)
         taken = cases.taken(case, self.size, self.index)
@@ -145,32 +177,32 @@ class Member:
 
     def _allreduce(self, case: Case, send: Any, recv: Any) -> None:
         reduce = self.own("allreduce")
-        reduce(send, case.kind, self.in_group, case.strategy, case.flags, recv)
+        reduce(send, case.kind, self.team, case.strategy, case.flags, recv)
 
     def _reduce_scatter(self, case: Case, send: Any, recv: Any) -> None:
         function = self.own("reduce_scatter")
-        function(send, case.kind, self.in_group, case.flags, recv)
+        function(send, case.kind, self.team, case.flags, recv)
 
     def _reduce(self, case: Case, send: Any, recv: Any) -> None:
         function, root = self.own("reduce"), cases.root(case, self.size)
-        function(send, case.kind, root, self.in_group, case.flags, recv)
+        function(send, case.kind, root, self.team, case.flags, recv)
 
     def _all_to_all(self, case: Case, send: Any, recv: Any) -> None:
-        self.own("all_to_all")(send, Shape([]), self.in_group, case.flags, recv)
+        self.own("all_to_all")(send, Shape([]), self.team, case.flags, recv)
 
     def _all_to_all_parts(self, case: Case, send: Any, recv: Any) -> None:
         parts = Shape(cases.parts(case, self.size).reshape(-1).tolist())
-        self.own("all_to_all")(send, parts, self.in_group, case.flags, recv)
+        self.own("all_to_all")(send, parts, self.team, case.flags, recv)
 
     def _permute(self, case: Case, send: Any, recv: Any) -> None:
         sources = Shape(cases.sources(case, self.size))
-        self.own("permute")(send, sources, self.in_group, case.flags, recv)
+        self.own("permute")(send, sources, self.team, case.flags, recv)
 
     def _allgather(self, case: Case, send: Any, recv: Any) -> None:
         if case.rooted:
-            self.own("allgather")(send, self.in_group, case.flags, recv)
+            self.own("allgather")(send, self.team, case.flags, recv)
         else:
-            _shm("allgather")(send, self.in_group, recv)
+            _shm("allgather")(send, self.team, recv)
 
     def _broadcast(self, case: Case, send: Any, recv: Any) -> None:
         self._move(case, "broadcast_from_worker0", send, recv)
@@ -185,9 +217,9 @@ class Member:
         if case.rooted:
             root = cases.root(case, self.size)
             function = self.own(case.operation)
-            function(send, root, self.in_group, case.flags, recv)
+            function(send, root, self.team, case.flags, recv)
         else:
-            _shm(disco)(send, self.in_group, recv)
+            _shm(disco)(send, self.team, recv)
 
     def _ring(self, case: Case, send: Any, recv: Any) -> None:
         if self.size == 1:
@@ -225,6 +257,22 @@ def run_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> 
 def post_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> str:
     """Run the cases of a plan as works, as far as these are collectives with flags."""
     return _run(Member(groups, in_group, posts=True), plan, *arguments)
+
+
+@register_global_func("tests.collectives_in_two_teams", override=True)
+def collectives_in_two_teams(posts: bool, plan: str, *arguments: Any) -> int:
+    """Run the cases of a plan along both axes of a mesh of 2 x 2; return how many there were."""
+    divisions = [2, 0, 1, 2, 3], [2, 0, 2, 1, 3]
+    members = [Member(1, False, posts, division) for division in divisions]
+    done = 0
+    for case in getattr(cases, plan)(2, *arguments):
+        memories = [member.memories(case) for member in members]
+        for round_ in range(case.rounds):
+            now = replace(case, round=round_)
+            # Where they are posted, both are on their way at once.
+            begun = [m.begin(now, *where) for m, where in zip(members, memories, strict=True)]
+            done += len([finish() for finish in reversed(begun)])
+    return done
 
 
 def _run(member: Member, plan: str, *arguments: Any) -> str:

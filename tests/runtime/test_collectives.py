@@ -283,6 +283,9 @@ def test_tensors_that_overlap_in_part(trio: tvm_ipc.Session) -> None:
     refused(trio, "ValueError", "all_to_all: 16 elements cannot be divided", 0, 1, 2)
     trio.all_to_all(view(trio, whole, 0, 6), view(trio, whole, 0, 6))
     refused(trio, "ValueError", "all_to_all: send and recv overlap", 0, 1, 2)
+    permute = trio.get_global_func("tvm_ipc.permute")
+    permute(whole, tvm_ffi.Shape([1, 2, 0]), 0, 0, whole)
+    refused(trio, "ValueError", "permute: send and recv overlap", 0, 1, 2)
     # Rank 1's part of the input is the second one.
     trio.reduce_scatter(view(trio, whole, 0, 12), view(trio, whole, 4, 4))
     refused(trio, "ValueError", "reduce_scatter: send and recv overlap", 0, 2)

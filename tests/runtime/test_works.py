@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from collective_cases import again_and_again
 from disco_kinds import on_workers
 
 import tvm_ipc
+from tvm_ipc.comm import KINDS
+from tvm_ipc.contract import REDUCED_TYPES
+from tvm_ipc.contract.programs import PLACE_IN_TEAM
 from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
 
 ALLREDUCE, ALLGATHER = "tvm_ipc.allreduce", "tvm_ipc.allgather"
@@ -85,6 +89,35 @@ def test_each_collective_gives_what_it_gives_when_called(
         for how in ("post", "run")
     )
     assert posted == called
+
+
+EVERY_TYPE = (*REDUCED_TYPES, "float8_e4m3fn", "float8_e5m2")
+
+
+def test_again_and_again_is_every_kind() -> None:
+    """That a program can call or post with its arguments; send_recv is a permute, too."""
+    does = {
+        f"tvm_ipc.{case.operation.removesuffix('_parts')}" for case in again_and_again(2, "int8")
+    }
+    assert does == {kind.function.name for kind in KINDS.values()} - {PLACE_IN_TEAM.name}
+
+
+@pytest.mark.parametrize("posts", [False, True], ids=["called", "posted"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_every_kind_and_type_again_and_again(ranks: int, posts: bool, opened: OpenSession) -> None:
+    session = opened(ranks)
+    function = session.get_global_func(f"tests.{'post' if posts else 'run'}_collectives")
+    for dtype in EVERY_TYPE:
+        function(1, True, "again_and_again", dtype)
+    session.sync()
+
+
+@pytest.mark.parametrize("posts", [False, True], ids=["called", "posted"])
+def test_in_two_teams_of_a_mesh_at_once(posts: bool, opened: OpenSession) -> None:
+    session = opened(4)
+    function = session.get_global_func("tests.collectives_in_two_teams")
+    done = [function(posts, "again_and_again", dtype) for dtype in EVERY_TYPE]
+    assert all(one.debug_get_from_remote(3) >= 2 * 8 * 11 for one in done)
 
 
 def test_in_groups(opened: OpenSession) -> None:
