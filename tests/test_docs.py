@@ -48,6 +48,28 @@ def test_files_that_contributors_are_told_of_are_there() -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+TESTS = ROOT / "tests" / "README.md"
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TESTS.read_text())
+
+
+def test_tests_that_the_readme_of_tests_names_are_there() -> None:
+    assert len(NAMED) > 30
+    assert re.findall(r"`(tests/[^`]*)::([^`]*)`", TESTS.read_text()) == NAMED, "another form"
+    missing = [
+        f"{path}::{name}"
+        for path, name in NAMED
+        if f"\ndef {name}(" not in (ROOT / path).read_text()
+    ]
+    assert missing == []
+
+
+def test_each_pitfall_has_a_test_or_a_sentence() -> None:
+    rows = [line.split(" | ") for line in TESTS.read_text().splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row != ["| went wrong elsewhere", "here |"]]
+    assert len(rows) > 20
+    assert [row[0] for row in rows if len(row) != 2 or len(row[1].removesuffix(" |")) < 20] == []
+
+
 def test_the_faults_that_contributors_try_have_their_places(tmp_path: Path) -> None:
     """A change of the core may move the text that a fault replaces."""
     command = [sys.executable, str(ROOT / "tests/native/faults.py"), str(tmp_path), "--list"]

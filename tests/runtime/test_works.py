@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from collective_cases import again_and_again
 from disco_kinds import on_workers
+from tvm_ffi import Shape
 
 import tvm_ipc
 from tvm_ipc.comm import KINDS
@@ -262,6 +263,49 @@ def test_ranks_that_post_in_different_orders() -> None:
             )
         with pytest.raises((WorkerError, DeadlineError), match=r"waited 1 s for rank \d"):
             session.sync()
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_teams_that_overlap(in_a_cycle: bool) -> None:
+    """Each rank posts in two of three teams; in a cycle each waits for another, and hears of it."""
+    teams = [[0, 1], [1, 2], [2, 0]]
+    orders = [[0, 2], [1, 0], [2, 1]] if in_a_cycle else [[0, 2], [0, 1], [1, 2]]
+    with tvm_ipc.Session(3, threads=True, timeout=1 if in_a_cycle else 60) as session:
+        session.import_python_module("worker_functions")
+        works = Works(session)
+        ids = [session.team(team).id for team in teams]
+        x, outputs = works.put(3), [works.empty(3) for _ in teams]
+        call_on = session.get_global_func("tests.call_on")
+        for turn in range(2):
+            for rank, order in enumerate(orders):
+                team = order[turn]
+                given = (ALLREDUCE, x, 0, ids[team], 3, 0, outputs[team])
+                call_on(rank, "tvm_ipc.post", *given)
+        if in_a_cycle:
+            with pytest.raises((WorkerError, DeadlineError), match=r"waited 1 s for rank \d"):
+                session.sync()
+            return
+        session.sync()
+        for team, output in zip(teams, outputs, strict=True):
+            for rank in team:
+                np.testing.assert_array_equal(session.get(output, rank=rank), 2 * np.arange(3))
+
+
+def test_a_sync_while_works_of_two_teams_are_on_their_way(opened: OpenSession) -> None:
+    """It waits for those of both, in whatever order their ranks get there."""
+    session = opened(4)
+    works = Works(session)
+    session.emulate_link(latency=0.02)
+    x, outputs = works.put(5), [works.empty(5) for _ in range(6)]
+    for k, y in enumerate(outputs):
+        division = Shape([2, 0, 1, 2, 3] if k % 2 else [2, 0, 2, 1, 3])
+        works.post(ALLREDUCE, x, 0, division, 3, 0, y)
+        if k % 3 == 2:
+            session.sync()
+            for done in outputs[: k + 1]:
+                for rank in range(4):
+                    np.testing.assert_array_equal(session.get(done, rank=rank), 2 * np.arange(5))
+    session.emulate_link()
 
 
 @pytest.mark.parametrize("ranks", [4, 5, 8])

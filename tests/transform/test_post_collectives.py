@@ -107,6 +107,36 @@ def test_an_input_may_be_read_but_not_written_meanwhile() -> None:
     assert posted(body)[0] == ["copy", "post", "copy", "wait", "copy"]
 
 
+def test_calls_keep_their_order() -> None:
+    """Also what may meet other ranks in a way that is not known here."""
+
+    def body(p: Program) -> Any:
+        send, recv, other = p.copy(p.x, p.tensor()), p.tensor(), p.tensor()
+        p.packed("somebody.sends", p.x)
+        p.sum(send, recv)
+        p.packed("somebody.receives", other)
+        p.packed("somebody.computes", other)
+        p.sum(other, p.copy(recv, p.tensor()))
+        return other
+
+    names, _ = posted(body)
+    assert names == ["copy", "sends", "post", "receives", "computes", "wait", "copy", "allreduce"]
+
+
+def test_a_sum_with_its_norm() -> None:
+    def body(p: Program) -> Any:
+        send, added, norm = p.copy(p.x, p.tensor()), p.tensor(), p.tensor()
+        numbers = [relax.prim_value(number) for number in (1e-5, 0, AllReduceStrategy.RING, 0)]
+        p.packed("tvm_ipc.allreduce_rms_norm", send, p.x, p.x, *numbers, added, norm)
+        p.copy(send, p.tensor())
+        p.copy(norm, p.tensor())
+        return added
+
+    names, decisions = posted(body)
+    assert names == ["copy", "post", "copy", "wait", "copy"]
+    assert decisions == [("posted", "1 calls go on meanwhile")]
+
+
 def test_a_result_that_is_returned_is_waited_for() -> None:
     def body(p: Program) -> Any:
         send, recv = p.copy(p.x, p.tensor()), p.tensor()

@@ -16,7 +16,7 @@ from tvm.script import relax as R
 import tvm_ipc
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform import Hazard, verify_cross_rank_safety
+from tvm_ipc.transform import Hazard, VerifyCrossRankSafety, verify_cross_rank_safety
 from tvm_ipc.transform.safety.hazards import HazardKind
 
 COUNT = 4096
@@ -302,6 +302,88 @@ class OneBranch:
         else:
             R.tuple()
         return y
+
+
+@I.ir_module
+class Callees:
+    """Works that functions of the module are given, or return."""
+
+    @R.function(private=True, pure=False)
+    def finish(w: R.Any, y: R.Tensor((4,), "float32"), z: R.Tensor((4,), "float32")):
+        _ = R.comm.wait(w)
+        R.call_packed("tvm_ipc.copy", y, z, ty_args=(R.Tuple,))
+        return R.tuple()
+
+    @R.function(private=True, pure=False)
+    def look(y: R.Tensor((4,), "float32"), z: R.Tensor((4,), "float32")):
+        R.call_packed("tvm_ipc.copy", y, z, ty_args=(R.Tuple,))
+        return R.tuple()
+
+    @R.function(private=True, pure=False)
+    def forget(w: R.Any) -> R.Tuple:
+        return R.tuple()
+
+    @R.function(private=True, pure=False)
+    def start(x: R.Tensor((4,), "float32"), y: R.Tensor((4,), "float32")) -> R.Any:
+        w = R.comm.post(R.comm.allreduce(x), y)
+        return w
+
+    @R.function(pure=False)
+    def waits(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        cls = Callees
+        z = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        y = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        w = R.comm.post(R.comm.allreduce(x), y)
+        _ = cls.finish(w, y, z)
+        return z
+
+    @R.function(pure=False)
+    def reads(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        cls = Callees
+        z = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        y = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        w = R.comm.post(R.comm.allreduce(x), y)
+        _ = cls.look(y, z)
+        _1 = R.comm.wait(w)
+        return z
+
+    @R.function(pure=False)
+    def forgets(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        cls = Callees
+        y = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        w = R.comm.post(R.comm.allreduce(x), y)
+        _ = cls.forget(w)
+        return x
+
+    @R.function(pure=False)
+    def returned(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        cls = Callees
+        z = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        y = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "global")
+        w: R.Any = cls.start(x, y)
+        R.call_packed("tvm_ipc.copy", y, z, ty_args=(R.Tuple,))
+        _1 = R.comm.wait(w)
+        return z
+
+
+@pytest.mark.parametrize(
+    ("caller", "callee", "found"),
+    [
+        ("waits", "finish", []),
+        ("reads", "look", [(UNFINISHED, False)]),
+        ("forgets", "forget", [(NEVER_WAITED, False)]),
+        ("returned", "start", [(UNFINISHED, False)]),
+    ],
+)
+def test_works_in_functions_that_are_called(
+    caller: str, callee: str, found: list[tuple[HazardKind, bool]]
+) -> None:
+    module = tvm.IRModule({callee: Callees[callee], caller: Callees[caller]})
+    hazards = verify_cross_rank_safety(module)
+    assert [(hazard.kind, hazard.unknown) for hazard in hazards] == found
+    if found:
+        with pytest.raises(TransformError, match="wait for it before, on every path"):
+            VerifyCrossRankSafety()(module)
 
 
 def test_works_of_branches() -> None:

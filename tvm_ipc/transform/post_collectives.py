@@ -31,11 +31,11 @@ from typing import Final
 import tvm
 from tvm import relax
 
-from tvm_ipc.comm.kinds import KINDS
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Function, find
 from tvm_ipc.contract.collectives import (
     ALLGATHER,
     ALLREDUCE,
+    COLLECTIVES,
     DISCO_ALLGATHER,
     DISCO_ALLREDUCE,
 )
@@ -59,11 +59,7 @@ _WALLS: Final = (relax.If, relax.Function, relax.SeqExpr)
 _POSTED: Final[dict[str, Function]] = {
     DISCO_ALLREDUCE.name: ALLREDUCE,
     DISCO_ALLGATHER.name: ALLGATHER,
-    **{
-        kind.function.name: kind.function
-        for kind in KINDS.values()
-        if kind.function.named("CollectiveFlag")
-    },
+    **{one.name: one for one in COLLECTIVES if one.named("CollectiveFlag")},
 }
 
 
