@@ -64,6 +64,7 @@ BACKENDS = ("shm",)
 NAMED_ELSEWHERE = {
     ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
     ("disco/posting.cc", '"tvm_ipc.Work"'),  # likewise
+    ("disco/shows.cc", '"tvm_ipc.Shown"'),  # likewise
     ("blas/blas.cc", '"tvm_ipc.blas.find"'),
     ("blas/blas.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
 }

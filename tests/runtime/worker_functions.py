@@ -178,12 +178,25 @@ def call_on(rank: int, name: str, *args: Any) -> Any:
 
 
 @register
-def call_elsewhere(rank: int, name: str, other: str, count: int, *args: Any) -> None:
+def call_elsewhere(rank: int, name: str, other: str, count: int, *args: Any) -> Any:
     """Call `name` with the first `count` arguments on one rank, `other` with the rest elsewhere."""
     if rank == worker_rank():
-        get_global_func(name)(*args[:count])
-    else:
-        get_global_func(other)(*args[count:])
+        return get_global_func(name)(*args[:count])
+    return get_global_func(other)(*args[count:])
+
+
+KEPT: dict[int, Any] = {}
+
+
+@register
+def keep(value: Any) -> None:
+    """Keep a value of each rank beyond the session."""
+    KEPT[worker_rank()] = value
+
+
+@register
+def give_kept(rank: int) -> Any:
+    return KEPT.pop(rank)
 
 
 # ---- tensors that are parts of others --------------------------------------------------------

@@ -18,6 +18,7 @@ from tvm_ipc.contract.sessions import SESSION_FUNCTIONS
 from tvm_ipc.contract.values import (
     BACKENDS,
     IPC_MEMORY,
+    MAX_SHOWN,
     MAX_STEPS,
     MAX_WORKERS,
     REDUCED_TYPES,
@@ -36,6 +37,7 @@ __all__ = [
     "BACKENDS",
     "FUNCTIONS",
     "IPC_MEMORY",
+    "MAX_SHOWN",
     "MAX_STEPS",
     "MAX_WORKERS",
     "MODULE_CHECK",

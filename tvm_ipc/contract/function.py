@@ -13,7 +13,8 @@
     )
 
 Effects name operands as the signature does. All that a function does has ended when it returns, but
-for what peers do (see `Function.peers_read`), and for what a function starts (`Function.posts`).
+for what peers do (see `Function.peers_read`), and for what a function starts (`Function.posts`,
+`Function.shows`).
 """
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ class Function:
         CollectiveFlag has NO_EXIT_BARRIER, only when the rank has passed a later meeting of the
         team, or of one that contains it.
     result_of : the operand whose memory the result is; of several, any of them.
+    shows : the operand that other ranks of the team may read where it lies from now on, until they
+        have met with this rank in a function that hides the result.
+    hides : the operands that nobody reads any more when the function returns; they are what
+        functions with `shows` return.
     posts : the parameter that names a function which a thread of the rank does from now on; the
         operands are read and written until a wait for the result has returned.
     meets : which ranks wait for each other. Those of a team are those of the parameter of the type
@@ -104,6 +109,8 @@ class Function:
     scopes: Mapping[str, str] = field(default_factory=dict)
     peers_read: tuple[str, ...] = ()
     result_of: str = ""
+    shows: str = ""
+    hides: str = ""
     posts: str = ""
     meets: Meeting = Meeting.NONE
     general: str = ""
@@ -112,7 +119,7 @@ class Function:
 
     def __post_init__(self) -> None:
         effects = (*self.reads, *self.writes, *self.peers_read, *self.scopes)
-        named = {*effects, self.result_of, self.posts}
+        named = {*effects, self.result_of, self.shows, self.hides, self.posts}
         named -= {RESULT, ""}
         if named and (unknown := named - {parameter.name for parameter in self.parameters}):
             raise ValueError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from tvm_ipc.contract.collectives import COLLECTIVES, CUDA_IPC, DISCO
-from tvm_ipc.contract.function import ANY, RESULT, Function, Registered
+from tvm_ipc.contract.function import ANY, RESULT, Function, Meeting, Registered
 from tvm_ipc.contract.values import IPC_MEMORY
 
 TEAM: Final = Function(
@@ -43,6 +43,67 @@ WAIT: Final = Function(
     "returns when a work has ended; an error if it failed, whose cause its rank has told",
     reads=("work",),
     writes=("work",),
+)
+
+# ---- shows ------------------------------------------------------------------------------------
+
+SHOW: Final = Function(
+    "tvm_ipc.show",
+    "(tensor: Tensor, team: Team) -> Any",
+    "shown: from now on the ranks of the team may read the tensor; waits for nobody. The n-th one "
+    "of a rank belongs to the n-th of each other rank, which has as many bytes",
+    reads=("tensor",),
+    scopes={"tensor": IPC_MEMORY},
+    result_of="tensor",
+    shows="tensor",
+)
+
+PEER: Final = Function(
+    "tvm_ipc.peer",
+    "(shown: Any, shift: int, shape: Shape) -> Tensor",
+    "what the rank so many places after this one has shown with the same number, in its memory, "
+    "when it has; to be read only, until that is hidden",
+    reads=("shown",),
+    result_of="shown",
+)
+
+HIDE: Final = Function(
+    "tvm_ipc.hide",
+    "(team: Team, *shown: Any)",
+    "the ranks of the team meet; then nobody reads any of these any more",
+    reads=("shown",),
+    writes=("shown",),
+    hides="shown",
+    meets=Meeting.ALL,
+    registered=Registered.UNTYPED,
+)
+
+PART: Final = Function(
+    "tvm_ipc.part",
+    "(tensor: Tensor, team: Team, shift: int, stride: int, offset: int, shape: Shape) -> Tensor",
+    "view of a tensor from a byte on: stride times the place in the team of the rank so many "
+    "places after this one, and the offset",
+    result_of="tensor",
+)
+
+REDUCE_PARTS: Final = Function(
+    "tvm_ipc.reduce_parts",
+    "(kind: ReduceKind, team: Team, *parts: Tensor, recv: Tensor)",
+    "reduction of what the ranks of the team have, with the bits of the collectives; part k is "
+    "that of the rank k places before this one",
+    reads=("parts",),
+    writes=("recv",),
+    registered=Registered.UNTYPED,
+)
+
+JOIN: Final = Function(
+    "tvm_ipc.join",
+    "(team: Team, places: Shape, *parts: Tensor, recv: Tensor)",
+    "copies parts to where `tvm_ipc.part` finds them in recv; places has shift, stride and offset "
+    "of each. One that lies there is left alone",
+    reads=("parts",),
+    writes=("recv",),
+    registered=Registered.UNTYPED,
 )
 
 # ---- memory -----------------------------------------------------------------------------------
@@ -130,6 +191,12 @@ PROGRAM_FUNCTIONS: Final = (
     PLACE_IN_TEAM,
     POST,
     WAIT,
+    SHOW,
+    PEER,
+    HIDE,
+    PART,
+    REDUCE_PARTS,
+    JOIN,
     ALLOC_STORAGE,
     ALLOC_TENSOR,
     VIEW,

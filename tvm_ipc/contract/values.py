@@ -21,6 +21,9 @@ BACKENDS: Final = ("shm",)
 MAX_WORKERS: Final = 64
 
 
+#: The most tensors that a rank can show to a team at a time.
+MAX_SHOWN: Final = 64
+
 #: The id of a team; or how ranks are divided into teams of equal size, of which it is the one with
 #: the calling rank: that size, then the ranks of team after team.
 AnyTeam: TypeAlias = int | tuple[int, ...]

@@ -128,6 +128,7 @@ ffi::String Numbers() {
   json.Set("BACKENDS", backends);
   json.Set("MAX_WORKERS", kMaxRanks);
   json.Set("MAX_STEPS", kMaxSteps);
+  json.Set("MAX_SHOWN", static_cast<int64_t>(kMaxShown));
   json.Set("IPC_MEMORY", ffi::String(kIpcMemory));
   json.Set("Team", teams);
   json.Set("AllReduceStrategy", NumbersOf<Strategy>());

@@ -13,8 +13,6 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "backends.h"
 #include "blas/blas.h"
 #include "core/forked.h"
@@ -24,6 +22,7 @@
 #include "disco/errors.h"
 #include "disco/posting.h"
 #include "disco/session.h"
+#include "disco/shows.h"
 #include "disco/storage.h"
 #include "disco/tensor_view.h"
 #include "disco/worker.h"
@@ -192,17 +191,6 @@ void ExerciseSend(Rank& rank, ffi::TensorView buffer) {
   if (rank.id() == 0) RecvFromWorker(rank, buffer, 2);
 }
 
-int64_t PlaceOf(const Rank& rank, TeamId id) {
-  if (id == kWorld) return rank.id();
-  if (id == kGroup) return rank.id() % rank.group_size();
-  const TeamRecord* team = FindTeam(rank.control(), id);
-  if (team == nullptr) Fail(kind::kValue, "place_in_team: there is no team ", id);
-  const uint8_t* end = team->ranks + team->size;
-  const uint8_t* mine = std::find(team->ranks, end, rank.id());
-  if (mine != end) return mine - team->ranks;
-  Fail(kind::kValue, "place_in_team: rank ", rank.id(), " is not in the team ", id);
-}
-
 /*!
  * \brief Write the place of a rank in a team.
  *
@@ -215,7 +203,7 @@ void PlaceInTeam(Rank& rank, TeamArgument team, ffi::TensorView recv) {
   if (dtype.code != kDLInt || dtype.bits != 64 || dtype.lanes != 1 || buffer.count != 1) {
     Fail(kind::kType, "place_in_team: recv is one int64");
   }
-  *static_cast<int64_t*>(buffer.data) = PlaceOf(rank, TeamFor(rank, team));
+  *static_cast<int64_t*>(buffer.data) = rank.PlaceIn(TeamFor(rank, team), "place_in_team");
 }
 
 /*! \brief The beginning of the names of a backend's functions. */
@@ -319,6 +307,12 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
       .def_packed("tvm_ipc.post", ThrowingPacked<Post>::Call)
       .def("tvm_ipc.wait", Throwing<Wait>::Call)
+      .def("tvm_ipc.show", OfWorker<ShowTensor>())
+      .def("tvm_ipc.peer", OfWorker<PeerTensor>())
+      .def_packed("tvm_ipc.hide", ThrowingPacked<HideTensors>::Call)
+      .def("tvm_ipc.part", OfWorker<PartTensor>())
+      .def_packed("tvm_ipc.reduce_parts", ThrowingPacked<ReduceParts>::Call)
+      .def_packed("tvm_ipc.join", ThrowingPacked<JoinParts>::Call)
       .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
       .def("tvm_ipc.place_in_team", OfWorker<PlaceInTeam>())
       .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)

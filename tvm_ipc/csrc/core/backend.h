@@ -57,6 +57,28 @@ struct Norm {
   double epsilon;
 };
 
+/*! \brief A tensor that a rank has shown to a team: see core/shows.h. */
+struct Shown {
+  TeamId team = kWorld;
+  uint32_t number = 0;
+  /*! \brief Where and when: a session, its recoveries by then, and the rank. */
+  std::shared_ptr<const void> session;
+  uint32_t generation = 0;
+  int rank = 0;
+  Buffer memory;
+  /*! \brief What keeps the memory. */
+  std::shared_ptr<const void> keep;
+  /*! \brief Of which members what they have shown has come over an emulated link, by place. */
+  uint64_t arrived = 0;
+};
+
+/*! \brief What a peer has shown, as memory of this process. */
+struct PeerMemory {
+  void* data;
+  /*! \brief What keeps it mapped. */
+  std::shared_ptr<const void> keep;
+};
+
 /*! \brief Bits of the flags of a collective. */
 constexpr uint8_t kNoExitBarrier = 1;
 
@@ -124,6 +146,25 @@ class Endpoint {
   virtual void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
                        const Buffer& recv) {
     Lack("permute");
+  }
+  /*!
+   * \brief From now on the others of the team may read the tensor, until all of them hide it.
+   * \param keep What keeps its memory.
+   */
+  virtual Shown Show(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) {
+    Lack("show");
+  }
+  /*! \brief What the member so many places after this one has shown with the same number. */
+  virtual PeerMemory Peer(Shown& shown, int64_t shift) { Lack("peer"); }
+  /*! \brief Meet; then nobody reads any of these any more. */
+  virtual void Hide(TeamId team, const std::vector<const Shown*>& shown) { Lack("hide"); }
+  /*!
+   * \brief recv = the reduction of what the members have, in the order of their places.
+   * \param parts Of the member so many places before this one: number 0 is this one's.
+   */
+  virtual void ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                           const Buffer& recv) {
+    Lack("reduce_parts");
   }
 
  private:

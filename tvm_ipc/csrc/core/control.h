@@ -93,6 +93,28 @@ struct alignas(kLine) Slot {
 };
 static_assert(sizeof(Slot) == kLine, "one line, one transfer");
 
+/*! \brief The most tensors that a rank can show to a team at a time: see core/shows.h. */
+constexpr uint32_t kMaxShown = 64;
+
+/*! \brief Memory that a rank shows to a team. */
+struct ShownMemory {
+  /*! \brief Where it lies in the rank's segment. */
+  int64_t offset = 0;
+  uint64_t count = 0;
+  ElementType type;
+  /*! \brief When it was shown: core/link.h. */
+  int64_t time = 0;
+};
+
+/*! \brief What a rank shows to a team, written by it alone: number n at n % kMaxShown. */
+struct Board {
+  /*! \brief The last number; who sees it sees what was shown. */
+  alignas(kLine) std::atomic<uint32_t> last;
+  /*! \brief As in `Seat`, of those who sleep on `last`. */
+  std::atomic<uint32_t> sleepers;
+  alignas(kLine) ShownMemory memory[kMaxShown];
+};
+
 /*! \brief A rank's place in a team. Step e uses slot e & 1. */
 struct Seat {
   Slot slot[2];
@@ -100,6 +122,7 @@ struct Seat {
   alignas(kLine) std::atomic<uint32_t> sleepers;
   /*! \brief Not zero while a rank that several threads act for is in an operation of the team. */
   std::atomic<uint32_t> busy;
+  Board board;
 };
 
 /*! \brief A team that was made: its ranks in order, and which of its seats each has in it. */

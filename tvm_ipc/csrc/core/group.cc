@@ -154,6 +154,17 @@ int Rank::SizeOf(TeamId team) const {
   return record == nullptr ? 0 : static_cast<int>(record->size);
 }
 
+int Rank::PlaceIn(TeamId id, const char* operation) const {
+  if (id == kWorld) return id_;
+  if (id == kGroup) return id_ % group_size_;
+  const TeamRecord* team = FindTeam(control(), id);
+  if (team == nullptr) Fail(kind::kValue, operation, ": there is no team ", id);
+  const uint8_t* end = team->ranks + team->size;
+  const uint8_t* mine = std::find(team->ranks, end, id_);
+  if (mine != end) return static_cast<int>(mine - team->ranks);
+  Fail(kind::kValue, operation, ": rank ", id_, " is not in the team ", id);
+}
+
 Meeting& Rank::Made(TeamId team) {
   const uint32_t index = static_cast<uint32_t>(team - kFirstTeam);
   if (index < kMaxTeams) {
@@ -274,6 +285,7 @@ void Abort(Control& control, AbortReason reason, int rank) {
   for (int r = 0; r < control.num_ranks; ++r) {
     for (uint32_t place = 0; place < control.num_seats(r); ++place) {
       Seat& seat = control.seats[place][r];
+      if (seat.board.sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(seat.board.last);
       if (seat.sleepers.load(std::memory_order_seq_cst) == 0) continue;
       for (Slot& slot : seat.slot) WakeAll(slot.seq);
     }
@@ -303,6 +315,7 @@ void StartAgain(Control& control) {
   for (int r = 0; r < control.num_ranks; ++r) {
     for (uint32_t place = 0; place < control.num_seats(r); ++place) {
       clear(control.seats[place][r].slot);
+      control.seats[place][r].board.last.store(0, std::memory_order_relaxed);
     }
     for (int peer = 0; peer < control.num_ranks; ++peer) {
       Channel& channel = control.channel(r, peer);

@@ -113,6 +113,8 @@ class Rank {
   int group_size() const { return group_size_; }
   /*! \brief The ranks of a team that there is. */
   int SizeOf(TeamId team) const;
+  /*! \brief This rank's place in a team; throws if it has none. `operation` is for the error. */
+  int PlaceIn(TeamId team, const char* operation) const;
   const RankOptions& options() const { return options_; }
   Control& control() const { return segments_->control(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }

@@ -4,6 +4,7 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <ctime>
@@ -11,6 +12,28 @@
 #include "core/error.h"
 
 namespace tvm_ipc {
+
+namespace {
+
+constexpr int64_t kSecond = 1000000000;
+/*! \brief Longer than anybody waits, and far from the largest number. */
+constexpr double kMostSeconds = 1e9;
+
+int64_t Nanoseconds(double seconds) {
+  return static_cast<int64_t>(std::min(seconds, kMostSeconds) * static_cast<double>(kSecond));
+}
+
+void SleepUntil(int64_t time) {
+  thread_local const int precise = prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+  (void)precise;  // where that is refused, sleeps are 50 us longer
+  timespec end;
+  end.tv_sec = time / kSecond;
+  end.tv_nsec = time % kSecond;
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, nullptr) == EINTR) {
+  }
+}
+
+}  // namespace
 
 void EmulatedLink::Set(double latency, double bandwidth, double jitter) {
   for (double value : {latency, bandwidth, jitter}) {
@@ -22,27 +45,34 @@ void EmulatedLink::Set(double latency, double bandwidth, double jitter) {
   latency_ = latency;
   seconds_per_byte_ = bandwidth == 0 ? 0 : 1 / bandwidth;
   jitter_ = jitter;
+  if (std::lock_guard<std::mutex> lock(mutex_); true) free_ = 0;
   on_.store(latency > 0 || bandwidth > 0 || jitter > 0, std::memory_order_release);
 }
 
-void EmulatedLink::Travel(size_t bytes) {
+double EmulatedLink::Jitter() {
   // A number that looks random and is the same in every run: golden ratio steps through [0, 1).
   const uint64_t drawn = drawn_.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed);
-  const double seconds = latency_ + seconds_per_byte_ * static_cast<double>(bytes) +
-                         jitter_ * (static_cast<double>(drawn >> 11) / 9007199254740992.0);
-  thread_local const int precise = prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
-  (void)precise;  // where that is refused, sleeps are 50 us longer
-  timespec end;
-  clock_gettime(CLOCK_MONOTONIC, &end);
-  const double whole = std::floor(seconds);
-  end.tv_sec += static_cast<time_t>(whole);
-  end.tv_nsec += static_cast<long>((seconds - whole) * 1e9);
-  if (end.tv_nsec >= 1000000000) {
-    end.tv_nsec -= 1000000000;
-    ++end.tv_sec;
+  return jitter_ * (static_cast<double>(drawn >> 11) / 9007199254740992.0);
+}
+
+void EmulatedLink::Travel(size_t bytes) {
+  SleepUntil(Now() +
+             Nanoseconds(latency_ + seconds_per_byte_ * static_cast<double>(bytes) + Jitter()));
+}
+
+void EmulatedLink::Arrive(size_t bytes, int64_t shown) {
+  int64_t left = 0;
+  if (std::lock_guard<std::mutex> lock(mutex_); true) {
+    left = std::max(shown, free_) + Nanoseconds(seconds_per_byte_ * static_cast<double>(bytes));
+    free_ = left;
   }
-  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, nullptr) == EINTR) {
-  }
+  SleepUntil(left + Nanoseconds(latency_ + Jitter()));
+}
+
+int64_t EmulatedLink::Now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
 }
 
 }  // namespace tvm_ipc

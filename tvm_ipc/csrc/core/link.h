@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 namespace tvm_ipc {
 
@@ -26,13 +27,29 @@ class EmulatedLink {
   bool on() const { return on_.load(std::memory_order_acquire); }
   /*! \brief Wait as long as so many bytes take. */
   void Travel(size_t bytes);
+  /*!
+   * \brief Wait until bytes that a peer has shown are here.
+   *
+   * They travel on their own, one transfer after the other in the order of these calls: from when
+   * they were shown, or from when the one before has left the link.
+   * \param shown By `Now`.
+   */
+  void Arrive(size_t bytes, int64_t shown);
+
+  /*! \brief Nanoseconds, the same in all processes of the machine. */
+  static int64_t Now();
 
  private:
+  double Jitter();
+
   std::atomic<bool> on_{false};
   std::atomic<double> latency_{0};
   std::atomic<double> seconds_per_byte_{0};
   std::atomic<double> jitter_{0};
   std::atomic<uint64_t> drawn_{0};
+  std::mutex mutex_;
+  /*! \brief When the last transfer that somebody asked for has left the link. */
+  int64_t free_ = 0;
 };
 
 }  // namespace tvm_ipc

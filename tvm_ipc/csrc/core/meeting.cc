@@ -19,7 +19,8 @@ Meeting::Meeting(Control& control, TeamId team, std::vector<int> ranks,
       wait_(wait),
       me_(me),
       team_(team),
-      generation_(control.generation.load(std::memory_order_acquire)) {
+      generation_(control.generation.load(std::memory_order_acquire)),
+      shows_(*this) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     members_.push_back({&control.seats[places[i]][ranks[i]], ranks[i], places[i]});
   }
@@ -62,18 +63,23 @@ void Meeting::FailDeadline(const Descriptor& mine) const {
   for (int i = 0; i < size(); ++i) {
     const Seat& other = seat(i);
     if (Reached(other.slot[step_ & 1].seq.load(std::memory_order_acquire), step_)) continue;
-    missing << separator << "rank " << rank(i) << " (pid "
-            << control_.ranks[rank(i)].pid.load(std::memory_order_relaxed) << ")";
-    const Slot& last = other.slot[(step_ - 1) & 1];
-    if (last.seq.load(std::memory_order_acquire) == step_ - 1 && step_ != 1) {
-      missing << ", last seen in " << Describe(last.descriptor);
-    }
+    missing << separator << Name(i, step_ - 1);
     separator = "; ";
   }
   Fail(kind::kDeadline, Describe(mine), Where(), " waited ",
        std::chrono::duration<double>(options_.deadline).count(), " s for ", missing.str(),
        "; every rank must make the same collective calls in the same order, or raise the timeout"
        " (TVM_IPC_TIMEOUT)");
+}
+
+std::string Meeting::Name(int index, uint32_t step) const {
+  std::string text = Text("rank ", rank(index), " (pid ",
+                          control_.ranks[rank(index)].pid.load(std::memory_order_relaxed), ")");
+  const Slot& slot = seat(index).slot[step & 1];
+  if (step != 0 && slot.seq.load(std::memory_order_acquire) == step) {
+    text += ", last seen in " + Describe(slot.descriptor);
+  }
+  return text;
 }
 
 void Meeting::FailMismatch() const {
@@ -115,6 +121,10 @@ std::string DescribeAbort(const Control& control) {
 }
 
 std::string Describe(const Descriptor& d) {
+  if (d.op == OpName("hide")) {
+    return Text("hide of ", d.count, " tensors that it showed, whose numbers have the hash ",
+                d.parts);
+  }
   std::ostringstream os;
   os << d.op.text;
   const char* separator = "(";

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/control.h"
+#include "core/shows.h"
 #include "core/wait.h"
 
 namespace tvm_ipc {
@@ -67,7 +68,11 @@ class Meeting {
     if (generation == generation_) return;
     generation_ = generation;
     step_ = 0;
+    shows_.Forget();
   }
+  uint32_t generation() const { return generation_; }
+  /*! \brief What this member shows to the others. */
+  Shows& shows() { return shows_; }
   /*! \brief This member's mark that a thread of its rank is in an operation. */
   std::atomic<uint32_t>& busy() const { return seat(me_).busy; }
   /*! \brief " in team 3 (ranks 0, 2, 3)" for errors; nothing in the world. */
@@ -76,6 +81,8 @@ class Meeting {
   void SkipTo(uint32_t step);
 
  private:
+  friend class Shows;
+
   struct Member {
     Seat* seat;
     int32_t rank;
@@ -83,6 +90,8 @@ class Meeting {
   };
 
   Seat& seat(int index) const { return *members_[index].seat; }
+  /*! \brief "rank 2 (pid 10), last seen in ..." if that was in the step. */
+  std::string Name(int index, uint32_t step) const;
   [[noreturn]] void FailDeadline(const Descriptor& mine) const;
   [[noreturn]] void FailMismatch() const;
 
@@ -94,6 +103,7 @@ class Meeting {
   TeamId team_;
   uint32_t step_ = 0;
   uint32_t generation_;
+  Shows shows_;
 };
 
 /*! \brief "rank 2 failed" and the like. */

@@ -6,6 +6,7 @@
 #include <tvm/ffi/extra/json.h>
 
 #include <memory>
+#include <utility>
 
 #include "core/group.h"
 #include "core/heap.h"
@@ -121,14 +122,18 @@ ffi::Tensor AllocTensor(memory::Storage storage, int64_t offset, ffi::Shape shap
 }
 
 ffi::Tensor ViewTensor(ffi::Tensor tensor, int64_t offset, ffi::Shape shape) {
+  return ViewFor("view", std::move(tensor), offset, std::move(shape));
+}
+
+ffi::Tensor ViewFor(const char* function, ffi::Tensor tensor, int64_t offset, ffi::Shape shape) {
   if (!tensor.IsContiguous()) {
-    Fail(kind::kValue, "view: the tensor is not contiguous; make a contiguous copy first");
+    Fail(kind::kValue, function, ": the tensor is not contiguous; make a contiguous copy first");
   }
   const size_t whole = ffi::GetDataSize(*tensor.GetDLTensorPtr());
-  const size_t bytes = SizeInBytes("view", shape, tensor.dtype());
+  const size_t bytes = SizeInBytes(function, shape, tensor.dtype());
   if (offset < 0 || bytes > whole || static_cast<size_t>(offset) > whole - bytes) {
-    Fail(kind::kValue, "view: ", bytes, " bytes at offset ", offset, " do not lie in a tensor of ",
-         whole, " bytes");
+    Fail(kind::kValue, function, ": ", bytes, " bytes at offset ", offset,
+         " do not lie in a tensor of ", whole, " bytes");
   }
   struct Inside {
     ffi::Tensor tensor;

@@ -21,6 +21,9 @@ tvm::ffi::Tensor AllocTensor(tvm::runtime::memory::Storage storage, int64_t offs
 /*! \brief A tensor of this shape inside of another one, from a byte on; its data pointer is moved.
  */
 tvm::ffi::Tensor ViewTensor(tvm::ffi::Tensor tensor, int64_t offset, tvm::ffi::Shape shape);
+/*! \brief The same for a function whose name errors have. */
+tvm::ffi::Tensor ViewFor(const char* function, tvm::ffi::Tensor tensor, int64_t offset,
+                         tvm::ffi::Shape shape);
 /*! \brief Fail where a value is not in the bounds that a memory plan relies on. */
 void RequireBounds(tvm::ffi::String what, int64_t value, int64_t least, int64_t most);
 /*! \brief Copy between two tensors of one type and size, wherever they lie. */

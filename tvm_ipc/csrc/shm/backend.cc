@@ -2,6 +2,8 @@
 /*! \file backend.cc */
 #include "shm/backend.h"
 
+#include <utility>
+
 #include "core/group.h"
 #include "shm/collectives.h"
 #include "shm/reduce.h"
@@ -73,6 +75,18 @@ class SharedMemoryEndpoint final : public Endpoint {
   void Receive(const Buffer& recv, int sender) final {
     tvm_ipc::Receive(rank_, recv, sender);
     if (rank_.link().on()) rank_.link().Travel(recv.bytes());
+  }
+
+  Shown Show(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final {
+    return tvm_ipc::Show(rank_, tensor, team, std::move(keep));
+  }
+  PeerMemory Peer(Shown& shown, int64_t shift) final { return tvm_ipc::Peer(rank_, shown, shift); }
+  void Hide(TeamId team, const std::vector<const Shown*>& shown) final {
+    tvm_ipc::Hide(rank_, team, shown);
+  }
+  void ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                   const Buffer& recv) final {
+    tvm_ipc::ReduceParts(rank_, kind, team, parts, recv);
   }
 
   void Copy(const Buffer& source, const Buffer& target) final {

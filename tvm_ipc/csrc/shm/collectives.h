@@ -11,6 +11,7 @@
 #define TVM_IPC_SHM_COLLECTIVES_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/backend.h"
@@ -51,6 +52,13 @@ void Scatter(Rank& rank, const Buffer* send, int root, TeamId team, uint8_t flag
 /*! \brief On the root, recv = the members' sends, in rank order. */
 void Gather(Rank& rank, const Buffer& send, int root, TeamId team, uint8_t flags,
             const Buffer* recv);
+
+/*! \brief Those of shows: core/backend.h says what they do. */
+Shown Show(Rank& rank, const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep);
+PeerMemory Peer(Rank& rank, Shown& shown, int64_t shift);
+void Hide(Rank& rank, TeamId team, const std::vector<const Shown*>& shown);
+void ReduceParts(Rank& rank, ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                 const Buffer& recv);
 
 /*! \brief Returns when the buffer may be written again. */
 void Send(Rank& rank, const Buffer& send, int receiver);

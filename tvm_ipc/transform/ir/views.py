@@ -7,7 +7,7 @@ from typing import Final
 
 import tvm
 
-from tvm_ipc.contract.programs import VIEW
+from tvm_ipc.contract.programs import PART, VIEW
 
 #: The result is the first argument, or a part of it, seen otherwise.
 VIEWS: Final = frozenset(
@@ -18,6 +18,7 @@ VIEWS: Final = frozenset(
         ),
         "vm.builtin.reshape",
         VIEW.name,
+        PART.name,
     )
 )
 

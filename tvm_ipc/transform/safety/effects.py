@@ -33,6 +33,8 @@ class Effects:
                 found = state.lost.pop(thing)
                 self._report(HazardKind.LOST, thing, step, found.step, found.example)
             storage = storage_of(thing)
+            if state.hidden and storage in state.hidden:
+                self._used_after_it_was_hidden(storage, step)
             if storage.external and storage not in reads and storage not in state.written:
                 reads[storage] = step
             for work in state.works.values() if state.works else ():
@@ -50,7 +52,8 @@ class Effects:
         for thing in things:
             storage = storage_of(thing)
             for work in state.works.values() if state.works else ():
-                self._disturb(HazardKind.BUSY, thing, work.reads + work.writes, work, step)
+                kind = HazardKind.SHOWN if work.shown else HazardKind.BUSY
+                self._disturb(kind, thing, work.reads + work.writes, work, step)
             for pending in state.pending:
                 if not met(pending.team, passed) and self._may_overlap(thing, pending.memory):
                     example = self._overlap(thing, pending.memory)
@@ -93,7 +96,8 @@ class Effects:
         step: Statement,
     ) -> Leaf:
         """Start a work; return what stands for it. A rank does its works one after the other."""
-        earlier, self._state.works = self._state.works, {}
+        earlier = self._state.works
+        self._state.works = {key: other for key, other in earlier.items() if other.shown}
         self._read(reads, step)
         self._write(writes, step)
         work = Storage(step.bound.name, None)
@@ -119,9 +123,15 @@ class Effects:
                 self._never_waited(self._state.works.pop(thing), step, None)
 
     def _never_waited(self, work: InFlight, step: Statement, example: Example | None) -> None:
-        key = (self._name, HazardKind.NEVER_WAITED, work.step.variable)
-        memory = f"the work {work.step.bound.name}"
-        self._add(key, HazardKind.NEVER_WAITED, memory, step, work.step, example)
+        name = work.step.bound.name
+        kind, memory = HazardKind.NEVER_WAITED, f"the work {name}"
+        if work.shown:
+            kind, memory = HazardKind.NEVER_HIDDEN, f"what is shown as {name}"
+        self._add((self._name, kind, work.step.variable), kind, memory, step, work.step, example)
+
+    def _used_after_it_was_hidden(self, memory: Storage, step: Statement) -> None:
+        key = (self._name, HazardKind.HIDDEN, memory, step.variable)
+        self._add(key, HazardKind.HIDDEN, memory.name, step, self._state.hidden[memory], "")
 
     def _disturb(
         self,

@@ -12,10 +12,10 @@ from tvm import relax
 
 from tvm_ipc import contract
 from tvm_ipc.contract import RESULT
-from tvm_ipc.contract.programs import WAIT
+from tvm_ipc.contract.programs import PART, PEER, WAIT
 from tvm_ipc.transform.ir.polynomials import Number
 from tvm_ipc.transform.safety import calls
-from tvm_ipc.transform.safety.allocations import Allocations, item_bytes, text_of
+from tvm_ipc.transform.safety.allocations import item_bytes, text_of
 from tvm_ipc.transform.safety.buffers import (
     NOTHING,
     Buffer,
@@ -28,6 +28,7 @@ from tvm_ipc.transform.safety.buffers import (
 from tvm_ipc.transform.safety.calls import KnownCall
 from tvm_ipc.transform.safety.extents import Extents
 from tvm_ipc.transform.safety.hazards import Hazard
+from tvm_ipc.transform.safety.shows import Shows
 from tvm_ipc.transform.safety.state import Pending, Summary
 from tvm_ipc.transform.safety.statements import (
     CALL_GLOBAL,
@@ -62,7 +63,7 @@ class Module(Protocol):
         """Return what a Relax function does, None for one that is being looked at: recursion."""
 
 
-class Evaluation(Allocations):
+class Evaluation(Shows):
     """The values of a function's variables, and how expressions make them."""
 
     def __init__(self, module: Module, name: str, steps: Statements) -> None:
@@ -177,6 +178,8 @@ class Evaluation(Allocations):
         if function is WAIT:
             self._finish(tuple(objects(values[0])), step)
             return NOTHING
+        if function.shows or function.hides or function is PEER:
+            return self._of_shows(call, values, step)
         if function.reads or function.writes:
             self._access(call, values, step)
         if function.result == "Storage":
@@ -185,6 +188,8 @@ class Evaluation(Allocations):
         if not function.result_of:
             return NOTHING
         source = values[call.places(function.result_of)[0]]
+        if function is PART:
+            return source  # where it begins depends on the rank
         if not call.places("offset"):
             return source
         if not call.places("dtype"):

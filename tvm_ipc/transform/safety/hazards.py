@@ -18,10 +18,16 @@ class HazardKind(Enum):
     UNFINISHED = "read before the work that writes it has ended"
     BUSY = "written before the work that uses it has ended"
     NEVER_WAITED = "not waited for"
+    SHOWN = "written before it is hidden"
+    NEVER_HIDDEN = "not hidden"
+    HIDDEN = "used after it was hidden"
 
 
 #: What goes wrong with a work that a rank has posted.
 OF_WORKS = frozenset((HazardKind.UNFINISHED, HazardKind.BUSY, HazardKind.NEVER_WAITED))
+
+#: What goes wrong with a tensor that a rank shows.
+OF_SHOWS = frozenset((HazardKind.SHOWN, HazardKind.NEVER_HIDDEN))
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Hazard:
     kind: HazardKind
     memory: str  #: the storage, or the tensor and its storage
     binding: str  #: where it goes wrong
-    #: The collective whose input peers may read; what overwrote; how far it is; what posted a work.
+    #: The collective whose input peers may read; what overwrote; how far it is; what posted a work;
+    #: what shows or hides it.
     other: str
     example: str = ""  #: sizes at which it goes wrong, such as "n = 1"; "" where they do not matter
     unknown: bool = False
@@ -48,6 +55,10 @@ class Hazard:
             more = f"it {self.other}"
         elif self.kind in OF_WORKS:
             more = f"it was posted in `{self.other}`; wait for it before, on every path"
+        elif self.kind in OF_SHOWS:
+            more = f"it was shown in `{self.other}`; hide it before, on every path"
+        elif self.kind is HazardKind.HIDDEN:
+            more = f"that was in `{self.other}`, and its rank may write it since; use it before"
         else:
             more = (
                 f"they do so in `{self.other}`, which has no exit barrier; keep the memory until "

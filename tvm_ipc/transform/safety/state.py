@@ -38,6 +38,7 @@ class InFlight:
     #: Of what it reads, what peers may read when it has ended.
     left: tuple[Storage | Buffer, ...]
     step: Statement
+    shown: bool = False  #: whether it is no work: peers read what was shown, until it is hidden
 
 
 def met(team: AnyTeam | None, passed: frozenset[AnyTeam]) -> bool:
@@ -70,6 +71,10 @@ class State:
     works: dict[Storage, InFlight] = field(default_factory=dict)  #: by what stands for the work
     #: Pairs of works that were posted in the two branches of an `if`, and have not ended there.
     exclusive: frozenset[frozenset[Storage]] = frozenset()
+    #: Memory of peers, by what stands for the shown that it is of.
+    peers: dict[Storage, frozenset[Storage]] = field(default_factory=dict)
+    #: What was hidden on some path: memory of peers, and what stands for a shown.
+    hidden: dict[Storage, Statement] = field(default_factory=dict)
 
     def copy(self) -> State:
         """Return a state that changes on its own."""
@@ -84,6 +89,8 @@ class State:
             set(self.written),
             dict(self.works),
             self.exclusive,
+            dict(self.peers),
+            dict(self.hidden),
         )
 
     def join(self, other: State) -> None:
@@ -103,6 +110,9 @@ class State:
         mine, others = self.works.keys() - other.works, other.works.keys() - self.works
         self.exclusive |= {frozenset({a, b}) for a in mine for b in others}
         self.works |= other.works
+        for shown, memory in other.peers.items():
+            self.peers[shown] = memory | self.peers.get(shown, frozenset())
+        self.hidden |= other.hidden
 
     def are_of_different_paths(self, works: list[Storage]) -> bool:
         """Whether no two of some works were posted on one path."""

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matmuls that read what peers show, chunk by chunk: for a gather, and before a reduction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te
+
+import tvm_ipc
+from tvm_ipc.errors import TransformError
+from tvm_ipc.transform import verify_cross_rank_safety
+
+#: Of a chunk of a rank, whose bytes are a multiple of 64: kernels of TVM take aligned tensors.
+ROWS, INNER, COLUMNS = 3, 32, 16
+FLOAT = 4
+
+
+class Shows:
+    """Builds a program; what is left out of it shows what each part is for."""
+
+    def __init__(self, ranks: int, chunks: int, team: Any = 0, forgotten: str = "") -> None:
+        self.ranks, self.chunks, self.forgotten = ranks, chunks, forgotten
+        self.team = team
+        self.builder = relax.BlockBuilder()
+
+    def packed(self, name: str, *operands: Any, ty: Any) -> Any:
+        arguments = [relax.prim_value(o) if isinstance(o, int) else o for o in operands]
+        call = relax.Call(relax.ExternFunc(f"tvm_ipc.{name}"), arguments, ty_args=[ty])
+        return self.builder.emit(call)
+
+    def tensor(self, *shape: int) -> Any:
+        return relax.TensorType(shape, "float32")
+
+    def empty(self, *shape: int) -> Any:
+        extents = relax.ShapeExpr(shape)
+        return self.builder.emit(relax.op.builtin.alloc_tensor(extents, "float32", 0, "global"))
+
+    def view(self, tensor: Any, index: int, *shape: int) -> Any:
+        offset = FLOAT * index * int(np.prod(shape))
+        return self.packed("view", tensor, offset, relax.ShapeExpr(shape), ty=self.tensor(*shape))
+
+    def part(self, tensor: Any, shift: int, chunk: int, *shape: int) -> Any:
+        """Of a tensor that has the chunks of rank after rank."""
+        size = FLOAT * int(np.prod(shape))
+        numbers = (shift, self.chunks * size, chunk * size)
+        shape_of = relax.ShapeExpr(shape)
+        return self.packed("part", tensor, self.team, *numbers, shape_of, ty=self.tensor(*shape))
+
+    def peer(self, shown: Any, shift: int, *shape: int) -> Any:
+        return self.packed("peer", shown, shift, relax.ShapeExpr(shape), ty=self.tensor(*shape))
+
+    def show(self, tensor: Any) -> Any:
+        return self.packed("show", tensor, self.team, ty=relax.AnyType())
+
+    def hide(self, shown: list[Any]) -> None:
+        if self.forgotten != "hide":
+            self.packed("hide", self.team, *shown, ty=relax.TupleType([]))
+
+    def linear(self, x: Any, weight: Any, out: Any) -> None:
+        self.builder.emit(relax.Call(self.kernel, [x, weight, out], ty_args=[relax.TupleType([])]))
+
+    def begin(self, rows: int) -> list[relax.Var]:
+        a, b = te.placeholder((rows, INNER), "float32"), te.placeholder((INNER, COLUMNS), "float32")
+        k = te.reduce_axis((0, INNER))
+        out = te.compute((rows, COLUMNS), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
+        kernel = te.create_prim_func([a, b, out]).with_attr("global_symbol", "linear")
+        self.kernel = self.builder.add_func(kernel, "linear")
+        return [relax.Var("weight", self.tensor(INNER, COLUMNS))]
+
+    def gather_matmul(self) -> tvm.IRModule:
+        """Of the rows of all ranks, each of which has some: no rank has all of them."""
+        chunk = (ROWS, INNER)
+        (weight,) = self.begin(ROWS)
+        x = relax.Var("x", self.tensor(self.chunks, *chunk))
+        with self.builder.function("main", [x, weight], pure=False):
+            out = self.empty(self.ranks, self.chunks, ROWS, COLUMNS)
+            shown = [self.show(self.view(x, j, *chunk)) for j in range(self.chunks)]
+            for k in range(self.ranks):
+                for j in range(self.chunks):
+                    rows = self.peer(shown[j], k, *chunk)
+                    self.linear(rows, weight, self.part(out, k, j, ROWS, COLUMNS))
+            self.hide(shown)
+            self.builder.emit_func_output(out)
+        return self.builder.get()
+
+    def matmul_scatter(self) -> tvm.IRModule:
+        """Of what all ranks have a part of the sum of: each gets the sum of its rows."""
+        (weight,) = self.begin(ROWS)
+        x = relax.Var("x", self.tensor(self.ranks, self.chunks, ROWS, INNER))
+        product = (ROWS, COLUMNS)
+        with self.builder.function("main", [x, weight], pure=False):
+            out = self.empty(self.chunks, *product)
+            shown: dict[tuple[int, int], Any] = {}
+            own: list[Any] = []
+            for k in [*range(1, self.ranks), 0]:
+                for j in range(self.chunks):
+                    q = self.empty(*product)
+                    self.linear(self.part(x, k, j, ROWS, INNER), weight, q)
+                    shown[k, j] = self.show(q)
+                    own += [q] if k == 0 else []
+            for j in range(self.chunks):
+                parts = [own[j]]
+                parts += [self.peer(shown[k, j], -k, *product) for k in range(1, self.ranks)]
+                recv = self.view(out, j, *product)
+                kind = 0
+                ty = relax.TupleType([])
+                self.packed("reduce_parts", kind, self.team, *parts, recv, ty=ty)
+            self.hide(list(shown.values()))
+            self.builder.emit_func_output(out)
+        return self.builder.get()
+
+
+def compiled(module: tvm.IRModule, ranks: int) -> Any:
+    pipeline = tvm_ipc.get_pipeline("llvm", ranks)
+    assert verify_cross_rank_safety(pipeline(module)) == []
+    return tvm.compile(module, "llvm", relax_pipeline=pipeline)
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_a_matmul_of_rows_that_peers_show(ranks: int, chunks: int) -> None:
+    program = compiled(Shows(ranks, chunks).gather_matmul(), ranks)
+    weight = drawn(0, INNER, COLUMNS)
+    with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        x, w = session.empty((chunks, ROWS, INNER), "float32"), session.put(weight)
+        for repetition in range(8):
+            xs = drawn(repetition, ranks, chunks, ROWS, INNER)
+            for rank, value in enumerate(xs):
+                x.debug_copy_from(rank, value)
+            out = main(x, w)
+            for rank in range(ranks):
+                np.testing.assert_array_equal(session.get(out, rank=rank), xs @ weight)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_a_matmul_whose_parts_peers_reduce(ranks: int, chunks: int) -> None:
+    program = compiled(Shows(ranks, chunks).matmul_scatter(), ranks)
+    weights = drawn(0, ranks, INNER, COLUMNS)
+    with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        x = session.empty((ranks, chunks, ROWS, INNER), "float32")
+        w = session.scatter(weights)
+        for repetition in range(8):
+            xs = drawn(repetition, ranks, ranks, chunks, ROWS, INNER)
+            for rank, value in enumerate(xs):
+                x.debug_copy_from(rank, value)
+            out = main(x, w)
+            wanted = sum(xs[rank] @ weights[rank] for rank in range(ranks))
+            for rank in range(ranks):
+                np.testing.assert_array_equal(session.get(out, rank=rank), wanted[rank])
+
+
+@pytest.mark.parametrize("program", ["gather_matmul", "matmul_scatter"])
+def test_what_is_never_hidden_is_refused(program: str) -> None:
+    module = getattr(Shows(2, 2, forgotten="hide"), program)()
+    with pytest.raises(TransformError, match="is not hidden; it was shown in"):
+        tvm_ipc.get_pipeline("llvm", 2)(module)

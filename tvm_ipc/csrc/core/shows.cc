@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file shows.cc */
+#include "core/shows.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/error.h"
+#include "core/meeting.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+std::string Describe(const ShownMemory& memory) {
+  return Text(memory.count, " x ", Name(memory.type));
+}
+
+}  // namespace
+
+Board& Shows::board(int index) const { return meeting_.seat(index).board; }
+
+uint32_t Shows::Show(const ShownMemory& memory, std::shared_ptr<const void> keep) {
+  const uint32_t number = last_ + 1;
+  const uint32_t place = number % kMaxShown;
+  if ((open_ >> place & 1) != 0) {
+    const int open = __builtin_popcountll(open_);
+    Fail(kind::kRuntime, "show", meeting_.Where(), ": tensor ", number,
+         " needs the place of tensor ", numbers_[place], ", which was not hidden, as ", open,
+         " were not; a rank can show ", kMaxShown,
+         " tensors at a time, so hide them before. One that was dropped without that stays shown");
+  }
+  Board& own = board(meeting_.index());
+  own.memory[place] = memory;
+  numbers_[place] = number;
+  keep_[place] = std::move(keep);
+  open_ |= uint64_t{1} << place;
+  last_ = number;
+  Publish(own.last, number, own.sleepers);  // pairs with the acquire in WaitFor
+  return number;
+}
+
+const ShownMemory& Shows::Of(int index, uint32_t number) const {
+  const uint32_t place = number % kMaxShown;
+  const ShownMemory& mine = board(meeting_.index()).memory[place];
+  Board& other = board(index);
+  const ShownMemory& theirs = other.memory[place];
+  const RankOptions& options = meeting_.options_;
+  switch (WaitFor(other.last, number, other.sleepers, meeting_.control_.abort, meeting_.wait_,
+                  options.deadline)) {
+    case WaitResult::kReached:
+      break;
+    case WaitResult::kAborted:
+      Fail(kind::kPeer, "peer of ", Describe(mine), meeting_.Where(),
+           " was stopped: ", DescribeAbort(meeting_.control_));
+    case WaitResult::kDeadline: {
+      const uint32_t step = meeting_.step();
+      const bool ahead = meeting_.seat(index).slot[(step + 1) & 1].seq == step + 1;
+      Fail(kind::kDeadline, "peer of ", Describe(mine), meeting_.Where(), " waited ",
+           std::chrono::duration<double>(options.deadline).count(), " s for ",
+           meeting_.Name(index, ahead ? step + 1 : step), ", which has shown ", other.last.load(),
+           " tensors; it was to show tensor ", number,
+           "; every rank must show the same tensors in the same order, or raise the timeout"
+           " (TVM_IPC_TIMEOUT)");
+    }
+  }
+  if (theirs.count != mine.count || theirs.type != mine.type) {
+    Fail(kind::kMismatch, "the ranks disagree", meeting_.Where(), ": tensor ", number,
+         " that rank ", meeting_.rank(meeting_.index()), " shows has ", Describe(mine),
+         ", that of rank ", meeting_.rank(index), " has ", Describe(theirs));
+  }
+  return theirs;
+}
+
+void Shows::Hide(std::vector<uint32_t> numbers) {
+  // Numbers that are open are apart by less than the places of the board, even where they wrap.
+  const uint32_t first = last_ - kMaxShown;
+  std::sort(numbers.begin(), numbers.end(),
+            [&](uint32_t a, uint32_t b) { return a - first < b - first; });
+  Descriptor mine;
+  mine.op = "hide";
+  mine.count = numbers.size();
+  mine.parts = 14695981039346656037u;  // FNV-1a, number by number
+  for (uint32_t number : numbers) mine.parts = (mine.parts ^ number) * 1099511628211u;
+  meeting_.Enter(mine);
+  for (uint32_t number : numbers) {
+    open_ &= ~(uint64_t{1} << number % kMaxShown);
+    keep_[number % kMaxShown] = nullptr;
+  }
+}
+
+void Shows::Forget() {
+  last_ = 0;
+  open_ = 0;
+  for (auto& kept : keep_) kept = nullptr;
+}
+
+}  // namespace tvm_ipc
