@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import tvm
 from plans import explanation_of, overlapping_plan, small_plan
-from tvm import relax
+from tvm import relax, te
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -179,6 +179,58 @@ def test_called_collectives_go_on_beside_nothing() -> None:
     assert [(one.how, beside(plan, one)) for one in plan.transfers] == [("called", [])] * 2
 
 
+def packed(name: str, *operands: object, ty: object = None) -> relax.Expr:
+    given = [relax.prim_value(one) if isinstance(one, int) else one for one in operands]
+    types = [relax.AnyType() if ty is None else ty]
+    return relax.Call(relax.ExternFunc(f"tvm_ipc.{name}"), given, ty_args=types)
+
+
+NOTHING = relax.TupleType([])
+
+
+def test_chunks_that_are_hidden_together_are_one_transfer() -> None:
+    """Rows of two ranks are multiplied chunk by chunk, and then what one of them is, again."""
+    builder = relax.BlockBuilder()
+    rows, shape = relax.TensorType((16, 16), "float32"), relax.ShapeExpr([16, 16])
+    a, b = (te.placeholder((16, 16), "float32") for _ in range(2))
+    k = te.reduce_axis((0, 16))
+    product = te.compute((16, 16), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
+    kernel = te.create_prim_func([a, b, product]).with_attr("global_symbol", "matmul")
+    matmul = builder.add_func(kernel, "matmul")
+    x, w = relax.Var("x", relax.TensorType((32, 16), "float32")), relax.Var("w", rows)
+
+    def multiply(left: relax.Expr) -> None:
+        out = builder.emit(relax.op.builtin.alloc_tensor(shape, "float32", 0, "global"))
+        builder.emit(relax.Call(matmul, [left, w, out], ty_args=[NOTHING]))
+
+    with builder.function("main", [x, w], pure=False):
+        chunks = [builder.emit(packed("view", x, at, shape, ty=rows)) for at in (0, 1024)]
+        shown = [builder.emit(packed("show", chunk, 0)) for chunk in chunks]
+        for shift in (0, 1):
+            for one in shown:
+                multiply(builder.emit(packed("peer", one, shift, shape, ty=rows)))
+        builder.emit(packed("hide", 0, *shown, ty=NOTHING))
+        again = builder.emit(packed("show", x, 0))
+        builder.emit(packed("hide", 0, again, ty=NOTHING))
+        builder.emit_func_output(x)
+    plan = plan_of(builder.get())
+    both, last = plan.transfers
+    assert (both.what, both.how) == ("2 chunks of x", "shown")
+    assert (last.what, last.how) == ("1 chunk of x", "shown")
+
+    def events(word: str) -> tuple[int, ...]:
+        return tuple(i for i, event in enumerate(plan.events) if f"tvm_ipc.{word}(" in event.text)
+
+    shows, hides = events("show"), events("hide")
+    assert both.starts == shows[:2]
+    assert both.waits == events("peer")[2:]  # its own chunks are there
+    assert (both.first, both.last) == (shows[0], hides[0])
+    assert (last.first, last.last, last.waits) == (shows[2], hides[1], ())
+    assert beside(plan, both) == ["copy", *["matmul"] * 4]
+    assert beside(plan, last) == []
+    assert "2 collectives, 2 shown" in barriers(plan)
+
+
 @pytest.mark.parametrize("through", ["a variable", "a tuple", "a branch"])
 def test_wait_is_found_through(through: str) -> None:
     """A work that is waited for under another name ends there."""
@@ -186,18 +238,12 @@ def test_wait_is_found_through(through: str) -> None:
     x = relax.Var("x", relax.TensorType((8,), "float32"))
     choice = relax.Var("choice", relax.TensorType((), "bool"))
 
-    def packed(name: str, *operands: object, ty: object = None) -> relax.Expr:
-        types = [relax.AnyType() if ty is None else ty]
-        return relax.Call(relax.ExternFunc(name), list(operands), ty_args=types)
-
-    numbers = [relax.prim_value(value) for value in (0, 0, 3, 0)]
-    nothing = relax.TupleType([])
     with builder.function("main", [x, choice], pure=False):
         send = builder.emit(relax.op.add(x, x))
         shape = relax.ShapeExpr([8])
         recv = builder.emit(relax.op.builtin.alloc_tensor(shape, "float32", 0, "global"))
         name = tvm.ir.StringImm("tvm_ipc.allreduce")
-        work = builder.emit(packed("tvm_ipc.post", name, send, *numbers, recv))
+        work = builder.emit(packed("post", name, send, 0, 0, 3, 0, recv))
         if through == "a variable":
             work = builder.emit(work)
         if through == "a tuple":
@@ -207,13 +253,13 @@ def test_wait_is_found_through(through: str) -> None:
         if through == "a branch":
 
             def branch() -> relax.Expr:
-                waited = relax.Var("waited", nothing)
-                wait = relax.VarBinding(waited, packed("tvm_ipc.wait", work, ty=nothing))
+                waited = relax.Var("waited", NOTHING)
+                wait = relax.VarBinding(waited, packed("wait", work, ty=NOTHING))
                 return relax.SeqExpr([relax.BindingBlock([wait])], waited)
 
             builder.emit(relax.If(choice, branch(), branch()))
         else:
-            builder.emit(packed("tvm_ipc.wait", work, ty=nothing))
+            builder.emit(packed("wait", work, ty=NOTHING))
         out = builder.emit(relax.op.add(recv, y))
         builder.emit_func_output(out)
     plan = plan_of(builder.get())

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """When data are on their way, by the events of a program, and which events compute meanwhile.
 
-    work = tvm_ipc.post(...)      starts it
-    matmul(x, w, a)               computes
-    tvm_ipc.wait(work)            may wait, and ends it
+    s = tvm_ipc.show(x)       starts    an exchange: what is hidden together
+    matmul(x, w, a)           computes
+    p = tvm_ipc.peer(s, 1)    may wait
+    matmul(p, w, b)           computes
+    tvm_ipc.hide(s)           ends it
 
-Any other collective is one event.
+Of a work the post starts it, and the wait ends it. Any other collective is one event.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax
 
+from tvm_ipc.comm.operator import constant
 from tvm_ipc.contract import Function, Meeting, find
-from tvm_ipc.contract.programs import POST, WAIT
+from tvm_ipc.contract.programs import COPY, PART, PEER, POST, SHOW, VIEW, WAIT
 from tvm_ipc.transform.ir.collectives import name_of
 from tvm_ipc.transform.ir.program import Program, Step
 from tvm_ipc.transform.ir.roots import VARIABLES
@@ -29,11 +32,12 @@ _CALL_DYNAMIC = "relax.vm.call_tir_dyn"
 
 @dataclass(eq=False)
 class _Started:
-    """A work that may not have ended yet."""
+    """A work, or what was shown, that has not ended yet."""
 
     step: Step
     what: str
     waits: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
 
 #: What a value is that was started, or for each field of a tuple.
@@ -74,13 +78,15 @@ class _Events:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._values: dict[int, _Value] = {}  #: by the address of a variable
+        self._names: dict[int, str] = {}  #: of parts and copies, those of what they are of
         self._called: list[Transfer] = []
         self._works: list[_Started] = []
+        self._shown: list[_Started] = []
 
     def run(self) -> tuple[Transfer, ...]:
         for step in self._program.events:
             self._step(step)
-        found = [*self._called, *map(self._work, self._works)]
+        found = [*self._called, *map(self._work, self._works), *self._exchanges()]
         return tuple(sorted(found, key=lambda one: (one.first, one.last)))
 
     def _step(self, step: Step) -> None:
@@ -97,23 +103,61 @@ class _Events:
         if function is None:
             return
         arguments = call.args[:]
-        if function is POST:
-            work = _Started(step, _posted(arguments))
-            self._works.append(work)
-            self._values[step.var.__chandle__()] = frozenset((work,))
+        if function in (VIEW, PART):
+            self._names[step.var.__chandle__()] = self._name(arguments[0])
+        elif function is COPY:
+            self._names[arguments[1].__chandle__()] = self._name(arguments[0])
+        elif function is POST:
+            self._start(step, self._works, _posted(arguments))
+        elif function is SHOW:
+            self._start(step, self._shown, self._name(arguments[0]))
         elif function is WAIT:
             for one in _leaves(self._value(arguments[0])):
                 one.waits.append(step.index)
+                one.ends.append(step.index)
+        elif function is PEER:
+            if constant(arguments[1]) != 0:  # which is its own, and there
+                for one in _leaves(self._value(arguments[0])):
+                    one.waits.append(step.index)
+        elif function.hides:
+            for place in function.places((function.hides,), len(arguments)):
+                for one in _leaves(self._value(arguments[place])):
+                    one.ends.append(step.index)
         elif step.collective is not None:
             here = (step.index,)
             what = str(step.collective)
             self._called.append(Transfer(what, "called", step.index, step.index, here, here))
 
+    def _start(self, step: Step, those: list[_Started], what: str) -> None:
+        started = _Started(step, what)
+        those.append(started)
+        self._values[step.var.__chandle__()] = frozenset((started,))
+
     def _work(self, work: _Started) -> Transfer:
-        first = work.step.index
-        # Where no wait is seen, that of the function ends it.
-        end = max(work.waits, default=len(self._program.events) - 1)
-        return Transfer(work.what, "posted", first, end, (first,), tuple(sorted(set(work.waits))))
+        first, waits = work.step.index, tuple(sorted(set(work.waits)))
+        return Transfer(work.what, "posted", first, self._end(work), (first,), waits)
+
+    def _exchanges(self) -> list[Transfer]:
+        """Join what is hidden together."""
+        together: dict[int, list[_Started]] = {}
+        for one in self._shown:
+            together.setdefault(self._end(one), []).append(one)
+        found = []
+        for end, those in together.items():
+            starts = tuple(one.step.index for one in those)
+            waits = {event for one in those for event in one.waits}
+            names = ", ".join(dict.fromkeys(one.what for one in those))
+            what = f"{len(those)} chunk{'s' * (len(those) > 1)} of {names}"
+            found.append(Transfer(what, "shown", min(starts), end, starts, tuple(sorted(waits))))
+        return found
+
+    def _end(self, one: _Started) -> int:
+        """Return the last event that may end it: that of the function where none is seen."""
+        return max(one.ends, default=len(self._program.events) - 1)
+
+    def _name(self, tensor: relax.Expr) -> str:
+        known = self._names.get(tensor.__chandle__()) if isinstance(tensor, relax.Var) else None
+        return known or name_of(tensor)
 
     def _value(self, expr: Any) -> _Value:
         kind = type(expr)
