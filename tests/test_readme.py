@@ -108,7 +108,7 @@ def test_passes_are_in_the_order_of_the_pipeline() -> None:
 
     recorder = Recorder()
     with tvm.transform.PassContext(instruments=[recorder]):
-        tvm_ipc.get_pipeline("llvm", 2, post_collectives=True)(tvm.IRModule())
+        tvm_ipc.get_pipeline("llvm", 2, post_collectives=True, overlap=1)(tvm.IRModule())
     table = re.findall(r"^\| `(\w+)\(", TEXT, re.MULTILINE)
     ours = [name for name in table if name in vars(tvm_ipc.transform)]
     assert len(ours) >= 5

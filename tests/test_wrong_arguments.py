@@ -252,6 +252,7 @@ def compiler_calls() -> dict[str, Call]:
                 "blas": [one for one in FLAGS if one is not None],
                 "fuse_epilogue": FLAGS,
                 "post_collectives": FLAGS,
+                "overlap": ["file.json", 1.5, "2", True, -1, 65, [], ANYTHING],
                 "schedule": [3, "pass", tvm.transform.Pass, max, [], ANYTHING],
                 "dump": ["/etc/passwd", "/etc/passwd/below", "", 3, b"folder", "a\0b", ANYTHING],
             },
@@ -305,6 +306,19 @@ def compiler_calls() -> dict[str, Call]:
         "OutlineCompilerFunctions": Call(
             transform.OutlineCompilerFunctions, {}, {"compiler": names, "cache": caches}
         ),
+        "OverlapCommunication": Call(
+            transform.OverlapCommunication,
+            {"chunks": 2},
+            {
+                "calibration": [3, "file.json", ANYTHING],
+                "chunks": [-1, 65, 1.5, "2", True, ANYTHING],
+                "sites": [3, "x", ["x"], {"x": -1}, {"x": "2"}, {3: 2}, ANYTHING],
+                "blas": FLAGS,
+                "world_size": [*one_less(COUNTS, None), 65],
+                "num_groups": COUNTS,
+            },
+        ),
+        "PlaceParts": Call(transform.PlaceParts),
         "PlanMemoryScopes": Call(
             transform.PlanMemoryScopes,
             {},

@@ -7,8 +7,9 @@
 
 TVM's own pipeline for the target, with our passes at the places where they belong:
 
-    1 dispatch   of programs for all ranks, what one rank runs; sums over workers with the norm
-                 after them as one function, matrix products for the BLAS, TVM's choice of libraries
+    1 dispatch   of programs for all ranks, what one rank runs; products in chunks beside what
+                 they communicate; sums over workers with the norm after them as one function,
+                 matrix products for the BLAS, TVM's choice of libraries
     2 legalize   operators become kernels, those that are alike once, and kernels are fused
     3 schedule   what the caller gives, if anything
     4 dataflow   outputs are allocated explicitly, those of external compilers' functions too
@@ -35,12 +36,13 @@ from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 
 from tvm_ipc import arguments
 from tvm_ipc import blas as blas_library
+from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.comm.attributes import check_attributes
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.comm.place_operator import NAME as PLACE
 from tvm_ipc.comm.place_operator import mesh_of
-from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     EraseMemoryScopes,
@@ -52,6 +54,8 @@ from tvm_ipc.transform import (
     LowerGPUIPCAllocStorage,
     LowerPlacements,
     OffloadBLAS,
+    OverlapCommunication,
+    PlaceParts,
     PostCollectives,
     RequireWorkers,
     StaticPlanBlockMemory,
@@ -89,6 +93,7 @@ def get_pipeline(
     fuse_epilogue: bool = True,
     schedule: tvm.transform.Pass | None = None,
     post_collectives: bool = False,
+    overlap: Calibration | int | None = None,
     dump: str | Path | None = None,
 ) -> tvm.transform.Pass:
     """Return a pipeline for `relax.build` and `tvm.compile`.
@@ -109,6 +114,9 @@ def get_pipeline(
     schedule : a pass that runs on the fused kernels.
     post_collectives : whether a thread of each worker does collectives while the program does what
         does not need them; see `PostCollectives`.
+    overlap : what was measured on a machine, by which matrix products go on beside the
+        communication before or after them where that pays; or a number of chunks for all of them.
+        See `OverlapCommunication`.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
     target = _target(target)
@@ -125,6 +133,7 @@ def get_pipeline(
     folder = _folder(dump)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
+    overlapped = _overlap(overlap, blas=use_blas, world_size=world_size, num_groups=num_groups)
     before_plan, after_plan, finalize = _around_the_plan(target)
     plan = StaticPlanBlockMemory(
         packed=True, alignment=_ALIGNMENT[target.kind.name], barrier_budget=barrier_budget
@@ -133,6 +142,7 @@ def get_pipeline(
         (
             "dispatch",
             [
+                *overlapped,
                 *([epilogue] if fuse_epilogue and on_cpu else []),
                 *([OffloadBLAS()] if use_blas else []),
                 *_for_target(target, "library_dispatch_passes"),
@@ -147,7 +157,7 @@ def get_pipeline(
                 LowerExternCalls(place_arguments=False),
             ],
         ),
-        ("rewrite", [*([PostCollectives()] if posts else []), rewrite]),
+        ("rewrite", [PlaceParts(), *([PostCollectives()] if posts else []), rewrite]),
         ("plan", [*before_plan, plan, *after_plan]),
         ("verify", [VerifyCrossRankSafety()]),
         (
@@ -193,6 +203,16 @@ def _blas(target: tvm.target.Target, wanted: bool | None) -> tuple[bool, str]:
     if blas_library.installed():
         return True, f"{blas_library.DISTRIBUTION} {version} is installed"
     return False, f"{blas_library.DISTRIBUTION} is not installed"
+
+
+def _overlap(given: object, **options: Any) -> list[tvm.transform.Pass]:
+    if given is None:
+        return []
+    if isinstance(given, Calibration):
+        return [OverlapCommunication(given, **options)]
+    wanted = "a tvm_ipc.Calibration, a number of chunks, or None"
+    chunks = arguments.integer("get_pipeline: overlap", given, wanted, 0, MAX_SHOWN)
+    return [OverlapCommunication(chunks=chunks, **options)]
 
 
 def _target(given: object) -> tvm.target.Target:

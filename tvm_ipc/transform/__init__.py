@@ -31,6 +31,8 @@ from tvm_ipc.transform.lower_placements import LowerPlacements
 from tvm_ipc.transform.mark_compiler_functions_as_extern import MarkCompilerFunctionsAsExtern
 from tvm_ipc.transform.offload_blas import OffloadBLAS
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
+from tvm_ipc.transform.overlap_communication import OverlapCommunication
+from tvm_ipc.transform.place_parts import PlaceParts
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.post_collectives import PostCollectives
 from tvm_ipc.transform.report import Report, collect_report
@@ -69,6 +71,8 @@ __all__ = [
     "MarkCompilerFunctionsAsExtern",
     "OffloadBLAS",
     "OutlineCompilerFunctions",
+    "OverlapCommunication",
+    "PlaceParts",
     "PlanMemoryScopes",
     "PostCollectives",
     "Report",

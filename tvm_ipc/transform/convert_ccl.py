@@ -36,7 +36,7 @@ class ConvertFromCCL:
         return change_functions(mod, lambda _, function: rewrite(function, self._change))
 
     def _change(self, binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
-        new = _from_ccl(value)
+        new = from_ccl(value)
         return None if new is None else [with_value(binding, new)]
 
 
@@ -68,7 +68,7 @@ def _is(call: relax.Call, name: str) -> bool:
     return isinstance(call.op, tvm.ir.Op) and call.op.name == name
 
 
-def _from_ccl(value: relax.Expr) -> relax.Call | None:
+def from_ccl(value: relax.Expr) -> relax.Call | None:
     """Return the collective that an operator of TVM is, None for everything else."""
     if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
         return None

@@ -15,7 +15,6 @@ from tvm_ipc.transform.memory.barriers import GroupKey
 from tvm_ipc.transform.memory.packing import Item, most_live
 from tvm_ipc.transform.memory.plan import Plan, Tensor, describe
 from tvm_ipc.transform.memory.sizes import Size, plain
-from tvm_ipc.transform.memory.transfers import computes, transfers
 from tvm_ipc.transform.report import Decision, Event, FunctionPlan, PlannedStorage, PlannedTensor
 
 PASS = "StaticPlanBlockMemory"
@@ -72,7 +71,6 @@ def function_plan(plan: Plan) -> FunctionPlan:
             if describe(plan.sizes, allocation) is not None
         ),
         tuple(_event(plan, step, index) for index, step in enumerate(program.events)),
-        transfers(program),
         {scope: bound for scope, bound in bounds.items() if scope not in symbolic},
     )
 
@@ -110,8 +108,7 @@ def _event(plan: Plan, step: Step, index: int) -> Event:
     elif step in plan.with_barrier:
         barrier = "kept"
     text = f"{step.var.name} = {_expression(step)}"
-    meeting = None if collective is None else str(collective)
-    return Event(text, meeting, barrier, computes(step))
+    return Event(text, None if collective is None else str(collective), barrier)
 
 
 def _expression(step: Step) -> str:

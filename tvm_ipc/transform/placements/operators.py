@@ -23,14 +23,14 @@ _OF_ZERO_ZERO: Final = (
     *("tan", "tanh", "trunc"),
 )
 #: One operand, element by element.
-_UNARY: Final = (
+UNARY: Final = (
     *_OF_ZERO_ZERO,
     *("acos", "acosh", "atanh", "bitwise_not", "clip", "cos", "cosh", "exp", "isfinite", "isinf"),
     *("isnan", "log", "logical_not", "nn.leakyrelu", "nn.selu", "nn.softplus", "rsqrt", "sigmoid"),
 )
 #: Several operands, element by element, which are repeated along axes that they lack.
 _OF_ZEROS_ZERO: Final = ("add", "subtract", "multiply", "maximum", "minimum")
-_BROADCASTING: Final = (
+BROADCASTING: Final = (
     *_OF_ZEROS_ZERO,
     *("atan2", "bitwise_and", "bitwise_or", "bitwise_xor", "divide", "equal", "floor_divide"),
     *("floor_mod", "greater", "greater_equal", "left_shift", "less", "less_equal", "log_add_exp"),
@@ -155,7 +155,7 @@ def _reducing(name: str, attrs: Any, types: Sequence[Any], _result: Any) -> Rule
 
 
 _RULES: Final[dict[str, Callable[[str, Any, Sequence[Any], Any], Rule]]] = {
-    **dict.fromkeys((*_UNARY, *_BROADCASTING), _elementwise),
+    **dict.fromkeys((*UNARY, *BROADCASTING), _elementwise),
     "matmul": _matmul,
     "permute_dims": _permute_dims,
     **dict.fromkeys(_ALONG, _softmax),

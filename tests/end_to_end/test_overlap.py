@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products in chunks beside what they communicate: values are those of the plain program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+import tvm_ipc
+from tvm_ipc import comm
+from tvm_ipc.transform import verify_cross_rank_safety
+from tvm_ipc.transform.ir.rewrite import calls
+
+
+@dataclass(frozen=True)
+class Case:
+    """A gather before products, or a product before a reduction."""
+
+    kind: str
+    ranks: int
+    rows: int  #: of one rank, in each block
+    inner: int
+    columns: int
+    blocks: tuple[int, ...] = ()  #: extents before the axis of the rows
+    after: tuple[int, ...] = ()  #: and between it and the axis that is summed over
+    products: int = 1
+    bias: bool = False
+    symbolic: bool = False
+    dtype: str = "float32"
+    reduction: str = "sum"
+    ccl: bool = False
+    team: Any = "world"
+
+    @property
+    def axis(self) -> int:
+        return len(self.blocks)
+
+    def shape(self, rows: Any, last: int) -> tuple[Any, ...]:
+        return (*self.blocks, rows, *self.after, last)
+
+    def module(self) -> tvm.IRModule:
+        rows: Any = tirx.Var("m", "int64") if self.symbolic else self.rows
+        gathers, scatters = self.kind == "allgather", self.kind == "reduce_scatter"
+        given = rows * self.ranks if scatters else rows
+        x = relax.Var("x", relax.TensorType(self.shape(given, self.inner), self.dtype))
+        w, b = (
+            [relax.Var(f"{name}{k}", relax.TensorType(shape, self.dtype)) for k in self.each]
+            for name, shape in (("w", (self.inner, self.columns)), ("b", (self.columns,)))
+        )
+        more = [relax.Var("rows", relax.ShapeType([rows]))] if self.symbolic else []
+        workers = {"workers": self.ranks} if isinstance(self.team, str) else {}
+        builder = relax.BlockBuilder()
+        with builder.function("main", [x, *w, *b, *more]):
+            with builder.dataflow():
+                if gathers and self.ccl:
+                    whole = builder.emit(relax.op.ccl.allgather(x, self.ranks))
+                elif gathers:
+                    gathered = comm.allgather(x, axis=self.axis, team=self.team, **workers)
+                    whole = builder.emit(gathered)
+                results = []
+                for k in self.each:
+                    y = builder.emit(relax.op.matmul(whole if gathers else x, w[k]))
+                    if self.bias and gathers:
+                        y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, b[k]))))
+                    if self.kind == "allreduce":
+                        y = builder.emit(comm.allreduce(y, self.reduction, team=self.team))
+                    if scatters:
+                        scattered = comm.reduce_scatter(
+                            y, self.reduction, axis=self.axis, team=self.team, **workers
+                        )
+                        y = builder.emit(scattered)
+                    results.append(y)
+                out = builder.emit_output(results[0] if len(results) == 1 else results)
+            builder.emit_func_output(out)
+        return builder.get()
+
+    @property
+    def each(self) -> range:
+        return range(self.products)
+
+    def draw(self, seed: int, rows: int) -> tuple[list[Any], list[Any], list[Any]]:
+        """Inputs of each rank, weights, and biases."""
+        drawn = np.random.default_rng(seed)
+        given = rows * self.ranks if self.kind == "reduce_scatter" else rows
+        ints = lambda shape: drawn.integers(-4, 5, shape).astype(self.dtype)  # noqa: E731
+        xs = [ints(self.shape(given, self.inner)) for _ in range(self.ranks)]
+        return (
+            xs,
+            [ints((self.inner, self.columns)) for _ in self.each],
+            [ints((self.columns,)) for _ in self.each],
+        )
+
+    def wanted(self, xs: list[Any], ws: list[Any], bs: list[Any]) -> list[list[Any]]:
+        """What each rank gets of each product."""
+        found: list[list[Any]] = [[] for _ in xs]
+        for w, b in zip(ws, bs, strict=True):
+            if self.kind == "allgather":
+                y = np.concatenate(xs, self.axis) @ w
+                y = np.maximum(y + b, 0) if self.bias else y
+                parts = [y] * self.ranks
+            else:
+                reduced = {"sum": np.sum, "max": np.max}[self.reduction]([x @ w for x in xs], 0)
+                parts = [reduced] * self.ranks
+                if self.kind == "reduce_scatter":
+                    parts = np.split(reduced, self.ranks, self.axis)
+            for rank, part in enumerate(parts):
+                found[rank].append(part)
+        return found
+
+
+def check(
+    case: Case,
+    chunks: int,
+    sizes: tuple[int, ...] = (),
+    prepare: Callable[[Any], None] = lambda session: None,
+    **options: Any,
+) -> None:
+    """The program in chunks gives every rank what NumPy gives, buffers full of NaN or not."""
+    pipeline = tvm_ipc.get_pipeline("llvm", case.ranks, overlap=chunks, **options)
+    program = tvm.compile(case.module(), "llvm", relax_pipeline=pipeline)
+    with tvm_ipc.Session(case.ranks, threads=True, timeout=60) as session:
+        prepare(session)
+        main = session.load_vm_module(program)["main"]
+        for number, rows in enumerate(sizes or (case.rows,) * 3):
+            xs, ws, bs = case.draw(number, rows)
+            x = session.empty(xs[0].shape, case.dtype)
+            weights = [session.put(one) for one in (*ws, *bs)]
+            more = [tvm.runtime.ShapeTuple([rows])] if case.symbolic else []
+            if number == 0 and case.dtype.startswith("float"):
+                for rank in range(case.ranks):
+                    x.debug_copy_from(rank, np.full_like(xs[0], np.nan))
+                main(x, *weights, *more)
+            for rank, one in enumerate(xs):
+                x.debug_copy_from(rank, one)
+            out = main(x, *weights, *more)
+            wanted = case.wanted(xs, ws, bs)
+            for rank in range(case.ranks):
+                found = out.debug_get_from_remote(rank)
+                for one, expected in zip(
+                    [found] if case.products == 1 else found, wanted[rank], strict=True
+                ):
+                    np.testing.assert_array_equal(one.numpy(), expected)
+
+
+GATHER = Case("allgather", 2, 32, 32, 16)
+SCATTER = replace(GATHER, kind="reduce_scatter")
+CASES = {
+    "plain": GATHER,
+    "ccl": replace(GATHER, ccl=True),
+    "bias": replace(GATHER, bias=True),
+    "shared": replace(GATHER, products=3, bias=True),
+    "three": replace(GATHER, ranks=3, rows=21),
+    "four": replace(GATHER, ranks=4, rows=16, products=2),
+    "one row": replace(GATHER, ranks=3, rows=1, inner=64),
+    "odd": replace(GATHER, rows=37, inner=33, columns=17),
+    "batched": replace(GATHER, rows=6, after=(5,)),
+    "chunk, rank, row": replace(GATHER, rows=4, blocks=(8,), bias=True),
+    "chunk, rank, row of four": replace(GATHER, ranks=4, rows=3, blocks=(4,)),
+    "no rows": replace(GATHER, rows=0),
+    "int8": replace(GATHER, dtype="int8", rows=64, inner=64, columns=64),
+    "float16": replace(GATHER, dtype="float16"),
+    "scatter": SCATTER,
+    "scatter three": replace(SCATTER, ranks=3, rows=21),
+    "scatter four": replace(SCATTER, ranks=4, rows=5),
+    "scatter max": replace(SCATTER, reduction="max"),
+    "scatter blocks": replace(SCATTER, rows=4, blocks=(3,)),
+    "scatter batched": replace(SCATTER, ranks=3, rows=2, after=(5,)),
+    "scatter no rows": replace(SCATTER, rows=0),
+    "scatter one row": replace(SCATTER, ranks=4, rows=1),
+    "scatter float16": replace(SCATTER, dtype="float16"),
+    "all-reduce": replace(GATHER, kind="allreduce"),
+    "all-reduce of three": replace(GATHER, kind="allreduce", ranks=3, rows=33),
+    "all-reduce of one block": replace(GATHER, kind="allreduce", ranks=4, blocks=(1,), rows=16),
+    "all-reduce of one row": replace(GATHER, kind="allreduce", ranks=4, rows=1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_rank_gets_what_numpy_gives(name: str) -> None:
+    for chunks in (1, 3, 8):
+        check(CASES[name], chunks, blas=False)
+    check(CASES[name], 2)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce_scatter"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_one_program_for_any_number_of_rows(kind: str, ranks: int) -> None:
+    case = replace(GATHER, kind=kind, ranks=ranks, symbolic=True, products=1, bias=True)
+    for chunks in (1, 4):
+        check(case, chunks, sizes=(5, 0, 1, 2, 3, 16, 17, 31, 64, 100))
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce"])
+def test_on_a_slow_link_with_jitter(kind: str) -> None:
+    def slow(session: Any) -> None:
+        session.emulate_link(latency=1e-4, bandwidth=1e8, jitter=1e-3)
+
+    check(replace(GATHER, kind=kind, ranks=3, rows=33), 3, prepare=slow)
+
+
+@pytest.mark.parametrize(
+    ("case", "chunks"),
+    [
+        (Case("allgather", 2, 32, 32, 16), 8),
+        (Case("allgather", 2, 512, 1024, 1024), 1),
+        (Case("allgather", 2, 512, 1024, 1024), 8),
+        (Case("reduce_scatter", 4, 256, 1024, 1024), 8),
+        (Case("allgather", 2, 4091, 1024, 640), 4),
+    ],
+    ids=str,
+)
+def test_shapes_that_others_test(case: Case, chunks: int) -> None:
+    check(case, chunks, sizes=(case.rows,), blas=True)
+
+
+MESH = comm.Mesh({"dp": 2, "tp": 2})
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce"])
+def test_in_two_teams_at_once(kind: str) -> None:
+    case = replace(GATHER, kind=kind, rows=33, team=MESH.teams("tp"))
+    program = tvm.compile(
+        case.module(), "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 4, overlap=2)
+    )
+    drawn = [case.draw(seed, case.rows) for seed in (0, 1)]
+    with tvm_ipc.Session(4, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        x, w, b = (session.empty(one.shape, case.dtype) for (one, *_) in drawn[0])
+        for team, (xs, ws, bs) in enumerate(drawn):
+            for place, one in enumerate(xs):
+                rank = MESH.teams("tp")[team][place]
+                for tensor, value in ((x, one), (w, ws[0]), (b, bs[0])):
+                    tensor.debug_copy_from(rank, value)
+        for _ in range(8):
+            out = main(x, w, b)
+        for team, (xs, ws, bs) in enumerate(drawn):
+            for place, (expected,) in enumerate(case.wanted(xs, ws, bs)):
+                found = session.get(out, MESH.teams("tp")[team][place])
+                np.testing.assert_array_equal(found, expected)
+
+
+def lowered(case: Case, chunks: int) -> tuple[Counter[str], list[Any]]:
+    """How often packed functions are called, and what was decided."""
+    pipeline = tvm_ipc.get_pipeline("llvm", case.ranks, overlap=chunks, blas=False)
+    with tvm_ipc.transform.collect_report() as report:
+        module = pipeline(case.module())
+    assert verify_cross_rank_safety(module) == []
+    names = [
+        str(one.op.global_symbol) if isinstance(one.op, relax.ExternFunc) else "kernel"
+        for one in calls(module["main"])
+        if isinstance(one.op, (relax.ExternFunc, tvm.ir.GlobalVar))
+    ]
+    return Counter(names), report.decisions
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_nothing_is_gathered_and_nothing_copied(ranks: int, chunks: int) -> None:
+    case = replace(GATHER, ranks=ranks, bias=True)
+    called, decisions = lowered(case, chunks)
+    assert called["tvm_ipc.show"] == chunks
+    assert called["tvm_ipc.peer"] == (ranks - 1) * chunks
+    assert called["tvm_ipc.hide"] == 1
+    assert not {"tvm_ipc.join", "tvm_ipc.allgather", "runtime.disco.allgather"} & {*called}
+    verdicts = [(one.pass_name, one.verdict) for one in decisions]
+    parts = 1 + (ranks - 1) * chunks
+    assert ("PlaceParts", f"{parts} of {parts} parts in their places") in verdicts
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_sums_are_of_what_each_rank_shows(ranks: int) -> None:
+    called, _ = lowered(replace(SCATTER, ranks=ranks), 2)
+    assert called["tvm_ipc.show"] == called["tvm_ipc.peer"] == 2 * (ranks - 1)
+    assert called["tvm_ipc.reduce_parts"] == 2
+    assert called["tvm_ipc.hide"] == 1
+    assert not {"tvm_ipc.join", "tvm_ipc.reduce_scatter"} & {*called}
+
+
+def test_sums_have_the_bits_that_they_had() -> None:
+    """Of numbers whose sums round; kernels of TVM multiply row by row."""
+    case = replace(SCATTER, ranks=3, rows=32)
+    found = []
+    drawn = np.random.default_rng(0)
+    xs = drawn.standard_normal((3, 96, case.inner), "float32")
+    w = drawn.standard_normal((case.inner, case.columns), "float32")
+    with tvm_ipc.Session(3, threads=True, timeout=60) as session:
+        x, weight, bias = session.empty(xs[0].shape, "float32"), session.put(w), session.put(w[0])
+        for rank, one in enumerate(xs):
+            x.debug_copy_from(rank, one)
+        for chunks in (0, 1, 2, 8):
+            pipeline = tvm_ipc.get_pipeline("llvm", 3, overlap=chunks, blas=False)
+            program = tvm.compile(case.module(), "llvm", relax_pipeline=pipeline)
+            out = session.load_vm_module(program)["main"](x, weight, bias)
+            found.append([session.get(out, rank) for rank in range(3)])
+    for one in found[1:]:
+        np.testing.assert_array_equal(one, found[0])

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OverlapCommunication: what becomes of a product and its communication, and what is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_ipc
+from tvm_ipc import comm  # R.comm
+from tvm_ipc.transform import OverlapCommunication
+
+
+def test_rows_that_are_gathered_are_shown() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(
+            x: R.Tensor((32, 16), "float32"),
+            w: R.Tensor((16, 16), "float32"),
+            b: R.Tensor((16,), "float32"),
+        ):
+            with R.dataflow():
+                whole = R.comm.allgather(x, workers=2)
+                h = R.matmul(whole, w)
+                z = R.add(h, b)
+                R.output(z)
+            return z
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(
+            x: R.Tensor((32, 16), "float32"),
+            w: R.Tensor((16, 16), "float32"),
+            b: R.Tensor((16,), "float32"),
+        ):
+            with R.dataflow():
+                x0 = R.call_pure_packed(
+                    "tvm_ipc.view", x, 0, R.shape([16, 16]), ty_args=R.Tensor((16, 16), "float32")
+                )
+                shown0 = R.call_pure_packed("tvm_ipc.show", x0, 0, ty_args=R.Any)
+                x1 = R.call_pure_packed(
+                    "tvm_ipc.view",
+                    x,
+                    1024,
+                    R.shape([16, 16]),
+                    ty_args=R.Tensor((16, 16), "float32"),
+                )
+                shown1 = R.call_pure_packed("tvm_ipc.show", x1, 0, ty_args=R.Any)
+                own = R.matmul(x, w)
+                own_z = R.add(own, b)
+                rows0 = R.call_pure_packed(
+                    "tvm_ipc.peer",
+                    shown0,
+                    1,
+                    R.shape([16, 16]),
+                    ty_args=R.Tensor((16, 16), "float32"),
+                )
+                h0 = R.matmul(rows0, w)
+                z0 = R.add(h0, b)
+                rows1 = R.call_pure_packed(
+                    "tvm_ipc.peer",
+                    shown1,
+                    1,
+                    R.shape([16, 16]),
+                    ty_args=R.Tensor((16, 16), "float32"),
+                )
+                h1 = R.matmul(rows1, w)
+                z1 = R.add(h1, b)
+                z = R.call_dps_packed(
+                    "tvm_ipc.join",
+                    (0, R.shape([0, 2048, 0, 1, 2048, 0, 1, 2048, 1024]), own_z, z0, z1),
+                    out_ty=R.Tensor((64, 16), "float32"),
+                )
+                R.output(z)
+            return z
+
+    tvm.ir.assert_structural_equal(OverlapCommunication(chunks=2)(Before), Expected)
+
+
+def test_sums_that_are_scattered_are_shown() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((32, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+            with R.dataflow():
+                y = R.matmul(x, w)
+                z = R.comm.reduce_scatter(y, "sum", workers=2)
+                R.output(z)
+            return z
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((32, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+            with R.dataflow():
+                rows = R.call_pure_packed(
+                    "tvm_ipc.part",
+                    x,
+                    0,
+                    1,
+                    1024,
+                    0,
+                    R.shape([16, 16]),
+                    ty_args=R.Tensor((16, 16), "float32"),
+                )
+                y0 = R.matmul(rows, w)
+                shown = R.call_pure_packed("tvm_ipc.show", y0, 0, ty_args=R.Any)
+                mine = R.call_pure_packed(
+                    "tvm_ipc.part",
+                    x,
+                    0,
+                    0,
+                    1024,
+                    0,
+                    R.shape([16, 16]),
+                    ty_args=R.Tensor((16, 16), "float32"),
+                )
+                own = R.matmul(mine, w)
+                theirs = R.call_pure_packed(
+                    "tvm_ipc.peer",
+                    shown,
+                    -1,
+                    R.shape([16, 16]),
+                    ty_args=R.Tensor((16, 16), "float32"),
+                )
+                total = R.call_dps_packed(
+                    "tvm_ipc.reduce_parts",
+                    (0, 0, own, theirs),
+                    out_ty=R.Tensor((16, 16), "float32"),
+                )
+                z = R.call_dps_packed(
+                    "tvm_ipc.join",
+                    (0, R.shape([0, 0, 0]), total),
+                    out_ty=R.Tensor((16, 16), "float32"),
+                )
+                R.output(z)
+            return z
+
+    tvm.ir.assert_structural_equal(OverlapCommunication(chunks=1)(Before), Expected)
+
+
+def program(
+    build: Callable[[relax.BlockBuilder, Any, Any], Any],
+    shape: tuple[Any, ...] = (32, 16),
+    weight: tuple[int, ...] = (16, 16),
+) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    w = relax.Var("w", relax.TensorType(weight, "float32"))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            out = builder.emit_output(build(builder, x, w))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def gather(builder: relax.BlockBuilder, x: Any, **options: Any) -> Any:
+    return builder.emit(comm.allgather(x, workers=options.pop("workers", 2), **options))
+
+
+def used_twice(builder: relax.BlockBuilder, x: Any, w: Any) -> Any:
+    whole = gather(builder, x)
+    return builder.emit(
+        relax.op.add(builder.emit(relax.op.matmul(whole, w)), builder.emit(relax.op.sum(whole)))
+    )
+
+
+def scattered(
+    build: Callable[[relax.BlockBuilder, Any, Any], Any], axis: int = 0
+) -> Callable[[relax.BlockBuilder, Any, Any], Any]:
+    return lambda builder, x, w: comm.reduce_scatter(build(builder, x, w), axis=axis, workers=2)
+
+
+LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
+    "one rank": (
+        "it is of one rank",
+        program(lambda b, x, w: relax.op.matmul(gather(b, x, workers=1), w)),
+    ),
+    "uneven": (
+        "its parts are uneven",
+        program(lambda b, x, w: relax.op.matmul(gather(b, x, extent=63), w)),
+    ),
+    "another use": ("something else than a matrix product uses", program(used_twice)),
+    "no use": ("something else than a matrix product uses", program(lambda b, x, w: gather(b, x))),
+    "right operand": (
+        "it is not the left operand",
+        program(lambda b, x, w: relax.op.matmul(w, gather(b, x)), (8, 16)),
+    ),
+    "summed over": (
+        "it is along the axis over which",
+        program(lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w), (32, 8)),
+    ),
+    "blocks of unknown number": (
+        "how many blocks of rows there are is not known",
+        program(
+            lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w),
+            (tirx.Var("n", "int64"), 8, 16),
+        ),
+    ),
+    "ranks of unknown number": (
+        "of how many ranks it is, the pass was not told",
+        program(lambda b, x, w: comm.allreduce(b.emit(relax.op.matmul(x, w)))),
+    ),
+    "no product": (
+        "what it reduces is no matrix product",
+        program(scattered(lambda b, x, w: b.emit(relax.op.add(x, x)))),
+    ),
+    "not aligned": (
+        "a rank has 60 bytes of rows",
+        program(
+            scattered(lambda b, x, w: b.emit(relax.op.matmul(x, w))), shape=(2, 15), weight=(15, 16)
+        ),
+    ),
+    "too many": (
+        "a rank would show more than 64 chunks",
+        program(lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w), (65, 4, 16)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_cannot_be_divided_is_left_alone(name: str) -> None:
+    reason, before = LEFT_ALONE[name]
+    with tvm_ipc.transform.collect_report() as report:
+        after = OverlapCommunication(chunks=2)(before)
+    tvm.ir.assert_structural_equal(after, before)
+    (decision,) = report.decisions
+    assert decision.verdict == "left alone"
+    assert reason in decision.reason
+
+
+def test_sites_have_chunks_of_their_own() -> None:
+    def two(builder: relax.BlockBuilder, x: Any, w: Any) -> Any:
+        first = builder.emit(comm.allgather(x, workers=2), "first")
+        h = builder.emit(relax.op.matmul(first, w), "h")
+        second = builder.emit(comm.allgather(h, workers=2), "second")
+        return relax.op.matmul(second, w)
+
+    before = program(two)
+    with tvm_ipc.transform.collect_report() as report:
+        OverlapCommunication(chunks=4, sites={"first": 0, "second": 2})(before)
+    assert [one.verdict for one in report.decisions] == ["left alone", "in 2 chunks"]
+    with pytest.raises(ValueError, match="there is no collective 'third' before or after"):
+        OverlapCommunication(chunks=4, sites={"third": 2})(before)
+
+
+def test_it_wants_a_calibration_or_a_number() -> None:
+    with pytest.raises(ValueError, match="give either a calibration, which tells how many"):
+        OverlapCommunication()
+    with pytest.raises(ValueError, match="a number of chunks, 0 to 64"):
+        OverlapCommunication(chunks=65)
+
+
+def test_products_are_made_where_all_is_there_that_they_need() -> None:
+    """The second product needs what is made of the first one; the third, its bias later."""
+
+    def build(builder: relax.BlockBuilder, x: Any, w: Any) -> Any:
+        whole = gather(builder, x)
+        one = builder.emit(relax.op.matmul(whole, w))
+        other = builder.emit(relax.op.sum(one, axis=0))
+        weight = builder.emit(relax.op.multiply(w, other))
+        two = builder.emit(relax.op.matmul(whole, weight))
+        three = builder.emit(relax.op.matmul(whole, w))
+        late = builder.emit(relax.op.sum(two, axis=0))
+        three = builder.emit(relax.op.add(three, late))
+        return relax.op.add(builder.emit(relax.op.add(one, two)), three)
+
+    after = OverlapCommunication(chunks=2)(program(build))
+    relax.analysis.well_formed(after)
+    names = [
+        str(call.args[0].global_symbol)
+        for call in tvm_ipc.transform.ir.rewrite.calls(after["main"])
+        if call.op.name == "relax.call_dps_packed"
+    ]
+    assert names == ["tvm_ipc.join"] * 3
