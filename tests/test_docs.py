@@ -77,15 +77,21 @@ def test_the_faults_that_contributors_try_have_their_places(tmp_path: Path) -> N
     assert listed.returncode == 0, listed.stderr
 
 
-PAGE = (ROOT / "docs" / "communication.md").read_text()
+def programs(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    "text", re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE), ids=len
+    "text",
+    [
+        pytest.param(text, id=f"{page}-{number}")
+        for page in ("communication.md", "overlap.md")
+        for number, text in enumerate(programs(page), start=1)
+    ],
 )
-def test_the_page_on_communication_runs(
-    text: str, run_python: Callable[..., str], tmp_path: Path
-) -> None:
+def test_pages_run(text: str, run_python: Callable[..., str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"  # TVMScript reads the source of what it parses
     program.write_text(text)
     run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")

@@ -81,6 +81,24 @@ def test_a_view() -> None:
     assert int(comm.view(X, 5, (2,)).args[1].value) == 20
 
 
+def test_a_view_ends_where_its_tensor_does() -> None:
+    n = tirx.Var("n", "int64")
+    comm.view(X, 20, (2, 2))
+    comm.view(X, 24, (0, 7))
+    comm.view(tensor(n, 4), n, (n, 3))
+    comm.view(tensor(n, 4), n, (5, 5))  # which may be in it
+    comm.view(relax.Var("x", relax.TensorType(ndim=2, dtype="float32")), 100, (5, 5))
+    for x, start, shape, end in (
+        (X, 20, (5,), 25),
+        (X, 25, (0,), 25),
+        (tensor(n, 4), n * 4, (1,), ""),
+    ):
+        with pytest.raises(
+            ValueError, match=f"view: it ends after {end}.* and the tensor, of type"
+        ):
+            comm.view(x, start, shape)
+
+
 def test_what_is_printed_parses_back() -> None:
     @I.ir_module
     class Written:

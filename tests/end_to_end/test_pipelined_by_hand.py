@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tvm
 from tvm import relax, te
 
 import tvm_ipc
+from tvm_ipc import comm
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import verify_cross_rank_safety
 from tvm_ipc.transform.ir.rewrite import calls
@@ -32,14 +34,8 @@ class Pipeline:
         self.forgotten = forgotten  #: the chunk that nobody waits for
         self.builder = relax.BlockBuilder()
 
-    def packed(self, name: str, *operands: Any, ty: Any) -> Any:
-        arguments = [relax.prim_value(o) if isinstance(o, int) else o for o in operands]
-        return self.builder.emit(relax.Call(relax.ExternFunc(name), arguments, ty_args=[ty]))
-
     def slice(self, tensor: Any, index: int, *shape: int) -> Any:
-        ty = relax.TensorType(shape, "float32")
-        offset = 4 * index * int(np.prod(shape))
-        return self.packed("tvm_ipc.view", tensor, offset, relax.ShapeExpr(shape), ty=ty)
+        return self.builder.emit(comm.view(tensor, index * prod(shape), shape))
 
     def empty(self, *shape: int) -> Any:
         extents = relax.ShapeExpr(shape)
@@ -61,12 +57,9 @@ class Pipeline:
             works: dict[int, Any] = {}
 
             def post(chunk: int) -> None:
-                send = self.slice(x, chunk, ROWS, INNER)
+                gather = comm.allgather(self.slice(x, chunk, ROWS, INNER), workers=self.ranks)
                 recv = self.slice(gathered, chunk % self.streams, rows, INNER)
-                name = tvm.ir.StringImm("tvm_ipc.allgather")
-                works[chunk] = self.packed(
-                    "tvm_ipc.post", name, send, 0, 0, recv, ty=relax.AnyType()
-                )
+                works[chunk] = self.builder.emit(comm.post(gather, recv))
 
             for chunk in range(self.streams - 1):
                 post(chunk)
@@ -74,7 +67,7 @@ class Pipeline:
                 if chunk + self.streams - 1 < self.chunks:
                     post(chunk + self.streams - 1)
                 if chunk != self.forgotten:
-                    self.packed("tvm_ipc.wait", works[chunk], ty=relax.TupleType([]))
+                    self.builder.emit(comm.wait(works[chunk]))
                 whole = self.slice(gathered, chunk % self.streams, rows, INNER)
                 part = self.slice(out, chunk, rows, COLUMNS)
                 call = relax.Call(linear_var, [whole, weight, part], ty_args=[relax.TupleType([])])

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tvm
 from tvm import relax
 
 import tvm_ipc
+from tvm_ipc import comm
 from tvm_ipc.errors import WorkerError
 from tvm_ipc.transform import collect_report
 
@@ -22,25 +21,17 @@ def program(waits: str) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
 
-    def number(value: int) -> relax.Expr:
-        return relax.prim_value(value)
-
-    def packed(name: str, *operands: Any, ty: Any = None) -> Any:
-        types = [relax.AnyType() if ty is None else ty]
-        return builder.emit(relax.Call(relax.ExternFunc(name), list(operands), ty_args=types))
-
     with builder.function("main", [x], pure=False):
         send = builder.emit(relax.op.add(x, x))
         shape = relax.ShapeExpr([COUNT])
         recv = builder.emit(relax.op.builtin.alloc_tensor(shape, "float32", 0, "global"))
-        operands = [tvm.ir.StringImm("tvm_ipc.allreduce"), send, *map(number, (0, 0, 3, 0)), recv]
-        work = packed("tvm_ipc.post", *operands)
+        work = builder.emit(comm.post(comm.allreduce(send), recv))
         if waits == "in a tuple":
             work = builder.emit(relax.TupleGetItem(builder.emit(relax.Tuple([work, x])), 0))
         y = x
         for _ in range(4):  # each is dead after the next one
             y = builder.emit(relax.op.multiply(y, x))
-        packed("tvm_ipc.wait", work, ty=relax.TupleType([]))
+        builder.emit(comm.wait(work))
         out = builder.emit(relax.op.add(recv, y))
         builder.emit_func_output(out)
     return builder.get()

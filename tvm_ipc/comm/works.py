@@ -10,16 +10,17 @@ These are calls of packed functions, in functions that are not pure: outputs are
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of
 from tvm_ipc.comm.kinds import KINDS
 from tvm_ipc.comm.legalize import packed_arguments
-from tvm_ipc.comm.operator import infer
+from tvm_ipc.comm.operator import constant, infer
 from tvm_ipc.contract.programs import POST, VIEW, WAIT
 
 _OUT = "the tensor that the collective writes, allocated before"
@@ -84,6 +85,12 @@ def view(tensor: relax.Expr, start: Any, shape: Any) -> relax.Call:
         extents = [_number("view: shape", wanted, extent) for extent in shape]
     except (TypeError, ValueError) as error:
         raise type(error)(f"view: shape is {wanted}, not {arguments.show(shape)}") from None
+    whole, end = _count(tensor.ty), first + _product(extents)
+    if whole is not None and tvm.sym.Analyzer().can_prove(tirx.GT(end, whole)):
+        past, there = map(_text, (end, whole))
+        raise ValueError(
+            f"view: it ends after {past} elements, and the tensor, of type {tensor.ty}, has {there}"
+        )
     offset = first * ((int(dtype.bits) * int(dtype.lanes) + 7) // 8)
     offset = relax.prim_value(offset) if isinstance(offset, int) else offset
     ty = relax.TensorType(extents, str(dtype), tensor.ty.vdevice)
@@ -99,15 +106,27 @@ def _fits(result: relax.TensorType, out: relax.TensorType) -> bool:
     """Whether a result may go to a tensor: as many elements, of one type, as far as is known."""
     if None not in (result.dtype, out.dtype) and result.dtype != out.dtype:
         return False
-    sizes = []
-    for ty in (result, out):
-        if not isinstance(ty.shape, relax.ShapeExpr):
-            return True
-        size = 1
-        for extent in ty.shape.values:
-            size = extent * size
-        sizes.append(size)
-    return not tvm.sym.Analyzer().can_prove(tvm.tirx.NE(*sizes))
+    sizes = [_count(ty) for ty in (result, out)]
+    if any(size is None for size in sizes):
+        return True
+    return not tvm.sym.Analyzer().can_prove(tirx.NE(*sizes))
+
+
+def _count(ty: relax.TensorType) -> Any:
+    """Return how many elements a tensor has, None where that is not known."""
+    return _product(ty.shape.values) if isinstance(ty.shape, relax.ShapeExpr) else None
+
+
+def _text(size: Any) -> str:
+    number = constant(size)
+    return str(size) if number is None else str(number)
+
+
+def _product(extents: Iterable[Any]) -> Any:
+    size: Any = tirx.IntImm("int64", 1)
+    for extent in extents:
+        size = size * extent
+    return size
 
 
 def _packed(name: str, given: list[relax.Expr], ty: Any) -> relax.Call:

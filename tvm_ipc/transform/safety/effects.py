@@ -146,7 +146,7 @@ class Effects:
             if self._may_overlap(thing, other):
                 key = (self._name, kind, work.step.variable, step.variable)
                 example = self._overlap(thing, other)
-                self._add(key, kind, storage_of(thing).name, step, work.step, example)
+                self._add(key, kind, thing.name, step, work.step, example)
 
     def _overwrite(self, buffer: Buffer, step: Statement) -> None:
         """What lies in the same bytes is lost."""
