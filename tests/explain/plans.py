@@ -11,6 +11,7 @@ from tvm_ipc.transform.report import (
     PlannedStorage,
     PlannedTensor,
     Report,
+    Transfer,
 )
 
 
@@ -69,3 +70,41 @@ def small_explanation(function: str = "main", source: str = "model.json") -> Exp
     question = Question(source, "llvm", 2, "auto", {})
     report = Report(decisions, [small_plan(function)])
     return Explanation(question, {function: {"n": 100}}, report, {function: memory})
+
+
+def overlapping_plan() -> FunctionPlan:
+    """A gather in two chunks, which products go on beside; a work beside a kernel; a sum alone."""
+    texts = (
+        ("show(a)", None),
+        ("show(b)", None),
+        ("matmul(a, w, c)", "blas.matmul"),
+        ("peer(a)", None),
+        ("matmul(p, w, d)", "blas.matmul"),
+        ("post(allreduce, x, y)", None),
+        ("silu(c)", "silu"),
+        ("hide(a, b)", None),
+        ("wait(work)", None),
+        ("allreduce(d)", None),
+        ("return d", None),
+    )
+    meetings = {7: "hide of s, t", 9: "allreduce of d (sum)"}
+    events = tuple(
+        Event(text, meetings.get(index), computes=name) for index, (text, name) in enumerate(texts)
+    )
+    return FunctionPlan(
+        "main",
+        storages=(PlannedStorage("storage", "global", 2048, "2048"),),
+        tensors=(tensor("a", 0, 7), tensor("d", 4, 10, offset="1024")),
+        events=events,
+        transfers=(
+            Transfer("2 chunks of x", "shown", 0, 7, (0, 1), (3,)),
+            Transfer("allreduce of x", "posted", 5, 8, (5,), (8,)),
+            Transfer("allreduce of d (sum)", "called", 9, 9, (9,), (9,)),
+        ),
+    )
+
+
+def explanation_of(plan: FunctionPlan) -> Explanation:
+    explanation = small_explanation()
+    explanation.report.plans[:] = [plan]
+    return explanation

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import small_explanation, small_plan
+from plans import explanation_of, overlapping_plan, small_explanation, small_plan
 
 from tvm_ipc.explain import page
 from tvm_ipc.inspection.explanation import Memory
@@ -47,7 +47,8 @@ const root = document.documentElement;
 const wide = [...document.querySelectorAll("body *")].filter(
   (e) => !e.closest(".scroll, .wide") && box(e).right > innerWidth + 1);
 const cut = texts.filter((e) => !e.closest(".scroll, .wide") && box(e).right > innerWidth + 1);
-const shape = document.querySelector("svg .t.t2") || document.querySelector("svg .t");
+const shape = document.querySelector(".act.beside") || document.querySelector("svg .t.t2")
+  || document.querySelector("svg .t");
 const panel = document.querySelector(".detail");
 const before = panel.textContent;
 shape.dispatchEvent(new MouseEvent("click", { bubbles: true }));
@@ -62,7 +63,10 @@ document.body.dataset.seen = JSON.stringify({
   wide: wide.map((e) => e.outerHTML.slice(0, 80)),
   before, after: panel.textContent, titles: document.querySelectorAll("svg title").length,
   shapes: document.querySelectorAll(".inner svg .t").length,
-  heights: [...document.querySelectorAll(".inner svg")].map((e) => box(e).height),
+  heights: [...document.querySelectorAll(".inner svg:not(.lanes)")].map(
+    (e) => box(e).height),
+  lanes: [...document.querySelectorAll(".lanes .act")].map((e) => [box(e).left, box(e).width]),
+  begin: [...document.querySelectorAll(".lanes")].map((e) => box(e).left),
   widths, room: plan.querySelector(".scroll").clientWidth, width: innerWidth,
   bars: [...document.querySelectorAll(".bar")].map((bar) => {
     const fill = bar.querySelector(".fill");
@@ -186,6 +190,25 @@ def test_tap_shows_what_a_tensor_is(browse: Callable[..., str]) -> None:
     assert seen["after"].startswith("d: float32, 400 B (n * T.int64(4)) in global, symbolic at 0")
     assert "used last at event 5: allreduce(d)" in seen["after"]
     assert seen["titles"] == 0  # or the browser would show each twice
+
+
+@pytest.mark.parametrize("width", [320, 420, 820, 1400])
+def test_lanes_lie_over_the_events(browse: Callable[..., str], width: int) -> None:
+    plan = overlapping_plan()
+    seen = look(browse, page.render(explanation_of(plan)), (width, 1200))
+    assert (seen["overlaps"], seen["cut"], seen["wide"]) == ([], [], [])
+    event = seen["widths"][-1] / len(plan.events)
+    found = [((left - seen["begin"][0]) / event, extent / event) for left, extent in seen["lanes"]]
+    spans = [(0, 8), (9, 1), (5, 4), (2, 1), (4, 1), (6, 1)]  # lane by lane, and what is computed
+    for one, span in zip(found, spans, strict=True):
+        assert one == pytest.approx(span, abs=0.1)
+
+
+def test_tap_shows_what_is_on_its_way(browse: Callable[..., str]) -> None:
+    seen = look(browse, page.render(explanation_of(overlapping_plan())), (1200, 900))
+    assert seen["after"].startswith("2 chunks of x: shown to peers at event 0, 1")
+    assert "meanwhile: 2 x blas.matmul, silu" in seen["after"]
+    assert seen["titles"] == 0
 
 
 def test_plan_can_be_stretched(browse: Callable[..., str]) -> None:

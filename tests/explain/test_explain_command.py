@@ -101,6 +101,43 @@ def test_demo_as_page_and_text(saved: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Function <code>decode</code>" in Path("demo.html").read_text()
 
 
+def test_timeline_of_the_demo_with_sequence_parallelism(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain("--demo", "--sequence-parallel", "--text", "-o", "demo.html") == 0
+    out = capsys.readouterr().out
+    assert "reduce_scatter of" in out
+    assert "# the program waits for data" in out
+    assert "18 transfers" in Path("demo.html").read_text()
+
+
+def test_posted_collectives_are_on_their_way_beside_kernels(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("independent.json").write_text(tvm.ir.save_json(independent()))
+    assert explain("independent.json", "--text") == 0
+    assert "Nothing is computed while data are on their way." in capsys.readouterr().out
+    assert explain("independent.json", "--text", "--post-collectives") == 0
+    out = capsys.readouterr().out
+    assert "1 collective, 1 posted." in out
+    assert "In 1 of 1 transfers the program computes" in out
+
+
+def independent() -> tvm.IRModule:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((8, 8), "float32")):
+            with R.dataflow():
+                total = R.ccl.allreduce(R.matmul(x, x), "sum", in_group=False)
+                b = R.matmul(x, R.sort(x))
+                c = R.matmul(total, b)
+                R.output(c)
+            return c
+
+    return Module
+
+
 def test_page_on_the_standard_output(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("layers.json", "-o", "-") == 0
     out = capsys.readouterr().out
@@ -169,6 +206,7 @@ def test_module_is_only_read(saved: Path) -> None:
         ("layers.json --size n", "--size is 'n'; it must be like n=64"),
         ("layers.json --text -o -", "would both write to the standard output"),
         ("layers.json -o missing/page.html", "cannot write missing/page.html"),
+        ("layers.json --sequence-parallel", "--sequence-parallel is of the model of --demo"),
         ("layers.json --page", "unrecognized arguments: --page"),
         ("gather.json --world-size 2", "over 3 workers"),
         ("malformed.json", "not well-formed"),

@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
     return tour.lead(options, report)
 
 
-def default_model(workers: int) -> tvm.IRModule:
+def default_model(workers: int, sequence_parallel: bool = False) -> tvm.IRModule:
     """Return the program of one of `workers` workers, of the size that the demo has by default."""
     from tvm_ipc.demo import model
     from tvm_ipc.demo.config import Config
 
-    return model.build(Config(), workers)
+    return model.build(Config(), workers, sequence_parallel=sequence_parallel)

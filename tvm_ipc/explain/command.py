@@ -35,6 +35,8 @@ class Options:
     world_size: int = 2
     strategy: str = "auto"
     barrier_budget: int | None = None
+    sequence_parallel: bool = False
+    post_collectives: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
     traceback: bool = False
 
@@ -44,8 +46,8 @@ class Options:
         return self.output == Path("-")
 
 
-def main(argv: Sequence[str], demo: Callable[[int], tvm.IRModule]) -> int:
-    """Explain a module and return the exit code; `demo(workers)` is the module of `--demo`."""
+def main(argv: Sequence[str], demo: Callable[[int, bool], tvm.IRModule]) -> int:
+    """Explain a module and return the exit code; `demo(workers, ...)` is that of `--demo`."""
     options = None
     try:
         options = parse(argv)
@@ -66,6 +68,10 @@ def parse(argv: Sequence[str]) -> Options:
         raise UsageError("give one of a module's file and --demo (see tvm-ipc explain --help)")
     if given.demo and given.module_name is not None:
         raise UsageError("--module chooses one of a file's modules, and --demo has no file")
+    if given.sequence_parallel and not given.demo:
+        raise UsageError(
+            "--sequence-parallel is of the model of --demo; a file has its own program"
+        )
     if not 1 <= given.world_size <= MAX_WORKERS:
         raise UsageError(f"--world-size is {given.world_size}; it must be 1 to {MAX_WORKERS}")
     if given.barrier_budget is not None and given.barrier_budget < 0:
@@ -85,12 +91,14 @@ def parse(argv: Sequence[str]) -> Options:
         world_size=given.world_size,
         strategy=given.strategy,
         barrier_budget=given.barrier_budget,
+        sequence_parallel=given.sequence_parallel,
+        post_collectives=given.post_collectives,
         sizes=dict(_size(text) for text in given.size),
         traceback=given.traceback,
     )
 
 
-def _run(options: Options, demo: Callable[[int], tvm.IRModule]) -> int:
+def _run(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> int:
     terminal.load_tvm()
     import tvm
 
@@ -106,11 +114,14 @@ def _run(options: Options, demo: Callable[[int], tvm.IRModule]) -> int:
         raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
     terminal.progress(f"loading {source}")
     mod = _module(options, demo)
-    budget = options.barrier_budget
+    pipeline = {
+        "barrier_budget": options.barrier_budget,
+        "post_collectives": options.post_collectives,
+    }
     try:
         if options.sizes:
             _check_sizes(mod, options.sizes)
-        explanation = explain(mod, question, progress=terminal.progress, barrier_budget=budget)
+        explanation = explain(mod, question, progress=terminal.progress, **pipeline)
     except (TransformError, UsageError):
         raise
     except Exception as error:  # of many kinds
@@ -137,7 +148,7 @@ def _run(options: Options, demo: Callable[[int], tvm.IRModule]) -> int:
     return 0
 
 
-def _module(options: Options, demo: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
+def _module(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> tvm.IRModule:
     if options.module is not None:
         from tvm_ipc.explain.load import LoadError, load_module
 
@@ -146,7 +157,7 @@ def _module(options: Options, demo: Callable[[int], tvm.IRModule]) -> tvm.IRModu
         except LoadError as error:
             raise UsageError(str(error)) from error
     try:
-        return demo(options.world_size)
+        return demo(options.world_size, options.sequence_parallel)
     except ValueError as error:
         raise UsageError(f"--demo with --world-size {options.world_size}: {error}") from error
 
@@ -183,9 +194,10 @@ def _parser() -> argparse.ArgumentParser:
     default = Options(module=None)
     parser = _Parser(
         "tvm-ipc explain",
-        description="Send a module through the pipeline, and show its memory plan over time, what "
-        "was decided about each collective and why, and what TVM's own plan would take. Nothing "
-        "of the module is run on workers.",
+        description="Send a module through the pipeline, and show its memory plan over time, "
+        "which communication goes on beside which computation, what was decided about each "
+        "collective and why, and what TVM's own plan would take. Nothing of the module is run on "
+        "workers.",
         epilog="A .py file is run as a Python program: explain only what you trust. "
         "Exit code: 0 done, 1 a failure, 2 wrong options, or a module that was refused.",
         allow_abbrev=False,
@@ -236,6 +248,16 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="BYTES",
         help="memory that leaving out exit barriers may cost (default as in the pipeline)",
+    )
+    parser.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        help="of --demo: workers divide the rows of the prompt, as in tvm-ipc demo",
+    )
+    parser.add_argument(
+        "--post-collectives",
+        action="store_true",
+        help="collectives go on beside what does not need them, in a thread of each worker",
     )
     parser.add_argument(
         "--size",

@@ -12,7 +12,9 @@ from html import escape
 from typing import Final
 
 from tvm_ipc.contract import IPC_MEMORY
+from tvm_ipc.explain import lanes
 from tvm_ipc.explain.layout import Band, Block, until
+from tvm_ipc.explain.timeline import hidden
 from tvm_ipc.explain.words import bytes_text
 from tvm_ipc.transform.report import Event, FunctionPlan
 
@@ -36,6 +38,10 @@ def figure(plan: FunctionPlan, bands: Sequence[Band], least: dict[str, int], nam
     largest = max((band.bytes for band in bands if not band.own), default=1)
     count = len(plan.events)
     axis, inner = [], []
+    if plan.transfers:
+        axis.append(lanes.axis(plan))
+        moved = f"<b>in time</b> {escape(hidden(plan))}"
+        inner.append(f'<div class="head"><span>{moved}</span></div>{lanes.strip(plan)}')
     for index, band in enumerate(bands):
         share = 0 if band.own else band.bytes / largest
         height = max(_LEAST_HEIGHT, round(_HEIGHT * share))
@@ -196,6 +202,8 @@ def _legend(bands: Sequence[Band], plan: FunctionPlan) -> str:
             entries.append(("", line, text))
     entries.append(("", '<path class="live" d="M0 11H8V4H22"/>', "bytes in use"))
     entries.append(("", '<line class="least" x1="0" x2="22" y1="7" y2="7"/>', "the least possible"))
+    if plan.transfers:
+        entries += [("", shape, text) for shape, text in lanes.legend(plan)]
     items = [
         f'<li class="{kind}"><svg viewBox="0 0 22 14" aria-hidden="true">{shape}</svg>{text}</li>'
         for kind, shape, text in entries

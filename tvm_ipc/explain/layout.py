@@ -48,8 +48,14 @@ class Band:
 
 
 def condense(plan: FunctionPlan) -> FunctionPlan:
-    """Return the plan without the events that concern no tensor and are no collectives."""
-    kept = {i for i, event in enumerate(plan.events) if event.collective is not None}
+    """Return the plan without the events that concern no tensor, nor compute or move anything."""
+    kept = {
+        i
+        for i, event in enumerate(plan.events)
+        if event.collective is not None or event.computes is not None
+    }
+    for transfer in plan.transfers:
+        kept |= {transfer.first, transfer.last, *transfer.starts, *transfer.waits}
     for tensor in plan.tensors:
         kept |= {tensor.first, tensor.last, until(tensor)}
     order = sorted(i for i in kept if 0 <= i < len(plan.events))
@@ -69,8 +75,18 @@ def condense(plan: FunctionPlan) -> FunctionPlan:
         )
         for tensor in plan.tensors
     ]
+    transfers = [
+        replace(
+            transfer,
+            first=place(transfer.first),
+            last=place(transfer.last),
+            starts=tuple(map(place, transfer.starts)),
+            waits=tuple(map(place, transfer.waits)),
+        )
+        for transfer in plan.transfers
+    ]
     events = tuple(plan.events[old] for old in order)
-    return replace(plan, tensors=tuple(tensors), events=events)
+    return replace(plan, tensors=tuple(tensors), transfers=tuple(transfers), events=events)
 
 
 def bands(plan: FunctionPlan, sizes: Mapping[str, int]) -> list[Band]:

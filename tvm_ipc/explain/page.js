@@ -1,13 +1,13 @@
-// Without this script a tensor's title shows what it is; with it, a panel below the plan does,
+// Without this script a shape's title shows what it is; with it, a panel below the plan does,
 // which works where there is no pointer, and the plan can be stretched.
 for (const plan of document.querySelectorAll(".plan")) {
   const panel = document.createElement("p");
   panel.className = "detail";
   panel.setAttribute("aria-live", "polite");
-  panel.textContent = "Point at a tensor, or tap it, to see what it is.";
+  panel.textContent = "Point at a tensor, or at what is on its way, to see what it is.";
   plan.querySelector(".grid").after(panel);
   const words = new Map();
-  for (const shape of plan.querySelectorAll(".t")) {
+  for (const shape of plan.querySelectorAll(".t, .act")) {
     const title = shape.querySelector("title");
     if (!title) continue; // the legend's
     words.set(shape, title.textContent);
@@ -15,7 +15,7 @@ for (const plan of document.querySelectorAll(".plan")) {
   }
   let shown = null;
   const show = (event) => {
-    const shape = event.target.closest ? event.target.closest(".t") : null;
+    const shape = event.target.closest ? event.target.closest(".t, .act") : null;
     if (!words.has(shape) || shape === shown) return;
     if (shown) shown.classList.remove("on");
     shown = shape;

@@ -13,6 +13,7 @@ from typing import Final
 
 from tvm_ipc.explain.drawing import figure, scope_class
 from tvm_ipc.explain.layout import Band, bands, condense, until
+from tvm_ipc.explain.timeline import beside, listed
 from tvm_ipc.explain.words import (
     against,
     assumptions,
@@ -128,7 +129,7 @@ def _function(explanation: Explanation, plan: FunctionPlan, index: int) -> str:
     return (
         f"<section>{head}<p>{escape(barriers(plan))}</p>"
         f"{figure(plan, placed, least, f'hatch-{index}')}"
-        f"{_tensors(placed)}{_events(plan)}</section>"
+        f"{_transfers(plan)}{_tensors(placed)}{_events(plan)}</section>"
     )
 
 
@@ -178,6 +179,24 @@ def _decisions(explanation: Explanation) -> str:
         )
     heads = ["function", "what", "decision", "reason", "pass"]
     return f"<h2>Decisions</h2>{_table(heads, rows, stack=True)}"
+
+
+def _transfers(plan: FunctionPlan) -> str:
+    if not plan.transfers:
+        return ""
+    rows = [
+        [
+            _breakable(one.what),
+            one.how,
+            str(one.first),
+            str(one.last),
+            ", ".join(map(str, one.waits)),
+            _breakable(listed(beside(plan, one))),
+        ]
+        for one in plan.transfers
+    ]
+    heads = ["on its way", "how", "from#", "to#", "waited for at", "meanwhile"]
+    return _fold(f"{len(rows)} transfers", _table(heads, rows), len(rows))
 
 
 def _tensors(placed: Sequence[Band]) -> str:

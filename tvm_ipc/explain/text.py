@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tvm_ipc.explain.layout import Band, bands, condense, until
+from tvm_ipc.explain.timeline import hidden, is_product, lanes
 from tvm_ipc.explain.words import (
     against,
     assumptions,
@@ -55,6 +56,8 @@ def render(explanation: Explanation, *, plain: bool = False) -> str:
         head = f"Function {plan.function}: {barriers(plan)}"
         parts += ["", *textwrap.wrap(head, _LINE, break_long_words=False)]
         sizes = explanation.sizes.get(plan.function, {})
+        if plan.transfers:
+            parts.append(_timeline(plan))
         parts += [_picture(plan, band) for band in bands(plan, sizes)]
     text = "\n".join(part.rstrip() for part in "\n".join(parts).splitlines())
     return text.translate(_PLAIN) if plain else text
@@ -97,6 +100,46 @@ def _fill(text: str, first: str, rest: str) -> str:
     wrapper = textwrap.TextWrapper(_LINE, break_long_words=False, break_on_hyphens=False)
     wrapper.initial_indent, wrapper.subsequent_indent = first, rest
     return wrapper.fill(text)
+
+
+def _timeline(plan: FunctionPlan) -> str:
+    """Return as characters what is on its way, and below it what is computed."""
+    count = min(len(plan.events), _MOST)
+    wide = max(1, _WIDTH // count)  # columns of an event
+    rows = [[" "] * (count * wide) for _ in range(len(lanes(plan)) + 1)]
+
+    def mark(row: list[str], first: int, last: int, character: str) -> None:
+        begin, end = first * wide, (last + 1) * wide - (wide > 1)
+        row[begin:end] = character * (min(end, len(row)) - begin)
+
+    for row, lane in zip(rows, lanes(plan), strict=False):
+        for one in lane:
+            mark(row, one.first, one.last, "#" if one.how == "called" else "-")
+            if one.how != "called":
+                for at in (*one.starts, *one.waits):
+                    mark(row, at, at, "?" if at in one.waits else ">")
+    for index, event in enumerate(plan.events[:count]):
+        if event.computes is not None:
+            mark(rows[-1], index, index, "x" if is_product(event.computes) else ".")
+    lines = textwrap.wrap(hidden(plan), _LINE, initial_indent="  ", subsequent_indent="  ")
+    for begin in range(0, count, _WIDTH // wide):
+        end = min(begin + _WIDTH // wide, count)
+        if count > _WIDTH:
+            lines.append(f"  events {begin} to {end - 1} of {len(plan.events)}")
+        lines += [f"  {''.join(row[begin * wide : end * wide])}".rstrip() for row in rows]
+    words = {
+        "#": "# the program waits for data",
+        "-": "- data on their way",
+        ">": "> given away",
+        "?": "? waited for",
+        "x": "x matrix product",
+        ".": ". other kernel",
+    }
+    drawn = {character for row in rows for character in row}
+    parts = [text for character, text in words.items() if character in drawn]
+    return "\n".join(
+        [*lines, *(f"  {'   '.join(parts[k : k + 3])}" for k in range(0, len(parts), 3))]
+    )
 
 
 def _picture(plan: FunctionPlan, band: Band) -> str:

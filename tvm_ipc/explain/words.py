@@ -131,11 +131,21 @@ def spent(explanation: Explanation) -> str:
 
 def barriers(plan: FunctionPlan) -> str:
     """Return what became of a function's collectives."""
-    kinds = [event.barrier for event in plan.events if event.collective is not None]
-    if not kinds:
+    hides = {one.last for one in plan.transfers if one.how == "shown"}
+    kinds = [
+        event.barrier
+        for index, event in enumerate(plan.events)
+        if event.collective is not None and index not in hides
+    ]
+    hows = [one.how for one in plan.transfers]
+    beside = [f"{hows.count(how)} {how}" for how in ("posted", "shown") if how in hows]
+    if not kinds and not beside:
         return f"{len(plan.events)} events, no collectives."
+    count = len(kinds) + hows.count("posted") + hows.count("shown")
+    text = f"{len(plan.events)} events, {count} collective{'s' * (count > 1)}"
+    if beside:
+        text += f", {' and '.join(beside)}"
     in_place = [kind for kind in kinds if kind is not None]
-    text = f"{len(plan.events)} events, {len(kinds)} collective{'s' * (len(kinds) > 1)}"
     if in_place:
         text += (
             f"; of {len(in_place)} with input in memory that peers map, "

@@ -66,6 +66,23 @@ class Event:
     text: str
     collective: str | None = None  #: what `Collective.__str__` says
     barrier: str | None = None  #: "kept" or "left out", of a collective that has one
+    computes: str | None = None  #: the kernel or function that it calls, if that computes something
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Data on their way between ranks, from one event to another.
+
+    While one is called the program does nothing else. What is posted, or shown to peers chunk by
+    chunk, goes on beside the events between.
+    """
+
+    what: str  #: such as "allgather of x"
+    how: str  #: "called", "posted" or "shown"
+    first: int  #: the event that starts it
+    last: int  #: the event after which nothing of it goes on
+    starts: tuple[int, ...]  #: the events that give data away
+    waits: tuple[int, ...]  #: the events that may wait for data of peers
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,7 @@ class FunctionPlan:
     storages: tuple[PlannedStorage, ...]
     tensors: tuple[PlannedTensor, ...]
     events: tuple[Event, ...]
+    transfers: tuple[Transfer, ...] = ()  #: in the order in which they start
     #: By scope, of those without symbolic sizes: the most bytes that are live at once.
     lower_bound: dict[str, int] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ from tvm_ipc.transform.memory.barriers import GroupKey
 from tvm_ipc.transform.memory.packing import Item, most_live
 from tvm_ipc.transform.memory.plan import Plan, Tensor, describe
 from tvm_ipc.transform.memory.sizes import Size, plain
+from tvm_ipc.transform.memory.transfers import computes, transfers
 from tvm_ipc.transform.report import Decision, Event, FunctionPlan, PlannedStorage, PlannedTensor
 
 PASS = "StaticPlanBlockMemory"
@@ -71,6 +72,7 @@ def function_plan(plan: Plan) -> FunctionPlan:
             if describe(plan.sizes, allocation) is not None
         ),
         tuple(_event(plan, step, index) for index, step in enumerate(program.events)),
+        transfers(program),
         {scope: bound for scope, bound in bounds.items() if scope not in symbolic},
     )
 
@@ -108,7 +110,8 @@ def _event(plan: Plan, step: Step, index: int) -> Event:
     elif step in plan.with_barrier:
         barrier = "kept"
     text = f"{step.var.name} = {_expression(step)}"
-    return Event(text, None if collective is None else str(collective), barrier)
+    meeting = None if collective is None else str(collective)
+    return Event(text, meeting, barrier, computes(step))
 
 
 def _expression(step: Step) -> str:
