@@ -36,7 +36,7 @@ ALLOWED = {
         *("tvm_ipc", "comm", "contract", "errors", "machine"),
         *("inspection", "pipeline", "runtime", "terminal"),
     ),
-    "explain": ("contract", "errors", "inspection", "terminal", "transform"),
+    "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
     "command_line": ("tvm_ipc", "errors", "terminal", "doctor", "demo", "explain"),
     "__main__": ("command_line",),
     "__init__": ("calibration", "comm", "contract", "errors", "pipeline", "runtime", "transform"),

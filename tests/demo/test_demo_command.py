@@ -79,6 +79,15 @@ def test_story_of_sequence_parallelism(capfd: pytest.CaptureFixture[str]) -> Non
     assert "--sequence-parallel" not in story["try next"]
 
 
+def test_story_of_overlap(capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--sequence-parallel", "--overlap", "2", "--inner", "128", "--hidden", "128"]
+    assert demo.main([*SMALL, *options, "--workers", "2"]) == 0
+    story = facts(capfd.readouterr().out)
+    moved = "6 all-gathers and 6 reduce-scatters, 12 of them beside matrix products, of a prompt's"
+    assert moved in story["compile"]
+    assert "the same 6 tokens on 1 and 2 workers" in story["result"]
+
+
 def test_story_of_one_worker(capfd: pytest.CaptureFixture[str]) -> None:
     assert demo.main([*SMALL, "--workers", "1", "--tokens", "1"]) == 0
     story = facts(capfd.readouterr().out)
@@ -178,6 +187,8 @@ def test_right_tokens_of_wrong_logits_are_wrong(capsys: pytest.CaptureFixture[st
         ("--tokens 0", "--tokens is 0; it must be at least 1"),
         ("--prompt-length 0", "--prompt-length is 0; it must be at least 1"),
         ("--context 100", "--context 100 is too short for a prompt of 128 tokens and 32 new ones"),
+        ("--overlap 2", "--overlap goes with --sequence-parallel"),
+        ("--sequence-parallel --overlap 0", "--overlap is 0; it must be 1 to 64"),
         ("--seed -1", "--seed is -1; it must be at least 0"),
         ("--dtype int8", "--dtype: invalid choice: 'int8'"),
         ("--strategy best", "--strategy: invalid choice: 'best'"),
@@ -225,6 +236,7 @@ def test_help_names_every_option() -> None:
     for name in ("context", "prompt-length", "tokens", "dtype", "strategy", "threads", "blas"):
         assert f"--{name}" in text
     assert "--sequence-parallel" in text
+    assert "--overlap" in text
 
 
 def test_bar_is_drawn_on_a_terminal_and_leaves_nothing() -> None:

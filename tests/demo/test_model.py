@@ -28,7 +28,11 @@ from tvm_ipc.transform.ir.rewrite import calls
 
 CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
 PLAIN = Build()
-BUILDS = {"plain": PLAIN, "sequence parallel": Build(sequence_parallel=True)}
+BUILDS = {
+    "plain": PLAIN,
+    "sequence parallel": Build(sequence_parallel=True),
+    "overlap": Build(sequence_parallel=True, overlap=2),
+}
 #: Of 7, 1, 8 and 70 tokens: with 2 and 4 workers parts are equal, or not, or there are none.
 PROMPTS = ([3, 5, 17, 99, 4, 4, 28], [1], [9, 2, 6, 5, 3, 5, 8, 97], list(range(30, 100)))
 
@@ -121,11 +125,18 @@ def test_types_and_sizes_that_fill_no_vector(dtype: str, build: Build) -> None:
     assert dtype != "float32" or said.tokens[0] == expected
 
 
-def test_sequence_parallelism_with_rows_that_three_workers_cannot_divide() -> None:
-    config = Config(2, 72, 6, 3, 48, 99, 40)
+@pytest.mark.parametrize("overlap", [None, 1, 3])
+def test_sequence_parallelism_with_rows_that_three_workers_cannot_divide(
+    overlap: int | None,
+) -> None:
+    config = Config(2, 96, 6, 3, 96, 99, 40)
+    build = Build(sequence_parallel=True, overlap=overlap)
+    found = decisions(config, 3, build)
+    assert (found.gathers, found.scatters) == (4, 4)
+    assert found.overlapped == (0 if overlap is None else 8)
     reference = Reference(config)
     with tvm_ipc.Session(3, threads=True) as session:
-        three = generator(session, config, BUILDS["sequence parallel"])
+        three = generator(session, config, build)
         for length in range(1, 9):
             tokens, logits = reference.generate(list(range(length)), 3)
             said = three.generate(list(range(length)), 3)

@@ -111,6 +111,16 @@ def test_timeline_of_the_demo_with_sequence_parallelism(
     assert "18 transfers" in Path("demo.html").read_text()
 
 
+def test_timeline_of_overlap(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--demo", "--sequence-parallel", "--overlap", "2", "--text", "-o", "demo.html")
+    assert explain(*arguments) == 0
+    out = capsys.readouterr().out
+    assert "16 shown" in " ".join(out.split())
+    assert "In 16 of 18 transfers the program computes while data are on their way." in out
+    page = Path("demo.html").read_text()
+    assert "meanwhile: 2 x blas.matmul" in page
+
+
 def test_posted_collectives_are_on_their_way_beside_kernels(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +217,8 @@ def test_module_is_only_read(saved: Path) -> None:
         ("layers.json --text -o -", "would both write to the standard output"),
         ("layers.json -o missing/page.html", "cannot write missing/page.html"),
         ("layers.json --sequence-parallel", "--sequence-parallel is of the model of --demo"),
+        ("layers.json --overlap 65", "--overlap is 65; it must be 1 to 64 chunks, or a file"),
+        ("layers.json --overlap missing", "--overlap missing: cannot read the calibration"),
         ("layers.json --page", "unrecognized arguments: --page"),
         ("gather.json --world-size 2", "over 3 workers"),
         ("malformed.json", "not well-formed"),

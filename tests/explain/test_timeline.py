@@ -17,7 +17,7 @@ from tvm_ipc import comm  # noqa: F401 - R.comm
 from tvm_ipc.demo import default_model
 from tvm_ipc.explain import page, text
 from tvm_ipc.explain.layout import condense
-from tvm_ipc.explain.timeline import beside, hidden, lanes, listed
+from tvm_ipc.explain.timeline import beside, hidden, is_product, lanes, listed
 from tvm_ipc.explain.words import barriers
 from tvm_ipc.inspection.explanation import Question, explain
 from tvm_ipc.transform.report import Event, FunctionPlan, Transfer
@@ -275,3 +275,18 @@ def test_prefill_of_the_demo_gathers_and_scatters() -> None:
     plan = plan_of(default_model(2, sequence_parallel=True), "prefill")
     kinds = [one.what.split()[0] for one in plan.transfers]
     assert kinds == [*["allgather", "reduce_scatter"] * 8, "broadcast", "allgather"]
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_prefill_of_the_demo_goes_on_beside_its_communication(chunks: int) -> None:
+    plan = plan_of(default_model(2, sequence_parallel=True), "prefill", overlap=chunks)
+    shown = [one for one in plan.transfers if one.how == "shown"]
+    assert len(shown) == 16
+    for gather, scatter in zip(shown[::2], shown[1::2], strict=True):
+        assert len(gather.starts) == chunks
+        products = [one for one in beside(plan, gather) if is_product(one)]
+        assert len(products) >= 2 * chunks - 1
+        assert any(map(is_product, beside(plan, scatter)))
+    assert [one.what.split()[0] for one in plan.transfers if one.how == "called"] == [
+        *("broadcast", "allgather"),
+    ]

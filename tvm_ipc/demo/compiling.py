@@ -30,6 +30,7 @@ class Decisions:
     Attributes
     ----------
     gathers, scatters : all-gathers and reduce-scatters of rows, in parts of a prompt.
+    overlapped : those of them that matrix products go on beside.
     allreduces : in the model.
     rewritten : those of them that read their input in IPC memory.
     with_norm : those of them that add the residual and normalise the sum too.
@@ -40,6 +41,7 @@ class Decisions:
 
     gathers: int
     scatters: int
+    overlapped: int
     allreduces: int
     rewritten: int
     with_norm: int
@@ -66,7 +68,12 @@ def compile_model(
     target = tvm.target.Target.from_device("cpu")
     mod = model.build(config, workers, sequence_parallel=build.sequence_parallel)
     pipeline = get_pipeline(
-        target, workers, build.strategy, blas=build.blas, schedule=schedule_kernels
+        target,
+        workers,
+        build.strategy,
+        blas=build.blas,
+        overlap=build.overlap,
+        schedule=schedule_kernels,
     )
     with tvm.transform.PassContext(instruments=[PassNames(progress)]):
         return relax.build(mod, target, relax_pipeline=pipeline)
@@ -86,7 +93,7 @@ def decisions(
     """Return what the pipeline does with the model."""
     question = Question("the demo's decoder", "llvm", workers, build.strategy.name.lower(), {})
     mod = model.build(config, workers, sequence_parallel=build.sequence_parallel)
-    explanation = explain(mod, question, progress=progress, blas=build.blas)
+    explanation = explain(mod, question, progress=progress, blas=build.blas, overlap=build.overlap)
     events = [event for plan in explanation.report.plans for event in plan.events]
     verdicts = [
         decision.verdict
@@ -101,6 +108,10 @@ def decisions(
     return Decisions(
         gathers=kinds["allgather"],
         scatters=kinds["reduce_scatter"],
+        overlapped=sum(
+            decision.pass_name == "OverlapCommunication" and decision.verdict.endswith("chunks")
+            for decision in explanation.report.decisions
+        ),
         allreduces=len(verdicts) + with_norm,
         rewritten=verdicts.count("rewritten") + with_norm,
         with_norm=with_norm,

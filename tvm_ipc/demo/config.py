@@ -80,11 +80,14 @@ class Build:
     blas : whether matrix products are OpenBLAS's, or kernels of TVM as `schedule` has them. None:
         OpenBLAS's where it is installed.
     sequence_parallel : whether each of several workers has a part of a prompt's residual stream.
+    overlap : into how many chunks a worker's rows are divided, which are on their way while others
+        are multiplied. None: rows are gathered first, and sums scattered afterwards.
     """
 
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO
     blas: bool | None = None
     sequence_parallel: bool = False
+    overlap: int | None = None
 
 
 def _check_divides(name: str, number: int, parts: int, of: str) -> None:

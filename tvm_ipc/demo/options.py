@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from tvm_ipc import terminal
-from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.demo.config import DTYPES, Build, Config
 
 _WORKERS: Final = (1, 2, 4)
@@ -54,6 +54,12 @@ def parse(argv: Sequence[str]) -> Options:
     for number in given.workers:
         if not 1 <= number <= MAX_WORKERS:
             raise OptionError(f"--workers has {number}; it must be 1 to {MAX_WORKERS}")
+    if given.overlap is not None and not 1 <= given.overlap <= MAX_SHOWN:
+        raise OptionError(f"--overlap is {given.overlap}; it must be 1 to {MAX_SHOWN}")
+    if given.overlap is not None and not given.sequence_parallel:
+        raise OptionError(
+            "--overlap goes with --sequence-parallel: the sums of whole rows go on beside nothing"
+        )
     need = given.prompt_length + given.tokens - 1
     if given.context is not None and given.context < need:
         raise OptionError(
@@ -75,6 +81,7 @@ def parse(argv: Sequence[str]) -> Options:
             strategy=AllReduceStrategy[given.strategy.upper()],
             blas=given.blas,
             sequence_parallel=given.sequence_parallel,
+            overlap=given.overlap,
         ),
         threads=given.threads,
         seed=given.seed,
@@ -164,6 +171,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="workers divide the rows of the prompt's residual stream too: all-gathers before "
         "each attention and MLP, reduce-scatters after it",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=int,
+        metavar="N",
+        help="with --sequence-parallel: divide the rows of a worker into N chunks, and multiply "
+        "some while others are on their way",
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"

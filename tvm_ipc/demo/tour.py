@@ -137,6 +137,8 @@ def _explain_passes(report: Report, options: Options, workers: int, found: Decis
     if options.build.sequence_parallel:
         gathers, scatters = found.gathers, found.scatters
         moved = f"{count(gathers, 'all-gather')} and {count(scatters, 'reduce-scatter')}"
+        if options.build.overlap is not None:
+            moved += f", {found.overlapped} of them beside matrix products,"
         text = f"{workers} workers: {moved} of a prompt's rows; {allreduces} in a step, "
         text += f"{rewritten}, {with_norm}; of all collectives {without}"
     else:

@@ -7,11 +7,11 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tvm_ipc import terminal
-from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
-from tvm_ipc.errors import TransformError
+from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.errors import IPCError, TransformError
 
 if TYPE_CHECKING:  # loads TVM, which `--help` need not wait for
     import tvm
@@ -37,6 +37,7 @@ class Options:
     barrier_budget: int | None = None
     sequence_parallel: bool = False
     post_collectives: bool = False
+    overlap: int | Path | None = None  #: a number of chunks, or the file of a calibration
     sizes: dict[str, int] = field(default_factory=dict)
     traceback: bool = False
 
@@ -93,6 +94,7 @@ def parse(argv: Sequence[str]) -> Options:
         barrier_budget=given.barrier_budget,
         sequence_parallel=given.sequence_parallel,
         post_collectives=given.post_collectives,
+        overlap=_overlap(given.overlap),
         sizes=dict(_size(text) for text in given.size),
         traceback=given.traceback,
     )
@@ -117,6 +119,7 @@ def _run(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> int:
     pipeline = {
         "barrier_budget": options.barrier_budget,
         "post_collectives": options.post_collectives,
+        "overlap": _calibration(options),
     }
     try:
         if options.sizes:
@@ -175,6 +178,26 @@ def _check_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> None:
                 f"--size is '{name}={sizes[name]}'; the module's symbolic sizes are "
                 f"{', '.join(sorted(known)) or 'none'}"
             )
+
+
+def _overlap(text: str | None) -> int | Path | None:
+    if text is None or not text.isdecimal():
+        return None if text is None else Path(text)
+    if not 1 <= int(text) <= MAX_SHOWN:
+        raise UsageError(f"--overlap is {text}; it must be 1 to {MAX_SHOWN} chunks, or a file")
+    return int(text)
+
+
+def _calibration(options: Options) -> Any:
+    """Return what the pipeline is told of overlap."""
+    if not isinstance(options.overlap, Path):
+        return options.overlap
+    from tvm_ipc.calibration import Calibration
+
+    try:
+        return Calibration.load(options.overlap, workers=options.world_size, any_machine=True)
+    except IPCError as error:
+        raise UsageError(f"--overlap {options.overlap}: {error}") from error
 
 
 def _size(text: str) -> tuple[str, int]:
@@ -258,6 +281,12 @@ def _parser() -> argparse.ArgumentParser:
         "--post-collectives",
         action="store_true",
         help="collectives go on beside what does not need them, in a thread of each worker",
+    )
+    parser.add_argument(
+        "--overlap",
+        metavar="N|FILE",
+        help="matrix products go on beside communication: in N chunks, or where the calibration "
+        "in a file says that it pays",
     )
     parser.add_argument(
         "--size",
