@@ -520,3 +520,31 @@ def test_a_module_without_demands_is_the_same_object():
             return y
 
     assert plan(Before).same_as(Before)
+
+
+def test_scopes_flow_through_parts_of_tensors():
+    """So what shows a part lets the whole be allocated where peers read it, and copies nothing."""
+
+    @I.ir_module
+    class Before:
+        @R.function(pure=False)
+        def main(y: R.Tensor((8,), "float32")):
+            x = R.builtin.alloc_tensor(
+                R.shape([16]), R.dtype("float32"), R.prim_value(0), R.str("global")
+            )
+            half = R.call_packed(
+                "tvm_ipc.view", x, 32, R.shape([8]), ty_args=R.Tensor((8,), "float32")
+            )
+            own = R.call_packed(
+                "tvm_ipc.part", x, 0, 0, 32, 0, R.shape([8]), ty_args=R.Tensor((8,), "float32")
+            )
+            flat = R.call_packed(
+                "vm.builtin.reshape", own, R.shape([8]), ty_args=R.Tensor((8,), "float32")
+            )
+            _ = R.call_packed("tvm_ipc.allreduce", half, 0, 0, 3, 0, y)
+            _1 = R.call_packed("tvm_ipc.allreduce", flat, 0, 0, 3, 0, y)
+            return R.tuple()
+
+    planned = plan(Before)["main"]
+    assert scopes(planned) == {"x": "ipc_memory"}
+    assert copies(planned) == []

@@ -76,7 +76,7 @@ VIEW = 'R.call_packed("tvm_ipc.view", x, 8, R.shape([2]), ty_args=R.Tensor((2,),
         (
             {"shown": "cls.fill(x)"},
             HazardKind.SHOWN,
-            "`_ = fill(x)`: storage is written before it is hidden; it was shown in "
+            "`_ = fill(x)`: x is written before it is hidden; it was shown in "
             "`s = tvm_ipc.show(x, T.int64(0))`; hide it before, on every path",
         ),
         ({"read": "cls.fill(x)"}, HazardKind.SHOWN, "written before it is hidden"),

@@ -50,6 +50,8 @@ class Calls(Values):
             return self.visit_operator(var, call, self.name_of(op))
         if type(op) is relax.ExternFunc:
             name, count = str(op.global_symbol), len(call.args)
+            if name in VIEWS:
+                return self.rerooted(self.value_of(call.args[0]), TensorRoot(var))
             declared = declared_scopes(op)
             # A function that is passed on may be called from anywhere.
             if declared or self.every or self.private or self.registry.demands(name, count):
@@ -175,6 +177,8 @@ class Calls(Values):
         if name in ("relax.call_pure_packed", "relax.call_inplace_packed"):
             packed = args[0]
             symbol = str(packed.global_symbol) if isinstance(packed, relax.ExternFunc) else ""
+            if symbol in VIEWS:
+                return self.rerooted(self.value_of(args[1]), TensorRoot(var))
             self.visit_packed(symbol, self.operands(args[1:], first=1))
             return self.packed_result(var, symbol, len(args) - 1)
         demands = self.registry.demands(name, len(args))
