@@ -26,6 +26,7 @@ GIVEN = Calibration(
     workers=2,
     bandwidth=1e9,
     latency=1e-5,
+    wake=1e-6,
     matmul=CUBE,
     blas_matmul=None,
     collectives=dict.fromkeys(COLLECTIVES, LINE),

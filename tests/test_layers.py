@@ -36,8 +36,12 @@ ALLOWED = {
         *("tvm_ipc", "comm", "contract", "errors", "machine"),
         *("inspection", "pipeline", "runtime", "terminal"),
     ),
+    "bench": (
+        *("tvm_ipc", "blas", "calibration", "comm", "contract", "errors", "machine"),
+        *("terminal", "transform"),
+    ),
     "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
-    "command_line": ("tvm_ipc", "errors", "terminal", "doctor", "demo", "explain"),
+    "command_line": ("tvm_ipc", "errors", "terminal", "bench", "doctor", "demo", "explain"),
     "__main__": ("command_line",),
     "__init__": ("calibration", "comm", "contract", "errors", "pipeline", "runtime", "transform"),
 }

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tvm_ipc.bench.options import _overlap_parser
+from tvm_ipc.bench.options import _parser as bench_parser
 from tvm_ipc.command_line import _parser as main_parser
 from tvm_ipc.command_line import main
 from tvm_ipc.demo.options import _parser as demo_parser
 from tvm_ipc.explain.command import _parser as explain_parser
 
 SIZES = ["x", "0", "-1", "2.5", ""]
+AMOUNTS = ["x", "-1", "nan", "inf", ""]
+FILES = ["/no/such/folder/file.json", "/", "."]
 #: What is wrong for each option that takes a value; "" stands for a command's own argument.
 WRONG = {
     "demo": {
@@ -40,8 +44,25 @@ WRONG = {
         "--barrier-budget": ["x", "-1", "2.5", ""],
         "--size": ["x", "n", "n=", "=3", "n=x", "n=-1", "no_such_size=3"],
     },
+    "bench": {
+        "--workers": [*SIZES, "65"],
+        "--bandwidth": AMOUNTS,
+        "--latency": AMOUNTS,
+        "--out": FILES,
+    },
+    "bench overlap": {
+        **dict.fromkeys(("--rows", "--inner", "--columns", "--rounds"), SIZES),
+        "--workers": [*SIZES, "65"],
+        "--bandwidth": AMOUNTS,
+        "--latency": AMOUNTS,
+        "--calibration": ["/no/such/file.json", "/"],
+        "--kind": ["gather", "", "1"],
+        "--trace": FILES,
+    },
     "doctor": {},
 }
+#: What a command wants beside the option that is tried.
+STARTS = {"explain": ["explain", "--demo"], "bench": ["bench", "--calibrate"]}
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -67,7 +88,7 @@ def complaints(argv: list[str], capfd: pytest.CaptureFixture[str]) -> Iterator[s
 
 @pytest.mark.parametrize("command", WRONG)
 def test_wrong_options(command: str, capfd: pytest.CaptureFixture[str]) -> None:
-    start = [command, "--demo"] if command == "explain" else [command]
+    start = STARTS.get(command, command.split())
     problems = [
         problem
         for option, values in WRONG[command].items()
@@ -79,11 +100,17 @@ def test_wrong_options(command: str, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "parser"), [("demo", demo_parser()), ("explain", explain_parser())]
+    ("command", "parser"),
+    [
+        ("bench", bench_parser()),
+        ("bench overlap", _overlap_parser()),
+        ("demo", demo_parser()),
+        ("explain", explain_parser()),
+    ],
 )
 def test_every_option_has_wrong_values(command: str, parser: argparse.ArgumentParser) -> None:
     known = {option for option in options(parser) if option != "--blas"}
     assert known == set(WRONG[command])
     (commands,) = (one.choices for one in main_parser()._actions if one.choices)
-    assert set(commands) == set(WRONG)
+    assert set(commands) == {one.split()[0] for one in WRONG}
     assert list(options(commands["doctor"])) == []

@@ -118,6 +118,7 @@ class Calibration:
     workers : how many there were.
     bandwidth : bytes a second over the link into a worker; 0 where peers read each other's memory.
     latency : of that link.
+    wake : how much later than its data a rank goes on that has waited for the link.
     matmul : by rows, inner extent and columns, of a kernel of TVM, float32.
     blas_matmul : the same of the BLAS; None where there is none.
     collectives : by the bytes of one rank's part, without the link: fixed cost and local copies.
@@ -133,6 +134,7 @@ class Calibration:
     workers: int
     bandwidth: float
     latency: float
+    wake: float
     matmul: Times
     blas_matmul: Times | None
     collectives: Mapping[str, Times]
@@ -147,7 +149,7 @@ class Calibration:
         arguments.text("Calibration: backend", self.backend, "the name of a backend")
         wanted = f"a number of workers, 1 to {MAX_WORKERS}"
         arguments.integer("Calibration: workers", self.workers, wanted, 1, MAX_WORKERS)
-        for name in ("bandwidth", "latency", "chunk", "hide", "noise"):
+        for name in ("bandwidth", "latency", "wake", "chunk", "hide", "noise"):
             value = getattr(self, name)
             wanted = "a number, 0 or more"
             if isinstance(value, bool) or not isinstance(value, (int, float)):

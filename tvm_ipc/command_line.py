@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]) -> int:
-    own_options = {"demo": _demo, "explain": _explain}
+    own_options = {"bench": _bench, "demo": _demo, "explain": _explain}
     if arguments.command in own_options:
         traceback = ["--traceback"] * hasattr(arguments, "traceback")
         return own_options[arguments.command](rest, traceback)
@@ -73,7 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         help="show where an error came from instead of one line",
     )
     parser = terminal.Parser(
-        "tvm-ipc", description="A multi-worker engine for apache-tvm.", parents=[common]
+        "tvm-ipc",
+        description="A multi-worker engine for apache-tvm.",
+        parents=[common],
+        allow_abbrev=False,  # `--trace` is an option of a command, and no `--traceback`
     )
     parser.add_argument("--version", action="version", version=f"tvm-ipc {tvm_ipc.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
@@ -86,13 +89,22 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         parents=[common],
         add_help=False,
+        allow_abbrev=False,
         help="run a tensor-parallel model on two workers and compare it with one",
     )
     commands.add_parser(
         "explain",
         parents=[common],
         add_help=False,
+        allow_abbrev=False,
         help="show what the pipeline does to a module: its memory plan and its collectives",
+    )
+    commands.add_parser(
+        "bench",
+        parents=[common],
+        add_help=False,
+        allow_abbrev=False,
+        help="measure what communication costs here, and how much of it overlap hides",
     )
     return parser
 
@@ -108,6 +120,12 @@ def _doctor(as_json: bool) -> int:
 
 def _demo(arguments: list[str], _traceback: list[str]) -> int:
     from tvm_ipc.demo import main as run
+
+    return run(arguments)
+
+
+def _bench(arguments: list[str], _traceback: list[str]) -> int:
+    from tvm_ipc.bench import main as run
 
     return run(arguments)
 

@@ -25,6 +25,7 @@ from tvm_ipc.runtime.config import log_level
 #: Lines of ours are no longer, where a text in them does not force them to be.
 WIDTH: Final = 80
 _CLEAR: Final = "\r\x1b[K"
+_BAR: Final = 30
 
 _shown = False  # whether the line of `progress` is on the screen
 _interrupted = False
@@ -115,6 +116,12 @@ def progress(text: str) -> None:
             sys.stderr.write(_CLEAR + text[: room - 1])
             sys.stderr.flush()
             _shown = True
+
+
+def progress_bar(done: float, text: str) -> None:
+    """Show how much is done, 0 to 1, and what is being done, as `progress` does."""
+    full = round(done * _BAR)
+    progress(f"[{'#' * full}{'.' * (_BAR - full)}] {done:4.0%} {text}")
 
 
 def clear() -> None:

@@ -30,6 +30,7 @@ IDEAL = Calibration(
     workers=2,
     bandwidth=0.0,
     latency=0.0,
+    wake=0.0,
     matmul=ROWS,
     blas_matmul=None,
     collectives=dict.fromkeys(COLLECTIVES, BYTES),
@@ -67,6 +68,19 @@ def test_gather_then_matmul() -> None:
     # The own rows and both chunks cost something, and the end does.
     costs = machine(bandwidth=4.0, chunk=0.5, hide=0.25)
     assert predict(GATHER, 2, costs) == like(16 + 3 * 0.5 + 0.25)
+
+
+def test_who_waits_for_the_link_wakes_late() -> None:
+    slow = machine(bandwidth=0.5, wake=0.25)
+    assert predict_alone(GATHER, slow) == like(16 + 0.25 + 16)
+    # Both halves are waited for; here only the first, which is there at 9.5; here none.
+    assert predict(GATHER, 2, slow) == like(16 + 0.25 + 4)
+    far = machine(bandwidth=8.0, latency=9.0, wake=0.25)
+    assert predict(GATHER, 2, far) == like(9.5 + 0.25 + 8)
+    assert predict(GATHER, 2, machine(bandwidth=4.0, wake=0.25)) == like(16)
+    assert predict(SCATTER, 2, slow) == like(20 + 0.25)
+    # Where there is no link nobody sleeps.
+    assert predict_alone(GATHER, machine(wake=0.25)) == like(16)
 
 
 def test_gather_from_three_peers() -> None:
@@ -233,6 +247,7 @@ def test_what_is_worse_never_seems_better() -> None:
         worse = [
             dataclasses.replace(better, bandwidth=better.bandwidth / 2),
             dataclasses.replace(better, latency=better.latency + 1e-3),
+            dataclasses.replace(better, wake=1e-3),
             dataclasses.replace(better, chunk=2e-6),
             dataclasses.replace(better, hide=2e-6),
         ]

@@ -12,7 +12,6 @@ from tvm_ipc import terminal
 _LABEL: Final = 11
 #: Characters of a step's time, at the end of its line.
 _TIME: Final = 6
-_BAR: Final = 30
 
 
 class Report:
@@ -40,8 +39,7 @@ class Report:
 
     def progress(self, done: float, text: str) -> None:
         """Draw a bar; `done` is 0 to 1."""
-        full = round(done * _BAR)
-        terminal.progress(f"[{'#' * full}{'.' * (_BAR - full)}] {done:4.0%} {text}")
+        terminal.progress_bar(done, text)
 
     @property
     def seconds(self) -> float:

@@ -22,10 +22,8 @@ from typing import Final
 
 from tvm_ipc import arguments
 from tvm_ipc.calibration import COLLECTIVES, Calibration
-from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS
 
-#: Shows of a rank in a team that may be open at once.
-_SHOWS: Final = 64
 #: The least gain that counts, as a share of the time without overlap: what the model was off by at
 #: most where it would have been wrong to overlap; see `benchmarks/overlap.py`.
 LEAST_GAIN: Final = 0.05
@@ -73,7 +71,7 @@ class Workload:
     def most_chunks(self) -> int:
         """How many chunks of a part there may be: one for each row, and as many as can be shown."""
         shows = {"allgather": 1, "reduce_scatter": self.ranks - 1, "allreduce": self.ranks}
-        room = max(1, _SHOWS // max(1, shows[self.kind]))
+        room = max(1, MAX_SHOWN // max(1, shows[self.kind]))
         return room if self.rows is None else max(1, min(room, self.rows))
 
 
@@ -119,8 +117,8 @@ def choose(
     if calibration is not None:
         arguments.instance("choose: calibration", calibration, Calibration, "a Calibration or None")
     if chunks is not None:
-        wanted = f"a number of chunks, 0 to {_SHOWS}, or None"
-        chunks = arguments.integer("choose: chunks", chunks, wanted, 0, _SHOWS)
+        wanted = f"a number of chunks, 0 to {MAX_SHOWN}, or None"
+        chunks = arguments.integer("choose: chunks", chunks, wanted, 0, MAX_SHOWN)
     unknown = _unpredictable(workload, calibration)
     if unknown or calibration is None:
         if chunks is None:
@@ -156,7 +154,7 @@ def predict_alone(workload: Workload, calibration: Calibration) -> float:
     rows, inner, columns = _extents(workload)
     part = _part(workload)
     moves = (2 if workload.kind == "allreduce" else 1) * (workload.ranks - 1) * part
-    travel = calibration.latency + _on_link(moves, calibration) if moves else 0.0
+    travel = _Link(calibration).wait(0.0, 0.0, moves) if moves else 0.0
     matmul = _matmul(workload, calibration)(workload.ranks * rows, inner, columns)
     return calibration.collectives[workload.kind].at(part) + travel + matmul
 
@@ -177,7 +175,7 @@ def predict(workload: Workload, chunks: int, calibration: Calibration) -> float:
         now += own
         for _ in peers:
             for size, seconds in zip(sizes, multiply, strict=True):
-                now = max(now, link.arrival(0.0, size)) + seconds
+                now = link.wait(now, 0.0, size) + seconds
         return now + calibration.hide
     shown: dict[tuple[int, int], float] = {}
     for peer in peers:
@@ -188,13 +186,13 @@ def predict(workload: Workload, chunks: int, calibration: Calibration) -> float:
     reduced = []
     for chunk, size in enumerate(sizes):
         for peer in peers:
-            now = max(now, link.arrival(shown[peer, chunk], size))
+            now = link.wait(now, shown[peer, chunk], size)
         now += calibration.reduce.at(size)
         reduced.append(now)
     if workload.kind == "allreduce":
         for _ in peers:
             for at, size in zip(reduced, sizes, strict=True):
-                now = max(now, link.arrival(at, size)) + calibration.copy.at(size)
+                now = link.wait(now, at, size) + calibration.copy.at(size)
     return now + calibration.hide
 
 
@@ -205,14 +203,14 @@ class _Link:
         self._calibration = calibration
         self._free = 0.0
 
-    def arrival(self, shown: float, size: float) -> float:
-        """Return when a chunk is there, if it is asked for after those before."""
-        self._free = max(shown, self._free) + _on_link(size, self._calibration)
-        return self._free + self._calibration.latency
-
-
-def _on_link(size: float, calibration: Calibration) -> float:
-    return size / calibration.bandwidth if calibration.bandwidth else 0.0
+    def wait(self, now: float, shown: float, size: float) -> float:
+        """Return when a rank goes on that asks for a chunk, after those that it has asked for."""
+        speed, latency = self._calibration.bandwidth, self._calibration.latency
+        self._free = max(shown, self._free) + (size / speed if speed else 0.0)
+        there = self._free + latency
+        if there <= now:
+            return now
+        return there + (self._calibration.wake if speed or latency else 0.0)
 
 
 def _unpredictable(workload: Workload, calibration: Calibration | None) -> str:

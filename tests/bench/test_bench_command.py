@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tvm-ipc bench`: what it writes can be used, and what it prints says what was asked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tvm_ipc.bench import calibrate
+from tvm_ipc.bench.stage import Stage
+from tvm_ipc.bench.trace import Doing
+from tvm_ipc.calibration import Calibration
+from tvm_ipc.command_line import main
+from tvm_ipc.contract.programs import PEER, SHOW
+
+SMALL = ["--rows", "8", "--inner", "16", "--columns", "16", "--rounds", "1"]
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("bench") / "here.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "_KERNELS", ((1, 8), (8, 16), (8, 16)))
+        patch.setattr(calibrate, "_BLAS", ((1, 8), (8, 16), (8, 16)))
+        patch.setattr(calibrate, "_BYTES", ((64, 1024),))
+        patch.setattr(calibrate, "_NOISE", ((8, 16, 16),))
+        link = ["--bandwidth", "1e9", "--latency", "1e-4"]
+        assert main(["bench", "--calibrate", "--out", str(path), *link]) == 0
+    yield path
+
+
+def test_a_calibration_is_of_this_machine_and_says_what_was_told(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Calibration.load(calibration, workers=2)
+    assert (found.bandwidth, found.latency) == (1e9, 1e-4)
+    assert 0 < found.matmul.at(8, 16, 16) < 1
+    assert found.hide > 0
+
+
+def test_progress_rises_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, grid in (("_KERNELS", ((1,),) * 3), ("_BLAS", ((1,),) * 3), ("_BYTES", ((64,),))):
+        monkeypatch.setattr(calibrate, name, grid)
+    monkeypatch.setattr(calibrate, "_NOISE", ((4, 4, 4),))
+    shares: list[float] = []
+    found = calibrate.calibrate(2, 0, 0, lambda share, _: shares.append(share))
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert shares[-1] < 1
+    steps = {round(b - a, 9) for a, b in itertools.pairwise(shares)}
+    assert len(steps) == 1  # as many as were foreseen
+    assert found.workers == 2
+
+
+def test_overlap_prints_a_table_and_writes_a_trace(
+    calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    given = ["--calibration", str(calibration), "--trace", str(trace)]
+    for kind in ("allgather", "reduce_scatter"):
+        assert main(["bench", "overlap", *SMALL, *given, "--kind", kind]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert "2 workers, 8 rows each, 16 x 16, float32" in lines[0]
+        assert lines[1] == "emulated link of 1 GB/s, 100 us"
+        assert [line[:16].strip() for line in lines[3:9]] == [
+            *("matmul alone", "without overlap"),
+            *(f"in {n} chunk{'s' * (n > 1)}" for n in (1, 2, 4, 8)),
+        ]
+        assert sum("fastest" in line for line in lines) == 1
+        assert sum("chosen" in line for line in lines[3:9]) == 1
+        assert max(map(len, lines[:-1])) <= 80
+        found = json.loads(trace.read_text())["traceEvents"]
+        complete = [one for one in found if one["ph"] == "X"]
+        assert {(one["pid"], one["tid"]) for one in complete} == {
+            (p, r) for p in (0, 1) for r in (0, 1)
+        }
+        assert min(one["ts"] for one in complete) == 0
+        overlapped = [one["name"] for one in complete if one["pid"] == 1 and one["tid"] == 0]
+        assert overlapped.count(SHOW.name) == overlapped.count(PEER.name) > 0
+        kinds = {one["cat"] for one in complete if one["pid"] == 0}
+        assert {Doing.COMPUTE.value, Doing.COMMUNICATE.value} <= kinds
+        titles = [one["args"]["name"] for one in found if one["name"] == "process_name"]
+        assert titles[0] == "without overlap"
+        assert re.fullmatch(r"in \d+ chunks?", titles[1])
+
+
+def test_overlap_without_a_calibration_predicts_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "overlap", *SMALL, "--no-blas"]) == 0
+    out = capsys.readouterr().out
+    assert "kernels of TVM" in out
+    assert "no link" in out
+    assert "chosen" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --calibrate and overlap"),
+        (["overlap", "--calibration", "FILE", "--workers", "2"], "--workers is 2; with --calibr"),
+        (["overlap", "--calibration", "FILE", "--latency", "0"], "--latency is 0.0; with --calib"),
+    ],
+)
+def test_options_that_make_no_sense(
+    calibration: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(calibration) if one == "FILE" else one for one in arguments]
+    assert main(["bench", *given]) == 2
+    assert capsys.readouterr().err.startswith(f"tvm-ipc bench: {message}")
+
+
+def test_a_stale_or_broken_calibration_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "here.json"
+    path.write_text("{}")
+    assert main(["bench", "overlap", "--calibration", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"tvm-ipc: the calibration {path} is stale: ")
+
+
+def test_the_slowest_worker_counts_and_programs_take_turns() -> None:
+    calls: list[str] = []
+
+    class Fake(Stage):
+        def __init__(self) -> None:
+            self.workers = 2
+
+        def seconds(self, function, given, repeats=1, calls_=1):  # type: ignore[no-untyped-def]
+            calls.append(function)
+            return [float(len(calls))]
+
+    times = Fake().turns({"a": ("a", []), "b": ("b", [])}, 2)
+    assert calls == ["a", "b", "a", "b", "b", "a"]
+    assert times == {"a": [3.0, 6.0], "b": [4.0, 5.0]}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of times that were taken, and of events."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_ipc.bench.overlap import Comparison, counts, table
+from tvm_ipc.bench.stage import Event
+from tvm_ipc.bench.trace import Doing, document, doing, totals
+from tvm_ipc.contract.collectives import ALLGATHER, CUSTOM_ALLREDUCE
+from tvm_ipc.contract.programs import ALLOC_STORAGE, HIDE, MATMUL, PEER, SHOW, VIEW
+from tvm_ipc.transform.overlap.cost import Workload
+
+WORK = Workload("allgather", 2, 8, 8, 8, 4, False)
+FOUND = Comparison(
+    WORK,
+    matmul=[1.0, 1.0, 2.0],
+    plain=[2.0, 2.0, 3.0],
+    chunks={1: [1.5, 1.5, 3.0], 2: [1.1, 1.2, 2.0]},
+)
+
+
+def test_efficiency_is_the_share_of_communication_that_is_hidden() -> None:
+    assert FOUND.efficiency(1) == pytest.approx(0.5)
+    assert FOUND.efficiency(2) == pytest.approx(0.9)
+    assert FOUND.ratio(1) == pytest.approx(0.75)
+    assert FOUND.ratio(0) == 1
+    assert FOUND.best == 2
+
+
+def test_nothing_is_hidden_where_nothing_was_to_hide() -> None:
+    free = Comparison(WORK, matmul=[2.0], plain=[2.0], chunks={1: [3.0]})
+    assert free.efficiency(1) is None
+    assert free.best == 0
+    assert table(free, None) == [
+        "                        ms   hidden",
+        "matmul alone      2000.000",
+        "without overlap   2000.000           fastest",
+        "in 1 chunk        3000.000",
+    ]
+
+
+def test_numbers_of_chunks_that_are_tried() -> None:
+    assert counts(WORK) == [1, 2, 4, 8]
+    assert counts(WORK, most=4) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (SHOW.name, Doing.SHOW),
+        (PEER.name, Doing.WAIT),
+        (HIDE.name, Doing.HIDE),
+        (ALLGATHER.name, Doing.COMMUNICATE),
+        (CUSTOM_ALLREDUCE.name, Doing.COMMUNICATE),
+        ("runtime.disco.allreduce", Doing.COMMUNICATE),
+        (MATMUL.name, Doing.COMPUTE),
+        ("fused_matmul_add", Doing.COMPUTE),
+        ("vm.builtin.alloc_tensor", Doing.MANAGE),
+        (ALLOC_STORAGE.name, Doing.MANAGE),
+        (VIEW.name, Doing.MANAGE),
+    ],
+)
+def test_what_a_call_does(name: str, kind: Doing) -> None:
+    assert doing(name) is kind
+
+
+def test_a_trace_has_a_process_for_each_program_and_a_thread_for_each_rank() -> None:
+    events = [Event(0, PEER.name, 5000, 7000), Event(1, PEER.name, 6000, 10000)]
+    events += [Event(1, "matmul", 10000, 11000)]
+    assert totals(events) == {Doing.WAIT: pytest.approx(4e-6), Doing.COMPUTE: pytest.approx(1e-6)}
+    found = document({"plain": [], "overlapped": events})["traceEvents"]
+    assert [(one["ph"], one["pid"], one["tid"]) for one in found] == [
+        *(("M", 0, 0), ("M", 1, 0), ("M", 1, 0), ("M", 1, 1)),
+        *(("X", 1, 0), ("X", 1, 1), ("X", 1, 1)),
+    ]
+    last = found[-1]
+    assert (last["name"], last["cat"], last["ts"], last["dur"]) == ("matmul", "compute", 5.0, 1.0)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tvm-ipc bench` does, once its options are read."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import tvm_ipc.blas
+from tvm_ipc import terminal
+from tvm_ipc.bench import calibrate as measuring
+from tvm_ipc.bench import overlap, trace
+from tvm_ipc.bench.options import CalibrateOptions, OverlapOptions
+from tvm_ipc.bench.stage import Event, Stage
+from tvm_ipc.calibration import Calibration
+from tvm_ipc.errors import IPCError
+from tvm_ipc.transform.overlap.cost import Workload
+
+_FLOAT32 = 4
+
+
+def calibrate(options: CalibrateOptions) -> int:
+    """Measure, write the file, and say what was found."""
+    found = measuring.calibrate(
+        options.workers, options.bandwidth, options.latency, terminal.progress_bar
+    )
+    found.save(options.out)
+    terminal.say(f"{found.machine}; {_workers(found.workers)}, {found.backend}, {_link(found)}")
+    for label, table in (("TVM's kernels", found.matmul), ("OpenBLAS", found.blas_matmul)):
+        if table is not None:
+            *_, most = zip(*table.axes, strict=False)
+            rates = ", ".join(
+                f"{2e-9 * rows * most[1] * most[2] / table.at(rows, *most[1:]):.3g} of {rows}"
+                for rows in table.axes[0]
+            )
+            size = " x ".join(str(axis[-1]) for axis in table.axes[1:])
+            _paragraph(f"matmul, {label}: GFLOP/s by rows, by {size}: {rates}")
+    for kind, times in found.collectives.items():
+        sizes = ", ".join(f"{_time(times.at(size))} of {_size(size)}" for size in times.axes[0])
+        _paragraph(f"{kind}: {sizes} from each worker")
+    _paragraph(
+        f"a chunk {_time(found.chunk)}, the end {_time(found.hide)}; "
+        f"a program varies by {found.noise:.1%}"
+    )
+    terminal.say(f"written: {options.out}")
+    return 0
+
+
+def compare(options: OverlapOptions) -> int:
+    """Time programs with and without overlap, and write a trace."""
+    calibration = None
+    workers, bandwidth, latency = options.workers, options.bandwidth, options.latency
+    if options.calibration is not None:
+        calibration = Calibration.load(options.calibration)
+        workers = calibration.workers
+        bandwidth, latency = calibration.bandwidth, calibration.latency
+    blas = tvm_ipc.blas.installed() if options.blas is None else options.blas
+    extents = (options.rows, options.inner, options.columns)
+    work = Workload(options.kind, workers, *extents, _FLOAT32, blas)
+    tried = overlap.counts(work, most=16)
+    if calibration is not None:
+        foretold = overlap.foretell(work, calibration, tried)
+        if foretold.choice.chunks not in (0, *tried):
+            tried.append(foretold.choice.chunks)
+    terminal.progress_bar(0.0, "starting workers")
+    with Stage(workers) as stage:
+        terminal.progress_bar(0.2, "compiling programs")
+        made = overlap.Programs(stage, work, tried)
+        stage.session.emulate_link(latency=latency, bandwidth=bandwidth)
+        terminal.progress_bar(0.5, "timing programs")
+        found = made.compare(options.rounds)
+        foretold_or_none = None
+        count = min(found.chunks, key=lambda one: sorted(found.chunks[one])[options.rounds // 2])
+        if calibration is not None:
+            foretold_or_none = overlap.foretell(work, calibration, tried)
+            count = foretold_or_none.choice.chunks or count
+        terminal.progress_bar(0.9, "tracing programs")
+        traced = {
+            "without overlap": made.events(0),
+            f"in {count} chunk{'s' * (count != 1)}": made.events(count),
+        }
+    _describe(work, bandwidth, latency)
+    for line in overlap.table(found, foretold_or_none):
+        terminal.say(line)
+    if foretold_or_none is not None:
+        _paragraph(f"chosen: {foretold_or_none.choice.algorithm}: {foretold_or_none.choice.reason}")
+    for title, events in traced.items():
+        _paragraph(f"{title}, of which {_shares(events)}")
+    if options.trace is not None:
+        _write(options.trace, traced)
+    return 0
+
+
+def _describe(work: Workload, bandwidth: float, latency: float) -> None:
+    order = "all-gather, then matmul" if work.kind == "allgather" else "matmul, then reduce-scatter"
+    kernels = "OpenBLAS" if work.blas else "kernels of TVM"
+    terminal.say(
+        f"{order}: {_workers(work.ranks)}, {work.rows} rows each, {work.inner} x {work.columns}, "
+        f"float32, {kernels}"
+    )
+    terminal.say(_link_of(bandwidth, latency))
+
+
+def _shares(events: list[Event]) -> str:
+    found = sorted(trace.totals(events).items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind.value} {_time(seconds)}" for kind, seconds in found if seconds >= 1e-6)
+
+
+def _write(path: Path, traced: dict[str, list[Event]]) -> None:
+    try:
+        path.write_text(json.dumps(trace.document(traced)) + "\n")
+    except OSError as error:
+        raise IPCError(f"cannot write the trace {path}: {error.strerror}") from error
+    terminal.say(f"written: {path} (open it in ui.perfetto.dev or about:tracing)")
+
+
+def _paragraph(text: str) -> None:
+    for line in textwrap.wrap(text, terminal.WIDTH, subsequent_indent="  "):
+        terminal.say(line)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"
+
+
+def _link(found: Calibration) -> str:
+    return _link_of(found.bandwidth, found.latency)
+
+
+def _link_of(bandwidth: float, latency: float) -> str:
+    if not bandwidth and not latency:
+        return "no link"
+    speed = f"{bandwidth / 1e9:.3g} GB/s" if bandwidth else "any speed"
+    return f"emulated link of {speed}, {_time(latency)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _size(number: int) -> str:
+    return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"
