@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_ipc import __main__ as command
+from tvm_ipc import comm  # noqa: F401 - R.comm
+from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 
 
 @I.ir_module
@@ -131,6 +134,49 @@ def test_posted_collectives_are_on_their_way_beside_kernels(
     out = capsys.readouterr().out
     assert "1 collective, 1 posted." in out
     assert "In 1 of 1 transfers the program computes" in out
+
+
+def test_calibration_says_what_overlaps(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over a link that is as slow as the matmul, which takes a second for a row."""
+    rows, moved = Times(((1, 2), (64,), (64,)), (1.0, 2.0)), Times(((1, 2),), (1e-9, 2e-9))
+    calibration = Calibration(
+        machine="elsewhere",
+        backend="shm",
+        workers=2,
+        bandwidth=256.0,
+        latency=0.0,
+        matmul=rows,
+        blas_matmul=rows,
+        collectives=dict.fromkeys(COLLECTIVES, moved),
+        reduce=moved,
+        copy=moved,
+        chunk=0.0,
+        hide=0.0,
+        noise=0.0,
+    )
+    calibration.save("calibration.json")
+    Path("gather.json").write_text(tvm.ir.save_json(gathered_product()))
+    assert explain("gather.json", "--text", "--overlap", "calibration.json") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"allgather of x: in \d+ chunks", out)
+    assert "1 collective, 1 shown." in out
+    assert explain("gather.json", "--text", "--overlap", "1") == 0
+    assert "allgather of x: in 1 chunk" in capsys.readouterr().out
+    assert explain("gather.json", "--overlap", "calibration.json", "--world-size", "4") == 2
+    assert "it was measured for 2 workers, and this is 4 workers" in capsys.readouterr().err
+
+
+def gathered_product() -> tvm.IRModule:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((64, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+            with R.dataflow():
+                y = R.matmul(R.comm.allgather(x, axis=0, workers=2), w)
+                R.output(y)
+            return y
+
+    return Module
 
 
 def independent() -> tvm.IRModule:

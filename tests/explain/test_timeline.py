@@ -18,7 +18,7 @@ from tvm_ipc.demo import default_model
 from tvm_ipc.explain import page, text
 from tvm_ipc.explain.layout import condense
 from tvm_ipc.explain.timeline import beside, hidden, is_product, lanes, listed
-from tvm_ipc.explain.words import barriers
+from tvm_ipc.explain.words import barriers, upstream
 from tvm_ipc.inspection.explanation import Question, explain
 from tvm_ipc.transform.report import Event, FunctionPlan, Transfer
 
@@ -97,6 +97,17 @@ def test_collectives_are_counted_by_how_they_go_on() -> None:
     assert barriers(replace(plan, transfers=plan.transfers[:1], events=plan.events[:8])) == (
         "8 events, 1 collective, 1 shown."
     )
+
+
+def test_memory_of_upstream_is_told_where_it_is_too_little() -> None:
+    plan = overlapping_plan()
+    words = "TVM's plan would give away too early what is posted or shown to peers"
+    assert words in " ".join(text.render(explanation_of(plan)).split())
+    assert "too early what is posted or shown" in page.render(explanation_of(plan))
+    assert upstream(explanation_of(replace(plan, transfers=plan.transfers[:1]))).endswith(
+        "what is shown to peers: this program needs more."
+    )
+    assert upstream(explanation_of(replace(plan, transfers=plan.transfers[2:]))) == ""
 
 
 def test_terminal_shows_long_programs_in_pieces() -> None:

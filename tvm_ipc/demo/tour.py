@@ -150,9 +150,10 @@ def _explain_passes(report: Report, options: Options, workers: int, found: Decis
         "",
         f"planned: {size(sum(ours.values()))}, of it {size(ours.get(IPC_MEMORY, 0))} in ipc_memory",
     )
+    early = "" if not found.overlapped else ", which peers would find overwritten"
     report.line(
         "",
-        f"TVM's plan: {size(sum(theirs.values()))}, of it {size(theirs.get(IPC_MEMORY, 0))}",
+        f"TVM's plan: {size(sum(theirs.values()))}, of it {size(theirs.get(IPC_MEMORY, 0))}{early}",
     )
 
 

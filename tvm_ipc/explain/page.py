@@ -23,6 +23,7 @@ from tvm_ipc.explain.words import (
     headline,
     setting,
     spent,
+    upstream,
 )
 from tvm_ipc.inspection.explanation import Explanation, Memory
 from tvm_ipc.transform.report import FunctionPlan
@@ -47,7 +48,7 @@ def render(explanation: Explanation) -> str:
             f"<style>{_asset('page.css')}</style></head><body>",
             f"<header><h1>{escape(title)}</h1>{_facts(explanation)}</header><main>",
             f"<p>{escape(headline(explanation))}</p>",
-            _totals(explanation.total(), spent(explanation)),
+            _totals(explanation.total(), f"{upstream(explanation)} {spent(explanation)}".strip()),
             _contents(plans),
             _decisions(explanation),
             *sections,

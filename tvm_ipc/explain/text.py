@@ -18,6 +18,7 @@ from tvm_ipc.explain.words import (
     headline,
     setting,
     spent,
+    upstream,
 )
 from tvm_ipc.inspection.explanation import Explanation, Memory
 from tvm_ipc.terminal import WIDTH
@@ -48,6 +49,7 @@ def render(explanation: Explanation, *, plain: bool = False) -> str:
         *textwrap.wrap(headline(explanation), _LINE),
         "",
         _totals(explanation.total()),
+        *textwrap.wrap(upstream(explanation), _LINE),
         *textwrap.wrap(spent(explanation), _LINE),
         "",
         _decisions(explanation),

@@ -116,6 +116,15 @@ def headline(explanation: Explanation) -> str:
     )
 
 
+def upstream(explanation: Explanation) -> str:
+    """Return why a program could not run with TVM's plan, if it could not."""
+    hows = {one.how for plan in explanation.report.plans for one in plan.transfers}
+    if hows <= {"called"}:
+        return ""
+    kinds = " or ".join(how for how in ("posted", "shown to peers") if how.split()[0] in hows)
+    return f"TVM's plan would give away too early what is {kinds}: this program needs more."
+
+
 def spent(explanation: Explanation) -> str:
     """Return what memory beyond the least is for, if anything is."""
     memory = explanation.total()

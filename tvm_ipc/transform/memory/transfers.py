@@ -95,6 +95,8 @@ class _Events:
             if isinstance(value.op, relax.ExternFunc):
                 self._packed(step, value, find(str(value.op.global_symbol)))
             return
+        if type(value) in VARIABLES and value.__chandle__() in self._names:
+            self._names[step.var.__chandle__()] = self._name(value)
         known = self._value(value)
         if known:
             self._values[step.var.__chandle__()] = known
