@@ -133,6 +133,8 @@ def get_pipeline(
     folder = _folder(dump)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
+    if overlap is not None and not on_cpu:
+        raise ValueError(f"get_pipeline: overlap is for CPUs, not for {target.kind.name!r}")
     overlapped = _overlap(overlap, blas=use_blas, world_size=world_size, num_groups=num_groups)
     before_plan, after_plan, finalize = _around_the_plan(target)
     plan = StaticPlanBlockMemory(

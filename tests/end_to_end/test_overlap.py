@@ -283,6 +283,52 @@ def test_sums_are_of_what_each_rank_shows(ranks: int) -> None:
     assert not {"tvm_ipc.join", "tvm_ipc.reduce_scatter"} & {*called}
 
 
+def test_of_an_allreduce_sums_are_shown_too() -> None:
+    called, _ = lowered(replace(GATHER, kind="allreduce", ranks=3, rows=33), 1)
+    assert called["tvm_ipc.show"] == 3
+    assert called["tvm_ipc.peer"] == 4
+    assert called["tvm_ipc.reduce_parts"] == 1
+    assert called["tvm_ipc.hide"] == 2  # products, before sums are shown
+
+
+def test_in_a_branch_and_in_wider_numbers() -> None:
+    """Products of float16 in float32, in one branch of an if; the other multiplies on its own."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((33, 32), "float16"))
+    w = relax.Var("w", relax.TensorType((32, 16), "float16"))
+    c = relax.Var("c", relax.TensorType((), "bool"))
+    branches = []
+    for scale in (1.0, 2.0):
+        inner = relax.BlockBuilder()
+        with inner.function(f"branch_{scale:.0f}", [x, w]):
+            with inner.dataflow():
+                whole = inner.emit(comm.allgather(x, workers=2))
+                y = inner.emit(relax.op.matmul(whole, w, out_dtype="float32"))
+                out = inner.emit_output(relax.op.multiply(y, relax.const(scale)))
+            inner.emit_func_output(out)
+        branches.append(inner.get()[f"branch_{scale:.0f}"].body)
+    with builder.function("main", [c, x, w]):
+        builder.emit_func_output(builder.emit(relax.If(c, *branches)))
+    pipeline = tvm_ipc.get_pipeline("llvm", 2, overlap=2)
+    with tvm_ipc.transform.collect_report() as report:
+        program = tvm.compile(builder.get(), "llvm", relax_pipeline=pipeline)
+    verdicts = [one.verdict for one in report.decisions if one.pass_name == "OverlapCommunication"]
+    assert verdicts == ["in 2 chunks"] * 2
+    xs, ws, _ = GATHER.draw(0, 33)
+    xs, weight = [one.astype("float16") for one in xs], ws[0].astype("float16")
+    with tvm_ipc.Session(2, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        x_, w_ = session.empty((33, 32), "float16"), session.put(weight)
+        for rank, one in enumerate(xs):
+            x_.debug_copy_from(rank, one)
+        wanted = np.concatenate(xs).astype("float32") @ weight.astype("float32")
+        for condition in (True, False, True):
+            out = main(session.put(np.array(condition)), x_, w_)
+            for rank in range(2):
+                factor = 1 if condition else 2
+                np.testing.assert_array_equal(session.get(out, rank), factor * wanted)
+
+
 def test_sums_have_the_bits_that_they_had() -> None:
     """Of numbers whose sums round; kernels of TVM multiply row by row."""
     case = replace(SCATTER, ranks=3, rows=32)

@@ -264,6 +264,8 @@ def _layout(variable: Any, axis: int) -> Layout:
 def _shape(what: str, tensor: Any) -> list[Any]:
     ty = tensor.ty
     dims = extents(ty) if isinstance(ty, relax.TensorType) and ty.dtype is not None else None
+    if dims is not None and ty.vdevice is not None:
+        raise LeftAloneError(f"{what} is bound to a device")
     if dims is None:
         raise LeftAloneError(f"the shape of {what} is not known")
     return dims
