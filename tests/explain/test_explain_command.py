@@ -145,6 +145,7 @@ def test_calibration_says_what_overlaps(saved: Path, capsys: pytest.CaptureFixtu
         workers=2,
         bandwidth=256.0,
         latency=0.0,
+        wake=0.0,
         matmul=rows,
         blas_matmul=rows,
         collectives=dict.fromkeys(COLLECTIVES, moved),
