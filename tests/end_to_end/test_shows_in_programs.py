@@ -71,20 +71,26 @@ class Shows:
         self.kernel = self.builder.add_func(kernel, "linear")
         return [relax.Var("weight", self.tensor(INNER, COLUMNS))]
 
-    def gather_matmul(self) -> tvm.IRModule:
-        """Of the rows of all ranks, each of which has some: no rank has all of them."""
+    def gather_matmul(self, *others: Any) -> tvm.IRModule:
+        """Of the rows of all ranks of a team, and of each of others at the same time."""
         chunk = (ROWS, INNER)
         (weight,) = self.begin(ROWS)
         x = relax.Var("x", self.tensor(self.chunks, *chunk))
+        teams = [self.team, *others]
         with self.builder.function("main", [x, weight], pure=False):
-            out = self.empty(self.ranks, self.chunks, ROWS, COLUMNS)
-            shown = [self.show(self.view(x, j, *chunk)) for j in range(self.chunks)]
+            outs = [self.empty(self.ranks, self.chunks, ROWS, COLUMNS) for _ in teams]
+            shown = []
+            for self.team in teams:
+                views = [self.view(x, j, *chunk) for j in range(self.chunks)]
+                shown.append([self.show(view) for view in views])
             for k in range(self.ranks):
                 for j in range(self.chunks):
-                    rows = self.peer(shown[j], k, *chunk)
-                    self.linear(rows, weight, self.part(out, k, j, ROWS, COLUMNS))
-            self.hide(shown)
-            self.builder.emit_func_output(out)
+                    for self.team, out, ours in zip(teams, outs, shown, strict=True):
+                        rows = self.peer(ours[j], k, *chunk)
+                        self.linear(rows, weight, self.part(out, k, j, ROWS, COLUMNS))
+            for self.team, ours in zip(teams, shown, strict=True):
+                self.hide(ours)
+            self.builder.emit_func_output(outs[0] if len(outs) == 1 else relax.Tuple(outs))
         return self.builder.get()
 
     def matmul_scatter(self) -> tvm.IRModule:
@@ -120,44 +126,100 @@ def compiled(module: tvm.IRModule, ranks: int) -> Any:
     return tvm.compile(module, "llvm", relax_pipeline=pipeline)
 
 
+def give(x: Any, values: np.ndarray) -> None:
+    """Give each rank the tensor that is its own."""
+    for rank, value in enumerate(values):
+        x.debug_copy_from(rank, value)
+
+
 def drawn(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-4, 5, shape).astype("float32")
 
 
+#: Of some microseconds, and longer than a step of the program takes.
+LINKS = [None, {"latency": 2e-5, "bandwidth": 5e7, "jitter": 1e-4}, {"jitter": 2e-3}]
+
+
+@pytest.mark.parametrize("link", LINKS, ids=["memory", "link", "jitter"])
 @pytest.mark.parametrize("chunks", [1, 2, 5])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_a_matmul_of_rows_that_peers_show(ranks: int, chunks: int) -> None:
+def test_a_matmul_of_rows_that_peers_show(ranks: int, chunks: int, link: Any) -> None:
     program = compiled(Shows(ranks, chunks).gather_matmul(), ranks)
     weight = drawn(0, INNER, COLUMNS)
     with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+        session.emulate_link(**(link or {}))
         main = session.load_vm_module(program)["main"]
         x, w = session.empty((chunks, ROWS, INNER), "float32"), session.put(weight)
         for repetition in range(8):
             xs = drawn(repetition, ranks, chunks, ROWS, INNER)
-            for rank, value in enumerate(xs):
-                x.debug_copy_from(rank, value)
+            give(x, xs)
             out = main(x, w)
             for rank in range(ranks):
                 np.testing.assert_array_equal(session.get(out, rank=rank), xs @ weight)
 
 
+@pytest.mark.parametrize("link", LINKS, ids=["memory", "link", "jitter"])
 @pytest.mark.parametrize("chunks", [1, 2, 5])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_a_matmul_whose_parts_peers_reduce(ranks: int, chunks: int) -> None:
+def test_a_matmul_whose_parts_peers_reduce(ranks: int, chunks: int, link: Any) -> None:
     program = compiled(Shows(ranks, chunks).matmul_scatter(), ranks)
     weights = drawn(0, ranks, INNER, COLUMNS)
     with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
+        session.emulate_link(**(link or {}))
         main = session.load_vm_module(program)["main"]
         x = session.empty((ranks, chunks, ROWS, INNER), "float32")
         w = session.scatter(weights)
         for repetition in range(8):
             xs = drawn(repetition, ranks, ranks, chunks, ROWS, INNER)
-            for rank, value in enumerate(xs):
-                x.debug_copy_from(rank, value)
+            give(x, xs)
             out = main(x, w)
             wanted = sum(xs[rank] @ weights[rank] for rank in range(ranks))
             for rank in range(ranks):
                 np.testing.assert_array_equal(session.get(out, rank=rank), wanted[rank])
+
+
+MESH_ROWS, MESH_COLUMNS = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+
+
+def division(teams: list[list[int]]) -> relax.ShapeExpr:
+    return relax.ShapeExpr([len(teams[0]), *(rank for team in teams for rank in team)])
+
+
+def test_in_both_teams_that_a_rank_of_a_mesh_is_in() -> None:
+    """At the same time, and the ranks that come later to one wait for nobody in the other."""
+    rows, columns = division(MESH_ROWS), division(MESH_COLUMNS)
+    program = compiled(Shows(2, 3, rows).gather_matmul(columns), 4)
+    weight = drawn(0, INNER, COLUMNS)
+    with tvm_ipc.Session(4, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        field = session.get_global_func("ffi.ArrayGetItem")
+        x, w = session.empty((3, ROWS, INNER), "float32"), session.put(weight)
+        for repetition in range(8):
+            session.emulate_link(jitter=1e-3 if repetition % 2 else 0)
+            xs = drawn(repetition, 4, 3, ROWS, INNER)
+            give(x, xs)
+            out = main(x, w)
+            for which, teams in enumerate((MESH_ROWS, MESH_COLUMNS)):
+                for team in teams:
+                    for rank in team:
+                        found = session.get(field(out, which), rank=rank)
+                        np.testing.assert_array_equal(found, xs[team] @ weight)
+
+
+def test_parts_are_reduced_in_each_team_of_a_mesh() -> None:
+    program = compiled(Shows(2, 2, division(MESH_COLUMNS)).matmul_scatter(), 4)
+    weights = drawn(0, 4, INNER, COLUMNS)
+    with tvm_ipc.Session(4, threads=True, timeout=60) as session:
+        main = session.load_vm_module(program)["main"]
+        x, w = session.empty((2, 2, ROWS, INNER), "float32"), session.scatter(weights)
+        for repetition in range(8):
+            xs = drawn(repetition, 4, 2, 2, ROWS, INNER)
+            give(x, xs)
+            out = main(x, w)
+            for team in MESH_COLUMNS:
+                wanted = sum(xs[rank] @ weights[rank] for rank in team)
+                for place, rank in enumerate(team):
+                    np.testing.assert_array_equal(session.get(out, rank=rank), wanted[place])
 
 
 @pytest.mark.parametrize("program", ["gather_matmul", "matmul_scatter"])

@@ -39,6 +39,86 @@ class Fault:
 
 STRESS = "collectives_stress"
 FAULTS = [
+    # ---- shows
+    Fault(
+        "what is shown is announced before it is there",
+        "core/shows.cc",
+        "  own.memory[place] = memory;\n",
+        "  Publish(own.last, number, own.sleepers);\n  own.memory[place] = memory;\n",
+        "shows_stress",
+        THREAD,
+    ),
+    Fault(
+        "what is shown takes the place of what was not hidden",
+        "core/shows.cc",
+        "if ((open_ >> place & 1) != 0) {",
+        "if (number == 0) {",
+        "shows_stress",
+    ),
+    Fault(
+        "what is shown is kept by whoever has it alone",
+        "core/shows.cc",
+        "  keep_[place] = std::move(keep);\n",
+        "",
+        "shows_stress",
+    ),
+    Fault(
+        "to hide what is shown waits for nobody",
+        "core/shows.cc",
+        "  meeting_.Enter(mine);\n",
+        "",
+        "shows_stress",
+    ),
+    Fault(
+        "the order in which what is shown is hidden matters",
+        "core/shows.cc",
+        "  std::sort(numbers.begin(), numbers.end(),\n"
+        "            [&](uint32_t a, uint32_t b) { return a - first < b - first; });\n",
+        "  static_cast<void>(first);\n",
+        "shows_stress",
+    ),
+    Fault(
+        "what is shown stays open though it was hidden",
+        "core/shows.cc",
+        "    open_ &= ~(uint64_t{1} << number % kMaxShown);\n",
+        "",
+        "shows_stress",
+    ),
+    Fault(
+        "numbers of what is shown do not begin anew after an error",
+        "core/shows.cc",
+        "  last_ = 0;\n",
+        "",
+        "shows_stress",
+    ),
+    Fault(
+        "what was shown before an error is open after it",
+        "core/shows.cc",
+        "  open_ = 0;\n",
+        "",
+        "shows_stress",
+    ),
+    Fault(
+        "what was shown before an error is seen after it",
+        "core/group.cc",
+        "      control.seats[place][r].board.last.store(0, std::memory_order_relaxed);\n",
+        "",
+        "shows_stress",
+    ),
+    Fault(
+        "what is shown is read where it lies in the reader",
+        "shm/shows.cc",
+        "rank.segments()->base(meeting.rank(place))",
+        "rank.segments()->base(rank.id())",
+        "shows_stress",
+    ),
+    Fault(
+        "parts of a reduction are taken from the ranks after this one",
+        "shm/shows.cc",
+        "sources[Modulo(me - before, size)]",
+        "sources[Modulo(me + before + 1, size)]",
+        "shows_stress",
+    ),
     # ---- waits
     Fault(
         "a step is seen before what it announces: the wait loads relaxed",

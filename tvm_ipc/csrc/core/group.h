@@ -144,7 +144,9 @@ class Rank {
    */
   void Leave();
   /*! \brief From now on several threads act for it. Only a thread that does so may say this. */
-  void Share() { shared_ = true; }
+  void Share() {
+    if (!shared_) shared_ = true;  // others only read it, and see it from when they begin to act
+  }
 
   /*! \brief Whether this is the copy of a rank in a process that was forked off its worker. */
   bool forked() const { return connection_->forked(); }
