@@ -230,6 +230,7 @@ def compiler_calls() -> dict[str, Call]:
     user = "what a compiler returns is checked when it returns it"
     result = "a result, which users only read"
     return {
+        "LowerPlacements": Call(transform.LowerPlacements, {}, {"streams": COUNTS}),
         "get_pipeline": Call(
             tvm_ipc.get_pipeline,
             {"target": "llvm", "world_size": 2},
@@ -246,6 +247,7 @@ def compiler_calls() -> dict[str, Call]:
                     ANYTHING,
                 ],
                 "world_size": [*COUNTS, 65],
+                "streams": COUNTS,
                 "allreduce_strategy": strategies,
                 "num_groups": [*COUNTS, 3],
                 "barrier_budget": budgets,
@@ -419,7 +421,7 @@ def compiler_calls() -> dict[str, Call]:
         # TVM's wrapper shows no signature of a pass without options.
         **{
             name: Call(getattr(transform, name), free={"args": "none", "kwargs": "none"})
-            for name in ("LowerGPUIPCAllocStorage", "LowerPackedAllocTensor", "LowerPlacements")
+            for name in ("LowerGPUIPCAllocStorage", "LowerPackedAllocTensor")
         },
     }
 

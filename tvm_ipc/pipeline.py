@@ -94,6 +94,7 @@ def get_pipeline(
     schedule: tvm.transform.Pass | None = None,
     post_collectives: bool = False,
     overlap: Calibration | int | None = None,
+    streams: int = 2,
     dump: str | Path | None = None,
 ) -> tvm.transform.Pass:
     """Return a pipeline for `relax.build` and `tvm.compile`.
@@ -117,6 +118,8 @@ def get_pipeline(
     overlap : what was measured on a machine, by which matrix products go on beside the
         communication before or after them where that pays; or a number of chunks for all of them.
         See `OverlapCommunication`.
+    streams : of products along an axis that `comm.place` marks for streams, how many chunks have
+        their rows on their way, or are multiplied, at a time; see `LowerPlacements`.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
     target = _target(target)
@@ -131,6 +134,11 @@ def get_pipeline(
     epilogue = FuseAllReduceEpilogue(allreduce_strategy, num_groups=num_groups)
     posts = arguments.flag("get_pipeline: post_collectives", post_collectives)
     folder = _folder(dump)
+    placements = LowerPlacements(
+        streams=arguments.integer(
+            "get_pipeline: streams", streams, "a number of streams, 1 or more", 1
+        )
+    )
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
     if overlap is not None and not on_cpu:
@@ -177,7 +185,7 @@ def get_pipeline(
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         _check_well_formed(mod)
         _check_meshes(mod, world_size)
-        mod = tvm.transform.Sequential([LowerPlacements()], name="tvm_ipc.placements")(mod)
+        mod = tvm.transform.Sequential([placements], name="tvm_ipc.placements")(mod)
         _check_workers_and_devices(mod, target, world_size, world_size // num_groups)
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", why))
         with target:

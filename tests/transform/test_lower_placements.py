@@ -484,8 +484,8 @@ def test_the_report_says_what_each_collective_is_for() -> None:
     assert [one.pass_name for one in report.decisions] == ["LowerPlacements"] * 3
     assert found == [
         ("allreduce of lv2 along 'tp'", "inserted", "R.add needs it R along 'tp'"),
-        ("stream=1 of lv4", "left out", "no pass that works with streams has read it"),
         ("take_part of lv3 along 'tp'", "made", "it is R along 'tp', and lv4 S[0] along 'tp'"),
+        ("stream=1 of lv4", "left out", "it is no product of what an all-gather gives"),
     ]
 
 

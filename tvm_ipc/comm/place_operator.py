@@ -61,8 +61,8 @@ def place(
     placements : for axes of the mesh by name, `Replica()`, `Shard(axis)` or `Partial(reduction)`;
         replicated along the others. Or one for each axis of the mesh, in their order.
     ranks : of a mesh that is given by names and extents: see `Mesh`.
-    stream : an axis of the tensor, along which streams may work on one part after the other. It
-        is carried along, for passes that use streams.
+    stream : the first axis of a product of what is gathered: its chunks along that are gathered
+        and multiplied one after the other, the later ones while others are multiplied.
     """
     if not isinstance(x, relax.Expr):
         raise arguments.wrong_type("place: x", "an expression of a tensor", x)

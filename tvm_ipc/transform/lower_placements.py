@@ -19,7 +19,8 @@ After:
 A parameter lies where the first place says that is directly on it, a result where a place says that
 makes it; what is not said is replicated. Parts of an axis that the ranks do not divide have the
 extent of the largest one, in parameters and results with zeros beyond the end. TVM's
-`R.dist.annotate_sharding` is a place, too.
+`R.dist.annotate_sharding` is a place, too. A product along an axis that is marked for streams
+becomes chunks: see `tvm_ipc.transform.overlap.streams`.
 
 Runs before everything else that looks into functions, `OffloadBLAS` and `LegalizeOps` above all.
 """
@@ -29,12 +30,17 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_ipc import arguments
+from tvm_ipc.comm import Mesh
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.rewrite import calls
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.overlap.find import LeftAloneError
+from tvm_ipc.transform.overlap.streams import in_streams
 from tvm_ipc.transform.placements.dist import with_places
-from tvm_ipc.transform.placements.function import lower_function, mesh_of_function
+from tvm_ipc.transform.placements.function import has_marks, lower_function, mesh_of_function
 from tvm_ipc.transform.placements.redistribute import NAME
+from tvm_ipc.transform.report import Decision, note
 
 
 @module_pass
@@ -43,11 +49,20 @@ class LowerPlacements:
 
     What each collective is for is in the report. Functions without a place stay as they are.
 
+    Parameters
+    ----------
+    streams : of a product along an axis that is marked for streams, how many chunks have their rows
+        on their way, or are multiplied, at a time. With 1 nothing goes on meanwhile.
+
     Raises
     ------
     TransformError
         It is not clear what ranks have to exchange, or would cost more than the program shows.
     """
+
+    streams: int = option(
+        arguments.integer, "a number of streams, 1 or more", 1, default=2, kw_only=True
+    )
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module without places."""
@@ -58,7 +73,8 @@ class LowerPlacements:
                 function = with_places(name, function)
                 mesh = mesh_of_function(name, function)
                 if mesh is not None:
-                    lowered[name] = lower_function(name, function, mesh)
+                    lower = self._in_streams if has_marks(function) else _lower
+                    lowered[name] = lower(name, function, mesh)
         if not lowered:
             return mod
         _check_callers(mod, lowered)
@@ -69,6 +85,31 @@ class LowerPlacements:
             fresh = tvm.ir.GlobalVar(name) if name in lowered else global_var
             functions[fresh] = lowered.get(name, function)
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+    def _in_streams(self, name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
+        """Lower a function in which axes are marked for streams."""
+        # Works begin and end outside of dataflow blocks.
+        plain, marked = lower_function(
+            name, _alone(relax.transform.ToNonDataflow(), function), mesh
+        )
+        result, said = in_streams(plain, [(one.value, one.axis) for one in marked], self.streams)
+        for one, chunks in zip(marked, said, strict=True):
+            if isinstance(chunks, LeftAloneError):
+                note(Decision(NAME, name, one.subject, "left out", str(chunks)))
+            else:
+                how = f"their rows are gathered as works, {min(self.streams, chunks)} at a time"
+                note(Decision(NAME, name, one.subject, f"in {chunks} chunks", how))
+        return _alone(relax.transform.ConvertToDataflow(1), result)
+
+
+def _lower(name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
+    return lower_function(name, function, mesh)[0]
+
+
+def _alone(transform: tvm.transform.Pass, function: relax.Function) -> relax.Function:
+    """Return what a pass makes of a function in a module of its own."""
+    (result,) = transform(tvm.IRModule({"main": function})).functions.values()
+    return result
 
 
 def _check_callers(mod: tvm.IRModule, lowered: dict[str, relax.Function]) -> None:

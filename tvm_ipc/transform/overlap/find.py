@@ -140,7 +140,7 @@ def find_site(place: Place, attrs: CollectiveAttrs, ranks: int | None, uses: Use
         raise LeftAloneError("it is of one rank")
     if attrs.uneven:
         raise LeftAloneError("its parts are uneven")
-    find = _gather if attrs.kind == "allgather" else _sum
+    find = find_gather if attrs.kind == "allgather" else _sum
     site = find(place, attrs, ranks, uses)
     if site.left.outer < 1:
         raise LeftAloneError("how many blocks of rows there are is not known")
@@ -154,9 +154,14 @@ def find_site(place: Place, attrs: CollectiveAttrs, ranks: int | None, uses: Use
             f"a rank has {_show(block)} bytes of rows: kernels could not begin at each rank's, for "
             f"these are no multiple of {ALIGNMENT}"
         )
+    check_written(site, uses)
+    return site
+
+
+def check_written(site: OverlapSite, uses: Uses) -> None:
+    """Raise an error if something may be written between a collective and its products."""
     if uses.written(*_extent(site)):
         raise LeftAloneError("a call before the end of the products may write into what is read")
-    return site
 
 
 def _extent(site: OverlapSite) -> tuple[int, int]:
@@ -166,7 +171,8 @@ def _extent(site: OverlapSite) -> tuple[int, int]:
     return min(places), max(places)
 
 
-def _gather(place: Place, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> OverlapSite:
+def find_gather(place: Place, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> OverlapSite:
+    """Return the site of an all-gather, or raise why products are not done row by row."""
     whole = place.binding.var
     shape = _shape("what is gathered", whole)
     given = place.binding.value.args[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -28,7 +28,6 @@ from tvm_ipc.transform.placements.placed import (
 )
 from tvm_ipc.transform.placements.redistribute import NAME
 from tvm_ipc.transform.placements.values import Found, RankValues, Same, name_of
-from tvm_ipc.transform.report import Decision, note
 
 _PLACE = tvm.ir.Op.get(PLACE)
 
@@ -49,9 +48,26 @@ def mesh_of_function(name: str, function: relax.Function) -> Mesh | None:
     return next(iter(meshes), None)
 
 
-def lower_function(name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
-    """Return what one rank of the mesh runs of a function."""
-    return _PlacedFunction(name, function, mesh).function
+@dataclass(frozen=True)
+class Marked:
+    """What a place marks for streams."""
+
+    subject: str  #: in words
+    value: relax.Expr  #: as a rank has it
+    axis: int
+
+
+def has_marks(function: relax.Function) -> bool:
+    """Whether a place in a function marks an axis for streams."""
+    return any(is_place(value) and value.attrs.stream is not None for _, value in walk(function))
+
+
+def lower_function(
+    name: str, function: relax.Function, mesh: Mesh
+) -> tuple[relax.Function, list[Marked]]:
+    """Return what one rank of the mesh runs of a function, and what is marked in it."""
+    lowered = _PlacedFunction(name, function, mesh)
+    return lowered.function, lowered.marked
 
 
 class _PlacedFunction(RankValues):
@@ -60,6 +76,7 @@ class _PlacedFunction(RankValues):
     def __init__(self, name: str, function: relax.Function, mesh: Mesh) -> None:
         super().__init__(name, mesh)
         self.results: dict[relax.Var, relax.Expr] = {}
+        self.marked: list[Marked] = []
         self.leaves = _variables(function.body.body)
         params = self._params(function)
         with self.builder.function(name, params, pure=function.is_pure, private=True):
@@ -223,8 +240,8 @@ class _PlacedFunction(RankValues):
                         "left to reduce; place it as comm.Replica() or comm.Shard(axis)"
                     )
         if attrs.stream is not None:
-            why = "no pass that works with streams has read it"
-            note(Decision(NAME, self.name, f"stream={attrs.stream} of {name}", "left out", why))
+            said = f"stream={attrs.stream} of {name}"
+            self.marked.append(Marked(said, x.value, int(attrs.stream)))
         why = f"it is {show(self.mesh, x.placements)}, and {name} {show(self.mesh, target)}"
         return replace(self.moves.move(x, target, subject, "made", why), said=True)
 
