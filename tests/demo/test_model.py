@@ -147,6 +147,13 @@ def test_sequence_parallelism_with_rows_that_three_workers_cannot_divide(
         assert three.generate(list(range(40)), 1).tokens == [tokens] * 3
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_everything_of_a_prompt_goes_on_beside_products(dtype: str) -> None:
+    config = Config(2, 64, 4, 2, 64, 64, 40, dtype)
+    found = decisions(config, 2, BUILDS["overlap"])
+    assert (found.gathers, found.scatters, found.overlapped) == (4, 4, 8)
+
+
 def test_gathers_feed_products_and_these_feed_reduce_scatters() -> None:
     """No copy is between them, so that they can be done piece by piece."""
     prefill = model.build(CONFIG, 4, sequence_parallel=True)["prefill"]

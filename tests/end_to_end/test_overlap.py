@@ -35,6 +35,7 @@ class Case:
     symbolic: bool = False
     dtype: str = "float32"
     reduction: str = "sum"
+    wider: bool = False  #: products are float32, and rounded once
     ccl: bool = False
     team: Any = "world"
 
@@ -66,7 +67,10 @@ class Case:
                     whole = builder.emit(gathered)
                 results = []
                 for k in self.each:
-                    y = builder.emit(relax.op.matmul(whole if gathers else x, w[k]))
+                    wide = "float32" if self.wider else None
+                    y = builder.emit(relax.op.matmul(whole if gathers else x, w[k], wide))
+                    if self.wider:
+                        y = builder.emit(relax.op.astype(y, self.dtype))
                     if self.bias and gathers:
                         y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, b[k]))))
                     if self.kind == "allreduce":
@@ -175,7 +179,10 @@ CASES = {
     "scatter no rows": replace(SCATTER, rows=0),
     "scatter one row": replace(SCATTER, ranks=4, rows=1),
     "scatter float16": replace(SCATTER, dtype="float16"),
+    "float16 in wider numbers": replace(GATHER, dtype="float16", wider=True),
+    "scatter float16 in wider numbers": replace(SCATTER, dtype="float16", wider=True),
     "all-reduce": replace(GATHER, kind="allreduce"),
+    "all-reduce in wider numbers": replace(GATHER, kind="allreduce", dtype="float16", wider=True),
     "all-reduce of three": replace(GATHER, kind="allreduce", ranks=3, rows=33),
     "all-reduce of one block": replace(GATHER, kind="allreduce", ranks=4, blocks=(1,), rows=16),
     "all-reduce of one row": replace(GATHER, kind="allreduce", ranks=4, rows=1),
@@ -281,6 +288,13 @@ def test_sums_are_of_what_each_rank_shows(ranks: int) -> None:
     assert called["tvm_ipc.reduce_parts"] == 2
     assert called["tvm_ipc.hide"] == 1
     assert not {"tvm_ipc.join", "tvm_ipc.reduce_scatter"} & {*called}
+
+
+def test_what_is_rounded_is_shown() -> None:
+    """Half of the bytes of the products, which are wider."""
+    called, _ = lowered(replace(SCATTER, dtype="float16", wider=True), 2)
+    assert called["tvm_ipc.show"] == 2
+    assert called["tvm_ipc.reduce_scatter"] == 0
 
 
 def test_of_an_allreduce_sums_are_shown_too() -> None:

@@ -213,6 +213,10 @@ LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
         "what it reduces is no matrix product",
         program(scattered(lambda b, x, w: b.emit(relax.op.add(x, x)))),
     ),
+    "other rows": (
+        "what follows the matrix product needs other rows, too",
+        program(scattered(lambda b, x, w: b.emit(relax.op.add(b.emit(relax.op.matmul(x, w)), x)))),
+    ),
     "not aligned": (
         "a rank has 60 bytes of rows",
         program(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products whose rows are gathered before them, or summed over ranks after them.
 
-    whole = R.comm.allgather(x, axis=a)       y = R.matmul(x, w)
-    h = R.matmul(whole, w)                    z = R.comm.reduce_scatter(y, "sum", axis=a)
-    z = R.nn.relu(R.add(h, bias))             or R.comm.allreduce(y, "sum")
+    whole = R.comm.allgather(x, axis=a)       y = R.matmul(x, w, out_dtype="float32")
+    h = R.matmul(whole, w)                    h = R.astype(y, "bfloat16")
+    z = R.nn.relu(R.add(h, bias))             z = R.comm.reduce_scatter(h, "sum", axis=a)
+                                              or R.comm.allreduce(h, "sum")
 
 The rows of a product do not depend on each other, nor does what is done element by element
 afterwards, so any number of rows can be done when they are there. Several products may share what
@@ -200,19 +201,34 @@ def _sum(place: Place, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Overla
     total = _shape("what it gives", place.binding.var)
     scatters = attrs.kind == "reduce_scatter"
     axis = int(attrs.split_axis or 0) if scatters else _rows_of(total)
-    matmul = uses.places.get(partial) if isinstance(partial, relax.Var) else None
-    if matmul is None or matmul.block is not place.block or not binds(matmul, _MATMUL):
-        raise LeftAloneError("what it reduces is no matrix product")
+    product = MatrixProduct(_product_of(partial, place, uses), [])
+    given = product.matmul.binding.value.args[0]
+    _check_matmul(product.matmul.binding.value, given, axis)
+    _follow(product, axis, uses)
+    if not product.last.binding.var.same_as(partial):
+        raise LeftAloneError("what follows the matrix product needs other rows, too")
     if len(uses.users[partial]) != 1:
         raise LeftAloneError("something else uses the matrix product, too")
-    given = matmul.binding.value.args[0]
-    _check_matmul(matmul.binding.value, given, axis)
     left = Layout(_shape("the left operand", given), axis, dtype_of(given.ty))
     if not scatters and not divides(ranks, total[axis]):
         raise LeftAloneError(f"it has {_show(total[axis])} rows, which may not divide among ranks")
     rows = total[axis] if scatters else largest_part(total[axis], ranks)
     right = [_layout(partial, axis)]
-    return OverlapSite(place, attrs, ranks, [MatrixProduct(matmul, [])], rows, given, left, right)
+    return OverlapSite(place, attrs, ranks, [product], rows, given, left, right)
+
+
+def _product_of(partial: Any, collective: Place, uses: Uses) -> Place:
+    """Return the matrix product that something is, or is made of element by element."""
+    while isinstance(partial, relax.Var):
+        place = uses.places.get(partial)
+        if place is None or place.block is not collective.block:
+            break
+        if binds(place, _MATMUL):
+            return place
+        if not binds(place, *_ELEMENTWISE):
+            break
+        partial = place.binding.value.args[0]
+    raise LeftAloneError("what it reduces is no matrix product")
 
 
 def _rows_of(shape: list[Any]) -> int:
