@@ -351,12 +351,22 @@ def compiler_calls() -> dict[str, Call]:
         "VerifyCrossRankSafety": Call(
             transform.VerifyCrossRankSafety,
             {},
-            {"assume_no_exit_barrier": FLAGS, "refuse_unknown": FLAGS},
+            {
+                "assume_no_exit_barrier": FLAGS,
+                "refuse_unknown": FLAGS,
+                "world_size": [*one_less(COUNTS, None), 65],
+                "num_groups": COUNTS,
+            },
         ),
         "verify_cross_rank_safety": Call(
             transform.verify_cross_rank_safety,
             module,
-            {"mod": MODULES, "assume_no_exit_barrier": FLAGS},
+            {
+                "mod": MODULES,
+                "assume_no_exit_barrier": FLAGS,
+                "world_size": [*one_less(COUNTS, None), 65],
+                "num_groups": COUNTS,
+            },
         ),
         "plan_memory": Call(
             transform.plan_memory,

@@ -169,7 +169,7 @@ def get_pipeline(
         ),
         ("rewrite", [PlaceParts(), *([PostCollectives()] if posts else []), rewrite]),
         ("plan", [*before_plan, plan, *after_plan]),
-        ("verify", [VerifyCrossRankSafety()]),
+        ("verify", [VerifyCrossRankSafety(world_size=world_size, num_groups=num_groups)]),
         (
             "lower",
             [

@@ -37,9 +37,12 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> list[tvm.IRModule]:
 
     @tvm.transform.module_pass(opt_level=0, name="KeepAndDelay")
     class KeepAndDelay:
+        def __init__(self, **workers: int) -> None:
+            self.check = VerifyCrossRankSafety(**workers)
+
         def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
             planned.append(mod)
-            return AddDelays()(VerifyCrossRankSafety()(mod))
+            return AddDelays()(self.check(mod))
 
     monkeypatch.setattr(tvm_ipc.pipeline, "VerifyCrossRankSafety", KeepAndDelay)
     return planned

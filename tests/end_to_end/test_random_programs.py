@@ -65,8 +65,8 @@ def check(session: Any, programs: list[Program], path: Path) -> None:
     run(session, programs, path, rows)
 
 
-def verify_and_delay() -> tvm.transform.Pass:
-    return tvm.transform.Sequential([VerifyCrossRankSafety(), AddDelays()])
+def verify_and_delay(**workers: int) -> tvm.transform.Pass:
+    return tvm.transform.Sequential([VerifyCrossRankSafety(**workers), AddDelays()])
 
 
 def fails(kind: str, sessions: Any, seed: int, size: int, path: Path) -> str | None:

@@ -196,7 +196,9 @@ def test_branches_prove_what_both_of_them_prove(team, then, otherwise, left_out)
         module(tensor("s"), "Module.copy(x, s)", exchange("y", "s", team), *branches)
     )
     assert flags(result)[0] == int(left_out)
-    assert verify_cross_rank_safety(result) == []
+    # Nobody says that ranks have the same conditions.
+    found = [(hazard.kind, hazard.unknown) for hazard in verify_cross_rank_safety(result)]
+    assert found == ([] if then == otherwise else [(HazardKind.BRANCHES, True)])
 
 
 def test_one_without_flags_becomes_the_one_that_takes_them():

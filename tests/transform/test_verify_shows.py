@@ -49,7 +49,9 @@ def hazards(**lines: str) -> list[tuple[HazardKind, str]]:
     given = {"team": "0", "shown": "", "read": "", "hide": HIDE, "hidden": "", **lines}
     text = PROGRAM.format(**given)
     module = tvm.script.from_source(text, {"I": I, "R": R, "T": T})
-    return [(one.kind, str(one)) for one in verify_cross_rank_safety(module)]
+    found = verify_cross_rank_safety(module)
+    # Nobody says that ranks have the same conditions.
+    return [(one.kind, str(one)) for one in found if one.kind is not HazardKind.BRANCHES]
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,9 @@ def test_works_in_functions_that_are_called(
 
 
 def test_works_of_branches() -> None:
-    assert verify_cross_rank_safety(Branches) == []
+    # Nobody says that ranks have the same conditions.
+    found = [(hazard.kind, hazard.unknown) for hazard in verify_cross_rank_safety(Branches)]
+    assert found == [(HazardKind.BRANCHES, True)]
     found = {hazard.kind for hazard in verify_cross_rank_safety(OneBranch)}
     assert found == {UNFINISHED, NEVER_WAITED}
 

@@ -20,6 +20,7 @@ ALLREDUCE: Final = Function(
     writes=("recv",),
     scopes={"send": IPC_MEMORY},
     peers_read=("send",),
+    same=("recv",),
     meets=Meeting.ALL,
 )
 
@@ -31,6 +32,7 @@ CUSTOM_ALLREDUCE: Final = Function(
     writes=("recv",),
     scopes={"send": IPC_MEMORY},
     peers_read=("send",),
+    same=("recv",),
     meets=Meeting.ALL,
     general=ALLREDUCE.name,
     given={"kind": ReduceKind.SUM, "team": Team.WORLD, "flags": CollectiveFlag.NONE},
@@ -45,6 +47,7 @@ ALLREDUCE_RMS_NORM: Final = Function(
     writes=("residual_out", "norm_out"),
     scopes={"send": IPC_MEMORY},
     peers_read=("send",),
+    same=("residual_out", "norm_out"),
     meets=Meeting.ALL,
 )
 
@@ -57,6 +60,7 @@ ALLREDUCE_LAYER_NORM: Final = Function(
     writes=("residual_out", "norm_out"),
     scopes={"send": IPC_MEMORY},
     peers_read=("send",),
+    same=("residual_out", "norm_out"),
     meets=Meeting.ALL,
 )
 
@@ -103,6 +107,7 @@ ALLGATHER: Final = Function(
     writes=("recv",),
     scopes={"send": IPC_MEMORY},
     peers_read=("send",),
+    same=("recv",),
     meets=Meeting.ALL,
 )
 
@@ -125,6 +130,7 @@ BROADCAST: Final = Function(
     writes=("recv",),
     scopes={"send": IPC_MEMORY},
     peers_read=("send",),
+    same=("recv",),
     meets=Meeting.SOME,
 )
 
@@ -166,6 +172,7 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
             reads=("send",),
             writes=("recv",),
             peers_read=("send",),
+            same=("recv",),
             meets=Meeting.ALL,
             registered=registered,
         ),
@@ -176,6 +183,7 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
             reads=("send",),
             writes=("recv",),
             peers_read=("send",),
+            same=("recv",),
             meets=Meeting.ALL,
             registered=registered,
         ),
@@ -186,6 +194,7 @@ def _of_backend(prefix: str, registered: Registered) -> tuple[Function, ...]:
             reads=("send",),
             writes=("recv",),
             peers_read=("send",),
+            same=("recv",),
             meets=Meeting.SOME,
             registered=registered,
         ),

@@ -86,6 +86,8 @@ class Function:
         memory. They have done so when the function returns; but where a parameter of the type
         CollectiveFlag has NO_EXIT_BARRIER, only when the rank has passed a later meeting of the
         team, or of one that contains it.
+    same : operands that are the same on all ranks of the team when the function has returned there,
+        if so is what it reads and peers do not.
     result_of : the operand whose memory the result is; of several, any of them.
     shows : the operand that other ranks of the team may read where it lies from now on, until they
         have met with this rank in a function that hides the result.
@@ -108,6 +110,7 @@ class Function:
     writes: tuple[str, ...] = ()
     scopes: Mapping[str, str] = field(default_factory=dict)
     peers_read: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
     result_of: str = ""
     shows: str = ""
     hides: str = ""
@@ -118,7 +121,7 @@ class Function:
     registered: Registered = Registered.NATIVE
 
     def __post_init__(self) -> None:
-        effects = (*self.reads, *self.writes, *self.peers_read, *self.scopes)
+        effects = (*self.reads, *self.writes, *self.peers_read, *self.same, *self.scopes)
         named = {*effects, self.result_of, self.shows, self.hides, self.posts}
         named -= {RESULT, ""}
         if named and (unknown := named - {parameter.name for parameter in self.parameters}):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds where a rank of a lowered program writes what its peers may still read.
+"""Finds where ranks of a lowered program spoil each other's data, or wait for each other for ever.
 
     s = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "uint8")
     a = R.memory.alloc_tensor(s, 0, R.shape([1024]), "float32")
@@ -18,6 +18,18 @@ A work that was posted ("tvm_ipc.post") uses memory until somebody has waited fo
 what it writes must not be read, and nothing that it uses be written; and on every path somebody
 waits.
 
+All ranks of a team have to make the same calls in the same order. That may fail where a condition
+of an `if` is not the same on all of them. What was computed from a rank's number is known for each
+rank; what came out of an all-reduce, a gather or a broadcast is the same on all of its ranks. Where
+ranks take different branches, all of them are run one beside the other, with their works, messages
+and shows, and who waits for ever is a hazard:
+
+    rank = R.call_packed("runtime.disco.worker_rank")
+    if rank == 0:
+        R.call_packed("tvm_ipc.allreduce", x, 0, 0, 3, 0, y)   # a hazard: the others never come
+
+Where neither is so, both branches have to do the same with other ranks; else the hazard is unknown.
+
 It runs on any module in destination-passing form, after the memory plan; before `VMShapeLower`,
 which hides symbolic shapes, so that what they decide is unknown. It is independent of the passes
 that make the plans, and doubts calls that it does not know: they may write all that they are given,
@@ -31,15 +43,19 @@ example; where neither a proof nor an example is found, the hazard is unknown.
 
 from __future__ import annotations
 
+from dataclasses import field
+
 import tvm
 
 from tvm_ipc import arguments
+from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
 from tvm_ipc.transform.safety.interpret import Checker
+from tvm_ipc.transform.safety.known import World
 
 __all__ = ["Hazard", "HazardKind", "VerifyCrossRankSafety", "verify_cross_rank_safety"]
 
@@ -47,7 +63,11 @@ _NAME = "VerifyCrossRankSafety"
 
 
 def verify_cross_rank_safety(
-    mod: tvm.IRModule, *, assume_no_exit_barrier: bool = False
+    mod: tvm.IRModule,
+    *,
+    assume_no_exit_barrier: bool = False,
+    world_size: int | None = None,
+    num_groups: int = 1,
 ) -> list[Hazard]:
     """Return every hazard of a module that memory was planned for, those that are unknown too.
 
@@ -56,12 +76,25 @@ def verify_cross_rank_safety(
     mod : in destination-passing form, as the memory plan or any later pass leaves it.
     assume_no_exit_barrier : judge as if no custom all-reduce had an exit barrier, as is so with
         upstream's kernels, but for those of strategy RING.
+    world_size : the number of workers that will run it. None means that the program says it, by
+        teams that all ranks are divided into, or that it is tried with a few of them.
+    num_groups : the number of groups that they will be in, where there is a `world_size`.
     """
     where = "verify_cross_rank_safety"
     arguments.instance(f"{where}: mod", mod, tvm.IRModule, "an IRModule")
     assumed = arguments.flag(f"{where}: assume_no_exit_barrier", assume_no_exit_barrier)
+    world = _world(where, world_size, num_groups)
     with no_collection():
-        return Checker(mod, assumed).check()
+        return Checker(mod, assumed, world).check()
+
+
+def _world(where: str, world_size: int | None, num_groups: int) -> World | None:
+    if world_size is None:
+        wanted = "a number of groups, 1 or more"
+        if arguments.integer(f"{where}: num_groups", num_groups, wanted, 1) > 1:
+            raise ValueError(f"{where}: num_groups needs a world_size that is divided into them")
+        return None
+    return World(*arguments.workers(where, "world_size", world_size, num_groups, MAX_WORKERS))
 
 
 @module_pass
@@ -72,7 +105,7 @@ class VerifyCrossRankSafety:
 
     Parameters
     ----------
-    assume_no_exit_barrier : see `verify_cross_rank_safety`.
+    assume_no_exit_barrier, world_size, num_groups : see `verify_cross_rank_safety`.
     refuse_unknown : refuse a module for those as well.
 
     Raises
@@ -83,10 +116,20 @@ class VerifyCrossRankSafety:
 
     assume_no_exit_barrier: bool = option(arguments.flag, default=False)
     refuse_unknown: bool = option(arguments.flag, default=False)
+    world_size: int | None = field(default=None, kw_only=True)
+    num_groups: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _world("VerifyCrossRankSafety", self.world_size, self.num_groups)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module as it is."""
-        hazards = verify_cross_rank_safety(mod, assume_no_exit_barrier=self.assume_no_exit_barrier)
+        hazards = verify_cross_rank_safety(
+            mod,
+            assume_no_exit_barrier=self.assume_no_exit_barrier,
+            world_size=self.world_size,
+            num_groups=self.num_groups,
+        )
         for hazard in hazards:
             if hazard.unknown:
                 note(Decision(_NAME, hazard.function, hazard.memory, "not proved", str(hazard)))

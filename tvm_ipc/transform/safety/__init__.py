@@ -13,5 +13,14 @@ prim_funcs  which parameters a PrimFunc writes
 effects     reads and writes, and the hazards that they are
 evaluate    what expressions give, and what calls do
 interpret   a function run over such states, and a summary of what it does to its caller
+shows       what is shown to peers until it is hidden
 hazards     what is found
+
+known       what each rank has of a number or of a tensor, or that ranks have the same
+contents    that for the tensors of a program
+sequences   what ranks do with each other, step after step
+rank_calls  which such step a call is
+trace       those of a function and of those that it calls
+rendezvous  ranks that do them, until all have ended or wait for each other
+order       the conditions under which they do
 """

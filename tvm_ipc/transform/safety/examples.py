@@ -29,15 +29,24 @@ def coordinate(point: int, variable: int) -> int:
     return random.Random(point * 1009 + variable).choice(_SCATTERED)
 
 
-def evaluate(expr: Any, value_of: Callable[[Any], int]) -> int | None:
-    """Return the value of an integer expression, None where it has none or is of a kind unknown."""
+def evaluate(
+    expr: Any,
+    value_of: Callable[[Any], int | None],
+    loaded: Callable[[Any], int | None] = lambda _: None,
+) -> int | None:
+    """Return the value of an integer expression, None where it has none or is of a kind unknown.
+
+    Variables have the values, and loads from memory give what is loaded, that the functions say.
+    """
     kind = type(expr)
     if kind is tirx.IntImm:
         return int(expr.value)
     if isinstance(expr, tvm.ir.Var):
         return value_of(expr)
+    if kind is tvm.ir.TensorLoad:
+        return loaded(expr)
     if kind is tirx.Cast:
-        return evaluate(expr.value, value_of)
+        return evaluate(expr.value, value_of, loaded)
     if kind in _BINARY:
         parts, function = [expr.a, expr.b], _BINARY[kind]
     elif kind is tirx.Select:
@@ -48,7 +57,7 @@ def evaluate(expr: Any, value_of: Callable[[Any], int]) -> int | None:
         parts, function = [expr.a], _UNARY[kind]
     else:
         return None
-    found = [evaluate(part, value_of) for part in parts]
+    found = [evaluate(part, value_of, loaded) for part in parts]
     try:
         return None if None in found else int(function(*found))
     except (ArithmeticError, ValueError):  # no quotient by 0, no shift by less

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a memory plan, as data."""
+"""What can be wrong with a program that several ranks run, as data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ class HazardKind(Enum):
     SHOWN = "written before it is hidden"
     NEVER_HIDDEN = "not hidden"
     HIDDEN = "used after it was hidden"
+    BRANCHES = "not the same in both branches of a condition that ranks may decide differently"
+    DISAGREES = "in another collective than others of its team"
+    STUCK = "waiting for ever"
 
 
 #: What goes wrong with a work that a rank has posted.
 OF_WORKS = frozenset((HazardKind.UNFINISHED, HazardKind.BUSY, HazardKind.NEVER_WAITED))
+#: What goes wrong where ranks do not meet in the same order.
+OF_ORDER = frozenset((HazardKind.BRANCHES, HazardKind.DISAGREES, HazardKind.STUCK))
 
 #: What goes wrong with a tensor that a rank shows.
 OF_SHOWS = frozenset((HazardKind.SHOWN, HazardKind.NEVER_HIDDEN))
@@ -32,7 +37,7 @@ OF_SHOWS = frozenset((HazardKind.SHOWN, HazardKind.NEVER_HIDDEN))
 
 @dataclass(frozen=True)
 class Hazard:
-    """One place where a rank sees wrong data, or may do so.
+    """One place where a rank sees wrong data or none, or may do so.
 
     Where sizes are symbolic a hazard is proved by `example`; `unknown` is one of which neither that
     it is one nor that it is none could be proved.
@@ -43,7 +48,7 @@ class Hazard:
     memory: str  #: the storage, or the tensor and its storage
     binding: str  #: where it goes wrong
     #: The collective whose input peers may read; what overwrote; how far it is; what posted a work;
-    #: what shows or hides it.
+    #: what shows or hides it; where other ranks are.
     other: str
     example: str = ""  #: sizes at which it goes wrong, such as "n = 1"; "" where they do not matter
     unknown: bool = False
@@ -59,6 +64,16 @@ class Hazard:
             more = f"it was shown in `{self.other}`; hide it before, on every path"
         elif self.kind is HazardKind.HIDDEN:
             more = f"that was in `{self.other}`, and its rank may write it since; use it before"
+        elif self.kind is HazardKind.BRANCHES:
+            more = (
+                f"{self.other}; have both do the same in the same order, or decide by what all of "
+                "these ranks have alike, such as the result of an all-reduce"
+            )
+        elif self.kind in OF_ORDER:
+            more = (
+                f"{self.other}; all ranks of a team make the same calls in the same order, and of "
+                "two ranks one sends while the other one receives"
+            )
         else:
             more = (
                 f"they do so in `{self.other}`, which has no exit barrier; keep the memory until "
@@ -67,7 +82,7 @@ class Hazard:
             )
         if self.example:
             more += f" (for example where {self.example})"
-        if self.unknown:
+        if self.unknown and self.kind not in OF_ORDER:
             more += " (for no sizes that were tried, and it could not be proved for all)"
         is_ = "may be" if self.unknown else "is"
         return (

@@ -15,6 +15,8 @@ from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, Value, objec
 from tvm_ipc.transform.safety.evaluate import Evaluation
 from tvm_ipc.transform.safety.extents import Extents
 from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.known import World
+from tvm_ipc.transform.safety.order import Order
 from tvm_ipc.transform.safety.prim_funcs import written_parameters
 from tvm_ipc.transform.safety.state import State, Summary
 from tvm_ipc.transform.safety.statements import IF, KILL, SAME, Sequence, Statement, Statements
@@ -23,8 +25,11 @@ from tvm_ipc.transform.safety.statements import IF, KILL, SAME, Sequence, Statem
 class Checker:
     """What is known of a module: its hazards so far, and summaries of its functions."""
 
-    def __init__(self, mod: tvm.IRModule, assume_no_exit_barrier: bool) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, assume_no_exit_barrier: bool, world: World | None
+    ) -> None:
         self.assume_no_exit_barrier = assume_no_exit_barrier
+        self._world = world
         self.extents = Extents()
         self.hazards: dict[tuple[Any, ...], Hazard] = {}
         self._functions = {g.name_hint: f for g, f in mod.functions_items()}
@@ -55,7 +60,11 @@ class Checker:
                 self._recursive.add(name)
                 self._once.discard(name)
                 self.summary(name)
-        return list(self.hazards.values())
+        return [*self.hazards.values(), *Order(self, names, self._world).hazards()]
+
+    def steps(self, name: str) -> Statements:
+        """Return a function of the module as plain objects."""
+        return self._steps[name]
 
     def called_once(self, name: str) -> Statements | None:
         """Return what a function does that only the call at hand calls, None for any other."""
