@@ -110,7 +110,8 @@ class Case:
                 y = np.maximum(y + b, 0) if self.bias else y
                 parts = [y] * self.ranks
             else:
-                reduced = {"sum": np.sum, "max": np.max}[self.reduction]([x @ w for x in xs], 0)
+                reductions = {"sum": np.sum, "max": np.max, "avg": np.mean}
+                reduced = reductions[self.reduction]([x @ w for x in xs], 0)
                 parts = [reduced] * self.ranks
                 if self.kind == "reduce_scatter":
                     parts = np.split(reduced, self.ranks, self.axis)
@@ -174,6 +175,7 @@ CASES = {
     "scatter three": replace(SCATTER, ranks=3, rows=21),
     "scatter four": replace(SCATTER, ranks=4, rows=5),
     "scatter max": replace(SCATTER, reduction="max"),
+    "scatter avg": replace(SCATTER, reduction="avg"),
     "scatter blocks": replace(SCATTER, rows=4, blocks=(3,)),
     "scatter batched": replace(SCATTER, ranks=3, rows=2, after=(5,)),
     "scatter no rows": replace(SCATTER, rows=0),
@@ -183,6 +185,7 @@ CASES = {
     "scatter float16 in wider numbers": replace(SCATTER, dtype="float16", wider=True),
     "all-reduce": replace(GATHER, kind="allreduce"),
     "all-reduce in wider numbers": replace(GATHER, kind="allreduce", dtype="float16", wider=True),
+    "all-reduce avg": replace(GATHER, kind="allreduce", ranks=4, reduction="avg"),
     "all-reduce of three": replace(GATHER, kind="allreduce", ranks=3, rows=33),
     "all-reduce of one block": replace(GATHER, kind="allreduce", ranks=4, blocks=(1,), rows=16),
     "all-reduce of one row": replace(GATHER, kind="allreduce", ranks=4, rows=1),
