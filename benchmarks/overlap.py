@@ -1,162 +1,225 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a gather hides behind the matmul that needs it, on a link that is emulated?
+"""How much of a collective hides behind its matmul, and does the cost model choose well?
 
     python benchmarks/overlap.py                   # some minutes
-    python benchmarks/overlap.py --rounds 3
+    python benchmarks/overlap.py --only sweep --rounds 5
 
-Each of two workers has half of the rows of `a`; every one of them needs `a @ w`. One program
-gathers and then multiplies. The others do so in chunks, pipelined by hand: while a chunk is
-multiplied, the next ones are on their way. The link is set so that to gather takes a given share of
-the matmul's time.
+Two workers, float32. First a calibration is measured, once, without any of the programs below. It
+alone decides for each program whether it is overlapped, and in how many chunks.
 
-Effective communication is the time of a program less that of the matmul alone; the efficiency is 1
-less its ratio to the one of the program that gathers first. Medians over rounds in which all
-programs take turns; the slowest worker counts.
+    efficiency   links on which the communication takes 25%, 50% and 100% of the matmul's time.
+                 Effective communication is the time of a program less that of its matmul alone; the
+                 efficiency is 1 less its ratio to that of the program without overlap
+    sweep        shapes and links, plain shared memory among them: what was chosen against no
+                 overlap, and against the best of all numbers of chunks
+    memory       bytes that a rank allocates where it gathers, and where it reads from peers
+
+All programs of a case take turns in rounds; who begins changes. Times are those of the slower
+worker, figures are medians over rounds, or of ratios within rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import os
+from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
-import numpy as np
 import tvm
-from tvm import relax, te
 
 import tvm_ipc
+import tvm_ipc.blas
+from tvm_ipc.bench import overlap, programs
+from tvm_ipc.bench.calibrate import calibrate
+from tvm_ipc.bench.stage import Stage, take_the_cores
+from tvm_ipc.calibration import Calibration
+from tvm_ipc.errors import IPCError
+from tvm_ipc.transform import collect_report
+from tvm_ipc.transform.overlap.cost import Workload
 
 RANKS = 2
+KINDS = ("allgather", "reduce_scatter")
 SHARES = (0.25, 0.5, 1.0)
+#: Rows of a worker, inner extent, columns, and whether the BLAS multiplies.
+EFFICIENCY = ((2048, 1024, 1024, True), (512, 1024, 1024, True), (128, 256, 256, False))
+ROWS = (48, 200, 640)
+EXTENTS = ((320, 320), (384, 1536), (1536, 384), (768, 768))
+#: Bytes a second, and seconds; the first one is no link.
+LINKS = ((0.0, 0.0), (4e9, 5e-6), (1e9, 2e-5), (2.5e8, 5e-5))
+MOST_CHUNKS = 64
+#: What is asked for: of the time without overlap, of the best, and in which share of the cases.
+NEVER_SLOWER, NEARLY_BEST, MOSTLY = 1.03, 1.10, 0.9
+GOAL = 0.85
 
 
-def linear(a: te.Tensor, w: te.Tensor) -> te.Tensor:
-    k = te.reduce_axis((0, w.shape[0]))
-    return te.compute((a.shape[0], w.shape[1]), lambda i, j: te.sum(a[i, k] * w[k, j], axis=k))
+def moved(work: Workload) -> int:
+    """Bytes that a rank receives."""
+    width = work.inner if work.kind == "allgather" else work.columns
+    return (work.ranks - 1) * (work.rows or 0) * (width or 0) * work.item_bytes
 
 
-class Builder:
-    """A module with one function for each way."""
+def with_link(base: Calibration, bandwidth: float, latency: float) -> Calibration:
+    return dataclasses.replace(base, bandwidth=bandwidth, latency=latency)
 
-    def __init__(self, rows: int, inner: int, columns: int) -> None:
-        self.rows, self.inner, self.columns = rows, inner, columns  #: of one worker
-        self.builder = relax.BlockBuilder()
 
-    def packed(self, name: str, *operands: Any, ty: Any = None) -> Any:
-        arguments = [relax.prim_value(o) if isinstance(o, int) else o for o in operands]
-        types = [relax.TupleType([]) if ty is None else ty]
-        return self.builder.emit(relax.Call(relax.ExternFunc(name), arguments, ty_args=types))
+def efficiency(base: Calibration, rounds: int) -> list[dict[str, Any]]:
+    print("\nEfficiency: communication hidden, chosen by the cost model")
+    print(f"{'':44}{'matmul':>9}{'without':>9}{'chosen':>9}{'':>10}{'hidden':>8}")
+    found = []
+    for rows, inner, columns, blas in EFFICIENCY:
+        if blas and base.blas_matmul is None:
+            continue
+        for kind in KINDS:
+            work = Workload(kind, RANKS, rows, inner, columns, 4, blas)
+            with Stage(RANKS) as stage:
+                alone = overlap.Programs(stage, work, []).compare(rounds)
+                for share in SHARES:
+                    link = (moved(work) / (share * median(alone.matmul)), 0.0)
+                    choice = overlap.foretell(work, with_link(base, *link), []).choice
+                    tried = [choice.chunks] if choice.overlaps else []
+                    made = overlap.Programs(stage, work, tried)
+                    stage.session.emulate_link(bandwidth=link[0])
+                    times = made.compare(rounds)
+                    stage.session.emulate_link()
+                    hidden = times.efficiency(choice.chunks) if tried else 0.0
+                    chosen = times.chunks[choice.chunks] if tried else times.plain
+                    shape = f"{rows} x {inner} x {columns}{'' if blas else ', TVM'}"
+                    every = (times.matmul, times.plain, chosen)
+                    numbers = "".join(f"{median(one) * 1e3:9.2f}" for one in every)
+                    print(
+                        f"{kind:15}{shape:22}{share:6.0%} {numbers}  {choice.chunks:2} chunks"
+                        f"{hidden or 0:8.0%}",
+                        flush=True,
+                    )
+                    found.append(
+                        {
+                            "work": dataclasses.asdict(work),
+                            "share": share,
+                            "chunks": choice.chunks,
+                            "efficiency": hidden,
+                            "seconds": [median(one) for one in every],
+                        }
+                    )
+    good = sum((one["efficiency"] or 0) >= GOAL for one in found)
+    print(f"at least {GOAL:.0%} hidden: {good} of {len(found)}")
+    return found
 
-    def slice(self, tensor: Any, index: int, *shape: int) -> Any:
-        ty = relax.TensorType(shape, "float32")
-        offset = 4 * index * int(np.prod(shape))
-        return self.packed("tvm_ipc.view", tensor, offset, relax.ShapeExpr(shape), ty=ty)
 
-    def empty(self, *shape: int) -> Any:
-        extents = relax.ShapeExpr(shape)
-        return self.builder.emit(relax.op.builtin.alloc_tensor(extents, "float32", 0, "global"))
+def sweep(base: Calibration, rounds: int) -> list[dict[str, Any]]:
+    print("\nSweep: chosen against no overlap, and against the best number of chunks")
+    print(f"{'':46}{'without':>9}{'chosen':>14}{'ratio':>8}{'best':>14}{'of best':>9}")
+    found = []
+    blas = base.blas_matmul is not None
+    for kind in KINDS:
+        for rows in ROWS:
+            for inner, columns in EXTENTS:
+                work = Workload(kind, RANKS, rows, inner, columns, 4, blas)
+                tried = overlap.counts(work, MOST_CHUNKS)
+                with Stage(RANKS) as stage:
+                    made = overlap.Programs(stage, work, tried)
+                    for link in LINKS:
+                        stage.session.emulate_link(bandwidth=link[0], latency=link[1])
+                        times = made.compare(rounds)
+                        foretold = overlap.foretell(work, with_link(base, *link), tried)
+                        found.append(one_of_sweep(work, link, times, foretold))
+    worst = max(found, key=lambda one: one["ratio"])
+    slower = sum(one["ratio"] > NEVER_SLOWER for one in found)
+    best = sum(one["of_best"] <= NEARLY_BEST for one in found) / len(found)
+    overlapped = [one["ratio"] for one in found if one["chosen"]]
+    print(f"{len(found)} cases; overlap was chosen in {len(overlapped)}")
+    if overlapped:
+        print(f"their time of that without overlap: median {median(overlapped):.2f}")
+    print(f"slower than {NEVER_SLOWER:.2f} of no overlap: {slower}; worst {worst['ratio']:.3f}")
+    print(f"within {NEARLY_BEST - 1:.0%} of the best: {best:.0%} (goal {MOSTLY:.0%})")
+    return found
 
-    def kernel(self, rows: int) -> Any:
-        shapes = ((rows, self.inner), (self.inner, self.columns))
-        a, w = (te.placeholder(shape, "float32") for shape in shapes)
-        name = f"linear_{rows}"
-        function = te.create_prim_func([a, w, linear(a, w)]).with_attr("global_symbol", name)
-        return self.builder.add_func(function, name)
 
-    def add(self, name: str, chunks: int, streams: int, gathers: bool = True) -> None:
-        """Add a function; with one chunk and no stream it gathers first."""
-        mine, all_rows = self.rows // chunks, RANKS * self.rows // chunks
-        kernel = self.kernel(all_rows)
-        own = (chunks, mine, self.inner) if gathers else (chunks, all_rows, self.inner)
-        x = relax.Var("x", relax.TensorType(own, "float32"))
-        w = relax.Var("w", relax.TensorType((self.inner, self.columns), "float32"))
-        buffers = max(1, streams)
-        with self.builder.function(name, [x, w], pure=False):
-            out = self.empty(chunks, all_rows, self.columns)
-            gathered = self.empty(buffers, all_rows, self.inner) if gathers else x
-            works: dict[int, Any] = {}
+def one_of_sweep(
+    work: Workload,
+    link: tuple[float, float],
+    times: overlap.Comparison,
+    foretold: overlap.Prediction,
+) -> dict[str, Any]:
+    choice = foretold.choice
+    medians = {0: median(times.plain), **{n: median(t) for n, t in times.chunks.items()}}
+    best = min(medians, key=lambda count: medians[count])
+    ratio, of_best = times.ratio(choice.chunks), medians[choice.chunks] / medians[best]
+    label = "no link" if not link[0] else f"{link[0] / 1e9:g} GB/s"
+    mark = "  !" if ratio > NEVER_SLOWER or of_best > NEARLY_BEST else ""
+    print(
+        f"{work.kind:15}{work.rows:5} x {work.inner:4} x {work.columns:4}  {label:11}"
+        f"{medians[0] * 1e3:9.3f}{medians[choice.chunks] * 1e3:9.3f} in{choice.chunks:2}"
+        f"{ratio:8.3f}{medians[best] * 1e3:9.3f} in{best:2}{of_best:9.3f}{mark}",
+        flush=True,
+    )
+    return {
+        "work": dataclasses.asdict(work),
+        "link": link,
+        "chosen": choice.chunks,
+        "best": best,
+        "ratio": ratio,
+        "of_best": of_best,
+        "seconds": medians,
+        "predicted": {0: foretold.plain, **foretold.chunks},
+    }
 
-            def post(chunk: int) -> None:
-                send = self.slice(x, chunk, mine, self.inner)
-                recv = self.slice(gathered, chunk % buffers, all_rows, self.inner)
-                given = (send, 0, 0, recv)
-                if streams == 0:
-                    self.packed("tvm_ipc.allgather", *given)
-                    return
-                text = tvm.ir.StringImm("tvm_ipc.allgather")
-                works[chunk] = self.packed("tvm_ipc.post", text, *given, ty=relax.AnyType())
 
-            for chunk in range(streams - 1):
-                post(chunk)
-            for chunk in range(chunks):
-                ahead = chunk + max(streams - 1, 0)
-                if gathers and ahead < chunks:
-                    post(ahead)
-                if chunk in works:
-                    self.packed("tvm_ipc.wait", works[chunk])
-                place = chunk % buffers if gathers else chunk
-                whole = self.slice(gathered, place, all_rows, self.inner)
-                part = self.slice(out, chunk, all_rows, self.columns)
-                call = relax.Call(kernel, [whole, w, part], ty_args=[relax.TupleType([])])
-                self.builder.emit(call)
-            self.builder.emit_func_output(out)
+def memory() -> list[dict[str, Any]]:
+    """Bytes of the memory plan, by scope, of an all-gather and its matmul."""
+    print("\nMemory of an all-gather and its matmul, planned for a rank, without its result")
+    found = []
+    blas = tvm_ipc.blas.installed()
+    for rows, inner, columns, _ in EFFICIENCY[:2]:
+        work = Workload("allgather", RANKS, rows, inner, columns, 4, blas)
+        for chunks in (0, 4):
+            module = programs.variants(work, [chunks] if chunks else [])
+            name = programs.overlapped(chunks) if chunks else programs.PLAIN
+            with collect_report() as report:
+                programs.build(tvm.IRModule({name: module[name]}), RANKS, blas)
+            (plan,) = (one for one in report.plans if one.function == name)
+            taken = sum(storage.bytes or 0 for storage in plan.storages)
+            what = f"in {chunks} chunks" if chunks else "gathers first"
+            print(f"{rows} x {inner} x {columns}  {what:14}{taken / 2**20:8.2f} MiB")
+            found.append({"work": dataclasses.asdict(work), "chunks": chunks, "bytes": taken})
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=128, help="of one worker")
-    parser.add_argument("--inner", type=int, default=256)
-    parser.add_argument("--columns", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parts = ("efficiency", "sweep", "memory")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--calibration", type=Path, help="one that was measured without a link")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
-    build = Builder(options.rows, options.inner, options.columns)
-    build.add("matmul", 1, 0, gathers=False)
-    build.add("first", 1, 0)
-    ways = {f"{chunks} chunks": f"chunks_{chunks}" for chunks in (2, 4, 8)}
-    for chunks, name in zip((2, 4, 8), ways.values(), strict=True):
-        build.add(name, chunks, 3)
-    pipeline = tvm_ipc.get_pipeline("llvm", RANKS, blas=False)
-    program = tvm.compile(build.builder.get(), "llvm", relax_pipeline=pipeline)
-    with tvm_ipc.Session(RANKS) as session:
-        vm = session.load_vm_module(program)
-        rows, inner, columns = options.rows, options.inner, options.columns
-        w = session.put(np.ones((inner, columns), "float32"))
-        whole = np.ones((1, RANKS * rows, inner), "float32")
-        inputs: dict[str, Any] = {"matmul": session.put(whole)}
-        chunks_of = {"first": 1, **{name: int(name[7:]) for name in ways.values()}}
-        for name, chunks in chunks_of.items():
-            inputs[name] = session.put(np.ones((chunks, rows // chunks, inner), "float32"))
-
-        def seconds(name: str) -> float:
-            session.sync()
-            start = perf_counter()
-            vm[name](inputs[name], w)
-            session.sync()
-            return perf_counter() - start
-
-        for name, given in inputs.items():
-            assert (session.get(vm[name](given, w), rank=1) == inner).all(), name
-        alone = median(seconds("matmul") for _ in range(options.rounds))
-        print(f"{RANKS} workers, {rows} x {inner} rows each, {columns} columns, float32")
-        print(f"matmul alone {alone * 1e3:.2f} ms\n")
-        print("link: gather / matmul | gathers first | pipelined, effective communication hidden")
-        for share in SHARES:
-            session.emulate_link(bandwidth=4 * rows * inner / (share * alone))
-            times: dict[str, list[float]] = {name: [] for name in inputs}
-            for _ in range(options.rounds):
-                for name in inputs:
-                    times[name].append(seconds(name))
-            exposed = {
-                name: median(t - m for t, m in zip(times[name], times["matmul"], strict=True))
-                for name in inputs
-            }
-            hidden = ", ".join(
-                f"{label}: {1 - exposed[name] / exposed['first']:.0%}"
-                for label, name in ways.items()
-            )
-            first = median(times["first"])
-            print(f"{share:21.0%} | {first * 1e3:10.2f} ms | {hidden}")
+    scheduled = "at real-time priority"
+    try:
+        take_the_cores()
+    except IPCError as error:
+        scheduled = f"like every program ({error})"
+    print(f"scheduled {scheduled}; load {os.getloadavg()[0]:.1f}")
+    if options.calibration is not None:
+        base = Calibration.load(options.calibration, workers=RANKS)
+    else:
+        base = calibrate(RANKS, 0.0, 0.0)
+    print(
+        f"{base.machine}; a chunk {base.chunk * 1e6:.1f} us, the end {base.hide * 1e6:.1f} us, "
+        f"waking {base.wake * 1e6:.0f} us, noise {base.noise:.1%}",
+        flush=True,
+    )
+    found: dict[str, Any] = {"calibration": dataclasses.asdict(base)}
+    if "efficiency" in options.only:
+        found["efficiency"] = efficiency(base, options.rounds)
+    if "sweep" in options.only:
+        found["sweep"] = sweep(base, options.rounds)
+    if "memory" in options.only:
+        found["memory"] = memory()
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+    if options.json:
+        options.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

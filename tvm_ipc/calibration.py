@@ -126,7 +126,7 @@ class Calibration:
     copy : by bytes, of what a peer has shown.
     chunk : of a chunk beyond its matmul: to show it, to find a peer's, its view, a call.
     hide : the meeting at the end.
-    noise : by which share the time of one program varies from one run to another.
+    noise : by which share a time that is measured again differs.
     """
 
     machine: str

@@ -28,7 +28,6 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(calibrate, "_KERNELS", ((1, 8), (8, 16), (8, 16)))
         patch.setattr(calibrate, "_BLAS", ((1, 8), (8, 16), (8, 16)))
         patch.setattr(calibrate, "_BYTES", ((64, 1024),))
-        patch.setattr(calibrate, "_NOISE", ((8, 16, 16),))
         link = ["--bandwidth", "1e9", "--latency", "1e-4"]
         assert main(["bench", "--calibrate", "--out", str(path), *link]) == 0
     yield path
@@ -41,12 +40,12 @@ def test_a_calibration_is_of_this_machine_and_says_what_was_told(
     assert (found.bandwidth, found.latency) == (1e9, 1e-4)
     assert 0 < found.matmul.at(8, 16, 16) < 1
     assert found.hide > 0
+    assert 0 <= found.noise < 1
 
 
 def test_progress_rises_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, grid in (("_KERNELS", ((1,),) * 3), ("_BLAS", ((1,),) * 3), ("_BYTES", ((64,),))):
         monkeypatch.setattr(calibrate, name, grid)
-    monkeypatch.setattr(calibrate, "_NOISE", ((4, 4, 4),))
     shares: list[float] = []
     found = calibrate.calibrate(2, 0, 0, lambda share, _: shares.append(share))
     assert shares == sorted(shares)
@@ -122,6 +121,30 @@ def test_a_stale_or_broken_calibration_is_one_line(
     path.write_text("{}")
     assert main(["bench", "overlap", "--calibration", str(path)]) == 1
     assert capsys.readouterr().err.startswith(f"tvm-ipc: the calibration {path} is stale: ")
+
+
+def test_real_time_that_is_refused_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.sched_setscheduler", refuse)
+    for given in (["--calibrate"], ["overlap"]):
+        assert main(["bench", *given, "--real-time"]) == 1
+        assert capsys.readouterr().err == (
+            "tvm-ipc: no real-time priority: Operation not permitted; it takes root, or "
+            "CAP_SYS_NICE\n"
+        )
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.5, False), (1000.0, True)])
+def test_a_busy_machine_is_told(
+    load: float, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    assert main(["bench", "overlap", *SMALL]) == 0
+    assert ("kept the cores busy (load 1000.0)" in capsys.readouterr().out) is said
 
 
 def test_the_slowest_worker_counts_and_programs_take_turns() -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures a calibration: what matmuls, collectives and chunks cost while all workers are busy.
 
-Each time is the least of some, since what else runs on the machine can only add to it. What is
-measured without the link is the local work; what the link adds is told.
+A point of a table is measured in several passes over all of it, some time apart: in each pass it is
+the least of some times, since what else runs on the machine can only add to it, and the median of
+these counts, since the machine itself is not always as fast. What is measured without the link is
+the local work; what the link adds is told.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import tvm_ipc.blas
@@ -25,18 +28,18 @@ from tvm_ipc.transform.overlap.cost import Workload
 Axes = tuple[tuple[int, ...], ...]
 #: Rows, inner extents and columns. TVM's kernels are slow, and cost the same for each row.
 _KERNELS: Final[Axes] = ((1, 8, 64), (64, 256, 1024), (64, 256, 1024))
-_BLAS: Final[Axes] = ((1, 4, 16, 64, 256, 1024), (64, 256, 1024), (64, 256, 1024))
+_BLAS: Final[Axes] = ((1, 2, 4, 8, 16, 32, 64, 128, 256, 1024), (64, 256, 1024), (64, 256, 1024))
 #: Bytes of a part.
 _BYTES: Final[Axes] = ((1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22),)
+#: Passes over each table, and times of each point in one.
+_PASSES: Final = 5
+_TIMES: Final = 5
 #: A small site, whose time in many chunks is mostly that of the chunks.
 _CHUNKED: Final = (64, 16, 16)
 _CHUNKS: Final = (1, 16)
 #: Of a link that is waited for so many times, to see how late it is noticed that data are there.
 _LATENCY: Final = 5e-4
 _WAITS: Final = 50
-#: Sites whose time is taken again and again, to see by how much it varies.
-_NOISE: Final = ((64, 256, 256), (128, 512, 256), (256, 512, 512))
-_NOISE_ROUNDS: Final = 22
 
 
 def calibrate(
@@ -68,10 +71,12 @@ class _Measuring:
         self._tell = progress
         self._blas = tvm_ipc.blas.installed()
         grids = [_KERNELS, *([_BLAS] if self._blas else []), *([_BYTES] * (len(COLLECTIVES) + 2))]
-        points = sum(len(list(itertools.product(*grid))) for grid in grids)
-        # Beside points: to compile and start, chunks and their end, the link, and noise.
-        self._steps = points + 5 + len(_NOISE)
+        points = _PASSES * sum(len(list(itertools.product(*grid))) for grid in grids)
+        # Beside points: to compile and start, chunks and their end, and the link.
+        self._steps = points + 5
         self._done = 0
+        self._spreads: list[float] = []
+        self._tensors: dict[tuple[tuple[int, ...], str], Any] = {}
 
     def _progress(self, what: str) -> None:
         self._tell(min(1.0, self._done / self._steps), what)
@@ -84,17 +89,15 @@ class _Measuring:
         with Stage(self._workers) as stage:
             self._stage = stage
             vm = stage.session.load_vm_module(kernels)
-            matmul = Times.measured(_KERNELS, lambda *shape: self._kernel(vm, shape))
-            blas = Times.measured(_BLAS, self._blas_matmul) if self._blas else None
+            matmul = self._table(_KERNELS, lambda *shape: self._kernel(vm, shape))
+            blas = self._table(_BLAS, self._blas_matmul) if self._blas else None
             collectives = {
-                kind: Times.measured(_BYTES, lambda size, kind=kind: self._collective(kind, size))
-                for kind in COLLECTIVES
+                kind: self._table(_BYTES, partial(self._collective, kind)) for kind in COLLECTIVES
             }
-            reduce = Times.measured(_BYTES, self._reduce)
-            copy = Times.measured(_BYTES, self._copy)
+            reduce = self._table(_BYTES, self._reduce)
+            copy = self._table(_BYTES, self._copy)
             chunk, hide = self._chunk()
             wake = self._wake()
-            noise = statistics.median(self._noise(shape) for shape in _NOISE)
         bandwidth, latency = self._link
         return Calibration(
             machine=machine.name(),
@@ -110,50 +113,68 @@ class _Measuring:
             copy=copy,
             chunk=chunk,
             hide=hide,
-            noise=noise,
+            noise=statistics.median(self._spreads),
         )
 
+    def _table(self, axes: Axes, seconds: Callable[..., float]) -> Times:
+        points = list(itertools.product(*axes))
+        passes = [{point: seconds(*point) for point in points} for _ in range(_PASSES)]
+        self._tensors.clear()
+        times = {point: [one[point] for one in passes] for point in points}
+        self._spreads += map(_spread, times.values())
+        return Times.measured(axes, lambda *point: statistics.median(times[point]))
+
+    def _tensor(self, shape: tuple[int, ...], role: str, shared: bool = False) -> Any:
+        """Return a tensor, the same one whenever it is asked for in a table."""
+        key = (shape, role)
+        if key not in self._tensors:
+            self._tensors[key] = self._stage.tensor(shape, shared=shared)
+        return self._tensors[key]
+
     def _operands(self, rows: int, inner: int, columns: int) -> list[Any]:
-        return [self._stage.tensor((rows, inner)), self._stage.tensor((inner, columns))]
+        return [self._tensor((rows, inner), "a"), self._tensor((inner, columns), "b")]
 
     def _kernel(self, vm: Any, shape: tuple[int, ...]) -> float:
         rows, inner, columns = shape
         self._progress(f"multiplying {rows} x {inner} by {inner} x {columns}")
         function = vm[programs.kernel_name(rows, inner, columns)]
-        return self._stage.least(function, self._operands(rows, inner, columns))
+        return self._stage.least(function, self._operands(rows, inner, columns), _TIMES)
 
     def _blas_matmul(self, rows: int, inner: int, columns: int) -> float:
         self._progress(f"multiplying {rows} x {inner} by {inner} x {columns} with the BLAS")
         given = self._operands(rows, inner, columns)
-        out = self._stage.tensor((rows, columns))
-        return self._stage.least(self._stage.function(MATMUL.name), [0, 0, 0, *given, out])
+        return self._least(MATMUL.name, [0, 0, 0, *given, self._tensor((rows, columns), "out")])
 
     def _collective(self, kind: str, size: int) -> float:
         self._progress(f"{kind} of {size} bytes from each worker")
         part, whole = size // 4, self._workers * size // 4
         rest = (int(Team.WORLD), int(CollectiveFlag.NONE))
         if kind == "allgather":
-            send, recv = (self._stage.tensor((n,), shared=n == part) for n in (part, whole))
-            return self._least(ALLGATHER.name, [send, *rest, recv])
-        send = self._stage.tensor((whole,), shared=True)
+            send = self._tensor((part,), "send", shared=True)
+            return self._least(ALLGATHER.name, [send, *rest, self._tensor((whole,), "recv")])
+        send = self._tensor((whole,), "send", shared=True)
         add = int(ReduceKind.SUM)
         if kind == "reduce_scatter":
-            return self._least(REDUCE_SCATTER.name, [send, add, *rest, self._stage.tensor((part,))])
+            return self._least(
+                REDUCE_SCATTER.name, [send, add, *rest, self._tensor((part,), "recv")]
+            )
         given = [send, add, rest[0], int(AllReduceStrategy.AUTO), rest[1]]
-        return self._least(ALLREDUCE.name, [*given, self._stage.tensor((whole,))])
+        return self._least(ALLREDUCE.name, [*given, self._tensor((whole,), "recv")])
 
     def _reduce(self, size: int) -> float:
         self._progress(f"adding parts of {size} bytes")
-        parts = [self._stage.tensor((size // 4,), shared=True) for _ in range(self._workers + 1)]
+        parts = [
+            self._tensor((size // 4,), f"part {k}", shared=True) for k in range(self._workers + 1)
+        ]
         return self._least(REDUCE_PARTS.name, [int(ReduceKind.SUM), int(Team.WORLD), *parts])
 
     def _copy(self, size: int) -> float:
         self._progress(f"copying {size} bytes")
-        source, target = (self._stage.tensor((size // 4,), shared=s) for s in (True, False))
-        return self._least(COPY.name, [source, target])
+        source = self._tensor((size // 4,), "source", shared=True)
+        return self._least(COPY.name, [source, self._tensor((size // 4,), "target")])
 
     def _least(self, name: str, given: list[Any]) -> float:
-        return self._stage.least(self._stage.function(name), given)
+        return self._stage.least(self._stage.function(name), given, _TIMES)
 
     def _chunk(self) -> tuple[float, float]:
         """Return what a chunk costs beyond its matmul, and the end."""
@@ -168,7 +189,7 @@ class _Measuring:
         parts = (_CHUNKS[1] - _CHUNKS[0]) * max(1, self._workers - 1)
         chunk = max(0.0, (many - few) / parts)
         self._progress("hiding what was shown")
-        hide = self._least(HIDE.name, [int(Team.WORLD)])
+        hide = self._stage.least(self._stage.function(HIDE.name), [int(Team.WORLD)])
         return chunk, hide
 
     def _wake(self) -> float:
@@ -183,14 +204,8 @@ class _Measuring:
         self._stage.session.emulate_link()
         return max(0.0, late - without - _LATENCY)
 
-    def _noise(self, shape: tuple[int, int, int]) -> float:
-        """Return by which share two medians of times of one program differ."""
-        rows, inner, columns = shape
-        self._progress(f"repeating a program of {rows} x {inner} x {columns}")
-        work = Workload("allgather", self._workers, rows, inner, columns, 4, self._blas)
-        executable = programs.build(programs.plain(work), self._workers, self._blas)
-        function = self._stage.session.load_vm_module(executable)[programs.PLAIN]
-        both = (function, self._operands(rows, inner, columns))
-        times = self._stage.turns({"one": both, "other": both}, _NOISE_ROUNDS // 2)
-        one, other = (statistics.median(found) for found in times.values())
-        return abs(one - other) / max(one, other)
+
+def _spread(times: list[float]) -> float:
+    """Return by which share times differ from their median: the median of that."""
+    middle = statistics.median(times)
+    return statistics.median(abs(one - middle) / middle for one in times)

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from pathlib import Path
 
 import tvm_ipc.blas
-from tvm_ipc import terminal
+from tvm_ipc import machine, terminal
 from tvm_ipc.bench import calibrate as measuring
 from tvm_ipc.bench import overlap, trace
 from tvm_ipc.bench.options import CalibrateOptions, OverlapOptions
-from tvm_ipc.bench.stage import Event, Stage
+from tvm_ipc.bench.stage import Event, Stage, take_the_cores
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
 from tvm_ipc.transform.overlap.cost import Workload
@@ -22,6 +23,8 @@ _FLOAT32 = 4
 
 def calibrate(options: CalibrateOptions) -> int:
     """Measure, write the file, and say what was found."""
+    if options.real_time:
+        take_the_cores()
     found = measuring.calibrate(
         options.workers, options.bandwidth, options.latency, terminal.progress_bar
     )
@@ -41,14 +44,17 @@ def calibrate(options: CalibrateOptions) -> int:
         _paragraph(f"{kind}: {sizes} from each worker")
     _paragraph(
         f"a chunk {_time(found.chunk)}, the end {_time(found.hide)}; "
-        f"a program varies by {found.noise:.1%}"
+        f"times vary by {found.noise:.1%}"
     )
+    _say_if_busy(options.real_time)
     terminal.say(f"written: {options.out}")
     return 0
 
 
 def compare(options: OverlapOptions) -> int:
     """Time programs with and without overlap, and write a trace."""
+    if options.real_time:
+        take_the_cores()
     calibration = None
     workers, bandwidth, latency = options.workers, options.bandwidth, options.latency
     if options.calibration is not None:
@@ -87,9 +93,19 @@ def compare(options: OverlapOptions) -> int:
         _paragraph(f"chosen: {foretold_or_none.choice.algorithm}: {foretold_or_none.choice.reason}")
     for title, events in traced.items():
         _paragraph(f"{title}, of which {_shares(events)}")
+    _say_if_busy(options.real_time)
     if options.trace is not None:
         _write(options.trace, traced)
     return 0
+
+
+def _say_if_busy(real_time: bool) -> None:
+    load = os.getloadavg()[0]
+    if load > 1.5 * machine.available_cores() and not real_time:
+        _paragraph(
+            f"other programs kept the cores busy (load {load:.1f}): the times are good for little; "
+            "measure when it is quiet, or with --real-time"
+        )
 
 
 def _describe(work: Workload, bandwidth: float, latency: float) -> None:

@@ -31,6 +31,7 @@ class CalibrateOptions:
     workers: int = 2
     bandwidth: float = 0.0
     latency: float = 0.0
+    real_time: bool = False
     out: Path = Path("tvm-ipc-calibration.json")
 
 
@@ -41,6 +42,7 @@ class OverlapOptions:
     workers: int = 2
     bandwidth: float = 0.0
     latency: float = 0.0
+    real_time: bool = False
     calibration: Path | None = None
     kind: str = "allgather"
     rows: int = 256  #: of a worker
@@ -60,7 +62,9 @@ def parse(argv: Sequence[str]) -> CalibrateOptions | OverlapOptions:
         raise OptionError("give one of --calibrate and overlap")
     _check_numbers(given)
     _check_file("--out", given.out)
-    return CalibrateOptions(given.workers, given.bandwidth, given.latency, given.out)
+    return CalibrateOptions(
+        given.workers, given.bandwidth, given.latency, given.real_time, given.out
+    )
 
 
 def _overlap(given: argparse.Namespace) -> OverlapOptions:
@@ -120,7 +124,12 @@ def _link(parser: argparse.ArgumentParser, default: float | None) -> None:
     )
 
 
-def _workers(parser: argparse.ArgumentParser, default: int | None) -> None:
+def _common(parser: argparse.ArgumentParser, default: int | None) -> None:
+    parser.add_argument(
+        "--real-time",
+        action="store_true",
+        help="run before all other programs, where the system lets us",
+    )
     text = f"how many, 1 to {MAX_WORKERS} (default 2)"
     parser.add_argument("--workers", type=int, default=default, metavar="N", help=text)
 
@@ -135,10 +144,8 @@ def _parser() -> argparse.ArgumentParser:
         "code: 0 done, 1 a failure, 2 wrong options.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--calibrate", action="store_true", help="measure, and write a calibration; half a minute"
-    )
-    _workers(parser, default.workers)
+    parser.add_argument("--calibrate", action="store_true", help="measure, and write a calibration")
+    _common(parser, default.workers)
     _link(parser, default.bandwidth)
     parser.add_argument(
         "--out",
@@ -183,6 +190,6 @@ def _overlap_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="multiply with OpenBLAS, or with kernels of TVM (default: OpenBLAS if installed)",
     )
-    _workers(parser, None)
+    _common(parser, None)
     _link(parser, None)
     return parser

@@ -13,6 +13,7 @@ import tvm_ffi
 
 import tvm_ipc
 from tvm_ipc.bench import worker
+from tvm_ipc.errors import IPCError
 
 #: Seconds that a measurement should take, so that the clock's own time does not count. It is short,
 #: so that some measurements are not disturbed by what else runs on the machine.
@@ -30,13 +31,20 @@ class Event(NamedTuple):
     end: int
 
 
-def take_the_cores() -> bool:
-    """Run before other programs, and the workers likewise; return whether the system lets us."""
+def take_the_cores() -> None:
+    """Run before other programs, and the workers likewise.
+
+    Raises
+    ------
+    IPCError
+        The system does not let us.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        raise IPCError(
+            f"no real-time priority: {error.strerror}; it takes root, or CAP_SYS_NICE"
+        ) from error
 
 
 class Stage:
