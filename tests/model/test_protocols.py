@@ -13,6 +13,7 @@ import arena_model
 import packets_model
 import pytest
 import recovery_model
+import shows_model
 import sleep_model
 import steps_model
 import traces
@@ -214,6 +215,70 @@ def test_two_ranks_may_both_send_first_what_fits_into_the_packets():
     holds(packets_model.both_send_first(2))
     fails(packets_model.both_send_first(3), "deadlock: ")
     fails(packets_model.both_send_first("whole"), "deadlock: ")
+
+
+# ---- shows ----------------------------------------------------------------------------------
+
+SHOWS = [
+    shows_model.in_turn(1),
+    shows_model.in_turn(3),
+    shows_model.overlapping(4),
+    [("show", 0), ("hide", 0), ("show", 1), ("read", 1), ("hide", 1)],
+]
+
+
+@pytest.mark.parametrize("first_number", [0, 6], ids=["", "numbers wrap"])
+@pytest.mark.parametrize("program", SHOWS, ids=range(len(SHOWS)))
+def test_what_is_shown_is_read_as_it_was_shown(program, first_number):
+    protocol = shows_model.Protocol(first_number=first_number)
+    holds(shows_model.shows([program, program], protocol))
+
+
+def test_three_ranks_read_what_each_shows():
+    for program in (shows_model.in_turn(1), shows_model.overlapping(2)):
+        holds(shows_model.shows([program] * 3))
+
+
+def test_ranks_may_read_in_other_orders_than_they_show():
+    one = [("show", 0), ("show", 1), ("read", 1), ("read", 0), ("read", 1), ("hide", 0, 1)]
+    other = [("show", 0), ("read", 0), ("show", 1), ("hide", 0, 1)]
+    again = [("show", 2), ("read", 2), ("hide", 2)]
+    holds(shows_model.shows([one + again, other + again]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("mutation", "program"),
+    [
+        ({"hide_is_a_meeting": False}, shows_model.overlapping(2)),
+        ({"publishes_before_it_writes": True}, shows_model.in_turn(1)),
+        ({"waits_for_the_number": False}, shows_model.in_turn(1)),
+        ({"waits_for_any_number": True}, shows_model.in_turn(1)),
+        (
+            {"refuses_a_place_that_is_open": False},
+            [("show", 0), ("show", 1), ("show", 2), ("read", 0), ("hide", 0, 1, 2)],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_each_part_of_a_show_is_needed(size, mutation, program):
+    protocol = shows_model.Protocol(**mutation)
+    fails(shows_model.shows([program] * size, protocol), "wrong: ")
+
+
+def test_a_place_that_is_open_is_refused():
+    program = [("show", 0), ("show", 1), ("show", 2)]
+    fails(shows_model.shows([program, program]), "wrong: rank 0: is refused")
+
+
+def test_ranks_that_hide_different_tensors_are_told():
+    """Else one would write what the other still reads."""
+    begin = [("show", 0), ("show", 1)]
+    one = [*begin, ("hide", 0), ("show", 2), ("hide", 1)]
+    other = [*begin, ("hide", 1), ("read", 0), ("hide", 0)]
+    fails(shows_model.shows([one, other]), "wrong: rank 0: compare: disagreement")
+    untold = shows_model.Protocol(compares_what_is_hidden=False)
+    fails(shows_model.shows([one, other], untold), "wrong: rank 1: read what rank 0 shows")
 
 
 # ---- sleeping -------------------------------------------------------------------------------
