@@ -443,6 +443,7 @@ def one_less(values: list[Any], *without: Any) -> list[Any]:
 
 def communication_calls() -> dict[str, Call]:
     x = relax.Var("x", relax.TensorType((4, 4), "float32"))
+    shown = relax.Var("shown", relax.AnyType())
     axes = ["0", None, 1.0, True, -1, [0], ANYTHING]
     teams = [3, None, "all", [], [[]], [0, 0], [[0], [1, 2]], [-1], ["0"], [0.0], {0: 1}, ANYTHING]
     extents = ["4", 4.0, True, -1, [4], x, ANYTHING]
@@ -470,6 +471,12 @@ def communication_calls() -> dict[str, Call]:
         "work": [3, None, "work", ANYTHING],
         "tensor": [3, None, "x", relax.Var("s", relax.ShapeType(ndim=1)), ANYTHING],
         "start": ["0", None, 1.0, True, -1, [0], x, ANYTHING],
+        "shown": [3, None, "shown", [3], {3}, ANYTHING],
+        "shift": ["1", None, 1.0, True, [0], x, ANYTHING],
+        "stride": ["0", 1.0, True, -1, [0], x, ANYTHING],
+        "dtype": [3, None, "", "floot32", ["float32"], ANYTHING],
+        "parts": [3, None, "x", x, [], [3], {3: x}, ANYTHING],
+        "places": [3, None, "012", [0], [[0]], [["0", 1, 2]], [[0, -1, 2]], [], {0: 1}, ANYTHING],
         "shape": [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING],
     }
     mesh = {"mesh": [["tp", 2]], "placements": ["R"]}
@@ -480,6 +487,12 @@ def communication_calls() -> dict[str, Call]:
         "post": {"collective": comm.allreduce(x), "out": x},
         "wait": {"work": x},
         "view": {"tensor": x, "start": 0, "shape": (2,)},
+        "show": {"tensor": x},
+        "peer": {"shown": shown, "shift": 1, "shape": (2,), "dtype": "float32"},
+        "hide": {"shown": shown},
+        "part": {"tensor": x, "shift": 1, "shape": (2,)},
+        "reduce_parts": {"parts": [x, x], "out": x},
+        "join": {"parts": [x], "places": [(0, 4, 0)], "out": x},
     }
     calls = {}
     for name, function in public_communication():

@@ -16,7 +16,8 @@ Their tensors all have the largest part's shape, so that one program serves all 
 
 `LegalizeOps` lowers collectives; `get_pipeline` has it.
 
-`post`, `wait` and `view` are for programs that say themselves when communication happens.
+`post`, `wait` and `view` are for programs that say themselves when communication happens; `show`,
+`peer` and `hide` for those whose ranks read each other's tensors where they lie.
 
 `comm.place` says of a tensor what each rank of a mesh has of it. Programs that have it are written
 for all ranks together, and `tvm_ipc.transform.LowerPlacements` makes of them what one rank runs.
@@ -46,6 +47,7 @@ from tvm_ipc.comm.operators import (
 )
 from tvm_ipc.comm.place_operator import PlaceAttrs, place
 from tvm_ipc.comm.placements import Partial, Placement, Replica, Shard
+from tvm_ipc.comm.shows import hide, join, part, peer, reduce_parts, show
 from tvm_ipc.comm.works import post, view, wait
 
 #: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
@@ -70,13 +72,19 @@ __all__ = [
     "broadcast",
     "collective",
     "gather",
+    "hide",
+    "join",
+    "part",
+    "peer",
     "permute",
     "place",
     "post",
     "reduce",
+    "reduce_parts",
     "reduce_scatter",
     "scatter",
     "send_recv",
+    "show",
     "take_part",
     "view",
     "wait",
