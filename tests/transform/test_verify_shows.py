@@ -9,7 +9,12 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.transform.verify_cross_rank_safety import HazardKind, verify_cross_rank_safety
+from tvm_ipc.transform import collect_report
+from tvm_ipc.transform.verify_cross_rank_safety import (
+    HazardKind,
+    VerifyCrossRankSafety,
+    verify_cross_rank_safety,
+)
 
 #: A program; what stands for `{n}` is a line that a test puts there, or nothing.
 PROGRAM = """
@@ -67,6 +72,17 @@ def hazards(**lines: str) -> list[tuple[HazardKind, str]]:
 )  # fmt: skip
 def test_what_is_right(lines: dict[str, str]) -> None:
     assert hazards(**lines) == []
+
+
+def test_a_peer_that_is_asked_for_at_once() -> None:
+    def notes(shown: str) -> list[str]:
+        text = PROGRAM.format(team="0", shown=shown, read="", hide=HIDE, hidden="")
+        with collect_report() as report:
+            VerifyCrossRankSafety()(tvm.script.from_source(text, {"I": I, "R": R, "T": T}))
+        return [one.verdict for one in report.decisions]
+
+    assert notes("") == ["overlap lost"]
+    assert notes("cls.fill(o)") == []
 
 
 VIEW = 'R.call_packed("tvm_ipc.view", x, 8, R.shape([2]), ty_args=R.Tensor((2,), "float32"))'

@@ -16,7 +16,12 @@ from tvm.script import relax as R
 import tvm_ipc
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform import Hazard, VerifyCrossRankSafety, verify_cross_rank_safety
+from tvm_ipc.transform import (
+    Hazard,
+    VerifyCrossRankSafety,
+    collect_report,
+    verify_cross_rank_safety,
+)
 from tvm_ipc.transform.safety.hazards import HazardKind
 
 COUNT = 4096
@@ -165,6 +170,55 @@ def test_works_are_done_in_their_order() -> None:
         return recv
 
     assert check(body) == []
+
+
+def alone(body: Callable[[Program], Any]) -> list[tuple[str, str]]:
+    """What is noted of a program in which no overlap is to be had."""
+    program = Program()
+    with program.builder.function("main", [program.x], pure=False):
+        program.builder.emit_func_output(body(program))
+    module = program.builder.get()
+    with collect_report() as report:
+        assert VerifyCrossRankSafety()(module).same_as(module)
+    return [(one.verdict, one.reason) for one in report.decisions]
+
+
+def waited_for(between: Callable[[Program, Any, Any], Any]) -> Callable[[Program], Any]:
+    def body(p: Program) -> Any:
+        send, recv, other = p.tensor(), p.tensor(), p.tensor()
+        p.copy(p.x, send)
+        work = p.post(send, recv)
+        between(p, send, other)
+        p.wait(work)
+        p.copy(recv, other)
+        return other
+
+    return body
+
+
+def test_a_work_that_is_waited_for_at_once() -> None:
+    (found,) = alone(waited_for(lambda p, send, other: None))
+    assert found[0] == "overlap lost"
+    assert "= tvm_ipc.wait(gv4)` waits for it, and nothing is done since `gv4 = " in found[1]
+    # Views and memory take no time.
+    assert len(alone(waited_for(lambda p, send, other: view(p, send, 0, 8)))) == 1
+    assert len(alone(waited_for(lambda p, send, other: p.tensor()))) == 1
+
+
+def test_a_work_beside_which_something_is_done() -> None:
+    assert alone(waited_for(lambda p, send, other: p.copy(send, other))) == []
+    assert alone(waited_for(lambda p, send, other: p.packed("unknown", other))) == []
+    assert alone(pipelined) == []
+
+    def two(p: Program) -> Any:
+        first, second = p.tensor(), p.tensor()
+        works = [p.post(p.x, first), p.post(p.x, second)]
+        p.wait(works[0])  # the other one goes on
+        p.copy(first, p.tensor())
+        p.wait(works[1])
+        return second
+
+    assert alone(two) == []
 
 
 def view(p: Program, tensor: Any, begin: int, count: int) -> Any:

@@ -53,7 +53,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
-from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.hazards import Alone, Hazard, HazardKind
 from tvm_ipc.transform.safety.interpret import Checker
 from tvm_ipc.transform.safety.known import World
 
@@ -81,11 +81,23 @@ def verify_cross_rank_safety(
     num_groups : the number of groups that they will be in, where there is a `world_size`.
     """
     where = "verify_cross_rank_safety"
+    return _check(where, mod, assume_no_exit_barrier, world_size, num_groups)[0]
+
+
+def _check(
+    where: str,
+    mod: tvm.IRModule,
+    assume_no_exit_barrier: bool,
+    world_size: int | None,
+    num_groups: int,
+) -> tuple[list[Hazard], list[Alone]]:
+    """Return hazards, and what goes on beside nothing."""
     arguments.instance(f"{where}: mod", mod, tvm.IRModule, "an IRModule")
     assumed = arguments.flag(f"{where}: assume_no_exit_barrier", assume_no_exit_barrier)
     world = _world(where, world_size, num_groups)
     with no_collection():
-        return Checker(mod, assumed, world).check()
+        checker = Checker(mod, assumed, world)
+        return checker.check(), list(checker.alone.values())
 
 
 def _world(where: str, world_size: int | None, num_groups: int) -> World | None:
@@ -101,7 +113,8 @@ def _world(where: str, world_size: int | None, num_groups: int) -> World | None:
 class VerifyCrossRankSafety:
     """Refuse a module in which `verify_cross_rank_safety` finds a hazard.
 
-    Hazards that are unknown are noted in the report.
+    Hazards that are unknown are noted in the report, and so are works and shows that go on beside
+    nothing: they are waited for before anything is done that they could overlap with.
 
     Parameters
     ----------
@@ -124,12 +137,12 @@ class VerifyCrossRankSafety:
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module as it is."""
-        hazards = verify_cross_rank_safety(
-            mod,
-            assume_no_exit_barrier=self.assume_no_exit_barrier,
-            world_size=self.world_size,
-            num_groups=self.num_groups,
+        hazards, alone = _check(
+            _NAME, mod, self.assume_no_exit_barrier, self.world_size, self.num_groups
         )
+        for one in alone:
+            reason = f"`{one.needed}` waits for it, and nothing is done since `{one.begun}`"
+            note(Decision(_NAME, one.function, one.name, "overlap lost", reason))
         for hazard in hazards:
             if hazard.unknown:
                 note(Decision(_NAME, hazard.function, hazard.memory, "not proved", str(hazard)))

@@ -9,7 +9,7 @@ from typing import Any
 from tvm_ipc.contract import IPC_MEMORY, AnyTeam
 from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, storage_of
 from tvm_ipc.transform.safety.extents import Example, Extents
-from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.hazards import Alone, Hazard, HazardKind
 from tvm_ipc.transform.safety.intact import Intact
 from tvm_ipc.transform.safety.state import Access, InFlight, Overwrite, Pending, State, Summary, met
 from tvm_ipc.transform.safety.statements import Statement
@@ -22,6 +22,8 @@ class Effects:
         self._name = name
         self._extents = extents
         self._hazards = hazards
+        #: Works beside which nothing is done, by function and variable.
+        self._alone: dict[tuple[str, int], Alone] = {}
         self._state = State()
         self._summary = Summary()
         self._accesses: set[tuple[int, frozenset[AnyTeam]]] = set()
@@ -101,7 +103,8 @@ class Effects:
         self._read(reads, step)
         self._write(writes, step)
         work = Storage(step.bound.name, None)
-        self._state.works = {**earlier, work: InFlight(reads, writes, left, step)}
+        begun = InFlight(reads, writes, left, step, since=self._state.done)
+        self._state.works = {**earlier, work: begun}
         return frozenset({work})
 
     def _finish(self, value: tuple[Storage | Buffer, ...], step: Statement) -> None:
@@ -112,9 +115,18 @@ class Effects:
             self._give_away(works, step)  # which of them it is, nobody knows
             return
         for work in works:
+            self._look_for_overlap(self._state.works[work], step)
             for thing in self._state.works.pop(work).left:
                 # The ranks of a work meet in teams of their own.
                 self._leave_pending(thing, None, (), step)
+
+    def _look_for_overlap(self, work: InFlight, step: Statement) -> None:
+        """Note a work that is waited for although nothing was done since it began."""
+        state = self._state
+        others = sum(not one.shown for one in state.works.values()) - (not work.shown)
+        if state.done == work.since and not others:
+            alone = Alone(self._name, work.step.bound.name, str(work.step), str(step))
+            self._alone.setdefault((self._name, work.step.variable), alone)
 
     def _give_away(self, things: Iterable[Storage | Buffer], step: Statement) -> None:
         """Somebody else may wait for works, or not: that nobody does is not proved."""

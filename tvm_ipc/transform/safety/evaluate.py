@@ -27,7 +27,7 @@ from tvm_ipc.transform.safety.buffers import (
 )
 from tvm_ipc.transform.safety.calls import KnownCall
 from tvm_ipc.transform.safety.extents import Extents
-from tvm_ipc.transform.safety.hazards import Hazard
+from tvm_ipc.transform.safety.hazards import Alone, Hazard
 from tvm_ipc.transform.safety.shows import Shows
 from tvm_ipc.transform.safety.state import Pending, Summary
 from tvm_ipc.transform.safety.statements import (
@@ -49,6 +49,7 @@ class Module(Protocol):
     assume_no_exit_barrier: bool
     extents: Extents
     hazards: dict[tuple[Any, ...], Hazard]
+    alone: dict[tuple[str, int], Alone]
 
     def function(self, name: str) -> Any:
         """Return a function of the module, or None."""
@@ -72,6 +73,7 @@ class Evaluation(Shows):
         self._values: dict[int, Value] = {}
         self._held = False  #: whether what was just evaluated is held already
         self._cached: dict[str, Value] = {}
+        self._alone = module.alone
 
     def _value(self, argument: Argument) -> Value:
         kind = type(argument)
@@ -135,6 +137,7 @@ class Evaluation(Shows):
         written = self._module.written(name)
         values = self._arguments(args)
         if written is not None:
+            self._state.done += 1
             for index, value in enumerate(values):
                 if index not in written and value:
                     self._read(objects(value), step)
@@ -214,6 +217,7 @@ class Evaluation(Shows):
 
     def _access(self, call: KnownCall, values: list[Value], step: Statement) -> None:
         """Read and write what a function does, and let ranks meet as they do in it."""
+        self._state.done += 1
         function = call.function
 
         def of(names: tuple[str, ...]) -> list[Storage | Buffer]:
@@ -231,6 +235,7 @@ class Evaluation(Shows):
 
     def _unknown(self, values: list[Value], step: Statement) -> Value:
         """A call that may read and write what it is given, and may return it."""
+        self._state.done += 1
         given = list(objects(tuple(values)))
         self._give_away(given, step)
         self._read(given, step)
@@ -247,6 +252,7 @@ class Evaluation(Shows):
 
     def _apply(self, summary: Summary, values: list[Value], step: Statement) -> Value:
         """Do what a function of the module does."""
+        self._state.done += 1
         self._give_away(objects(tuple(values)), step)
         bound: dict[Storage, Leaf] = {}
         for parameter, value in zip(summary.parameters, values, strict=True):

@@ -36,6 +36,16 @@ OF_SHOWS = frozenset((HazardKind.SHOWN, HazardKind.NEVER_HIDDEN))
 
 
 @dataclass(frozen=True)
+class Alone:
+    """A work, or something shown, that is needed before anything was done beside it."""
+
+    function: str
+    name: str
+    begun: str  #: the binding where it begins
+    needed: str  #: and where it is waited for
+
+
+@dataclass(frozen=True)
 class Hazard:
     """One place where a rank sees wrong data or none, or may do so.
 

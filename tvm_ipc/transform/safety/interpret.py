@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, Value, objects, storage_of
 from tvm_ipc.transform.safety.evaluate import Evaluation
 from tvm_ipc.transform.safety.extents import Extents
-from tvm_ipc.transform.safety.hazards import Hazard, HazardKind
+from tvm_ipc.transform.safety.hazards import Alone, Hazard, HazardKind
 from tvm_ipc.transform.safety.known import World
 from tvm_ipc.transform.safety.order import Order
 from tvm_ipc.transform.safety.prim_funcs import written_parameters
@@ -32,6 +32,7 @@ class Checker:
         self._world = world
         self.extents = Extents()
         self.hazards: dict[tuple[Any, ...], Hazard] = {}
+        self.alone: dict[tuple[str, int], Alone] = {}
         self._functions = {g.name_hint: f for g, f in mod.functions_items()}
         self._steps: dict[str, Statements] = {}
         self._once: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tvm_ipc.transform.safety.allocations import Allocations
 from tvm_ipc.transform.safety.buffers import NOTHING, Buffer, Leaf, Storage, Value, objects
-from tvm_ipc.transform.safety.calls import KnownCall
+from tvm_ipc.transform.safety.calls import KnownCall, constant
 from tvm_ipc.transform.safety.hazards import HazardKind
 from tvm_ipc.transform.safety.state import InFlight
 from tvm_ipc.transform.safety.statements import Statement
@@ -29,6 +29,10 @@ class Shows(Allocations):
         if function.shows:
             return self._show(of(function.shows)[0], step)
         if not function.hides:
+            if constant(call.argument("shift")) != 0:
+                for shown, work in self._state.works.items():
+                    if shown in of(function.result_of)[0]:
+                        self._look_for_overlap(work, step)
             return self._peer(of(function.result_of)[0], step)
         for value in of(function.hides):
             self._hide(value, step)
@@ -40,7 +44,8 @@ class Shows(Allocations):
     def _show(self, tensor: Leaf, step: Statement) -> Leaf:
         """Let peers read a tensor; return what stands for that, and the tensor."""
         shown = Storage(step.bound.name, None)
-        self._state.works[shown] = InFlight(tuple(tensor), (), (), step, shown=True)
+        since = self._state.done
+        self._state.works[shown] = InFlight(tuple(tensor), (), (), step, shown=True, since=since)
         return tensor | {shown}
 
     def _peer(self, shown: Leaf, step: Statement) -> Leaf:

@@ -39,6 +39,7 @@ class InFlight:
     left: tuple[Storage | Buffer, ...]
     step: Statement
     shown: bool = False  #: whether it is no work: peers read what was shown, until it is hidden
+    since: int = 0  #: what the program had done when it began, see `State.done`
 
 
 def met(team: AnyTeam | None, passed: frozenset[AnyTeam]) -> bool:
@@ -69,6 +70,7 @@ class State:
     passed: frozenset[AnyTeam] = frozenset()  #: teams that met on every path since it began
     written: set[Storage] = field(default_factory=set)  #: of the caller's memory
     works: dict[Storage, InFlight] = field(default_factory=dict)  #: by what stands for the work
+    done: int = 0  #: how many calls computed something, or were collectives
     #: Pairs of works that were posted in the two branches of an `if`, and have not ended there.
     exclusive: frozenset[frozenset[Storage]] = frozenset()
     #: Memory of peers, by what stands for the shown that it is of.
@@ -88,6 +90,7 @@ class State:
             self.passed,
             set(self.written),
             dict(self.works),
+            self.done,
             self.exclusive,
             dict(self.peers),
             dict(self.hidden),
@@ -110,6 +113,7 @@ class State:
         mine, others = self.works.keys() - other.works, other.works.keys() - self.works
         self.exclusive |= {frozenset({a, b}) for a in mine for b in others}
         self.works |= other.works
+        self.done = max(self.done, other.done)
         for shown, memory in other.peers.items():
             self.peers[shown] = memory | self.peers.get(shown, frozenset())
         self.hidden |= other.hidden
