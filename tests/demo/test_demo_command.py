@@ -86,6 +86,23 @@ def test_story_of_overlap(capfd: pytest.CaptureFixture[str]) -> None:
     moved = "6 all-gathers and 6 reduce-scatters, 12 of them beside matrix products, of a prompt's"
     assert moved in story["compile"]
     assert "the same 6 tokens on 1 and 2 workers" in story["result"]
+    assert "which is 2 workers that wait for all rows; the logits differ by" in story["speed"]
+    assert "1/2 of the weights and of the prompt's rows each" in story["no overlap"]
+    assert "WRONG" not in story["speed"]
+
+
+def test_rival_that_says_other_tokens_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse(["--sequence-parallel", "--overlap", "2", "--tokens", "2"])
+    (rival,) = tour._rivals(options)
+    assert (rival.workers, rival.build.overlap) == (4, None)
+    ours = generation(3, 3, second=0.5)
+    for theirs, right in (
+        (ours, True),
+        (generation(3, 5, second=0.5), False),
+        (generation(3, 3, second=0.6), False),
+    ):
+        assert tour._compare_rival(Report(), options, rival, ours, theirs) == right
+        assert ("WRONG" in capsys.readouterr().out) != right
 
 
 def test_story_of_one_worker(capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +132,7 @@ def test_types_strategies_and_kernels(
     assert f"products: {'OpenBLAS' if blas == '--blas' else 'kernels of TVM'}" in story["compile"]
     assert "threads, 1/2 of the weights each" in story["2 workers"]
     assert (blas == "--blas") == ("TVM alone" in story)
-    assert ("without OpenBLAS; its logits" in story["speed"]) == (blas == "--blas")
+    assert ("without OpenBLAS; the logits" in story["speed"]) == (blas == "--blas")
     assert "WRONG" not in story["result"] + story["speed"]
 
 

@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="with --sequence-parallel: divide the rows of a worker into N chunks, and multiply "
-        "some while others are on their way",
+        "some while others are on their way; compares with waiting for all",
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"

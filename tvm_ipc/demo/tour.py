@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import tvm_ipc
 from tvm_ipc.contract import IPC_MEMORY
 from tvm_ipc.demo import weights
 from tvm_ipc.demo.compiling import Decisions, compile_model, decisions, processor
-from tvm_ipc.demo.config import Config
+from tvm_ipc.demo.config import Build, Config
 from tvm_ipc.demo.generating import Generation, Generator, Weight
 from tvm_ipc.demo.options import Options
 from tvm_ipc.demo.report import Report, count, listing, size
@@ -43,18 +43,15 @@ def lead(options: Options, report: Report) -> int:
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     _describe(report, config)
     executables = {}
-    build = options.build
+    build, rivals = options.build, _rivals(options)
     contestants = [(n, build) for n in options.workers]
-    without_blas = replace(build, blas=False)
-    if build.blas:
-        contestants.append((1, without_blas))
+    contestants += [(rival.workers, rival.build) for rival in rivals]
     for done, (n, how) in enumerate(contestants):
 
         def passing(name: str, done: float = done / len(contestants), n: int = n) -> None:
             report.progress(done, f"compiling for {count(n, 'worker')}: {name}")
 
         executables[n, how] = compile_model(config, n, how, passing)
-    before = executables.get((1, without_blas)) if build.blas else None
     report.step("compile", f"for {listing(list(options.workers))}: llvm, {processor()}")
     several = options.workers[-1] if options.workers[-1] > 1 else None
     found = decisions(
@@ -78,13 +75,17 @@ def lead(options: Options, report: Report) -> int:
     arena: dict[str, int] = {}
     for n in options.workers:
         said[n], arena = _run(report, options, n, executables[n, build], model_weights, prompt)
-    if before is not None:
-        plain, _ = _run(report, options, 1, before, model_weights, prompt, "TVM alone")
+    theirs = []
+    for rival in rivals:
+        program = executables[rival.workers, rival.build]
+        label = rival.label
+        other, _ = _run(report, options, rival.workers, program, model_weights, prompt, label)
+        theirs.append(other)
     report.gap()
     right = _compare(report, config, said)
     _explain_time(report, options, said)
-    if before is not None:
-        right = _compare_kernels(report, options, said[1], plain) and right
+    for rival, other in zip(rivals, theirs, strict=True):
+        right = _compare_rival(report, options, rival, said[rival.workers], other) and right
     if load > available_cores():
         report.line(
             "", f"other programs kept the cores busy (load {load:.1f}): quiet, it is faster"
@@ -97,6 +98,35 @@ def lead(options: Options, report: Report) -> int:
     report.gap()
     _suggest(report, options)
     return 0 if right else 1
+
+
+@dataclass(frozen=True)
+class _Rival:
+    """Another way to compile the model, which must say the same.
+
+    Attributes
+    ----------
+    label : of its line.
+    what : it is.
+    """
+
+    workers: int
+    build: Build
+    label: str
+    what: str
+
+
+def _rivals(options: Options) -> list[_Rival]:
+    """Return what options are compared with that change how the same is done."""
+    build, most = options.build, options.workers[-1]
+    found = []
+    if build.blas:
+        plain = replace(build, blas=False)
+        found.append(_Rival(1, plain, "TVM alone", "1 worker without OpenBLAS"))
+    if build.overlap is not None and most > 1:
+        apart = replace(build, overlap=None)
+        found.append(_Rival(most, apart, "no overlap", f"{most} workers that wait for all rows"))
+    return found
 
 
 def _describe(report: Report, config: Config) -> None:
@@ -294,21 +324,23 @@ def _explain_time(report: Report, options: Options, said: dict[int, Generation])
         report.line("", f"a worker uses one core, and there are {cores}{more}")
 
 
-def _compare_kernels(report: Report, options: Options, ours: Generation, plain: Generation) -> bool:
-    """Say what OpenBLAS changes, and return whether both say the same."""
-    text = f"{'TVM alone':<11}prefill {options.prompt_length / plain.prefill:8.0f} tok/s"
-    text += f" {ours.prefill / plain.prefill:4.2f}x"
+def _compare_rival(
+    report: Report, options: Options, rival: _Rival, ours: Generation, theirs: Generation
+) -> bool:
+    """Say how fast another way is, and return whether both say the same."""
+    text = f"{rival.label:<11}prefill {options.prompt_length / theirs.prefill:8.0f} tok/s"
+    text += f" {ours.prefill / theirs.prefill:4.2f}x"
     if options.tokens > 1:
-        text += f"   decode {(options.tokens - 1) / plain.decode:7.0f} tok/s"
-        text += f" {ours.decode / plain.decode:4.2f}x"
+        text += f"   decode {(options.tokens - 1) / theirs.decode:7.0f} tok/s"
+        text += f" {ours.decode / theirs.decode:4.2f}x"
     report.line("", text)
-    distance = _distance(ours, plain)
+    distance = _distance(ours, theirs)
     same = distance <= allowed_difference(options.config, ours.logits)
-    if same and ours.tokens != plain.tokens:
-        same = bool(_excuse(options.config, ours, plain))
+    if same and ours.tokens != theirs.tokens:
+        same = bool(_excuse(options.config, ours, theirs))
     report.line(
         "",
-        f"which is 1 worker without OpenBLAS; its logits differ by up to {distance:.1e}"
+        f"which is {rival.what}; the logits differ by up to {distance:.1e}"
         + ("" if same else ": WRONG"),
     )
     return same
