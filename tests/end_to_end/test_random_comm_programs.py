@@ -5,6 +5,7 @@
 
 is the long run. Teams alternate, so a meeting of one of them proves nothing of what another one
 reads; ranks are late before any kernel and any collective, and each program runs again and again.
+A third of them post collectives.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> list[tvm.IRModule]:
     return planned
 
 
-def check(session: Any, program: Program, planned: list[tvm.IRModule], budget: int | None) -> int:
-    """Raise an error where a program is not right; return how many barriers it does without."""
-    pipeline = tvm_ipc.get_pipeline("llvm", program.world, barrier_budget=budget, blas=False)
+def check(session: Any, program: Program, planned: list[tvm.IRModule], **options: Any) -> list[str]:
+    """Raise an error where a program is not right; return what was decided of its collectives."""
+    pipeline = tvm_ipc.get_pipeline("llvm", program.world, blas=False, **options)
     with collect_report() as report:
         executable = tvm.compile(program.module, "llvm", relax_pipeline=pipeline)
     mod = planned.pop()
@@ -78,8 +79,7 @@ def check(session: Any, program: Program, planned: list[tvm.IRModule], budget: i
                     if wanted is not None:
                         where = f"rows {rows}, rank {rank}, {value.var.name}"
                         np.testing.assert_array_equal(part.numpy(), wanted, where)
-    left_out = [one for one in report.decisions if one.verdict == "barrier left out"]
-    return len(left_out)
+    return [one.verdict for one in report.decisions]
 
 
 @pytest.fixture(scope="module", params=WORLDS)
@@ -95,14 +95,18 @@ def test_random_programs(
     count = request.config.getoption("--programs") // len(WORLDS)
     world = session.num_workers
     kinds: set[str] = set()
-    left_out = 0
+    verdicts: set[str] = set()
     for seed in range(count):
         program = Program(seed, world, STEPS[seed % len(STEPS)])
         kinds |= program.kinds
         try:
-            left_out += check(session, program, delayed, (None, 1 << 30)[seed % 2])
+            options = {
+                "barrier_budget": (None, 1 << 30)[seed % 2],
+                "post_collectives": seed % 3 == 2,
+            }
+            verdicts |= {*check(session, program, delayed, **options)}
         except Exception as error:
             pytest.fail(f"program {seed} of {world} ranks: {error}\n{program.module.script()}")
     if count > 30:
         assert kinds == set(KINDS) - ({"send_recv"} if world == 1 else set())
-        assert left_out > 0
+        assert verdicts >= {"barrier left out", "posted"}
