@@ -256,6 +256,30 @@ def test_sites_have_chunks_of_their_own() -> None:
         OverlapCommunication(chunks=4, sites={"third": 2})(before)
 
 
+def test_what_peers_ask_for_first_is_made_first() -> None:
+    """Over a link that is as slow as the product, another order is slower than no chunks at all."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((192, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+            with R.dataflow():
+                y = R.matmul(x, w)
+                z = R.comm.reduce_scatter(y, "sum", workers=3)
+                R.output(z)
+            return z
+
+    after = tvm.transform.Sequential([OverlapCommunication(chunks=2)])(Before)
+    shift = {"tvm_ipc.part": 3, "tvm_ipc.peer": 2}  # after the function itself
+    order: dict[str, list[int]] = {name: [] for name in shift}
+    for binding in after["main"].body.blocks[0].bindings:
+        called = binding.value.args[0] if isinstance(binding.value, relax.Call) else None
+        if isinstance(called, relax.ExternFunc) and called.global_symbol in shift:
+            name = str(called.global_symbol)
+            order[name].append(int(binding.value.args[shift[name]].value))
+    assert order == {"tvm_ipc.part": [1, 2, 1, 2, 0], "tvm_ipc.peer": [-1, -2, -1, -2]}
+
+
 def test_it_wants_a_calibration_or_a_number() -> None:
     with pytest.raises(ValueError, match="give either a calibration, which tells how many"):
         OverlapCommunication()

@@ -108,15 +108,23 @@ def test_matmul_then_reduce_scatter() -> None:
 
 
 def test_matmul_then_reduce_scatter_to_three() -> None:
-    # Parts for the peers after this rank are shown at 2, 4 and 6, 8 (then the own ones), asked for
-    # as (chunk 0: peers 1, 2; chunk 1: peers 1, 2), and travel 4 s each.
+    # Chunks of 2 rows for both peers are shown at 2, 4 and 6, 8, then the own rows come, until 12.
+    # They are asked for in this order, and travel 4 s each: until 6, 10, 14, 18.
     site = dataclasses.replace(SCATTER, ranks=3, rows=4)
-    slow = machine(workers=3, bandwidth=0.5)
-    # (0, 1): 2 to 6. (0, 2): 6 to 10. (1, 1): 10 to 14. (1, 2): 14 to 18.
-    assert predict(site, 2, slow) == like(18)
-    # Travel of 1 s: (0, 1): 2 to 3. (0, 2) is shown at 6: to 7. Then 8, and 9; the matmul ends
-    # at 12.
+    assert predict(site, 2, machine(workers=3, bandwidth=0.5)) == like(18)
+    assert predict(site, 1, machine(workers=3, bandwidth=0.5)) == like(20)
+    # Of travels of 1 s none is seen.
     assert predict(site, 2, machine(workers=3, bandwidth=2.0)) == like(12)
+
+
+def test_more_ranks_gain_from_chunks_too() -> None:
+    for ranks in (2, 3, 4, 8):
+        site = dataclasses.replace(SCATTER, ranks=ranks, rows=8)
+        whole = 8.0 * ranks
+        even = machine(workers=ranks, bandwidth=8 * (ranks - 1) / whole)  # as slow as the matmul
+        times = [predict(site, count, even) for count in (1, 2, 4, 8)]
+        assert times == sorted(times, reverse=True)
+        assert times[-1] <= whole + 8 * 0.3
 
 
 def test_matmul_then_allreduce() -> None:

@@ -12,8 +12,8 @@ lies:
 
 Sums that are scattered:
 
-    rows = R.call_pure_packed("tvm_ipc.part", x, team, k, ...)                 for k in 1 .. D - 1,
-    shown = R.call_pure_packed("tvm_ipc.show", R.matmul(rows, w), team)        for each chunk
+    rows = R.call_pure_packed("tvm_ipc.part", x, team, k, ...)                 for each chunk,
+    shown = R.call_pure_packed("tvm_ipc.show", R.matmul(rows, w), team)        for k in 1 .. D - 1
     own = R.matmul(<the rows of this rank>, w)
     theirs = R.call_pure_packed("tvm_ipc.peer", shown, -k, R.shape([...]))
     sum = R.call_dps_packed("tvm_ipc.reduce_parts", (kind, team, own, theirs, ...))
@@ -131,10 +131,11 @@ class Emission:
         (product,) = site.products
         left = self._left(product)
         shown: list[list[Any]] = [[] for _ in self._pieces]
-        for shift in range(1, self._ranks):
-            for k, piece in enumerate(self._pieces):
+        # Peers ask for them in this order: what is asked for first must not be shown late.
+        for piece, of_piece in zip(self._pieces, shown, strict=True):
+            for shift in range(1, self._ranks):
                 result = self._product(product, self._part(shift, piece), left)
-                shown[k].append(self._show("product", result))
+                of_piece.append(self._show("product", result))
         own = [self._product(product, self._part(0, piece), left) for piece in self._whole]
         kind = relax.prim_value(int(reduction_of(site.attrs)))
         sums = []

@@ -186,8 +186,8 @@ def predict(workload: Workload, chunks: int, calibration: Calibration) -> float:
                 now = link.wait(now, 0.0, size) + seconds
         return now + calibration.hide
     shown: dict[tuple[int, int], float] = {}
-    for peer in peers:
-        for chunk, seconds in enumerate(multiply):
+    for chunk, seconds in enumerate(multiply):
+        for peer in peers:
             now += seconds
             shown[peer, chunk] = now
     now += own
