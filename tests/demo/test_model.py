@@ -154,6 +154,16 @@ def test_everything_of_a_prompt_goes_on_beside_products(dtype: str) -> None:
     assert (found.gathers, found.scatters, found.overlapped) == (4, 4, 8)
 
 
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_check_proves_the_program_for_all_lengths(workers: int, build: Build) -> None:
+    mod = model.build(CONFIG, workers, sequence_parallel=build.sequence_parallel)
+    with tvm_ipc.transform.collect_report() as report:
+        tvm_ipc.get_pipeline("llvm", workers, overlap=build.overlap)(mod)
+    doubts = [one for one in report.decisions if one.pass_name == "VerifyCrossRankSafety"]
+    assert doubts == []
+
+
 def test_gathers_feed_products_and_these_feed_reduce_scatters() -> None:
     """No copy is between them, so that they can be done piece by piece."""
     prefill = model.build(CONFIG, 4, sequence_parallel=True)["prefill"]

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import random
 import re
+from typing import Any
 
 import pytest
 import tvm
 from memory_programs import prepared
+from tvm import tirx
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
@@ -16,6 +19,7 @@ from tvm_ipc.transform import (
     collect_report,
     verify_cross_rank_safety,
 )
+from tvm_ipc.transform.safety.extents import Extents
 from tvm_ipc.transform.verify_cross_rank_safety import HazardKind
 
 #: Extents of tensors: none of them is negative where such a tensor is.
@@ -188,3 +192,51 @@ def test_unknown_overwriting_does_not_hide_a_certain_one() -> None:
     )
     lost = [one for one in verify_cross_rank_safety(mod) if one.kind is HazardKind.LOST]
     assert [one.unknown for one in lost] == [False]
+
+
+def quotient(n: Any, more: int, by: int) -> Any:
+    return tirx.floordiv(n + more, by)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 5, 8])
+def test_a_chunk_of_a_part_is_no_larger_than_the_part(ranks: int, chunks: int) -> None:
+    n = tirx.Var("n", "int64")
+    extents = Extents()
+    part = quotient(n, ranks - 1, ranks)
+    chunk = quotient(part, chunks - 1, chunks)
+    one, whole = (extents.number(number * 64) for number in (chunk, part))
+    assert one is not None and whole is not None
+    assert extents.at_most(one, whole)
+    assert extents.at_most(whole, one) == (chunks == 1)
+    # Nor is what is left of it.
+    rest = extents.number(tirx.min(tirx.min(n, chunk), part - chunk) * 64)
+    assert rest is not None
+    assert extents.at_most(rest, whole)
+
+
+def test_what_is_proved_of_quotients_is_so() -> None:
+    """Sums of quotients, of which many are equal at some sizes, and differ by one at others."""
+    drawn = random.Random(0)
+    proved = 0
+    for _ in range(400):
+        n = tirx.Var("n", "int64")
+        extents = Extents()
+        made: list[list[tuple[int, int, int]]] = [
+            [
+                (drawn.choice([1, 1, 2, 3]), drawn.randrange(-3, 9), drawn.randrange(1, 7))
+                for _ in range(drawn.randrange(1, 3))
+            ]
+            for _ in range(2)
+        ]
+        sums = [sum(f * quotient(n, more, by) for f, more, by in terms) for terms in made]
+        least, most = (extents.number(total) for total in sums)
+        assert least is not None and most is not None
+        if extents.at_most(least, most):
+            proved += 1
+            for value in range(200):
+                small, large = (
+                    sum(f * ((value + more) // by) for f, more, by in terms) for terms in made
+                )
+                assert small <= large, (made, value)
+    assert proved > 100

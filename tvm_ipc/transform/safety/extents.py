@@ -121,8 +121,11 @@ class Extents(Numbers):
                 return True
             rest = list(monomial)
             rest.remove(index)
+            factor = factors[monomial]
+            # All else is a whole number of times the atom.
+            whole = not rest and all(other % factor == 0 for other in factors.values())
             if all(map(self._is_not_negative, rest)):
-                for bound in self._bounds_of(atom, factors[monomial] > 0):
+                for bound in self._bounds_of(atom, factor > 0, whole):
                     if self._proves(replaced(number, monomial, index, *bound), given):
                         return True
         return False
@@ -159,15 +162,20 @@ class Extents(Numbers):
             return []
         return [pack(self._terms(case)) for case in cases]
 
-    def _bounds_of(self, atom: Any, lower: bool) -> list[tuple[Number, int]]:
-        """Return numbers, and what to divide them by, that an atom is at least, or at most."""
+    def _bounds_of(self, atom: Any, lower: bool, whole: bool) -> list[tuple[Number, int]]:
+        """Return numbers, and what to divide them by, that an atom is at least, or at most.
+
+        With `whole` it is compared with whole numbers alone, of which none lies between.
+        """
         if isinstance(atom, tirx.Max if lower else tirx.Min):
             return [(case, 1) for case in self._cases(atom)]
         if isinstance(atom, tirx.FloorDiv) and isinstance(atom.b, tirx.IntImm):
             by = int(atom.b.value)
             if by > 0:  # by * (a // by) lies between a - by + 1 and a
                 dividend = pack(self._terms(atom.a))
-                return [(self.subtract(dividend, by - 1 if lower else 0), by)]
+                # a // by >= m is a >= by * m, and a // by <= m is a - by + 1 <= by * m.
+                less = by - 1 if lower is not whole else 0
+                return [(self.subtract(dividend, less), by)]
         return []
 
     def _ask(self, number: Polynomial, given: Given) -> bool:
