@@ -230,6 +230,9 @@ def compiler_calls() -> dict[str, Call]:
     user = "what a compiler returns is checked when it returns it"
     result = "a result, which users only read"
     return {
+        "GatherInStreams": Call(
+            transform.GatherInStreams, {"chunks": 2}, {"chunks": COUNTS, "streams": COUNTS}
+        ),
         "LowerPlacements": Call(transform.LowerPlacements, {}, {"streams": COUNTS}),
         "get_pipeline": Call(
             tvm_ipc.get_pipeline,

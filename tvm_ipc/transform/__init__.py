@@ -20,6 +20,7 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
 from tvm_ipc.transform.convert_ccl import ConvertFromCCL, ConvertToCCL
 from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.fuse_allreduce_epilogue import FuseAllReduceEpilogue
+from tvm_ipc.transform.gather_in_streams import GatherInStreams
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.keep_from_fusion import KeepFromFusion
@@ -57,6 +58,7 @@ __all__ = [
     "ExistingGlobalSymbols",
     "FreshGlobalSymbols",
     "FuseAllReduceEpilogue",
+    "GatherInStreams",
     "GlobalSymbolCache",
     "Hazard",
     "IPCAllReduceRewrite",

@@ -36,7 +36,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.find import LeftAloneError
-from tvm_ipc.transform.overlap.streams import in_streams
+from tvm_ipc.transform.overlap.streams import in_streams, with_dataflow, without_dataflow
 from tvm_ipc.transform.placements.dist import with_places
 from tvm_ipc.transform.placements.function import has_marks, lower_function, mesh_of_function
 from tvm_ipc.transform.placements.redistribute import NAME
@@ -88,10 +88,7 @@ class LowerPlacements:
 
     def _in_streams(self, name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
         """Lower a function in which axes are marked for streams."""
-        # Works begin and end outside of dataflow blocks.
-        plain, marked = lower_function(
-            name, _alone(relax.transform.ToNonDataflow(), function), mesh
-        )
+        plain, marked = lower_function(name, without_dataflow(function), mesh)
         result, said = in_streams(plain, [(one.value, one.axis) for one in marked], self.streams)
         for one, chunks in zip(marked, said, strict=True):
             if isinstance(chunks, LeftAloneError):
@@ -99,17 +96,11 @@ class LowerPlacements:
             else:
                 how = f"their rows are gathered as works, {min(self.streams, chunks)} at a time"
                 note(Decision(NAME, name, one.subject, f"in {chunks} chunks", how))
-        return _alone(relax.transform.ConvertToDataflow(1), result)
+        return with_dataflow(result)
 
 
 def _lower(name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
     return lower_function(name, function, mesh)[0]
-
-
-def _alone(transform: tvm.transform.Pass, function: relax.Function) -> relax.Function:
-    """Return what a pass makes of a function in a module of its own."""
-    (result,) = transform(tvm.IRModule({"main": function})).functions.values()
-    return result
 
 
 def _check_callers(mod: tvm.IRModule, lowered: dict[str, relax.Function]) -> None:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax, tirx
@@ -44,9 +44,10 @@ from tvm_ipc.transform.ir.build import alloc
 from tvm_ipc.transform.ir.collectives import name_of
 from tvm_ipc.transform.ir.rewrite import rewrite
 from tvm_ipc.transform.ir.uses import Place, Uses, binds
-from tvm_ipc.transform.overlap.chunks import Emission
+from tvm_ipc.transform.overlap.chunks import Emission, Piece, pieces
 from tvm_ipc.transform.overlap.find import (
     ALIGNMENT,
+    Layout,
     LeftAloneError,
     MatrixProduct,
     OverlapSite,
@@ -55,34 +56,88 @@ from tvm_ipc.transform.overlap.find import (
     find_gather,
 )
 
+#: In how many chunks something is, or why it is left alone.
+InChunks: TypeAlias = "int | LeftAloneError"
+
 
 def in_streams(
     function: relax.Function, marked: Sequence[tuple[relax.Expr, int]], streams: int
-) -> tuple[relax.Function, list[int | LeftAloneError]]:
-    """Return a function with what is marked in chunks, each along an axis.
+) -> tuple[relax.Function, list[InChunks]]:
+    """Return a function with what is marked in chunks, one for each index along an axis.
 
-    And in how many chunks that is, or why it is left alone. The function has no dataflow blocks.
+    And what became of each. The function has no dataflow blocks.
     """
-    uses = Uses()
-    uses.read(function.body)
-    gathers = _Gathers(uses)
-    instead: dict[Any, list[relax.Binding]] = {}  # by what is removed, what stands in its place
-    said: list[int | LeftAloneError] = []
+    change = _Change(function, streams)
+    said: list[InChunks] = []
     for variable, axis in marked:
         try:
-            site = gathers.site(variable)
-            chunks = _chunks(site, axis)
-            _check_users(site, uses)
+            site = change.gathers.site(variable)
+            said.append(change.divide(site, _blocks(site, axis)))
         except LeftAloneError as refusal:
             said.append(refusal)
-            continue
-        said.append(chunks)
-        if site.collective.binding.var not in instead:  # else another product of it is marked
-            instead |= _instead(site, chunks, streams, uses)
-    changed = rewrite(function, lambda binding, _: instead.get(binding.var))
-    made_of = (changed.params, changed.body, changed.ret_ty)
-    pure = function.is_pure and not instead
-    return relax.Function(*made_of, pure, changed.attrs, changed.span), said
+    return change.changed(), said
+
+
+def gathers_in_streams(
+    function: relax.Function, chunks: int, streams: int
+) -> tuple[relax.Function, list[tuple[str, InChunks]]]:
+    """Return a function with all products of what is gathered in chunks.
+
+    And what became of each gather, by the name of what is gathered. The function has no dataflow
+    blocks.
+    """
+    change = _Change(function, streams)
+    said: list[tuple[str, InChunks]] = []
+    for name, found in change.gathers.found:
+        try:
+            if isinstance(found, LeftAloneError):
+                raise found
+            said.append((name, change.divide(found, _pieces(found, chunks))))
+        except LeftAloneError as refusal:
+            said.append((name, refusal))
+    return change.changed(), said
+
+
+class _Change:
+    """A function, and what stands in the places of its bindings."""
+
+    def __init__(self, function: relax.Function, streams: int) -> None:
+        self._function, self._streams = function, streams
+        self._uses = Uses()
+        self._uses.read(function.body)
+        self.gathers = _Gathers(self._uses)
+        self._instead: dict[Any, list[relax.Binding]] = {}
+
+    def divide(self, site: OverlapSite, chunks: list[Piece]) -> int:
+        """Do a site in chunks, of which the number is returned."""
+        _check_users(site, self._uses)
+        if site.collective.binding.var not in self._instead:  # else another product of it is marked
+            self._instead |= _instead(site, chunks, self._streams, self._uses)
+        return len(chunks)
+
+    def changed(self) -> relax.Function:
+        """Return the function; itself if nothing was done."""
+        if not self._instead:
+            return self._function
+        changed = rewrite(self._function, lambda binding, _: self._instead.get(binding.var))
+        made_of = (changed.params, changed.body, changed.ret_ty)
+        return relax.Function(*made_of, False, changed.attrs, changed.span)
+
+
+def without_dataflow(function: relax.Function) -> relax.Function:
+    """Return a function without dataflow blocks: works begin and end outside of them."""
+    return _alone(relax.transform.ToNonDataflow(), function)
+
+
+def with_dataflow(function: relax.Function) -> relax.Function:
+    """Return a function with dataflow blocks of all that is pure."""
+    return _alone(relax.transform.ConvertToDataflow(1), function)
+
+
+def _alone(transform: tvm.transform.Pass, function: relax.Function) -> relax.Function:
+    """Return what a pass makes of a function in a module of its own."""
+    (result,) = transform(tvm.IRModule({"main": function})).functions.values()
+    return result
 
 
 def _check_users(site: OverlapSite, uses: Uses) -> None:
@@ -94,7 +149,7 @@ def _check_users(site: OverlapSite, uses: Uses) -> None:
 
 
 def _instead(
-    site: OverlapSite, chunks: int, streams: int, uses: Uses
+    site: OverlapSite, chunks: list[Piece], streams: int, uses: Uses
 ) -> dict[Any, list[relax.Binding]]:
     """Return by the variables of a site's bindings what stands in their places."""
     removed = {site.collective.binding.var, *(one.binding.var for one in _products(site))}
@@ -116,21 +171,25 @@ class _Gathers:
 
     def __init__(self, uses: Uses) -> None:
         self._uses = uses
+        #: In their order, by the names of what is gathered.
+        self.found: list[tuple[str, OverlapSite | LeftAloneError]] = []
         self._sites: dict[Any, OverlapSite] = {}
         self._failed: list[tuple[int, str]] = []
         for place in uses.places.values():
             attrs = collective_of(place)
             if attrs is None or attrs.kind != "allgather" or not attrs.workers:
                 continue
+            name = name_of(place.binding.value.args[0])
             try:
                 site = find_gather(place, attrs, int(attrs.workers), uses)
                 if attrs.uneven:
                     raise LeftAloneError("its parts are uneven")
                 check_written(site, uses)
             except LeftAloneError as error:
-                of = name_of(place.binding.value.args[0])
-                self._failed.append((place.at, f"; of the all-gather of {of} before, {error}"))
+                self.found.append((name, error))
+                self._failed.append((place.at, f"; of the all-gather of {name} before, {error}"))
                 continue
+            self.found.append((name, site))
             self._sites |= {one.binding.var: site for one in _products(site)}
 
     def site(self, marked: relax.Expr) -> OverlapSite:
@@ -150,8 +209,8 @@ def _products(site: OverlapSite) -> list[Place]:
     return [one for product in site.products for one in (product.matmul, *product.following)]
 
 
-def _chunks(site: OverlapSite, axis: int) -> int:
-    """Return how many chunks there are, or raise an error if works cannot bring them."""
+def _blocks(site: OverlapSite, axis: int) -> list[Piece]:
+    """Return a chunk for each index along an axis, or raise an error if works cannot bring it."""
     shape, gathered = site.left.shape, site.left.axis
     between = [constant(extent) for extent in shape[1:gathered]]
     if axis != 0 or gathered == 0 or any(extent != 1 for extent in between):
@@ -162,66 +221,105 @@ def _chunks(site: OverlapSite, axis: int) -> int:
     chunks = constant(shape[0])
     if not chunks:
         raise LeftAloneError(f"there are {shape[0] if chunks is None else 0} chunks")
-    return chunks
+    return [Piece(block, 0, site.rows) for block in range(chunks)]
+
+
+def _pieces(site: OverlapSite, chunks: int) -> list[Piece]:
+    """Return about so many chunks of the rows of a rank."""
+    if site.ranks == 1:
+        raise LeftAloneError("it is of one rank")
+    if site.left.outer < 1:
+        raise LeftAloneError("how many blocks of rows there are is not known")
+    if constant(site.rows) is None or any(constant(one.row) is None for one in site.all):
+        raise LeftAloneError("how large its chunks are is not known")
+    return pieces(site, chunks)
 
 
 class _Pipeline(Emission):
     """The bindings of the chunks of a site."""
 
-    def __init__(self, site: OverlapSite, chunks: int, streams: int, uses: Uses) -> None:
+    def __init__(self, site: OverlapSite, chunks: list[Piece], streams: int, uses: Uses) -> None:
         super().__init__(site, 1)
-        self._chunks, self._streams, self._uses = chunks, min(streams, chunks), uses
+        self._chunks, self._streams, self._uses = chunks, min(streams, len(chunks)), uses
+        #: The extents of a row.
+        self._rest = site.left.shape[site.left.axis + 1 :]
 
     def make(self) -> list[relax.Binding]:
         """Return them."""
-        site = self._site
         slots = self._slots()
         rows: list[relax.Var] = []  # of the chunks whose gather has begun
         works: list[relax.Var] = []
-        parts: list[list[relax.Expr]] = [[] for _ in site.products]
-        for chunk in range(self._chunks):
-            for ahead in range(len(works), min(chunk + self._streams, self._chunks)):
+        parts: list[list[relax.Expr]] = [[] for _ in self._site.products]
+        places: list[list[Any]] = [[] for _ in self._site.products]
+        for number, piece in enumerate(self._chunks):
+            for ahead in range(len(works), min(number + self._streams, len(self._chunks))):
                 # Each chunk names its rows anew: what is done with them is not what was done with
                 # those that lay there before.
-                rows.append(self._slice(*slots[ahead % self._streams], [1, *site.left.shape[1:]]))
-                works.append(self._post(ahead, rows[ahead]))
-            self._emit("_", comm.wait(works[chunk]))
-            for k, product in enumerate(site.products):
-                parts[k].append(self._chunk(product, rows[chunk]))
-        for product, made, layout in zip(site.products, parts, site.right, strict=True):
-            size = layout.row * _count(layout.shape[1 : layout.axis + 1])
-            places = [n for chunk in range(self._chunks) for n in (0, 0, size * chunk)]
-            self._join(product.last, places, made)
+                later = self._chunks[ahead]
+                whole = later.rows * self._ranks
+                rows.append(self._rows_of(*slots[ahead % self._streams], whole))
+                works.append(self._post(later, rows[ahead]))
+            self._emit("_", comm.wait(works[number]))
+            for k, product in enumerate(self._site.products):
+                made = self._chunk(product, rows[number], piece)
+                parts[k] += made
+                places[k] += self._places(self._site.right[k], piece, len(made))
+        for k, product in enumerate(self._site.products):
+            self._join(product.last, places[k], parts[k])
         return self.take()
 
-    def _slots(self) -> list[tuple[relax.Var, int]]:
-        """Return where the rows of chunks are gathered, in turns: slices of tensors."""
-        left = self._site.left
-        each = left.shape[1:]
-        size = left.row * _count(each[: left.axis])
-        if tvm.sym.Analyzer().can_prove_equal(tirx.floormod(size, ALIGNMENT), 0):
-            whole = self._empty([self._streams, *each])
-            return [(whole, k) for k in range(self._streams)]
-        return [(self._empty([1, *each]), 0) for _ in range(self._streams)]
+    def _slots(self) -> list[tuple[relax.Var, Any]]:
+        """Return where the rows of chunks are gathered, in turns: tensors, and rows of them."""
+        most = max((piece.rows for piece in self._chunks), key=lambda rows: constant(rows) or 0)
+        rows = most * self._ranks
+        if tvm.sym.Analyzer().can_prove_equal(
+            tirx.floormod(rows * self._site.left.row, ALIGNMENT), 0
+        ):
+            whole = self._empty([self._streams, rows, *self._rest])
+            return [(whole, rows * k) for k in range(self._streams)]
+        return [(self._empty([1, rows, *self._rest]), 0) for _ in range(self._streams)]
 
     def _empty(self, shape: list[Any]) -> relax.Var:
         ty = relax.TensorType(shape, self._site.left.dtype)
         return self._emit("gathered", alloc(relax.ShapeExpr(ty.shape.values), ty, 0, "global"))
 
-    def _post(self, chunk: int, slot: relax.Expr) -> relax.Var:
-        """Post the gather of the rows of a chunk."""
-        site = self._site
-        shape = _shape(site.given)[site.left.axis :]
-        rows, attrs = self._slice(site.given, chunk, shape), site.attrs
+    def _post(self, piece: Piece, into: relax.Expr) -> relax.Var:
+        """Post the gather of a chunk."""
+        site, attrs = self._site, self._site.attrs
+        start = (site.rows * piece.block + piece.start) * _count(self._rest)
+        own = self._emit("rows", comm.view(site.given, start, [piece.rows, *self._rest]))
         workers = attrs.workers if isinstance(attrs.team, str) else None
-        gather = comm.allgather(rows, team=attrs.team, workers=workers, backend=attrs.backend)
-        return self._emit("work", comm.post(gather, slot))
+        gather = comm.allgather(own, team=attrs.team, workers=workers, backend=attrs.backend)
+        return self._emit("work", comm.post(gather, into))
 
-    def _slice(self, tensor: relax.Expr, at: int, shape: list[Any]) -> relax.Var:
-        """Return a part of a tensor, of a shape and after so many of the same."""
-        return self._emit("rows", comm.view(tensor, at * _count(shape), shape))
+    def _rows_of(self, tensor: relax.Expr, start: Any, rows: Any) -> relax.Var:
+        """Return so many rows of a tensor, after some, as products take them."""
+        shape = [
+            *([1] * self._site.left.axis),
+            rows,
+            *tensor.ty.shape.ty.values[-len(self._rest) :],
+        ]
+        last = shape[self._site.left.axis + 1 :]
+        return self._emit("rows", comm.view(tensor, start * _count(last), shape))
 
-    def _chunk(self, product: MatrixProduct, rows: relax.Expr) -> relax.Var:
+    def _chunk(self, product: MatrixProduct, rows: relax.Expr, piece: Piece) -> list[relax.Var]:
+        """Return the products of the rows of a chunk: one, or one for each rank."""
+        if tvm.sym.Analyzer().can_prove_equal(piece.rows, self._site.rows):  # they lie together
+            return [self._product_of(product, rows)]
+        starts = [piece.rows * rank for rank in range(self._ranks)]
+        if piece.rows * self._site.left.row % ALIGNMENT == 0:
+            own = [self._rows_of(rows, start, piece.rows) for start in starts]
+            return [self._product_of(product, one) for one in own]
+        result = self._product_of(product, rows)
+        return [self._rows_of(result, start, piece.rows) for start in starts]
+
+    def _places(self, layout: Layout, piece: Piece, parts: int) -> list[Any]:
+        """Return where the products of a chunk lie among all: for each a shift, stride, offset."""
+        blocks = [piece.block * self._ranks + rank for rank in range(parts)]
+        starts = [(self._site.rows * block + piece.start) * layout.row for block in blocks]
+        return [number for start in starts for number in (0, 0, start)]
+
+    def _product_of(self, product: MatrixProduct, rows: relax.Expr) -> relax.Var:
         """Return the product of some rows, with what follows it, and what transposes its matrix."""
         left, right = product.matmul.binding.value.args
         instead = {left: rows}
@@ -240,10 +338,6 @@ def transposed_by(matrix: relax.Expr, uses: Uses) -> Place | None:
     """Return what transposes a matrix, if anything does."""
     place = uses.places.get(matrix) if isinstance(matrix, relax.Var) else None
     return place if place is not None and binds(place, "relax.permute_dims") else None
-
-
-def _shape(tensor: relax.Expr) -> list[Any]:
-    return list(tensor.ty.shape.ty.values)
 
 
 def _count(extents: Sequence[Any]) -> Any:
