@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +18,7 @@ from tvm_ffi import Shape
 
 import tvm_ipc
 from tvm_ipc.contract import MAX_SHOWN, ReduceKind
-from tvm_ipc.errors import DeadlineError, WorkerError
+from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
 
 OpenSession = Callable[..., "Team"]
 #: That the n-th tensor of each rank was shown shows in what these values are.
@@ -310,6 +313,139 @@ def test_a_shown_of_another_rank_or_session(opened: OpenSession) -> None:
         other.get_global_func("tvm_ipc.peer")(mine, 1, Shape([4]))
         with pytest.raises(WorkerError, match="was shown by rank 0 of another session, and this"):
             other.sync()
+
+
+# ---- ranks that fail, and end ---------------------------------------------------------------
+
+
+def test_a_peer_that_fails_before_it_shows(pair: Team) -> None:
+    session = pair.session
+    tensor = pair.different(lambda rank: np.full(4, rank, "float32"))
+    session.get_global_func("tests.fail_on")(1, "ValueError", "told to")
+    shown = pair.show(tensor)
+    pair.peer(shown, 1, 4)
+    with pytest.raises(WorkerError, match="told to"):
+        session.sync()
+    for _ in range(3):
+        again = pair.show(tensor)
+        found = session.get(pair.peer(again, 1, 4), rank=0)
+        np.testing.assert_array_equal(found, np.ones(4))
+        pair.hide(again)
+    session.sync()
+
+
+def test_a_wait_ends_when_another_rank_fails(pair: Team) -> None:
+    """Rank 0 waits for what rank 1 does not show, since it fails while the other waits."""
+    session = pair.session
+    tensor = pair.different(lambda rank: np.zeros(4, "float32"))
+    apart = session.get_global_func("tests.call_elsewhere")
+    shown = apart(0, "tvm_ipc.show", "tests.sleep_on", 2, tensor, 0, 1, 0.3)
+    apart(0, "tvm_ipc.peer", "tests.fail_on", 3, shown, 1, Shape([4]), 1, "ValueError", "told to")
+    with pytest.raises(WorkerError, match="told to") as error:
+        session.sync()
+    kinds = {one.kind for one in error.value.errors}
+    assert kinds <= {"ValueError", "PeerError"}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_between_processes(ranks: int) -> None:
+    """Ranks that share nothing but the memory of the session."""
+    with tvm_ipc.Session(ranks, timeout=60) as session:
+        session.import_python_module("worker_functions")
+        team = Team(session)
+        for repetition in range(20):
+            values = [np.arange(1000) + 1000 * rank + repetition for rank in range(ranks)]
+            for where in (team.different, lambda of: elsewhere(team, of)):
+                shown = team.show(where(lambda rank, values=values: values[rank]))
+                for shift in range(ranks):
+                    found = session.get(team.peer(shown, shift, 10, 100), rank=ranks - 1)
+                    wanted = values[(ranks - 1 + shift) % ranks].reshape(10, 100)
+                    np.testing.assert_array_equal(found, wanted)
+                team.hide(shown)
+        session.sync()
+
+
+def test_a_worker_that_dies_while_others_wait_for_what_it_shows() -> None:
+    with tvm_ipc.Session(3, timeout=30) as session:
+        session.import_python_module("worker_functions")
+        team = Team(session)
+        tensor = team.different(lambda rank: np.zeros(4, "float32"))
+        session.sync()
+        os.kill(session.pids[2], signal.SIGSTOP)
+        shown = team.show(tensor)
+        team.peer(shown, 1, 4)
+        time.sleep(0.2)
+        os.kill(session.pids[2], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            session.sync()
+
+
+def test_what_a_peer_gave_may_be_kept_longer_than_the_session() -> None:
+    from tvm_ffi import get_global_func
+
+    with tvm_ipc.Session(2, threads=True, timeout=60) as session:
+        session.import_python_module("worker_functions")
+        team = Team(session)
+        shown = team.show(team.different(lambda rank: np.full(4, rank, "float32")))
+        session.get_global_func("tests.keep")(team.peer(shown, 1, 4))
+        team.hide(shown)
+        session.sync()
+    for rank in range(2):  # what is there is nobody's business any more, but there is memory
+        assert get_global_func("tests.give_kept")(rank).numpy().shape == (4,)
+
+
+# ---- over a link ----------------------------------------------------------------------------
+
+LATE = 0.15
+
+
+def seconds(team: Team, count: int, shifts: list[int], **link: float) -> float:
+    """How long a rank of two waits over a link for chunks of so many bytes that are shown."""
+    session = team.session
+    tensor = team.different(lambda rank: np.full(count, rank, "uint8"))
+    session.sync()
+    session.emulate_link(**link)
+    try:
+        session.sync()
+        start = time.monotonic()
+        shown = [team.show(tensor) for _ in shifts]
+        peers = [team.peer(one, shift, count) for one, shift in zip(shown, shifts, strict=True)]
+        session.sync()
+        passed = time.monotonic() - start
+    finally:
+        session.emulate_link()
+    for peer, shift in zip(peers, shifts, strict=True):
+        np.testing.assert_array_equal(session.get(peer, rank=0), np.full(count, shift % 2))
+    team.hide(*shown)
+    session.sync()
+    return passed
+
+
+def test_chunks_that_are_on_their_way_at_the_same_time_are_late_once(pair: Team) -> None:
+    assert seconds(pair, 1000, [1], latency=LATE) >= LATE
+    assert seconds(pair, 1000, [1, -1, 1, 1], latency=LATE) >= LATE
+
+
+def test_chunks_share_the_bandwidth_of_the_link(pair: Team) -> None:
+    """One after the other; without that these would all be there after the time of one."""
+    assert seconds(pair, 1000, [1] * 4, bandwidth=1000 / LATE) >= 4 * LATE
+    assert seconds(pair, 0, [1] * 4, bandwidth=1) < 4
+
+
+def test_own_chunks_do_not_travel(pair: Team) -> None:
+    assert seconds(pair, 10, [0, 0, 2, -2], latency=1000) < 100
+
+
+def test_what_has_arrived_once_is_there(pair: Team) -> None:
+    shown = pair.show(pair.different(lambda rank: np.full(4, rank, "float32")))
+    pair.session.emulate_link(latency=0.01)
+    pair.peer(shown, 1, 4)
+    pair.session.emulate_link(latency=1000)
+    again = pair.peer(shown, 1, 4)  # returns
+    pair.session.emulate_link()
+    np.testing.assert_array_equal(pair.session.get(again, rank=1), np.zeros(4))
+    pair.hide(shown)
+    pair.session.sync()
 
 
 # ---- parts ----------------------------------------------------------------------------------
