@@ -157,9 +157,11 @@ def test_wrong_options(arguments: Any, kind: type[Exception], message: str) -> N
         tvm_ipc.get_pipeline(*arguments)
 
 
-def test_overlap_is_for_cpus() -> None:
-    with pytest.raises(ValueError, match="get_pipeline: overlap is for CPUs, not for 'cuda'"):
-        tvm_ipc.get_pipeline({"kind": "cuda", "arch": "sm_90"}, 2, overlap=2)
+@pytest.mark.parametrize("option", [{"overlap": 2}, {"post_collectives": True}])
+def test_overlap_is_for_cpus(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ValueError, match=f"get_pipeline: {name} is for CPUs, not for 'cuda'"):
+        tvm_ipc.get_pipeline({"kind": "cuda", "arch": "sm_90"}, 2, **option)
 
 
 def test_world_that_the_groups_do_not_divide() -> None:

@@ -233,7 +233,7 @@ def compiler_calls() -> dict[str, Call]:
         "GatherInStreams": Call(
             transform.GatherInStreams, {"chunks": 2}, {"chunks": COUNTS, "streams": COUNTS}
         ),
-        "LowerPlacements": Call(transform.LowerPlacements, {}, {"streams": COUNTS}),
+        "LowerPlacements": Call(transform.LowerPlacements, {}, {"streams": one_less(COUNTS, None)}),
         "get_pipeline": Call(
             tvm_ipc.get_pipeline,
             {"target": "llvm", "world_size": 2},

@@ -119,7 +119,7 @@ def get_pipeline(
         communication before or after them where that pays; or a number of chunks for all of them.
         See `OverlapCommunication`.
     streams : of products along an axis that `comm.place` marks for streams, how many chunks have
-        their rows on their way, or are multiplied, at a time; see `LowerPlacements`.
+        their rows on their way, or are multiplied, at a time; see `LowerPlacements`. Not on GPUs.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
     target = _target(target)
@@ -134,15 +134,15 @@ def get_pipeline(
     epilogue = FuseAllReduceEpilogue(allreduce_strategy, num_groups=num_groups)
     posts = arguments.flag("get_pipeline: post_collectives", post_collectives)
     folder = _folder(dump)
-    placements = LowerPlacements(
-        streams=arguments.integer(
-            "get_pipeline: streams", streams, "a number of streams, 1 or more", 1
-        )
+    streams = arguments.integer(
+        "get_pipeline: streams", streams, "a number of streams, 1 or more", 1
     )
+    placements = LowerPlacements(streams=streams if on_cpu else None)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
-    if overlap is not None and not on_cpu:
-        raise ValueError(f"get_pipeline: overlap is for CPUs, not for {target.kind.name!r}")
+    for name, given in (("overlap", overlap is not None), ("post_collectives", posts)):
+        if given and not on_cpu:
+            raise ValueError(f"get_pipeline: {name} is for CPUs, not for {target.kind.name!r}")
     overlapped = _overlap(overlap, blas=use_blas, world_size=world_size, num_groups=num_groups)
     before_plan, after_plan, finalize = _around_the_plan(target)
     plan = StaticPlanBlockMemory(

@@ -111,6 +111,21 @@ def test_what_one_rank_runs() -> None:
     tvm.ir.assert_structural_equal(tvm.script.from_source(after.script()), after)
 
 
+def test_without_streams_the_program_is_as_it_would_be_without_marks() -> None:
+    with collect_report() as report:
+        after = LowerPlacements(streams=None)(Before)
+    said = report.decisions[-1]
+    assert (said.verdict, said.reason) == ("left out", "the pass was given no streams")
+    kinds = [one.attrs.kind for one in calls(after["main"]) if hasattr(one.attrs, "kind")]
+    assert kinds == ["allgather"]
+    with collect_report() as report:
+        lowered = tvm_ipc.get_pipeline({"kind": "cuda", "arch": "sm_90"}, 2)(Before)
+    assert ("stream=0 of out", "left out") in [
+        (one.subject, one.verdict) for one in report.decisions
+    ]
+    assert "tvm_ipc.post" not in lowered.script()
+
+
 def host_program(chunks: int, streams: int) -> list[str]:
     """For each chunk: slices, the gather, a wait, the slice of the output, the product."""
     program, posted = ["gathered"], 0

@@ -43,6 +43,11 @@ from tvm_ipc.transform.placements.redistribute import NAME
 from tvm_ipc.transform.report import Decision, note
 
 
+def _streams(name: str, given: object) -> int | None:
+    wanted = "a number of streams, 1 or more, or None"
+    return None if given is None else arguments.integer(name, given, wanted, 1)
+
+
 @module_pass
 class LowerPlacements:
     """Turn functions with `R.comm.place` into those that one rank runs.
@@ -52,7 +57,8 @@ class LowerPlacements:
     Parameters
     ----------
     streams : of a product along an axis that is marked for streams, how many chunks have their rows
-        on their way, or are multiplied, at a time. With 1 nothing goes on meanwhile.
+        on their way, or are multiplied, at a time. With 1 nothing goes on meanwhile; with None the
+        program is as it would be without marks.
 
     Raises
     ------
@@ -60,9 +66,7 @@ class LowerPlacements:
         It is not clear what ranks have to exchange, or would cost more than the program shows.
     """
 
-    streams: int = option(
-        arguments.integer, "a number of streams, 1 or more", 1, default=2, kw_only=True
-    )
+    streams: int | None = option(_streams, default=2, kw_only=True)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module without places."""
@@ -73,8 +77,7 @@ class LowerPlacements:
                 function = with_places(name, function)
                 mesh = mesh_of_function(name, function)
                 if mesh is not None:
-                    lower = self._in_streams if has_marks(function) else _lower
-                    lowered[name] = lower(name, function, mesh)
+                    lowered[name] = self._lower(name, function, mesh)
         if not lowered:
             return mod
         _check_callers(mod, lowered)
@@ -86,8 +89,14 @@ class LowerPlacements:
             functions[fresh] = lowered.get(name, function)
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
-    def _in_streams(self, name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
-        """Lower a function in which axes are marked for streams."""
+    def _lower(self, name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
+        if not has_marks(function):
+            return lower_function(name, function, mesh)[0]
+        if self.streams is None:
+            lowered, marked = lower_function(name, function, mesh)
+            for one in marked:
+                note(Decision(NAME, name, one.subject, "left out", "the pass was given no streams"))
+            return lowered
         plain, marked = lower_function(name, without_dataflow(function), mesh)
         result, said = in_streams(plain, [(one.value, one.axis) for one in marked], self.streams)
         for one, chunks in zip(marked, said, strict=True):
@@ -97,10 +106,6 @@ class LowerPlacements:
                 how = f"their rows are gathered as works, {min(self.streams, chunks)} at a time"
                 note(Decision(NAME, name, one.subject, f"in {chunks} chunks", how))
         return with_dataflow(result)
-
-
-def _lower(name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
-    return lower_function(name, function, mesh)[0]
 
 
 def _check_callers(mod: tvm.IRModule, lowered: dict[str, relax.Function]) -> None:
