@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -76,7 +77,7 @@ def test_overlap_prints_a_table_and_writes_a_trace(
         found = json.loads(trace.read_text())["traceEvents"]
         complete = [one for one in found if one["ph"] == "X"]
         assert {(one["pid"], one["tid"]) for one in complete} == {
-            (p, r) for p in (0, 1) for r in (0, 1)
+            (p, r) for p in range(4) for r in range(2)
         }
         assert min(one["ts"] for one in complete) == 0
         overlapped = [one["name"] for one in complete if one["pid"] == 1 and one["tid"] == 0]
@@ -86,13 +87,17 @@ def test_overlap_prints_a_table_and_writes_a_trace(
         titles = [one["args"]["name"] for one in found if one["name"] == "process_name"]
         assert titles[0] == "without overlap"
         assert re.fullmatch(r"in \d+ chunks?", titles[1])
+        assert titles[2:] == [f"{one}, as predicted" for one in titles[:2]]
+        foretold = [one["name"] for one in complete if one["pid"] == 2 and one["tid"] == 1]
+        both = ["communicate", "compute"]
+        assert foretold == (both if kind == "allgather" else both[::-1])
 
 
 def test_overlap_without_a_calibration_predicts_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["bench", "overlap", *SMALL, "--no-blas"]) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "kernels of TVM" in out
     assert "no link" in out
     assert "chosen" not in out
@@ -112,6 +117,16 @@ def test_options_that_make_no_sense(
     given = [str(calibration) if one == "FILE" else one for one in arguments]
     assert main(["bench", *given]) == 2
     assert capsys.readouterr().err.startswith(f"tvm-ipc bench: {message}")
+
+
+def test_a_calibration_without_the_blas_is_told(
+    calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "here.json"
+    dataclasses.replace(Calibration.load(calibration), blas_matmul=None).save(path)
+    assert main(["bench", "overlap", "--calibration", str(path), "--blas"]) == 1
+    assert "was measured without the BLAS: measure again" in capsys.readouterr().err
+    assert main(["bench", "overlap", "--calibration", str(path), "--no-blas", *SMALL]) == 0
 
 
 def test_a_stale_or_broken_calibration_is_one_line(

@@ -15,10 +15,12 @@ from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.transform.overlap.cost import (
     LEAST_GAIN,
     Choice,
+    PredictedStep,
     Workload,
     choose,
     predict,
     predict_alone,
+    schedule,
 )
 
 #: A second for each row, or for each byte.
@@ -81,6 +83,19 @@ def test_who_waits_for_the_link_wakes_late() -> None:
     assert predict(SCATTER, 2, slow) == like(20 + 0.25)
     # Where there is no link nobody sleeps.
     assert predict_alone(GATHER, machine(wake=0.25)) == like(16)
+
+
+def test_what_a_rank_does_when() -> None:
+    slow = machine(bandwidth=0.5)
+    steps = [(one.doing, one.begin, one.end) for one in schedule(GATHER, 2, slow)]
+    assert steps == [
+        *(("compute", 0, 8), ("compute", 8, 12), ("wait", 12, 16), ("compute", 16, 20)),
+        ("hide", 20, 20),
+    ]
+    assert [one.doing for one in schedule(GATHER, 0, slow)] == ["communicate", "compute"]
+    product, scatter = schedule(SCATTER, 0, slow)
+    assert product == PredictedStep("compute", 0.0, like(16))
+    assert scatter == PredictedStep("communicate", like(16), like(32))
 
 
 def test_gather_from_three_peers() -> None:

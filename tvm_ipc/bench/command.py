@@ -16,7 +16,7 @@ from tvm_ipc.bench.options import CalibrateOptions, OverlapOptions
 from tvm_ipc.bench.stage import Event, Stage, take_the_cores
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
-from tvm_ipc.transform.overlap.cost import Workload
+from tvm_ipc.transform.overlap.cost import Workload, choose, schedule
 
 _FLOAT32 = 4
 
@@ -55,20 +55,26 @@ def compare(options: OverlapOptions) -> int:
     """Time programs with and without overlap, and write a trace."""
     if options.real_time:
         take_the_cores()
-    calibration = None
     workers, bandwidth, latency = options.workers, options.bandwidth, options.latency
+    blas = tvm_ipc.blas.installed() if options.blas is None else options.blas
+    calibration = None
     if options.calibration is not None:
         calibration = Calibration.load(options.calibration)
         workers = calibration.workers
         bandwidth, latency = calibration.bandwidth, calibration.latency
-    blas = tvm_ipc.blas.installed() if options.blas is None else options.blas
+        if blas and calibration.blas_matmul is None:
+            raise IPCError(
+                f"the calibration {options.calibration} was measured without the BLAS: measure "
+                "again where it is installed, or compare with --no-blas"
+            )
     extents = (options.rows, options.inner, options.columns)
     work = Workload(options.kind, workers, *extents, _FLOAT32, blas)
     tried = overlap.counts(work, most=16)
+    foretold = None
     if calibration is not None:
+        chosen = choose(work, calibration).chunks
+        tried += [chosen] if chosen not in (0, *tried) else []
         foretold = overlap.foretell(work, calibration, tried)
-        if foretold.choice.chunks not in (0, *tried):
-            tried.append(foretold.choice.chunks)
     terminal.progress_bar(0.0, "starting workers")
     with Stage(workers) as stage:
         terminal.progress_bar(0.2, "compiling programs")
@@ -76,27 +82,29 @@ def compare(options: OverlapOptions) -> int:
         stage.session.emulate_link(latency=latency, bandwidth=bandwidth)
         terminal.progress_bar(0.5, "timing programs")
         found = made.compare(options.rounds)
-        foretold_or_none = None
-        count = min(found.chunks, key=lambda one: sorted(found.chunks[one])[options.rounds // 2])
-        if calibration is not None:
-            foretold_or_none = overlap.foretell(work, calibration, tried)
-            count = foretold_or_none.choice.chunks or count
         terminal.progress_bar(0.9, "tracing programs")
-        traced = {
-            "without overlap": made.events(0),
-            f"in {count} chunk{'s' * (count != 1)}": made.events(count),
-        }
+        shown = (foretold.choice.chunks if foretold else 0) or found.best_chunks
+        traced = {title: made.events(count) for title, count in _programs(shown)}
     _describe(work, bandwidth, latency)
-    for line in overlap.table(found, foretold_or_none):
+    for line in overlap.table(found, foretold):
         terminal.say(line)
-    if foretold_or_none is not None:
-        _paragraph(f"chosen: {foretold_or_none.choice.algorithm}: {foretold_or_none.choice.reason}")
+    if foretold is not None:
+        _paragraph(f"chosen: {foretold.choice.algorithm}: {foretold.choice.reason}")
     for title, events in traced.items():
         _paragraph(f"{title}, of which {_shares(events)}")
     _say_if_busy(options.real_time)
     if options.trace is not None:
+        if calibration is not None:
+            for title, count in _programs(shown):
+                steps = trace.foretold(schedule(work, count, calibration), workers)
+                traced[f"{title}, as predicted"] = steps
         _write(options.trace, traced)
     return 0
+
+
+def _programs(chunks: int) -> list[tuple[str, int]]:
+    """Return the programs that are traced, and their numbers of chunks."""
+    return [("without overlap", 0), (f"in {chunks} chunk{'s' * (chunks != 1)}", chunks)]
 
 
 def _say_if_busy(real_time: bool) -> None:
@@ -111,7 +119,7 @@ def _say_if_busy(real_time: bool) -> None:
 def _describe(work: Workload, bandwidth: float, latency: float) -> None:
     order = "all-gather, then matmul" if work.kind == "allgather" else "matmul, then reduce-scatter"
     kernels = "OpenBLAS" if work.blas else "kernels of TVM"
-    terminal.say(
+    _paragraph(
         f"{order}: {_workers(work.ranks)}, {work.rows} rows each, {work.inner} x {work.columns}, "
         f"float32, {kernels}"
     )

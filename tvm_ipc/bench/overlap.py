@@ -39,6 +39,11 @@ class Comparison:
         every = {0: self.plain, **self.chunks}
         return min(every, key=lambda count: median(every[count]))
 
+    @property
+    def best_chunks(self) -> int:
+        """Return the number of chunks with the least median."""
+        return min(self.chunks, key=lambda count: median(self.chunks[count]))
+
     def efficiency(self, count: int) -> float | None:
         """Return which share of the communication is hidden; None if there is nothing to hide."""
         without = _exposed(self.plain, self.matmul)

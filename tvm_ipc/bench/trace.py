@@ -11,6 +11,7 @@ from tvm_ipc import contract
 from tvm_ipc.bench.stage import Event
 from tvm_ipc.contract import Meeting
 from tvm_ipc.contract.programs import COPY, HIDE, JOIN, PEER, REDUCE_PARTS, SHOW
+from tvm_ipc.transform.overlap.cost import PredictedStep
 
 
 class Doing(str, Enum):
@@ -19,7 +20,7 @@ class Doing(str, Enum):
     COMPUTE = "compute"
     COMMUNICATE = "communicate"  #: a collective: meet, wait for the link, copy
     SHOW = "show"
-    WAIT = "wait for a peer"
+    WAIT = "wait"
     REDUCE = "reduce"
     COPY = "copy"
     HIDE = "hide"
@@ -27,6 +28,7 @@ class Doing(str, Enum):
 
 
 _BY_NAME = {
+    **{one.value: one for one in Doing},
     SHOW.name: Doing.SHOW,
     PEER.name: Doing.WAIT,
     HIDE.name: Doing.HIDE,
@@ -37,7 +39,7 @@ _BY_NAME = {
 
 
 def doing(name: str) -> Doing:
-    """Return what a call of a function does."""
+    """Return what a call of a function does; or a step, which has the name of what it is."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     known = contract.find(name)
@@ -46,6 +48,15 @@ def doing(name: str) -> Doing:
     if name.startswith("vm.") or (known is not None and not known.writes):
         return Doing.MANAGE
     return Doing.COMPUTE
+
+
+def foretold(steps: Iterable[PredictedStep], ranks: int) -> list[Event]:
+    """Return the steps of a prediction as what each rank does."""
+    return [
+        Event(rank, step.doing, round(step.begin * 1e9), round(step.end * 1e9))
+        for rank in range(ranks)
+        for step in steps
+    ]
 
 
 def totals(events: Iterable[Event]) -> dict[Doing, float]:

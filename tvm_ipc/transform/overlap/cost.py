@@ -151,74 +151,114 @@ def _as_asked(chunks: int, seconds: float | None, alone: float | None, says: str
 
 def predict_alone(workload: Workload, calibration: Calibration) -> float:
     """Return the seconds of the collective and the matmul, one after the other."""
-    rows, inner, columns = _extents(workload)
-    part = _part(workload)
-    moves = (2 if workload.kind == "allreduce" else 1) * (workload.ranks - 1) * part
-    travel = _Link(calibration).wait(0.0, 0.0, moves) if moves else 0.0
-    matmul = _matmul(workload, calibration)(workload.ranks * rows, inner, columns)
-    return calibration.collectives[workload.kind].at(part) + travel + matmul
+    return schedule(workload, 0, calibration)[-1].end
 
 
 def predict(workload: Workload, chunks: int, calibration: Calibration) -> float:
     """Return the seconds of the overlapped program in so many chunks."""
+    return schedule(workload, chunks, calibration)[-1].end
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """What a rank is predicted to do from one moment to another, in seconds from the start.
+
+    `doing` is "compute", "communicate" (a collective), "wait", "reduce", "copy" or "hide".
+    """
+
+    doing: str
+    begin: float
+    end: float
+
+
+def schedule(workload: Workload, chunks: int, calibration: Calibration) -> list[PredictedStep]:
+    """Return what each rank is predicted to do, in so many chunks; 0 is without overlap."""
     rows, inner, columns = _extents(workload)
     times = _matmul(workload, calibration)
     whole = workload.ranks * rows
     together = times(whole, inner, columns)
+    rank = _Rank(calibration)
+    peers = range(1, workload.ranks)
+    if not chunks:
+        local = calibration.collectives[workload.kind].at(_part(workload))
+        moves = (2 if workload.kind == "allreduce" else 1) * len(peers) * _part(workload)
+        if workload.kind != "allgather":
+            rank.spend("compute", together)
+        travel = rank.arrival(rank.now, moves) - rank.now if moves else 0.0
+        rank.spend("communicate", travel + local)
+        if workload.kind == "allgather":
+            rank.spend("compute", together)
+        return rank.steps
 
-    def seconds_of(count: int) -> float:
+    def multiply(count: int) -> float:
         # Where few rows seem to be faster, for each of them, than all together, it is not overlap
         # that gains, and may be noise of the measurement.
-        return calibration.chunk + max(times(count, inner, columns), together * count / whole)
+        seconds = max(times(count, inner, columns), together * count / whole) if count else 0.0
+        rank.spend("compute", calibration.chunk + seconds)
+        return rank.now
 
     most = max(1, -(-rows // chunks))
     parts = [min(most, rows - at) for at in range(0, rows, most)]
-    multiply = [seconds_of(count) for count in parts]
-    own = seconds_of(rows) if rows else calibration.chunk
     sizes = [_part(workload) * count / rows for count in parts]
-    link = _Link(calibration)
-    peers = range(1, workload.ranks)
-    now = 0.0
     if workload.kind == "allgather":
-        now += own
+        multiply(rows)
         for _ in peers:
-            for size, seconds in zip(sizes, multiply, strict=True):
-                now = link.wait(now, 0.0, size) + seconds
-        return now + calibration.hide
-    shown: dict[tuple[int, int], float] = {}
-    for chunk, seconds in enumerate(multiply):
-        for peer in peers:
-            now += seconds
-            shown[peer, chunk] = now
-    now += own
+            for size, count in zip(sizes, parts, strict=True):
+                rank.wait(0.0, size)
+                multiply(count)
+        return rank.hide()
+    shown = [[multiply(count) for _ in peers] for count in parts]
+    multiply(rows)
     reduced = []
-    for chunk, size in enumerate(sizes):
-        for peer in peers:
-            now = link.wait(now, shown[peer, chunk], size)
-        now += calibration.reduce.at(size)
-        reduced.append(now)
+    for size, of_peers in zip(sizes, shown, strict=True):
+        for moment in of_peers:
+            rank.wait(moment, size)
+        rank.spend("reduce", calibration.reduce.at(size))
+        reduced.append(rank.now)
     if workload.kind == "allreduce":
         for _ in peers:
-            for at, size in zip(reduced, sizes, strict=True):
-                now = link.wait(now, at, size) + calibration.copy.at(size)
-    return now + calibration.hide
+            for moment, size in zip(reduced, sizes, strict=True):
+                rank.wait(moment, size)
+                rank.spend("copy", calibration.copy.at(size))
+    return rank.hide()
 
 
-class _Link:
-    """The link into one rank."""
+class _Rank:
+    """One rank in time, and the link into it."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._free = 0.0
+        self._free = 0.0  #: when the link is
+        self.now = 0.0
+        self.steps: list[PredictedStep] = []
 
-    def wait(self, now: float, shown: float, size: float) -> float:
-        """Return when a rank goes on that asks for a chunk, after those that it has asked for."""
+    def spend(self, doing: str, seconds: float) -> None:
+        """Do something for a while."""
+        self.steps.append(PredictedStep(doing, self.now, self.now + seconds))
+        self.now += seconds
+
+    def arrival(self, shown: float, size: float) -> float:
+        """Return when a rank goes on that asks for what was shown at a moment.
+
+        It travels when all that was asked for before has arrived.
+        """
         speed, latency = self._calibration.bandwidth, self._calibration.latency
         self._free = max(shown, self._free) + (size / speed if speed else 0.0)
         there = self._free + latency
-        if there <= now:
-            return now
+        if there <= self.now:
+            return self.now
         return there + (self._calibration.wake if speed or latency else 0.0)
+
+    def wait(self, shown: float, size: float) -> None:
+        """Ask for what was shown at a moment."""
+        seconds = self.arrival(shown, size) - self.now
+        if seconds > 0:
+            self.spend("wait", seconds)
+
+    def hide(self) -> list[PredictedStep]:
+        """Meet at the end, and return all steps."""
+        self.spend("hide", self._calibration.hide)
+        return self.steps
 
 
 def _unpredictable(workload: Workload, calibration: Calibration | None) -> str:
