@@ -45,14 +45,14 @@ WRONG = {
         "--size": ["x", "n", "n=", "=3", "n=x", "n=-1", "no_such_size=3"],
     },
     "bench": {
-        "--workers": [*SIZES, "65"],
+        "--workers": [*SIZES, "1", "65"],
         "--bandwidth": AMOUNTS,
         "--latency": AMOUNTS,
         "--out": FILES,
     },
     "bench overlap": {
         **dict.fromkeys(("--rows", "--inner", "--columns", "--rounds"), SIZES),
-        "--workers": [*SIZES, "65"],
+        "--workers": [*SIZES, "1", "65"],
         "--bandwidth": AMOUNTS,
         "--latency": AMOUNTS,
         "--calibration": ["/no/such/file.json", "/"],

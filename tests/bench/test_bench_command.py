@@ -15,7 +15,7 @@ import pytest
 from tvm_ipc.bench import calibrate
 from tvm_ipc.bench.stage import Stage
 from tvm_ipc.bench.trace import Doing
-from tvm_ipc.calibration import Calibration
+from tvm_ipc.calibration import COLLECTIVES, Calibration
 from tvm_ipc.command_line import main
 from tvm_ipc.contract.programs import PEER, SHOW
 
@@ -62,7 +62,7 @@ def test_overlap_prints_a_table_and_writes_a_trace(
 ) -> None:
     trace = tmp_path / "trace.json"
     given = ["--calibration", str(calibration), "--trace", str(trace)]
-    for kind in ("allgather", "reduce_scatter"):
+    for kind in COLLECTIVES:
         assert main(["bench", "overlap", *SMALL, *given, "--kind", kind]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert "2 workers, 8 rows each, 16 x 16, float32" in lines[0]

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import pytest
 
+import tvm_ipc
+from tvm_ipc.bench import programs
 from tvm_ipc.bench.overlap import Comparison, counts, table
 from tvm_ipc.bench.stage import Event
 from tvm_ipc.bench.trace import Doing, document, doing, totals
+from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.contract.collectives import ALLGATHER, CUSTOM_ALLREDUCE
 from tvm_ipc.contract.programs import ALLOC_STORAGE, HIDE, MATMUL, PEER, SHOW, VIEW
-from tvm_ipc.transform.overlap.cost import Workload
+from tvm_ipc.errors import IPCError
+from tvm_ipc.transform import collect_report
+from tvm_ipc.transform.overlap.cost import Workload, choose
 
 WORK = Workload("allgather", 2, 8, 8, 8, 4, False)
 FOUND = Comparison(
@@ -77,3 +82,44 @@ def test_a_trace_has_a_process_for_each_program_and_a_thread_for_each_rank() -> 
     ]
     last = found[-1]
     assert (last["name"], last["cat"], last["ts"], last["dur"]) == ("matmul", "compute", 5.0, 1.0)
+
+
+def calibration(bandwidth: float) -> Calibration:
+    line = Times(((1, 1 << 20),), (1e-6, 1e-3))
+    return Calibration(
+        machine="one",
+        backend="memory",
+        workers=2,
+        bandwidth=bandwidth,
+        latency=0.0,
+        wake=0.0,
+        matmul=Times(((1, 1000), (16,), (16,)), (1e-5, 1e-2)),
+        blas_matmul=None,
+        collectives=dict.fromkeys(COLLECTIVES, line),
+        reduce=line,
+        copy=line,
+        chunk=1e-6,
+        hide=1e-6,
+        noise=0.0,
+    )
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("bandwidth", [2e6, 5e6, 1e12])
+def test_the_pipeline_does_what_the_model_chooses(kind: str, bandwidth: float) -> None:
+    work = Workload(kind, 2, 64, 16, 16, 4, False)
+    given = calibration(bandwidth)
+    wanted = choose(work, given)
+    pipeline = tvm_ipc.get_pipeline("llvm", 2, overlap=given, blas=False)
+    with collect_report() as report:
+        pipeline(programs.plain(work))
+    (found,) = (one for one in report.decisions if one.pass_name == "OverlapCommunication")
+    assert (found.verdict == "left alone") is (wanted.chunks == 0)
+    assert wanted.reason in found.reason
+    assert wanted.overlaps is (bandwidth < 1e12)
+
+
+def test_programs_that_are_not_overlapped_are_not_timed_as_if_they_were() -> None:
+    work = Workload("allgather", 1, 64, 16, 16, 4, False)
+    with pytest.raises(IPCError, match="allgather of x is not overlapped: it is of one rank"):
+        programs.variants(work, [2])

@@ -19,6 +19,11 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.transform.overlap.cost import Workload, choose, schedule
 
 _FLOAT32 = 4
+_ORDERS = {
+    "allgather": "all-gather, then matmul",
+    "reduce_scatter": "matmul, then reduce-scatter",
+    "allreduce": "matmul, then all-reduce",
+}
 
 
 def calibrate(options: CalibrateOptions) -> int:
@@ -117,7 +122,7 @@ def _say_if_busy(real_time: bool) -> None:
 
 
 def _describe(work: Workload, bandwidth: float, latency: float) -> None:
-    order = "all-gather, then matmul" if work.kind == "allgather" else "matmul, then reduce-scatter"
+    order = _ORDERS[work.kind]
     kernels = "OpenBLAS" if work.blas else "kernels of TVM"
     _paragraph(
         f"{order}: {_workers(work.ranks)}, {work.rows} rows each, {work.inner} x {work.columns}, "

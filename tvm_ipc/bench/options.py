@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tvm_ipc import terminal
+from tvm_ipc.calibration import COLLECTIVES
 from tvm_ipc.contract import MAX_WORKERS
 
-_KINDS: Final = ("allgather", "reduce_scatter")
 _OVERLAP: Final = "overlap"
 #: Numbers of an option that may not be given, because a calibration says them.
 _OF_CALIBRATION: Final = ("workers", "bandwidth", "latency")
@@ -88,8 +88,8 @@ def _overlap(given: argparse.Namespace) -> OverlapOptions:
 
 
 def _check_numbers(given: argparse.Namespace) -> None:
-    if not 1 <= given.workers <= MAX_WORKERS:
-        raise OptionError(f"--workers is {given.workers}; it must be 1 to {MAX_WORKERS}")
+    if not 2 <= given.workers <= MAX_WORKERS:  # one has nobody to communicate with
+        raise OptionError(f"--workers is {given.workers}; it must be 2 to {MAX_WORKERS}")
     for name in ("bandwidth", "latency"):
         value = getattr(given, name)
         if not 0 <= value < math.inf:
@@ -130,7 +130,7 @@ def _common(parser: argparse.ArgumentParser, default: int | None) -> None:
         action="store_true",
         help="run before all other programs, where the system lets us",
     )
-    text = f"how many, 1 to {MAX_WORKERS} (default 2)"
+    text = f"how many, 2 to {MAX_WORKERS} (default 2)"
     parser.add_argument("--workers", type=int, default=default, metavar="N", help=text)
 
 
@@ -175,7 +175,9 @@ def _overlap_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write what each worker did when, for Perfetto"
     )
-    parser.add_argument("--kind", choices=_KINDS, default=default.kind, help="(default allgather)")
+    parser.add_argument(
+        "--kind", choices=COLLECTIVES, default=default.kind, help="(default allgather)"
+    )
     for name, text in (
         ("rows", "of each worker"),
         ("inner", "what is summed over"),

@@ -11,7 +11,8 @@ from tvm import relax
 
 import tvm_ipc
 from tvm_ipc import comm
-from tvm_ipc.transform import OverlapCommunication
+from tvm_ipc.errors import IPCError
+from tvm_ipc.transform import OverlapCommunication, collect_report
 from tvm_ipc.transform.overlap.cost import Workload
 
 #: Functions of `variants`: without overlap, and the matmul alone.
@@ -70,10 +71,18 @@ def variants(work: Workload, counts: Iterable[int], dtype: str = "float32") -> t
         plain(work, PLAIN, dtype),
         matmul(work.ranks * (work.rows or 0), work.inner or 0, work.columns or 0, MATMUL, dtype),
     ]
-    for count in counts:
-        in_chunks = tvm.transform.Sequential([OverlapCommunication(chunks=count)])
-        modules.append(in_chunks(plain(work, overlapped(count), dtype)))
+    modules += [_in_chunks(work, count, dtype) for count in counts]
     return together(modules)
+
+
+def _in_chunks(work: Workload, count: int, dtype: str) -> tvm.IRModule:
+    change = OverlapCommunication(chunks=count, blas=work.blas, world_size=work.ranks)
+    with collect_report() as report:
+        changed = tvm.transform.Sequential([change])(plain(work, overlapped(count), dtype))
+    (decision,) = report.decisions
+    if decision.verdict == "left alone":
+        raise IPCError(f"{decision.subject} is not overlapped: {decision.reason}")
+    return changed
 
 
 def together(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
