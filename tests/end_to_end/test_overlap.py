@@ -194,9 +194,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_rank_gets_what_numpy_gives(name: str) -> None:
-    for chunks in (1, 3, 8):
+    for chunks in (1, 3):
         check(CASES[name], chunks, blas=False)
-    check(CASES[name], 2)
+    check(CASES[name], 8)
 
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce_scatter"])
