@@ -133,7 +133,7 @@ def check(
     with tvm_ipc.Session(case.ranks, threads=True, timeout=60) as session:
         prepare(session)
         main = session.load_vm_module(program)["main"]
-        for number, rows in enumerate(sizes or (case.rows,) * 3):
+        for number, rows in enumerate(sizes or (case.rows,) * 5):
             xs, ws, bs = case.draw(number, rows)
             x = session.empty(xs[0].shape, case.dtype)
             weights = [session.put(one) for one in (*ws, *bs)]
@@ -219,9 +219,13 @@ def test_on_a_slow_link_with_jitter(kind: str) -> None:
     ("case", "chunks"),
     [
         (Case("allgather", 2, 32, 32, 16), 8),
+        (Case("allgather", 4, 16, 32, 16), 8),
+        (Case("reduce_scatter", 4, 16, 32, 16), 8),
         (Case("allgather", 2, 512, 1024, 1024), 1),
         (Case("allgather", 2, 512, 1024, 1024), 8),
+        (Case("reduce_scatter", 4, 256, 1024, 1024), 1),
         (Case("reduce_scatter", 4, 256, 1024, 1024), 8),
+        (Case("allgather", 3, 1364, 1024, 640), 4),
         (Case("allgather", 2, 4091, 1024, 640), 4),
     ],
     ids=str,
