@@ -109,19 +109,25 @@ def _allocated(call: relax.Call, places: dict[Any, Bytes], step: int, rows: int)
     if name == "relax.reshape":
         return places.get(call.args[0], Bytes(-1, 0, 0))
     if name == "relax.memory.alloc_storage":
-        return Bytes(step, 0, _number(call.args[0].values[0], rows))
+        return Bytes(step, 0, number_of(call.args[0].values[0], rows))
     if name not in ("relax.memory.alloc_tensor", "relax.builtin.alloc_tensor"):
         return None
     whole = name == "relax.builtin.alloc_tensor"
     shape, dtype = (call.args[0], call.args[1]) if whole else (call.args[2], call.args[3])
-    size = prod(_number(one, rows) for one in shape.values) * np.dtype(str(dtype.value)).itemsize
+    size = allocated_bytes(shape, dtype, rows)
     if whole:
         return Bytes(step, 0, size)
-    begin = _number(call.args[1], rows)
+    begin = number_of(call.args[1], rows)
     return Bytes(places[call.args[0]].storage, begin, begin + size)
 
 
-def _number(extent: Any, rows: int) -> int:
+def allocated_bytes(shape: Any, dtype: Any, rows: int) -> int:
+    """Return the bytes of a tensor of a shape."""
+    name = str(dtype.value if hasattr(dtype, "value") else getattr(dtype, "dtype", dtype))
+    return prod(number_of(one, rows) for one in shape.values) * np.dtype(name).itemsize
+
+
+def number_of(extent: Any, rows: int) -> int:
     extent = extent.value if isinstance(extent, tvm.ir.GenericConst) else extent
     if isinstance(extent, (int, tirx.IntImm)):
         return int(extent)

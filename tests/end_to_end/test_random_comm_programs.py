@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random chains of collectives along the axes of random meshes, checked, and run against NumPy.
+"""Random programs that communicate, checked, and run against NumPy: each right, and less one thing.
 
     python -m pytest tests/end_to_end/test_random_comm_programs.py --programs 500
 
-is the long run. Teams alternate, so a meeting of one of them proves nothing of what another one
-reads; ranks are late before any kernel and any collective, and each program runs again and again.
-A third of them post collectives.
+is the long run. There are chains of collectives along the axes of random meshes, called and posted,
+and programs with works, shows, messages and branches. Teams alternate, so a meeting of one of them
+proves nothing of what another one reads; ranks are late before any kernel and any collective, and
+each program runs again and again.
+
+What each rank does, and when, is also run without workers. That tells whether a program is wrong
+from which a wait, a meeting, or a collective of one branch was taken: the check has to find each
+that is.
 """
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +25,11 @@ import pytest
 import tvm
 from happens_before import races
 from harness import AddDelays
+from mutations import mutants
 from random_comm import ROWS, Program
+from random_host import HostProgram
+from schedules import wrongs
+from test_overlap import Case
 
 import tvm_ipc
 import tvm_ipc.pipeline
@@ -29,6 +40,12 @@ ROUNDS = 3
 STEPS = (4, 8, 16, 24)
 #: Of each world, beside what the option --programs says.
 WORLDS = (1, 2, 3, 4, 5, 6)
+
+
+#: Of each program, in the short run.
+MUTANTS = 5
+#: Found or not, and wrong or not: a program from which something was taken.
+Outcome = tuple[bool, bool]
 
 
 @pytest.fixture
@@ -49,7 +66,32 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> list[tvm.IRModule]:
     return planned
 
 
-def check(session: Any, program: Program, planned: list[tvm.IRModule], **options: Any) -> list[str]:
+def findings(mod: tvm.IRModule, world: int) -> set[tuple[Any, ...]]:
+    hazards = verify_cross_rank_safety(mod, world_size=world)
+    return {(one.kind, one.memory, one.binding, one.unknown) for one in hazards}
+
+
+def mutate(
+    mod: tvm.IRModule, world: int, rows: int, seed: int, most: int | None
+) -> Counter[Outcome]:
+    """Take one thing after the other from a program; the check finds what is wrong then."""
+    found: Counter[Outcome] = Counter()
+    known = findings(mod, world)
+    assert all(unknown for *_, unknown in known)
+    assert wrongs(mod, world, rows) == []
+    taken = list(mutants(mod))
+    if most is not None and len(taken) > most:
+        taken = random.Random(seed).sample(taken, most)
+    for what, mutant in taken:
+        is_found, wrong = bool(findings(mutant, world) - known), wrongs(mutant, world, rows)
+        assert is_found or not wrong, f"without {what}: {wrong[0]}, which the check does not find"
+        found[is_found, bool(wrong)] += 1
+    return found
+
+
+def check(
+    session: Any, program: Program, planned: list[tvm.IRModule], most: int | None, **options: Any
+) -> list[str]:
     """Raise an error where a program is not right; return what was decided of its collectives."""
     pipeline = tvm_ipc.get_pipeline("llvm", program.world, blas=False, **options)
     with collect_report() as report:
@@ -57,8 +99,9 @@ def check(session: Any, program: Program, planned: list[tvm.IRModule], **options
     mod = planned.pop()
     assert verify_cross_rank_safety(mod) == []
     sizes = ROWS if program.symbolic else (program.rows,)
-    for rows in sizes:
+    for rows in sizes if not options["post_collectives"] else ():
         assert races(mod, program.world, rows) == []
+    mutate(mod, program.world, sizes[-1], program.seed, most)
     main = session.load_vm_module(executable)["main"]
     reset = session.get_global_func("tests.race_reset")
     for round_ in range(ROUNDS):
@@ -104,9 +147,81 @@ def test_random_programs(
                 "barrier_budget": (None, 1 << 30)[seed % 2],
                 "post_collectives": seed % 3 == 2,
             }
-            verdicts |= {*check(session, program, delayed, **options)}
+            most = MUTANTS if count < 30 else None
+            verdicts |= {*check(session, program, delayed, most, **options)}
         except Exception as error:
             pytest.fail(f"program {seed} of {world} ranks: {error}\n{program.module.script()}")
     if count > 30:
         assert kinds == set(KINDS) - ({"send_recv"} if world == 1 else set())
         assert verdicts >= {"barrier left out", "posted"}
+
+
+def check_host(
+    session: Any,
+    program: HostProgram,
+    planned: list[tvm.IRModule],
+    budget: int | None,
+    most: int | None,
+) -> Counter[Outcome]:
+    """Raise an error where a program is not right, with its condition true and false."""
+    world = program.world
+    pipeline = tvm_ipc.get_pipeline("llvm", world, barrier_budget=budget, blas=False)
+    executable = tvm.compile(program.module, "llvm", relax_pipeline=pipeline)
+    outcomes = mutate(planned.pop(), world, 0, program.seed, most)
+    main = session.load_vm_module(executable)["main"]
+    reset = session.get_global_func("tests.race_reset")
+    for round_ in range(ROUNDS):
+        given = program.arguments(round_)
+        buffers = [session.empty(arrays[0].shape, "int32") for arrays in given]
+        for condition in (True, False):
+            for buffer, arrays in zip(buffers, given, strict=True):
+                for rank, array in enumerate(arrays):
+                    buffer.debug_copy_from(rank, array)
+            reset(program.seed + round_)
+            found = main(*buffers, session.put(np.array(condition)))
+            wanted = program.wanted(given, condition)
+            for rank in range(world):
+                parts = found.debug_get_from_remote(rank)
+                for part, arrays in zip(parts, wanted, strict=True):
+                    where = f"condition {condition}, rank {rank}"
+                    np.testing.assert_array_equal(part.numpy(), arrays[rank], where)
+    return outcomes
+
+
+def test_random_host_programs(
+    session: Any, delayed: list[tvm.IRModule], request: pytest.FixtureRequest
+) -> None:
+    count = request.config.getoption("--programs") // len(WORLDS)
+    world = session.num_workers
+    made_of: set[str] = set()
+    outcomes: Counter[Outcome] = Counter()
+    for seed in range(count):
+        program = HostProgram(seed, world, (6, 12, 20)[seed % 3])
+        made_of |= program.made_of
+        try:
+            how = (None, 1 << 30)[seed % 2], MUTANTS if count < 30 else None
+            outcomes += check_host(session, program, delayed, *how)
+        except Exception as error:
+            pytest.fail(f"program {seed} of {world} ranks: {error}\n{program.module.script()}")
+    if count > 30:
+        assert made_of >= {"wait", "hide", "peer", "if of all", "if of ranks", "post of permute"}
+        assert world == 1 or "message" in made_of
+        assert min(outcomes[True, True], outcomes[False, False]) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunks"),
+    [
+        *(("allgather", 1), ("allgather", 3)),
+        *(("reduce_scatter", 1), ("reduce_scatter", 3), ("allreduce", 3)),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_products_that_overlap(
+    ranks: int, kind: str, chunks: int, delayed: list[tvm.IRModule]
+) -> None:
+    """Programs that `OverlapCommunication` makes; test_overlap.py runs them."""
+    case = Case(kind, ranks, 12, 16, 16)
+    tvm_ipc.get_pipeline("llvm", ranks, overlap=chunks, blas=False)(case.module())
+    outcomes = mutate(delayed.pop(), ranks, 0, 0, None)
+    assert outcomes[True, True] > 0

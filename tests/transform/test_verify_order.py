@@ -35,6 +35,12 @@ class Module:
             vi = T.axis.spatial(T.int64(1), T.int64(0))
             c[()] = p[()] >= T.int64(0)
     @T.prim_func(private=True, s_tir=True)
+    def maybe(p: T.Buffer((), "int64"), x: T.Buffer((4,), "float32"), c: T.Buffer((), "bool")):
+        with T.sblock("c"):
+            vi = T.axis.spatial(T.int64(1), T.int64(0))
+            T.where(x[0] > T.float32(0))
+            c[()] = p[()] == T.int64(0)
+    @T.prim_func(private=True, s_tir=True)
     def positive(x: T.Buffer((4,), "float32"), c: T.Buffer((), "bool")):
         with T.sblock("c"):
             vi = T.axis.spatial(T.int64(1), T.int64(0))
@@ -151,6 +157,13 @@ def test_the_rank_as_a_number() -> None:
     shape = packed("runtime.disco.worker_id", result="s", ty="R.Shape(ndim=1)")
     named = ["q = T.int64()", shape, "t = R.match_cast(s, R.Shape([q]))"]
     assert kinds(*named, branch([allreduce()], [], "q == 0")) == CERTAIN
+
+
+def test_a_kernel_that_may_not_store() -> None:
+    """What it leaves there, nobody knows."""
+    start = [tensor("p", "", "int64"), packed("tvm_ipc.place_in_team", team(0), "p")]
+    body = [tensor("c", "", "bool"), "Module.maybe(p, x, c)", branch([allreduce()], [])]
+    assert kinds(*start, *body) == [(BRANCHES, True)]
 
 
 def test_a_post_of_the_first_rank_alone() -> None:
@@ -312,8 +325,9 @@ def test_messages_of_two_ranks() -> None:
     # Small messages wait in a buffer until they are received, large ones do not.
     both = branch([send(1), receive(1)], [send(0), receive(0)])
     assert kinds(*place(), both, **two) == [(STUCK, True)]
-    # Another program may have sent it.
+    # Another program may have sent it, also where others wait for who receives it.
     assert kinds(*place(), branch([], [receive(0)]), **two) == [(STUCK, True)]
+    assert kinds(*place(), branch([], [receive(0)]), allreduce(), **two) == [(STUCK, True)]
 
 
 def test_a_message_and_a_collective() -> None:

@@ -125,7 +125,7 @@ def of_kernel(
         function.body,
         [(tirx.BufferStore, stores.append), *((kind, others.append) for kind in _NOT_OF_SCALARS)],
     )
-    if others or any(_elements(store.buffer) != 1 for store in stores):
+    if any(map(_depends, others)) or any(_elements(store.buffer) != 1 for store in stores):
         return None
     places = {parameter: place for place, parameter in enumerate(function.params)}
     found: dict[Any, tuple[int, ...]] = {}
@@ -159,6 +159,15 @@ def _elements(buffer: Any) -> int | None:
 
 
 _NOT_OF_SCALARS = (
-    *(tirx.For, tirx.While, tirx.IfThenElse, tirx.DeclBuffer),
-    s_tir.MatchBufferRegion,
+    *(tirx.For, tirx.While, tirx.IfThenElse, tirx.Evaluate, tirx.DeclBuffer),
+    *(s_tir.MatchBufferRegion, s_tir.SBlock, s_tir.SBlockRealize),
 )
+
+
+def _depends(node: Any) -> bool:
+    """Whether a store within it, or another one, may not be done, or be done again."""
+    if isinstance(node, s_tir.SBlock):
+        return node.init is not None
+    if isinstance(node, s_tir.SBlockRealize):
+        return not isinstance(node.predicate, tirx.IntImm) or not int(node.predicate)
+    return True

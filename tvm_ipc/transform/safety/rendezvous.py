@@ -75,9 +75,10 @@ class Rendezvous:
                     thread.at, thread.entered = thread.at + 1, False
                     moved = True
         if self._stuck is None:
-            waiting = [one for one in self._workers + self._programs if one.now is not None]
-            if waiting:
-                self._stuck = self._wait_of(waiting[0])
+            threads = [*self._workers, *self._programs]
+            waiting = [self._wait_of(one) for one in threads if one.now is not None]
+            # What may come from elsewhere is why the others wait.
+            self._stuck = min(waiting, key=self.comes, default=None)
         return self._stuck
 
     def _passes(self, thread: _Thread) -> bool:

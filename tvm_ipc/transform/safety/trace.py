@@ -209,7 +209,7 @@ class Trace(RankCalls):
             return self._fresh()
         if name in calls.VIEW_OPERATORS:
             return self._part(things[0], name == "relax.memory.view")
-        if name in calls.UNKNOWN_OPERATORS:
+        if name in calls.UNKNOWN_OPERATORS or name == "relax.call_tir_inplace":
             return self._anything(things)
         if isinstance(step.bound.ty, relax.TensorType):
             return self._made(computed(map(self._known, things), self._world))
