@@ -112,13 +112,6 @@ FAULTS = [
         "rank.segments()->base(rank.id())",
         "shows_stress",
     ),
-    Fault(
-        "parts of a reduction are taken from the ranks after this one",
-        "shm/shows.cc",
-        "sources[Modulo(me - before, size)]",
-        "sources[Modulo(me + before + 1, size)]",
-        "shows_stress",
-    ),
     # ---- waits
     Fault(
         "a step is seen before what it announces: the wait loads relaxed",

@@ -17,6 +17,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
+from tvm_ipc import comm  # noqa: F401 - R.comm
 from tvm_ipc.errors import TransformError, WorkerError
 from tvm_ipc.transform import RequireWorkers
 
@@ -111,6 +112,29 @@ def test_functions_that_meet_others_ask_first():
     after = tvm.script.from_source(after.script())
     tvm.ir.assert_structural_equal(after, Expected)
     tvm.ir.assert_structural_equal(RequireWorkers(4, 2)(Alone), Alone)
+
+
+@I.ir_module
+class Showing:
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32")) -> R.Tuple:
+        s = R.comm.show(x)
+        _ = R.comm.hide(s)
+        return R.tuple()
+
+
+@I.ir_module
+class OfAPart:
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32")) -> R.Tensor((2,), "float32"):
+        y = R.comm.part(x, 1, (2,))
+        return y
+
+
+@pytest.mark.parametrize("module", [Showing, OfAPart])
+def test_functions_that_show_or_know_their_place_ask_first(module: tvm.IRModule) -> None:
+    first = RequireWorkers(2)(module)["main"].body.blocks[0].bindings[0].value
+    assert str(first.op.global_symbol) == "tvm_ipc.require_workers"
 
 
 def test_the_name_of_the_check_is_taken() -> None:

@@ -21,7 +21,8 @@ BACKENDS: Final = ("shm",)
 MAX_WORKERS: Final = 64
 
 
-#: The most tensors that a rank can show to a team at a time.
+#: The most tensors that a rank can show to a team at a time: one more takes the place of the one
+#: that was shown so many before it, which has to be hidden.
 MAX_SHOWN: Final = 64
 
 #: The id of a team; or how ranks are divided into teams of equal size, of which it is the one with
