@@ -228,7 +228,7 @@ def test_on_a_slow_link_with_jitter(kind: str) -> None:
         (Case("allgather", 3, 1364, 1024, 640), 4),
         (Case("allgather", 2, 4091, 1024, 640), 4),
     ],
-    ids=str,
+    ids=lambda one: str(one) if isinstance(one, int) else f"{one.kind} of {one.ranks} x {one.rows}",
 )
 def test_shapes_that_others_test(case: Case, chunks: int) -> None:
     check(case, chunks, sizes=(case.rows,), blas=True)
