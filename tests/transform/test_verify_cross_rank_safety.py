@@ -156,7 +156,7 @@ def test_it_is_seen_when_offsets_overlap():
     assert (hazard.function, hazard.memory) == ("main", "s0")
     assert hazard.binding.endswith("double(b, c)")
     assert "tvm_ipc.allreduce(a" in hazard.other
-    with pytest.raises(TransformError, match=r"(?s)1 hazards:.*'main'.*double\(b, c\).*barrier"):
+    with pytest.raises(TransformError, match=r"(?s)1 hazard:.*'main'.*double\(b, c\).*barrier"):
         VerifyCrossRankSafety()(
             module(function(changed(tensor("c", "s0", 1024), tensor("c", "s0", 0))))
         )

@@ -150,5 +150,6 @@ class VerifyCrossRankSafety:
             hazards = [hazard for hazard in hazards if not hazard.unknown]
         if hazards:
             lines = "\n".join(f"  {hazard}" for hazard in hazards)
-            raise TransformError(f"{_NAME}: {len(hazards)} hazards:\n{lines}")
+            count = f"{len(hazards)} hazard{'s' * (len(hazards) != 1)}"
+            raise TransformError(f"{_NAME}: {count}:\n{lines}")
         return mod
