@@ -25,6 +25,7 @@ COMMAND = (sys.executable, "-m", "tvm_ipc")
 DEMO = ("demo", "--workers", "1", "--tokens", "2", "--prompt-length", "4", "--layers", "1")
 QUICK = [(), ("--help",), ("--version",), ("demo", "--help"), ("explain", "--help")]
 SLOW = [("doctor",), DEMO, ("explain", "--demo", "--text"), ("explain", "--demo", "-o", "-")]
+BENCH = ("bench", "overlap", "--rows", "8", "--rounds", "1")
 
 
 def run(*arguments: str, shell: str = "", **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -86,7 +87,7 @@ def test_wrong_usage_is_one_line(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("columns", ["1", "-3", "1000", "wide"])
 def test_help_at_any_width(columns: str) -> None:
-    for command in ((), ("demo",), ("explain",)):
+    for command in ((), ("bench",), ("bench", "overlap"), ("demo",), ("explain",)):
         assert run(*command, "--help", env={"COLUMNS": columns}).returncode == 0
 
 
@@ -162,7 +163,7 @@ STARTED = "import sys, tvm_ipc.__main__ as m; print('up', flush=True); sys.exit(
 OF_TVM = re.compile(rb".*Warning: BlockBuilder destroyed with remaining blocks!\n")
 
 
-@pytest.mark.parametrize("arguments", [("doctor",), DEMO, ("explain", "--demo", "--text")])
+@pytest.mark.parametrize("arguments", [("doctor",), DEMO, ("explain", "--demo", "--text"), BENCH])
 def test_interrupt_at_any_moment_is_one_line_and_leaves_nothing(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
