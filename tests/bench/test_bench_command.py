@@ -51,9 +51,9 @@ def test_progress_rises_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     found = calibrate.calibrate(2, 0, 0, lambda share, _: shares.append(share))
     assert shares == sorted(shares)
     assert shares[0] == 0
-    assert shares[-1] < 1
     steps = {round(b - a, 9) for a, b in itertools.pairwise(shares)}
-    assert len(steps) == 1  # as many as were foreseen
+    assert len(steps) == 1
+    assert shares[-1] + steps.pop() == pytest.approx(1)  # as many as were foreseen
     assert found.workers == 2
 
 
@@ -162,7 +162,30 @@ def test_a_busy_machine_is_told(
     assert ("kept the cores busy (load 1000.0)" in capsys.readouterr().out) is said
 
 
-def test_the_slowest_worker_counts_and_programs_take_turns() -> None:
+def test_programs_are_timed_over_the_link_of_the_calibration(
+    calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "far.json"
+    dataclasses.replace(Calibration.load(calibration), latency=0.2).save(path)
+    assert main(["bench", "overlap", "--calibration", str(path), *SMALL]) == 0
+    matmul, plain, chunk = (
+        float(line[16:26]) for line in capsys.readouterr().out.splitlines()[3:6]
+    )
+    assert min(plain, chunk) >= 200 > matmul
+
+
+def test_the_slowest_worker_counts() -> None:
+    class Session:
+        def get(self, answer: list[list[float]], rank: int) -> list[float]:
+            return answer[rank]
+
+    stage = Stage.__new__(Stage)
+    stage.workers, stage.session = 2, Session()  # type: ignore[assignment]
+    stage._seconds = lambda *_: [[1.0, 5.0], [2.0, 4.0]]
+    assert stage.seconds(None, [], 2) == [2.0, 5.0]
+
+
+def test_programs_take_turns() -> None:
     calls: list[str] = []
 
     class Fake(Stage):
