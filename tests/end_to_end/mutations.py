@@ -16,9 +16,14 @@ Change = Callable[[relax.Binding], "relax.Binding | None"]
 
 
 def mutants(mod: tvm.IRModule) -> Iterator[tuple[str, tvm.IRModule]]:
-    """Yield what was taken from a module's `main`, and the module without it."""
+    """Yield what was taken from a module's `main`, and the module without it.
+
+    What is in branches comes first.
+    """
     function = mod["main"]
-    for binding in bindings(function.body):
+    found = list(bindings(function.body))
+    found.sort(key=lambda one: not one[1])
+    for binding, _ in found:
         for what, change in changes(binding):
             yield what, with_body(mod, changed(function.body, change))
 
@@ -68,13 +73,14 @@ def uses(one: relax.Binding, binding: relax.Binding) -> bool:
     return waits or one.var.same_as(binding.var)
 
 
-def bindings(body: Any) -> Iterator[relax.Binding]:
+def bindings(body: Any, in_branch: bool = False) -> Iterator[tuple[relax.Binding, bool]]:
+    """Yield all bindings, and whether each is in a branch."""
     for block in body.blocks:
         for binding in block.bindings:
-            yield binding
+            yield binding, in_branch
             if isinstance(binding.value, relax.If):
-                yield from bindings(binding.value.true_branch)
-                yield from bindings(binding.value.false_branch)
+                yield from bindings(binding.value.true_branch, True)
+                yield from bindings(binding.value.false_branch, True)
 
 
 def changed(body: Any, change: Change) -> relax.SeqExpr:

@@ -238,7 +238,7 @@ class HostProgram:
             self.show(scope)
         elif draw < 0.9 and shown:
             self.peer(scope, self.rng.choice(shown))
-        elif draw < 0.94 and scope is self.scope:
+        elif draw < 0.93 and scope is self.scope:
             self.branch(scope)
         elif scope is self.scope:
             self.branch_of_ranks(scope)

@@ -246,6 +246,17 @@ def test_what_is_alike_is_not_so_when_it_is_written_again() -> None:
     assert kinds(*again, branch([allgather()], [])) == [(BRANCHES, True)]
 
 
+def test_what_is_alike_is_written_under_another_name() -> None:
+    """One of two tensors goes on under one name after an `if`."""
+    start = [tensor("c", "", "bool"), tensor("d", "", "bool"), allreduce()]
+    start += ["Module.positive(y, c)", "Module.positive(y, d)"]
+    one = "if c:\n    m = c\nelse:\n    m = d"
+    meeting = branch([allgather()], [])
+    assert kinds(*start, one, meeting) == []
+    assert kinds(*start, one, "Module.positive(y, m)", branch([allgather()], [], "m")) == []
+    assert kinds(*start, one, "Module.positive(x, m)", meeting) == [(BRANCHES, True)]
+
+
 def test_a_condition_that_a_branch_decides() -> None:
     """What one of two branches wrote is alike if both are, and if so is the condition."""
     start = [tensor("c", "", "bool"), tensor("d", "", "bool"), allreduce(), "Module.positive(y, c)"]
