@@ -6,6 +6,7 @@ A session makes `tests.two_threads` known with `import_python_module("team_funct
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -97,6 +98,40 @@ def threads_in_divisions(count: int) -> int:
 
     with ThreadPoolExecutor(2) as pool:
         return sum(pool.map(gather, ([2, 0, 1, 2, 3], [2, 3, 1, 2, 0])))
+
+
+_refused = threading.Event()
+
+
+@register
+def wait_in_two_threads() -> str:
+    """One thread of rank 0 waits for what rank 1 shows; another one is refused meanwhile."""
+    rank = tvm_ipc.CurrentRank()
+    show, peer, hide = (get_global_func(f"tvm_ipc.{name}") for name in ("show", "peer", "hide"))
+    one = tvm.runtime.tensor(np.ones(3, "float32"))
+    if rank.rank == 0:
+        _refused.clear()
+    get_global_func("tvm_ipc.allreduce")(one, 0, 0, 0, 0, one)
+    if rank.rank == 1:
+        _refused.wait(30)
+    shown = show(one, 0)
+
+    def look_at_own() -> str:
+        with rank:
+            while not _refused.is_set():
+                try:
+                    peer(shown, 0, Shape([3]))
+                except RuntimeError as error:
+                    _refused.set()
+                    return str(error)
+        return ""
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(look_at_own)
+        peer(shown, 1, Shape([3]))
+        refusal = other.result()
+    hide(0, shown)
+    return refusal
 
 
 @register

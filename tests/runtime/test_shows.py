@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -315,6 +316,14 @@ def test_a_shown_of_another_rank_or_session(opened: OpenSession) -> None:
             other.sync()
 
 
+def test_two_threads_of_a_rank_in_one_team(pair: Team) -> None:
+    pair.session.import_python_module("team_functions")
+    refusal = pair.session.get_global_func("tests.wait_in_two_threads")()
+    said = refusal.debug_get_from_remote(0)
+    assert "two threads of rank 0 are in a collective at once" in said
+    pair.session.sync()
+
+
 # ---- ranks that fail, and end ---------------------------------------------------------------
 
 
@@ -345,6 +354,29 @@ def test_a_wait_ends_when_another_rank_fails(pair: Team) -> None:
         session.sync()
     kinds = {one.kind for one in error.value.errors}
     assert kinds <= {"ValueError", "PeerError"}
+
+
+def test_memory_of_what_was_shown_goes_back(pair: Team) -> None:
+    """When it was hidden, or when the rank shows again after an error."""
+
+    def in_use() -> int:
+        statistics = pair.call("arena_stats")
+        return int(json.loads(statistics.debug_get_from_remote(1))["in_use"])
+
+    tensor = elsewhere(pair, lambda rank: np.zeros(1000, "float64"))
+    pair.hide(pair.show(tensor))
+    before = in_use()
+    shown = [pair.show(tensor) for _ in range(10)]
+    assert in_use() >= before + 10 * 8000
+    pair.hide(*shown)
+    del shown
+    assert in_use() == before
+    shown = [pair.show(tensor) for _ in range(10)]
+    pair.peer(shown[0], 1, 5)
+    raises(pair, "the shape has 5 elements")
+    del shown
+    pair.hide(pair.show(tensor))
+    assert in_use() == before
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
