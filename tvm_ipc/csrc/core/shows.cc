@@ -27,8 +27,8 @@ uint32_t Shows::Show(const ShownMemory& memory, std::shared_ptr<const void> keep
   if ((open_ >> place & 1) != 0) {
     const int open = __builtin_popcountll(open_);
     Fail(kind::kRuntime, "show", meeting_.Where(), ": tensor ", number,
-         " needs the place of tensor ", numbers_[place], ", which was not hidden, as ", open,
-         " were not; a rank can show ", kMaxShown,
+         " needs the place of tensor ", numbers_[place], ", which is not hidden yet, as ", open,
+         " in all are not; a rank can show ", kMaxShown,
          " tensors at a time, so hide them before. One that was dropped without that stays shown");
   }
   Board& own = board(meeting_.index());
@@ -59,8 +59,8 @@ const ShownMemory& Shows::Of(int index, uint32_t number) const {
       const bool ahead = meeting_.seat(index).slot[(step + 1) & 1].seq == step + 1;
       Fail(kind::kDeadline, "peer of ", Describe(mine), meeting_.Where(), " waited ",
            std::chrono::duration<double>(options.deadline).count(), " s for ",
-           meeting_.Name(index, ahead ? step + 1 : step), ", which has shown ", other.last.load(),
-           " tensors; it was to show tensor ", number,
+           meeting_.Name(index, ahead ? step + 1 : step), "; it has shown ", other.last.load(),
+           " tensors, and was to show tensor ", number,
            "; every rank must show the same tensors in the same order, or raise the timeout"
            " (TVM_IPC_TIMEOUT)");
     }
