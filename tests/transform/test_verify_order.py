@@ -246,6 +246,25 @@ def test_what_is_alike_is_not_so_when_it_is_written_again() -> None:
     assert kinds(*again, branch([allgather()], [])) == [(BRANCHES, True)]
 
 
+def test_parts_of_what_is_alike_differ() -> None:
+    """Ranks have the same, and each looks at another part of it."""
+    ty = "R.Tensor((4,), 'float32')"
+    given = ["R.shape([4])"]
+    rank = packed("runtime.disco.worker_rank", result="q", ty="R.Prim('int64')")
+    start = [tensor("c", "", "bool"), rank, allgather(recv="z")]
+    meeting = ["Module.positive(v, c)", branch([allreduce()], [])]
+    same_part = packed("tvm_ipc.view", "z", 16, *given, result="v", ty=ty)
+    assert kinds(*start, same_part, *meeting) == []
+    by_rank = packed("tvm_ipc.view", "z", "q * 16", *given, result="v", ty=ty)
+    assert (BRANCHES, True) in kinds(*start, by_rank, *meeting)
+    by_place = packed("tvm_ipc.part", "z", 0, 0, 16, 0, *given, result="v", ty=ty)
+    assert kinds(*start, by_place, *meeting) == [(BRANCHES, True)]
+    # What is written through it is not alike any more, either.
+    write = [by_place, copy("x", "v"), "Module.positive(w, c)"]
+    whole = packed("tvm_ipc.view", "z", 0, *given, result="w", ty=ty)
+    assert kinds(*start, whole, *write, branch([allreduce()], [])) == [(BRANCHES, True)]
+
+
 def test_what_is_alike_is_written_under_another_name() -> None:
     """One of two tensors goes on under one name after an `if`."""
     start = [tensor("c", "", "bool"), tensor("d", "", "bool"), allreduce()]

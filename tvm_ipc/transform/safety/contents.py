@@ -26,6 +26,7 @@ class Held:
 
     cell: Cell
     whole: bool = True
+    of_rank: bool = False  #: which part it is may differ among ranks
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Contents:
             return computed([self._known(part) for part in thing], self._world)
         if isinstance(thing, (Lanes, Alike)):
             return thing
-        if not isinstance(thing, Held):
+        if not isinstance(thing, Held) or thing.of_rank:
             return None
         found = self._contents.get(thing.cell)
         if found is _BLANK:
@@ -156,8 +157,8 @@ class Contents:
             return Started(one.acts + other.acts)
         if isinstance(one, Held) and isinstance(other, Held):
             known = self._either(condition, self._known(one), self._known(other))
-            whole = one.whole and other.whole
-            return replace(self._made(known, (one.cell, other.cell)), whole=whole)
+            whole, of_rank = one.whole and other.whole, one.of_rank or other.of_rank
+            return Held(self._made(known, (one.cell, other.cell)).cell, whole, of_rank)
         if isinstance(one, (Lanes, Alike)) and isinstance(other, (Lanes, Alike)):
             return self._either(condition, one, other)
         return None

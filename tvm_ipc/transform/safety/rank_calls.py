@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import relax, tirx
@@ -48,8 +49,16 @@ class RankCalls(Contents):
                 return self._fresh()
             source = things[call.places(function.result_of)[0]]
             # A tensor in a storage is another one than those that lie there later.
-            return self._part(source) if function.result_of != "storage" else self._fresh()
+            return self._fresh() if function.result_of == "storage" else self._view(call, source)
         return None
+
+    def _view(self, call: KnownCall, source: Thing) -> Thing:
+        """Return a part of a tensor, which may be another one on each rank."""
+        part = self._part(source)
+        named = [one.name for one in call.function.parameters if one.type == "int"]
+        numbers = [self._known(self._thing(call.argument(name))) for name in named]
+        alike_ = call.function.named("Team") is None and computed(numbers, self._world) is not None
+        return part if alike_ or not isinstance(part, Held) else replace(part, of_rank=True)
 
     def _results(self, call: KnownCall, things: list[Thing], act: Act | None) -> None:
         """Write what a function writes."""
