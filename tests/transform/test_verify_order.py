@@ -256,7 +256,9 @@ def test_parts_of_what_is_alike_differ() -> None:
     same_part = packed("tvm_ipc.view", "z", 16, *given, result="v", ty=ty)
     assert kinds(*start, same_part, *meeting) == []
     by_rank = packed("tvm_ipc.view", "z", "q * 16", *given, result="v", ty=ty)
-    assert (BRANCHES, True) in kinds(*start, by_rank, *meeting)
+    assert kinds(*start, by_rank, *meeting, world_size=2) == [(BRANCHES, True)]
+    out = check(*start, by_rank, *meeting, world_size=3)  # of 2 parts, the third
+    assert "for example where q = 2" in str(out[0])
     by_place = packed("tvm_ipc.part", "z", 0, 0, 16, 0, *given, result="v", ty=ty)
     assert kinds(*start, by_place, *meeting) == [(BRANCHES, True)]
     # What is written through it is not alike any more, either.

@@ -11,6 +11,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.contract.programs import WORKER_RANK
 from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, Value, objects, storage_of
 from tvm_ipc.transform.safety.evaluate import Evaluation
 from tvm_ipc.transform.safety.extents import Extents
@@ -19,7 +21,15 @@ from tvm_ipc.transform.safety.known import World
 from tvm_ipc.transform.safety.order import Order
 from tvm_ipc.transform.safety.prim_funcs import written_parameters
 from tvm_ipc.transform.safety.state import State, Summary
-from tvm_ipc.transform.safety.statements import IF, KILL, SAME, Sequence, Statement, Statements
+from tvm_ipc.transform.safety.statements import (
+    IF,
+    KILL,
+    SAME,
+    Argument,
+    Sequence,
+    Statement,
+    Statements,
+)
 
 
 class Checker:
@@ -30,6 +40,7 @@ class Checker:
     ) -> None:
         self.assume_no_exit_barrier = assume_no_exit_barrier
         self._world = world
+        self.workers = MAX_WORKERS if world is None else world.size
         self.extents = Extents()
         self.hazards: dict[tuple[Any, ...], Hazard] = {}
         self.alone: dict[tuple[str, int], Alone] = {}
@@ -156,6 +167,12 @@ class Run(Evaluation):
         if lower or upper:
             variables = relax.analysis.tir_vars_in_type(function.ty)
             self._extents.bound(variables, lower, upper)
+
+    def _packed(self, name: str, args: list[Argument], step: Statement) -> Value:
+        if name == WORKER_RANK.name:
+            limits = {str(step.bound.name): self._checker.workers - 1}
+            self._extents.bound([step.bound], {}, limits)
+        return super()._packed(name, args, step)
 
     def _inline(self, name: str, steps: Statements, values: list[Value], step: Statement) -> Value:
         """Run a function in the place of its only call: what its parameters are is known here."""
