@@ -17,7 +17,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import verify_cross_rank_safety
 from tvm_ipc.transform.ir.rewrite import calls
 
-ROWS, INNER, COLUMNS = 3, 8, 5
+ROWS, INNER, COLUMNS = 3, 16, 32
 
 
 def linear(gathered: te.Tensor, weight: te.Tensor) -> te.Tensor:

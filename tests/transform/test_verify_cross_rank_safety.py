@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.script import tirx as T
 from work import power
 
 import tvm_ipc
@@ -628,3 +629,36 @@ def test_work_grows_with_the_program():
 def test_options_are_checked():
     with pytest.raises(TypeError, match="assume_no_exit_barrier"):
         VerifyCrossRankSafety(assume_no_exit_barrier=1)
+
+
+@pytest.mark.parametrize("begin", [0, 16, 30, 32])
+def test_a_kernel_is_given_a_part_that_begins_where_it_crashes(begin: int) -> None:
+    """Of code for vectors; copies and collectives take bytes from everywhere."""
+    offset = relax.prim_value(4 * begin)
+
+    @I.ir_module
+    class Parts:
+        @T.prim_func(private=True, s_tir=True)
+        def fill(a: T.Buffer((16,), "float32")):
+            for i in range(16):
+                with T.sblock("fill"):
+                    vi = T.axis.spatial(16, i)
+                    a[vi] = T.float32(1)
+
+        @R.function(pure=False)
+        def main(x: R.Tensor((64,), "float32")):
+            cls = Parts
+            y = R.builtin.alloc_tensor(R.shape([64]), R.dtype("float32"), 0, "global")
+            part = R.call_packed(
+                "tvm_ipc.view", y, offset, R.shape([16]), ty_args=R.Tensor((16,), "float32")
+            )
+            _ = cls.fill(part)
+            return y
+
+    found = verify_cross_rank_safety(Parts)
+    if begin % 16 == 0:
+        assert found == []
+        return
+    (hazard,) = found
+    assert "y is not where the kernel expects it; it begins at byte 120" in str(hazard)
+    assert "no multiple of 64: reading it may end the process" in str(hazard)

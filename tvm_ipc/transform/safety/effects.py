@@ -9,7 +9,7 @@ from typing import Any
 from tvm_ipc.contract import IPC_MEMORY, AnyTeam
 from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, storage_of
 from tvm_ipc.transform.safety.extents import Example, Extents
-from tvm_ipc.transform.safety.hazards import Alone, Hazard, HazardKind
+from tvm_ipc.transform.safety.hazards import ALIGNMENT, Alone, Hazard, HazardKind
 from tvm_ipc.transform.safety.intact import Intact
 from tvm_ipc.transform.safety.state import Access, InFlight, Overwrite, Pending, State, Summary, met
 from tvm_ipc.transform.safety.statements import Statement
@@ -27,6 +27,15 @@ class Effects:
         self._state = State()
         self._summary = Summary()
         self._accesses: set[tuple[int, frozenset[AnyTeam]]] = set()
+
+    def _compute(self, things: Iterable[Storage | Buffer], step: Statement) -> None:
+        """Call a kernel, which may expect parts of tensors to begin where whole ones do."""
+        self._state.done += 1
+        parts = (one for one in things if isinstance(one, Buffer) and one.origin is not None)
+        for part in parts:
+            if isinstance(part.begin, int) and part.begin % ALIGNMENT:
+                where = f"begins at byte {part.begin}"
+                self._report(HazardKind.MISALIGNED, part, step, where, "")
 
     def _read(self, things: Iterable[Storage | Buffer], step: Statement) -> None:
         state, reads = self._state, self._summary.reads

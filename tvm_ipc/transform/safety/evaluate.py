@@ -134,10 +134,9 @@ class Evaluation(Shows):
         return values[0] if step.name in calls.VIEW_OPERATORS else self._fresh(step.value.ty, step)
 
     def _global(self, name: str, args: Iterable[Argument], step: Statement) -> Value:
-        written = self._module.written(name)
-        values = self._arguments(args)
+        written, values = self._module.written(name), self._arguments(args)
         if written is not None:
-            self._state.done += 1
+            self._compute(objects(tuple(values)), step)
             for index, value in enumerate(values):
                 if index not in written and value:
                     self._read(objects(value), step)

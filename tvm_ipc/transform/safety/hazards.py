@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+#: Kernels of TVM may rely on tensors that begin at multiples of so many bytes.
+ALIGNMENT: Final = 64
 
 
 class HazardKind(Enum):
@@ -15,6 +19,7 @@ class HazardKind(Enum):
     RETURN = "left behind at the end of the function while peers may read it"
     LOST = "read after something else was written there"
     BOUNDS = "outside of its storage"
+    MISALIGNED = "not where the kernel expects it"
     UNFINISHED = "read before the work that writes it has ended"
     BUSY = "written before the work that uses it has ended"
     NEVER_WAITED = "not waited for"
@@ -68,6 +73,11 @@ class Hazard:
             more = f"what overwrote it is `{self.other}`; place them apart"
         elif self.kind is HazardKind.BOUNDS:
             more = f"it {self.other}"
+        elif self.kind is HazardKind.MISALIGNED:
+            more = (
+                f"it {self.other}, which is no multiple of {ALIGNMENT}: reading it may end the "
+                "process; begin elsewhere, or copy it"
+            )
         elif self.kind in OF_WORKS:
             more = f"it was posted in `{self.other}`; wait for it before, on every path"
         elif self.kind in OF_SHOWS:
