@@ -87,7 +87,8 @@ class OnOnePath:
 def test_each_path_has_to_meet_in_the_same_division(mod: tvm.IRModule, verdict: str) -> None:
     pipeline = tvm_ipc.get_pipeline("llvm", 4, barrier_budget=1 << 30, blas=False)
     with collect_report() as report:
-        assert verify_cross_rank_safety(pipeline(mod)) == []
+        hazards = verify_cross_rank_safety(pipeline(mod))  # nobody knows that all ranks have one c
+        assert [hazard for hazard in hazards if not hazard.unknown] == []
     first, *_ = [
         one.verdict
         for one in report.decisions
