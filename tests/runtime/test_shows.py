@@ -311,7 +311,7 @@ def test_a_shown_of_another_rank_or_session(opened: OpenSession) -> None:
         )
         other.get_global_func("tvm_ipc.peer")(mine, 1, Shape([4]))
         with pytest.raises(
-            WorkerError, match="was shown by rank [01] of another session, and this"
+            WorkerError, match=r"was shown by rank [01] of another session, and this"
         ):
             other.sync()
 
