@@ -43,6 +43,7 @@ from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.comm.place_operator import NAME as PLACE
 from tvm_ipc.comm.place_operator import mesh_of
 from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     EraseMemoryScopes,
@@ -68,7 +69,7 @@ from tvm_ipc.transform.report import Decision, note
 #: Targets with memory that peers map, and TVM's pipeline for them.
 _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
 #: Where tensors in a storage start, in multiples of so many bytes.
-_ALIGNMENT: Final = {"llvm": 64, "c": 64, "cuda": 256}
+_ALIGNMENT: Final = {"llvm": KERNEL_ALIGNMENT, "c": KERNEL_ALIGNMENT, "cuda": 256}
 _LEGALIZE: Final = "LegalizeOps"
 _FUSION: Final = ("FoldConstant", "FuseOps", "FuseTIR")
 _PLAN: Final = "StaticPlanBlockMemory"

@@ -195,5 +195,19 @@ class Ranks {
   bool given_up_ = false;
 };
 
+/*! \brief Do a round that ends in errors of the kind alone, and what follows from them; in none
+ *         where it is empty.
+ */
+inline void Expect(Ranks& ranks, int action, uint64_t seed, const std::string& expected) {
+  bool found = expected.empty();
+  for (const RankReport& report : ranks.Round(action, seed, 600)) {
+    found = found || report.kind == expected;
+    if (report.kind == expected || (report.kind == kind::kPeer && !expected.empty())) continue;
+    Die(Text("action ", action, " with seed ", seed, ": rank ", report.rank, ": ", report.kind,
+             ": ", report.message));
+  }
+  if (!found) Die(Text("action ", action, " with seed ", seed, " ended without its error"));
+}
+
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_TESTS_RANKS_H_

@@ -130,17 +130,6 @@ void Serve(Rank& rank, const Order& order) {
   }
 }
 
-void Expect(Ranks& ranks, int action, uint64_t seed, const std::string& expected) {
-  bool found = expected.empty();
-  for (const RankReport& report : ranks.Round(action, seed, 600)) {
-    found = found || report.kind == expected;
-    if (report.kind == expected || (report.kind == kind::kPeer && !expected.empty())) continue;
-    Die(Text("action ", action, " with seed ", seed, ": rank ", report.rank, ": ", report.kind,
-             ": ", report.message));
-  }
-  if (!found) Die(Text("action ", action, " with seed ", seed, " ended without its error"));
-}
-
 void Run(uint64_t seed) {
   HubOptions options;
   options.num_ranks = kRanks;

@@ -122,6 +122,11 @@ def dtype_of(ty: relax.TensorType) -> str:
     return "" if ty.dtype is None else str(ty.dtype.dtype)
 
 
+def item_bytes(dtype: tvm.DataType) -> int:
+    """Return how many bytes an element has."""
+    return (int(dtype.bits) * int(dtype.lanes) + 7) // 8
+
+
 def extents(ty: relax.TensorType) -> list[Any] | None:
     """Return the extents of a tensor, None where they are not known."""
     if ty.shape is None:
@@ -140,8 +145,8 @@ def part(kind: Kind, attrs: CollectiveAttrs, extent: relax.Expr) -> relax.Expr:
     """Return the extent of a rank's part, of the largest one if they are uneven."""
     if not (attrs.uneven or divides(attrs.workers, extent)):
         raise ValueError(
-            f"{kind.name}: axis {attrs.split_axis} has the extent {_show(extent)}, which may not "
-            f"be a multiple of {attrs.workers} workers; say uneven=True if parts may be smaller"
+            f"{kind.name}: axis {attrs.split_axis} has the extent {show_extent(extent)}, which may "
+            f"not be a multiple of {attrs.workers} workers; say uneven=True if parts may be smaller"
         )
     return largest_part(extent, attrs.workers)
 
@@ -157,7 +162,8 @@ def largest_part(extent: relax.Expr, workers: int) -> relax.Expr:
     return tvm.sym.Analyzer().simplify(tirx.floordiv(rounded, workers))
 
 
-def _show(extent: relax.Expr) -> str:
+def show_extent(extent: Any) -> str:
+    """Return an extent as errors say it."""
     number = constant(extent)
     return str(extent) if number is None else str(number)
 
@@ -173,8 +179,8 @@ def whole(
     needed = largest_part(total, attrs.workers)
     if analyzer.can_prove(tirx.NE(needed, extent)):
         raise ValueError(
-            f"{kind.name}: of an axis with the extent {_show(total)} a part among {attrs.workers} "
-            f"workers has {_show(needed)}, and x has {_show(extent)}"
+            f"{kind.name}: of an axis with the extent {show_extent(total)} a part among "
+            f"{attrs.workers} workers has {show_extent(needed)}, and x has {show_extent(extent)}"
         )
     return total
 

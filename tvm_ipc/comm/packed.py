@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import NAMED_TEAMS, teams_of
 from tvm_ipc.comm.legalize import team_argument
+from tvm_ipc.comm.operator import item_bytes
 
 
 def packed(name: str, given: Sequence[Any], ty: Any) -> relax.Call:
@@ -25,8 +26,7 @@ def tensor_of(name: str, tensor: Any) -> tuple[relax.TensorType, int]:
     known = isinstance(tensor, relax.Expr) and isinstance(tensor.ty, relax.TensorType)
     if not known or tensor.ty.dtype is None:
         raise arguments.wrong_type(name, "a tensor of a known type", tensor)
-    dtype = tensor.ty.dtype.dtype
-    return tensor.ty, (int(dtype.bits) * int(dtype.lanes) + 7) // 8
+    return tensor.ty, item_bytes(tensor.ty.dtype.dtype)
 
 
 def part_type(whole: relax.TensorType, extents: Sequence[Any]) -> relax.TensorType:

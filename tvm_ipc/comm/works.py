@@ -19,7 +19,7 @@ from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of
 from tvm_ipc.comm.kinds import KINDS
 from tvm_ipc.comm.legalize import packed_arguments
-from tvm_ipc.comm.operator import constant, infer
+from tvm_ipc.comm.operator import infer, show_extent
 from tvm_ipc.comm.packed import count, extents_of, number, packed, part_type, product, tensor_of
 from tvm_ipc.contract.programs import POST, VIEW, WAIT
 
@@ -78,17 +78,12 @@ def view(tensor: relax.Expr, start: Any, shape: Any) -> relax.Call:
     extents = extents_of("view: shape", shape)
     whole, end = count(tensor_ty), first + product(extents)
     if whole is not None and tvm.sym.Analyzer().can_prove(tirx.GT(end, whole)):
-        past, there = map(_text, (end, whole))
+        past, there = map(show_extent, (end, whole))
         raise ValueError(
             f"view: it ends after {past} elements, and the tensor, of type {tensor.ty}, has {there}"
         )
     ty = part_type(tensor_ty, extents)
     return packed(VIEW.name, [tensor, first * item, relax.ShapeExpr(extents)], ty)
-
-
-def _text(size: Any) -> str:
-    known = constant(size)
-    return str(size) if known is None else str(known)
 
 
 def _fits(result: relax.TensorType, out: relax.TensorType) -> bool:

@@ -106,6 +106,9 @@ JOIN: Final = Function(
     registered=Registered.UNTYPED,
 )
 
+#: Kernels that TVM compiles may rely on tensors that begin at multiples of so many bytes.
+KERNEL_ALIGNMENT: Final = 64
+
 # ---- memory -----------------------------------------------------------------------------------
 
 ALLOC_STORAGE: Final = Function(

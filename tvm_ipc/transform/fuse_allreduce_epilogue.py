@@ -43,7 +43,7 @@ from tvm_ipc.transform.epilogue.find import (
     reduction_of,
 )
 from tvm_ipc.transform.ir.collectives import name_of
-from tvm_ipc.transform.ir.rewrite import change_functions, rewrite
+from tvm_ipc.transform.ir.rewrite import belongs_to_others, change_functions, rewrite
 from tvm_ipc.transform.ir.uses import Place, Uses, operator_of
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
@@ -82,7 +82,7 @@ def _fuse(
     name: str, function: relax.Function, strategy: AllReduceStrategy, num_groups: int
 ) -> relax.Function:
     """Return the function with the fused calls; itself if there are none."""
-    if any(key in (function.attrs or {}) for key in ("Codegen", "Composite", "Primitive")):
+    if belongs_to_others(function):
         return function
     uses = Uses()
     uses.read(function.body)

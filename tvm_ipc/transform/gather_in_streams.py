@@ -34,7 +34,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.transform.ir.rewrite import calls, change_functions
+from tvm_ipc.transform.ir.rewrite import belongs_to_others, calls, change_functions
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.find import LeftAloneError
 from tvm_ipc.transform.overlap.streams import (
@@ -71,7 +71,7 @@ class GatherInStreams:
         }
 
         def changed(name: str, function: relax.Function) -> relax.Function:
-            if any(key in (function.attrs or {}) for key in ("Codegen", "Composite", "Primitive")):
+            if belongs_to_others(function):
                 return function
             return self._changed(name, function, pure=function.is_pure and name in called)
 

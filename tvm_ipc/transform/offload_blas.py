@@ -32,7 +32,7 @@ from tvm_ipc.transform.blas.offload import offload
 from tvm_ipc.transform.blas.partition import compile_partitions
 from tvm_ipc.transform.blas.product import Product
 from tvm_ipc.transform.ir.aliases import ModuleFacts
-from tvm_ipc.transform.ir.rewrite import change_functions
+from tvm_ipc.transform.ir.rewrite import belongs_to_others, change_functions
 from tvm_ipc.transform.module_pass import module_pass, option
 
 #: Below so many multiplications TVM's kernel, unrolled for its shape, is as fast as a call; TVM
@@ -60,7 +60,7 @@ class OffloadBLAS:
         module = ModuleFacts(mod)
 
         def offloaded(name: str, function: relax.Function) -> relax.Function:
-            if _belongs_to_others(function):
+            if belongs_to_others(function):
                 return function
             return offload(module, name, "the BLAS is faster", self._too_small)
 
@@ -72,8 +72,3 @@ class OffloadBLAS:
         if work >= least:
             return ""
         return f"{work} multiplications, and a call is worth it from {least} on"
-
-
-def _belongs_to_others(function: relax.Function) -> bool:
-    attributes = function.attrs or {}
-    return any(key in attributes for key in ("Codegen", "Composite", "Primitive"))

@@ -15,8 +15,8 @@ After, in one chunk:
 A rank begins with its own rows. Nothing is gathered: rows of others are read where they lie, chunk
 by chunk, as they arrive. A matrix product and the reduce-scatter or all-reduce after it become
 chunks likewise, those of other ranks first (see `tvm_ipc.transform.overlap`); the sum has the same
-bits. Products
-that the target computes in blocks of rows may round otherwise if they have fewer rows.
+bits. Products that the target computes in blocks of rows may round otherwise if they have fewer
+rows.
 
 What is done is chosen by a calibration of the machine, or given as a number of chunks. It pays over
 links that are slower than the memory of one machine.
@@ -40,7 +40,7 @@ from tvm_ipc.comm.attributes import CollectiveAttrs
 from tvm_ipc.comm.operator import constant
 from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS
 from tvm_ipc.transform.ir.collectives import name_of
-from tvm_ipc.transform.ir.rewrite import change_functions, rewrite
+from tvm_ipc.transform.ir.rewrite import belongs_to_others, change_functions, rewrite
 from tvm_ipc.transform.ir.uses import Place, Uses
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.chunks import Emission, pieces
@@ -111,7 +111,7 @@ class OverlapCommunication:
         names = set(self.sites or ())
 
         def changed(name: str, function: relax.Function) -> relax.Function:
-            if any(key in (function.attrs or {}) for key in ("Codegen", "Composite", "Primitive")):
+            if belongs_to_others(function):
                 return function
             return _Overlap(self, name, function, names).change()
 
@@ -190,13 +190,11 @@ class _Overlap:
             rows=_times(constant(site.rows), site.left.outer),
             inner=constant(site.left.shape[-1]),
             columns=_sum([constant(one.shape[-1]) for one in site.right]),
-            item_bytes=-(-int(tvm.DataType(moved.dtype).bits) // 8),
+            item_bytes=moved.item_bytes,
             blas=self._options.blas,
         )
         choice = choose(workload, self._options.calibration, said)
-        shows = {"allgather": 1, "reduce_scatter": site.ranks - 1, "allreduce": site.ranks}
-        each = shows[site.kind]
-        if choice.overlaps and each * len(pieces(site, choice.chunks)) > MAX_SHOWN:
+        if choice.overlaps and workload.shows * len(pieces(site, choice.chunks)) > MAX_SHOWN:
             raise LeftAloneError(
                 f"a rank would show more than {MAX_SHOWN} chunks: there are {site.left.outer} "
                 f"blocks of rows, and {site.ranks} ranks"

@@ -31,7 +31,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ipc.contract.programs import HIDE, JOIN, PART, PEER, SHOW
+from tvm_ipc.contract.programs import HIDE, JOIN, KERNEL_ALIGNMENT, PART, PEER, SHOW
 from tvm_ipc.transform.collection import no_collection
 from tvm_ipc.transform.ir.aliases import ModuleFacts
 from tvm_ipc.transform.ir.build import do
@@ -39,7 +39,6 @@ from tvm_ipc.transform.ir.program import Step
 from tvm_ipc.transform.ir.rewrite import calls, change_functions, rewrite
 from tvm_ipc.transform.ir.roots import Allocation, Facts
 from tvm_ipc.transform.module_pass import module_pass
-from tvm_ipc.transform.overlap.find import ALIGNMENT
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "PlaceParts"
@@ -229,5 +228,6 @@ def _aligned(place: Sequence[Any]) -> bool:
     analyzer = tvm.sym.Analyzer()
     strides = [] if analyzer.can_prove_equal(stride, 0) else [stride]
     return all(
-        analyzer.can_prove_equal(tirx.floormod(one, ALIGNMENT), 0) for one in (*strides, offset)
+        analyzer.can_prove_equal(tirx.floormod(one, KERNEL_ALIGNMENT), 0)
+        for one in (*strides, offset)
     )

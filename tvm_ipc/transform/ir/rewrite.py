@@ -58,6 +58,12 @@ def _walk(sequence: relax.Expr) -> Iterator[tuple[relax.Binding | None, relax.Ex
     yield None, sequence.body
 
 
+def belongs_to_others(function: relax.Function) -> bool:
+    """Whether a compiler, or a pass that fuses, has taken a function as a whole."""
+    attributes = function.attrs or {}
+    return any(key in attributes for key in ("Codegen", "Composite", "Primitive"))
+
+
 def change_functions(
     mod: tvm.IRModule, change: Callable[[str, Any], Any], kind: type[Any] = relax.Function
 ) -> tvm.IRModule:

@@ -89,13 +89,8 @@ class Emission:
 
     def show(self) -> None:
         """Show the rows of this rank."""
-        site = self._site
-        name = str(site.given.name)
-        for piece in self._pieces:
-            chunk = site.given
-            if len(self._pieces) > 1:
-                chunk = self._view(site.given, self._offset(site.left, piece, 1), site.left, piece)
-            self._shown.append(self._show(name, chunk))
+        name = str(self._site.given.name)
+        self._shown = [self._show(name, self._own(one, self._pieces)) for one in self._pieces]
 
     def multiply(self, products: Sequence[MatrixProduct]) -> None:
         """Multiply the own rows, and those of others as they come."""
@@ -110,10 +105,7 @@ class Emission:
                 places[k] += self._place(layout, shift, piece)
 
         for piece in self._whole:
-            rows = site.given
-            if len(self._whole) > 1:
-                rows = self._view(site.given, self._offset(site.left, piece, 1), site.left, piece)
-            add(rows, 0, piece)
+            add(self._own(piece, self._whole), 0, piece)
         for shift in range(1, self._ranks):
             for piece, shown in zip(self._pieces, self._shown, strict=True):
                 add(self._peer(shown, shift, site.left, piece), shift, piece)
@@ -158,6 +150,13 @@ class Emission:
                 sums.append(self._peer(one, shift, right, piece))
                 places += self._place(right, shift, piece)
         self._join(site.collective, places, sums)
+
+    def _own(self, piece: Piece, among: Sequence[Piece]) -> Any:
+        """Return one of the pieces into which the rows of this rank are divided."""
+        given, left = self._site.given, self._site.left
+        if len(among) == 1:
+            return given
+        return self._view(given, self._offset(left, piece, 1), left, piece)
 
     # ---- single bindings ------------------------------------------------------------------
 

@@ -68,10 +68,16 @@ class Workload:
                 arguments.integer(f"Workload: {name}", value, "an extent, 0 or more, or None", 0)
 
     @property
+    def shows(self) -> int:
+        """How often a rank shows something for each chunk."""
+        return {"allgather": 1, "reduce_scatter": self.ranks - 1, "allreduce": self.ranks}[
+            self.kind
+        ]
+
+    @property
     def most_chunks(self) -> int:
         """How many chunks of a part there may be: one for each row, and as many as can be shown."""
-        shows = {"allgather": 1, "reduce_scatter": self.ranks - 1, "allreduce": self.ranks}
-        room = max(1, MAX_SHOWN // max(1, shows[self.kind]))
+        room = max(1, MAX_SHOWN // max(1, self.shows))
         return room if self.rows is None else max(1, min(room, self.rows))
 
 

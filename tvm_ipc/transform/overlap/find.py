@@ -29,9 +29,12 @@ from tvm_ipc.comm.operator import (
     divides,
     dtype_of,
     extents,
+    item_bytes,
     largest_part,
     same_extents,
+    show_extent,
 )
+from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.transform.convert_ccl import from_ccl
 from tvm_ipc.transform.ir.uses import Place, Uses, binds, operator_of
 from tvm_ipc.transform.placements.operators import BROADCASTING, UNARY
@@ -39,8 +42,6 @@ from tvm_ipc.transform.placements.operators import BROADCASTING, UNARY
 _KINDS: Final = ("allgather", "reduce_scatter", "allreduce")
 _MATMUL: Final = "relax.matmul"
 _ELEMENTWISE: Final = tuple(f"relax.{name}" for name in (*UNARY, *BROADCASTING))
-#: Kernels may rely on tensors that begin at multiples of so many bytes.
-ALIGNMENT: Final = 64
 
 
 class LeftAloneError(Exception):
@@ -77,10 +78,14 @@ class Layout:
         return found
 
     @property
+    def item_bytes(self) -> int:
+        """The bytes of an element."""
+        return item_bytes(tvm.DataType(self.dtype))
+
+    @property
     def row(self) -> Any:
         """The bytes of a row, symbolic where they are not known."""
-        dtype = tvm.DataType(self.dtype)
-        found: Any = (int(dtype.bits) * int(dtype.lanes) + 7) // 8
+        found: Any = self.item_bytes
         for extent in self.shape[self.axis + 1 :]:
             number = constant(extent)
             found = found * (extent if number is None else number)
@@ -114,7 +119,7 @@ class OverlapSite:
     def unit(self) -> int:
         """Chunks of a multiple of so many rows begin where kernels expect it."""
         rows = [constant(one.row) if not isinstance(one.row, int) else one.row for one in self.all]
-        return lcm(*(ALIGNMENT // gcd(ALIGNMENT, one) for one in rows if one))
+        return lcm(*(KERNEL_ALIGNMENT // gcd(KERNEL_ALIGNMENT, one) for one in rows if one))
 
     @property
     def all(self) -> list[Layout]:
@@ -150,10 +155,10 @@ def find_site(place: Place, attrs: CollectiveAttrs, ranks: int | None, uses: Use
     aligned = tvm.sym.Analyzer().can_prove_equal
     block = site.rows * site.left.row
     begins = site.kind != "allgather" or site.left.outer > 1
-    if begins and not aligned(tirx.floormod(block, ALIGNMENT), 0):
+    if begins and not aligned(tirx.floormod(block, KERNEL_ALIGNMENT), 0):
         raise LeftAloneError(
-            f"a rank has {_show(block)} bytes of rows: kernels could not begin at each rank's, for "
-            f"these are no multiple of {ALIGNMENT}"
+            f"a rank has {show_extent(block)} bytes of rows: kernels could not begin at each "
+            f"rank's, for these are no multiple of {KERNEL_ALIGNMENT}"
         )
     check_written(site, uses)
     return site
@@ -211,7 +216,9 @@ def _sum(place: Place, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Overla
         raise LeftAloneError("something else uses the matrix product, too")
     left = Layout(_shape("the left operand", given), axis, dtype_of(given.ty))
     if not scatters and not divides(ranks, total[axis]):
-        raise LeftAloneError(f"it has {_show(total[axis])} rows, which may not divide among ranks")
+        raise LeftAloneError(
+            f"it has {show_extent(total[axis])} rows, which may not divide among ranks"
+        )
     rows = total[axis] if scatters else largest_part(total[axis], ranks)
     right = [_layout(partial, axis)]
     return OverlapSite(place, attrs, ranks, [product], rows, given, left, right)
@@ -291,8 +298,3 @@ def _shape(what: str, tensor: Any) -> list[Any]:
     if dims is None:
         raise LeftAloneError(f"the shape of {what} is not known")
     return dims
-
-
-def _show(extent: Any) -> str:
-    number = constant(extent)
-    return str(extent) if number is None else str(number)

@@ -40,13 +40,13 @@ from tvm import relax, tirx
 
 from tvm_ipc import comm
 from tvm_ipc.comm.operator import constant
+from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.transform.ir.build import alloc
 from tvm_ipc.transform.ir.collectives import name_of
 from tvm_ipc.transform.ir.rewrite import rewrite
 from tvm_ipc.transform.ir.uses import Place, Uses, binds
 from tvm_ipc.transform.overlap.chunks import Emission, Piece, pieces
 from tvm_ipc.transform.overlap.find import (
-    ALIGNMENT,
     Layout,
     LeftAloneError,
     MatrixProduct,
@@ -273,7 +273,7 @@ class _Pipeline(Emission):
         most = max((piece.rows for piece in self._chunks), key=lambda rows: constant(rows) or 0)
         rows = most * self._ranks
         if tvm.sym.Analyzer().can_prove_equal(
-            tirx.floormod(rows * self._site.left.row, ALIGNMENT), 0
+            tirx.floormod(rows * self._site.left.row, KERNEL_ALIGNMENT), 0
         ):
             whole = self._empty([self._streams, rows, *self._rest])
             return [(whole, rows * k) for k in range(self._streams)]
@@ -307,7 +307,7 @@ class _Pipeline(Emission):
         if tvm.sym.Analyzer().can_prove_equal(piece.rows, self._site.rows):  # they lie together
             return [self._product_of(product, rows)]
         starts = [piece.rows * rank for rank in range(self._ranks)]
-        if piece.rows * self._site.left.row % ALIGNMENT == 0:
+        if piece.rows * self._site.left.row % KERNEL_ALIGNMENT == 0:
             own = [self._rows_of(rows, start, piece.rows) for start in starts]
             return [self._product_of(product, one) for one in own]
         result = self._product_of(product, rows)

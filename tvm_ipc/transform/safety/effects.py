@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tvm_ipc.contract import IPC_MEMORY, AnyTeam
+from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.transform.safety.buffers import Buffer, Leaf, Storage, storage_of
 from tvm_ipc.transform.safety.extents import Example, Extents
-from tvm_ipc.transform.safety.hazards import ALIGNMENT, Alone, Hazard, HazardKind
+from tvm_ipc.transform.safety.hazards import Alone, Hazard, HazardKind
 from tvm_ipc.transform.safety.intact import Intact
 from tvm_ipc.transform.safety.state import Access, InFlight, Overwrite, Pending, State, Summary, met
 from tvm_ipc.transform.safety.statements import Statement
@@ -33,7 +34,7 @@ class Effects:
         self._state.done += 1
         parts = (one for one in things if isinstance(one, Buffer) and one.origin is not None)
         for part in parts:
-            if isinstance(part.begin, int) and part.begin % ALIGNMENT:
+            if isinstance(part.begin, int) and part.begin % KERNEL_ALIGNMENT:
                 where = f"begins at byte {part.begin}"
                 self._report(HazardKind.MISALIGNED, part, step, where, "")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
-#: Kernels of TVM may rely on tensors that begin at multiples of so many bytes.
-ALIGNMENT: Final = 64
+from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 
 
 class HazardKind(Enum):
@@ -75,8 +73,8 @@ class Hazard:
             more = f"it {self.other}"
         elif self.kind is HazardKind.MISALIGNED:
             more = (
-                f"it {self.other}, which is no multiple of {ALIGNMENT}: reading it may end the "
-                "process; begin elsewhere, or copy it"
+                f"it {self.other}, which is no multiple of {KERNEL_ALIGNMENT}: reading it may end "
+                "the process; begin elsewhere, or copy it"
             )
         elif self.kind in OF_WORKS:
             more = f"it was posted in `{self.other}`; wait for it before, on every path"
