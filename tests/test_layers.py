@@ -62,6 +62,7 @@ NATIVE = {
     "shm": ("core",),
     "blas": ("core",),
     "disco": ("core",),
+    "cuda": ("core",),
 }
 BACKENDS = ("shm",)
 #: Names of packed functions outside register.cc, and what looks like one.

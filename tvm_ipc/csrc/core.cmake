@@ -68,3 +68,6 @@ endfunction()
 core_library(core)
 core_library(shm tvm_ipc_core)
 core_library(blas tvm_ipc_core)
+
+# The compiled CUDA kernels: a table of bytes.
+include(${CMAKE_CURRENT_LIST_DIR}/cuda/images.cmake)
