@@ -13,13 +13,21 @@ def ready() -> None:
     Disco is mended in any case: a wrong variable, or a native library that cannot be loaded,
     leaves the mended Disco behind.
     """
-    from tvm_ipc.runtime import blas, library, log, python_errors, repair  # noqa: F401
+    from tvm_ipc.runtime import (  # noqa: F401
+        blas,
+        cuda_headers,
+        library,
+        log,
+        python_errors,
+        repair,
+    )
 
     try:
         log.start()
     finally:
         python_errors.install()  # before Disco registers functions of its own
         repair.repair()
+    cuda_headers.mend()
     library.load()
     from tvm_ipc.runtime import disco_sessions  # wants the native library
 

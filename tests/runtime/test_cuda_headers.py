@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without a CUDA toolkit TVM finds the headers of wheels, and says what to install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tvm.support import nvcc
+
+from tvm_ipc.runtime import cuda_headers
+
+
+@pytest.fixture
+def no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_cuda_path() -> str:
+        raise RuntimeError("Cannot find CUDA path")
+
+    monkeypatch.setattr(nvcc, "find_cuda_path", find_cuda_path)
+    monkeypatch.setattr(nvcc, "_find_cuda_target_include", lambda _: None)
+    cuda_headers.mend()
+
+
+def wheels(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder such as the wheels of the extra `cuda` make."""
+    include = root / "nvidia" / "cu13" / "include"
+    (include / "cccl").mkdir(parents=True)
+    (include / "cuda_runtime.h").touch()
+    monkeypatch.setattr("sys.path", [str(root)])
+    monkeypatch.delitem(__import__("sys").modules, "nvidia", raising=False)
+    return include
+
+
+@pytest.mark.usefixtures("no_toolkit")
+def test_headers_of_wheels_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    include = wheels(tmp_path, monkeypatch)
+    assert nvcc.find_cuda_path() == str(include.parent)
+    # Where TVM looks for `cccl`, beside what else it finds.
+    assert nvcc._find_cuda_target_include(str(include.parent)) == str(include)
+
+
+@pytest.mark.usefixtures("no_toolkit")
+def test_without_headers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_headers, "_wheels", lambda: None)
+    with pytest.raises(RuntimeError, match=r"Cannot find CUDA path: .* 'tvm-ipc\[cuda\]'"):
+        nvcc.find_cuda_path()
+
+
+def test_a_toolkit_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels(tmp_path, monkeypatch)
+    monkeypatch.setattr(nvcc, "find_cuda_path", lambda: "/toolkit")
+    monkeypatch.setattr(nvcc, "_find_cuda_target_include", lambda path: f"{path}/targets/include")
+    cuda_headers.mend()
+    mended = nvcc.find_cuda_path
+    cuda_headers.mend()
+    assert nvcc.find_cuda_path is mended
+    assert nvcc.find_cuda_path() == "/toolkit"
+    assert nvcc._find_cuda_target_include("/toolkit") == "/toolkit/targets/include"

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets TVM compile for CUDA where there is no toolkit, with the wheels of the extra `cuda`.
+
+TVM's compiler callback asks for the folder of a toolkit, for headers alone where NVRTC compiles,
+and looks for those of the C++ library where a toolkit has them, which is not where wheels do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+
+def mend() -> None:
+    """Let TVM's look-up of headers find those of wheels too, after those that it finds itself."""
+    from tvm.support import nvcc
+
+    if getattr(nvcc.find_cuda_path, "__module__", None) == __name__:
+        return
+    nvcc.find_cuda_path = _or_wheels(nvcc.find_cuda_path)
+    nvcc._find_cuda_target_include = _or_plain(nvcc._find_cuda_target_include)
+
+
+def _or_wheels(find: Any) -> Any:
+    @functools.wraps(find, assigned=("__name__", "__doc__"))
+    def find_cuda_path() -> str:
+        try:
+            return str(find())
+        except RuntimeError as error:
+            if wheels := _wheels():
+                return wheels
+            raise RuntimeError(
+                f"{error}: TVM compiles for CUDA with a CUDA toolkit (nvcc on PATH, or CUDA_PATH), "
+                "or with wheels: pip install 'tvm-ipc[cuda]'"
+            ) from error
+
+    return find_cuda_path
+
+
+def _or_plain(find: Any) -> Any:
+    @functools.wraps(find, assigned=("__name__", "__doc__"))
+    def find_cuda_target_include(cuda_path: str) -> str | None:
+        found: str | None = find(cuda_path)
+        plain = Path(cuda_path, "include")
+        return str(plain) if found is None and (plain / "cccl").is_dir() else found
+
+    return find_cuda_target_include
+
+
+def _wheels() -> str | None:
+    """The folder that wheels of NVIDIA for CUDA 13 share, if it has headers."""
+    spec = importlib.util.find_spec("nvidia")
+    for directory in (spec and spec.submodule_search_locations) or ():
+        if Path(directory, "cu13", "include", "cuda_runtime.h").is_file():
+            return str(Path(directory, "cu13"))
+    return None
