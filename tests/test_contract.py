@@ -111,8 +111,8 @@ def test_numbers_and_names_are_those_of_the_library(run_python: Callable[..., st
         if isinstance(value, type) and issubclass(value, Enum) and value not in (IntEnum, IntFlag)
     }
     mine |= {name: value for name, value in public.items() if isinstance(value, (int, str))}
-    mine["BACKENDS"] = list(values.BACKENDS)
-    assert values.BACKENDS[0] == backend
+    mine["BACKENDS"] = [[name, values.DEVICES[on]] for name, on in values.BACKENDS.items()]
+    assert values.backends_of("cpu")[0] == backend
     assert mine == library
     assert {kind.name: {t for t in reduced["SUM"] if kind.takes(t)} for kind in ReduceKind} == {
         name: set(types) for name, types in reduced.items()

@@ -102,8 +102,9 @@ def session_calls(session: Any) -> dict[str, Call]:
                 "compiler": FLAGS,
                 "timeout": SECONDS,
                 "arena_limit": SIZES,
+                "device": [*NAMES, "gpu", "CPU", tvm.cpu()],
                 "device_ids": IDS,
-                "backend": [*NAMES, "nccl"],
+                "backend": [*NAMES, "mpi"],
             },
         ),
         "init_ccl": Call(
@@ -111,8 +112,9 @@ def session_calls(session: Any) -> dict[str, Call]:
             {"session": disco.ThreadedSession(2)},
             {
                 "session": [3, None, "session", tvm_ipc.Session, ANYTHING],
-                "ccl": [*NAMES, "nccl"],
+                "ccl": [*NAMES, "mpi"],
                 "device_ids": IDS,
+                "device": [*one_less(NAMES, None), "gpu"],
             },
         ),
         "emulate_link": Call(
@@ -195,7 +197,7 @@ def session_calls(session: Any) -> dict[str, Call]:
         "init_ccl of a session": Call(
             session.init_ccl,
             {},
-            {"ccl": [*NAMES, "nccl"]},
+            {"ccl": [*NAMES, "mpi"]},
             free={"device_ids": "each is one of many"},
         ),
         "debug_get_from_remote": Call(x.debug_get_from_remote, {}, {"worker_id": RANKS}),

@@ -20,7 +20,7 @@ from tvm_ipc import machine
 from tvm_ipc.bench import programs
 from tvm_ipc.bench.stage import Stage
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
-from tvm_ipc.contract import BACKENDS, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
+from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind, Team, backends_of
 from tvm_ipc.contract.collectives import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
 from tvm_ipc.contract.programs import COPY, HIDE, MATMUL, REDUCE_PARTS
 from tvm_ipc.transform.overlap.cost import Workload
@@ -101,7 +101,7 @@ class _Measuring:
         bandwidth, latency = self._link
         return Calibration(
             machine=machine.name(),
-            backend=BACKENDS[0],
+            backend=backends_of("cpu")[0],
             workers=self._workers,
             bandwidth=bandwidth,
             latency=latency,

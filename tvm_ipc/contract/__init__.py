@@ -17,6 +17,7 @@ from tvm_ipc.contract.programs import MODULE_CHECK, PROGRAM_FUNCTIONS, PROGRAMS,
 from tvm_ipc.contract.sessions import SESSION_FUNCTIONS
 from tvm_ipc.contract.values import (
     BACKENDS,
+    DEVICES,
     IPC_MEMORY,
     MAX_SHOWN,
     MAX_STEPS,
@@ -29,12 +30,14 @@ from tvm_ipc.contract.values import (
     Progress,
     ReduceKind,
     Team,
+    backends_of,
     pack_digits,
 )
 
 __all__ = [
     "ANY",
     "BACKENDS",
+    "DEVICES",
     "FUNCTIONS",
     "IPC_MEMORY",
     "MAX_SHOWN",
@@ -56,6 +59,7 @@ __all__ = [
     "ReduceKind",
     "Registered",
     "Team",
+    "backends_of",
     "find",
     "pack_digits",
 ]

@@ -45,6 +45,17 @@ SESSION_FUNCTIONS: Final = (
     Function("tvm_ipc.blas.use_kernels", "(name: str)", "for tests: kernels beside the BLAS"),
     Function("tvm_ipc.blas.find", "() -> str", "path of the BLAS", registered=Registered.PYTHON),
     Function("tvm_ipc.arena_stats", "() -> str", "JSON: this worker's arena, in bytes"),
+    Function(
+        "tvm_ipc.refusal",
+        "(backend: str, device_ids: Shape) -> str",
+        "controller: why a backend cannot work between workers on these devices, or nothing",
+    ),
+    Function(
+        "tvm_ipc.cuda.bring_up",
+        "()",
+        "worker: load TVM's part for GPUs",
+        registered=Registered.PYTHON,
+    ),
     Function("tvm_ipc.native_info", "() -> str", "JSON: what the native library found here"),
     Function("tvm_ipc.numbers", "() -> str", "JSON: what is in contract.values, for a test"),
     Function(

@@ -13,13 +13,21 @@ from typing import Final, SupportsIndex, TypeAlias
 #: The memory scope of a buffer that peers map directly. Upstream's name.
 IPC_MEMORY: Final = "ipc_memory"
 
-#: Names of the collective backends, the one that "auto" means first: `shm` is between workers on
-#: CPUs of one machine.
-BACKENDS: Final = ("shm",)
+#: The devices that workers can be on, by DLPack's numbers.
+DEVICES: Final = {"cpu": 1, "cuda": 2}
+
+#: The collective backends, and the device whose tensors each works on. Of those for one device
+#: "auto" tries the first one first.
+BACKENDS: Final = {"shm": "cpu"}
+
+
+def backends_of(device: str) -> tuple[str, ...]:
+    """Return the backends for a device, the one that "auto" tries first at the beginning."""
+    return tuple(name for name, works_on in BACKENDS.items() if works_on == device)
+
 
 #: The most workers that one session can have.
 MAX_WORKERS: Final = 64
-
 
 #: The most tensors that a rank can show to a team at a time: one more takes the place of the one
 #: that was shown so many before it, which has to be hidden.

@@ -123,7 +123,10 @@ ffi::String Numbers() {
   teams.Set("WORLD", kWorld);
   teams.Set("GROUP", kGroup);
   ffi::Array<ffi::Any> backends;
-  for (const Backend* backend : Backends()) backends.push_back(ffi::String(backend->name()));
+  for (const Backend* backend : Backends()) {
+    const int64_t device = backend->capabilities().device_type;
+    backends.push_back(ffi::Array<ffi::Any>{ffi::String(backend->name()), device});
+  }
   Map json;
   json.Set("BACKENDS", backends);
   json.Set("MAX_WORKERS", kMaxRanks);

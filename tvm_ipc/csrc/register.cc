@@ -248,6 +248,10 @@ ffi::String NativeInfo() {
   return ffi::json::Stringify(json);
 }
 
+ffi::String RefusalOf(ffi::String backend, ffi::Shape device_ids) {
+  return FindBackend(backend).Refusal(std::vector<int>(device_ids.begin(), device_ids.end()));
+}
+
 ffi::String CompiledCCL() { return FindBackend("auto").name(); }
 
 /*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
@@ -324,6 +328,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.blas.use_kernels", Throwing<UseBlasKernels>::Call)
       .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
       .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
+      .def("tvm_ipc.refusal", Throwing<RefusalOf>::Call)
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)
       .def("tvm_ipc.numbers", Throwing<Numbers>::Call)
       .def("tvm_ipc.configure", Throwing<Configure>::Call)

@@ -16,6 +16,7 @@ def ready() -> None:
     from tvm_ipc.runtime import (  # noqa: F401
         blas,
         cuda_headers,
+        gpus,
         library,
         log,
         python_errors,

@@ -113,6 +113,11 @@ def tvm_settings() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in _TVM_VARIABLES}
 
 
+def visible_gpus() -> str | None:
+    """Return the variable that hides GPUs from a process; None where it is not set."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def compiler_settings() -> dict[str, str | None]:
     """Return the variables that decide which compiler TVM links with."""
     return {name: os.environ.get(name) for name in _COMPILER_VARIABLES}

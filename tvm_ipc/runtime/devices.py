@@ -1,11 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of workers, as callers give them."""
+"""The devices of workers, as callers give them, and what moves data between them.
+
+A backend is for one kind of device; `tvm_ipc.refusal` says why it cannot serve some devices.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
 
 import tvm_ffi
 
 from tvm_ipc import arguments
+from tvm_ipc.contract import BACKENDS, backends_of
+from tvm_ipc.errors import IPCError
+from tvm_ipc.runtime import gpus
+
+_refusal = tvm_ffi.get_global_func("tvm_ipc.refusal")
+_AUTO: Final = "auto"
+_CPU: Final = "cpu"
+_GPU: Final = "cuda"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the workers of a session are.
+
+    Attributes
+    ----------
+    device : the kind of their devices.
+    ids : the device of each worker.
+    backend : what moves data between them.
+    reason : why it is that one.
+    """
+
+    device: str
+    ids: tvm_ffi.Shape
+    backend: str
+    reason: str
+
+
+def place(
+    where: str,
+    num_workers: int,
+    device: object,
+    device_ids: object,
+    backend: object,
+    backend_name: str = "backend",
+) -> Placement:
+    """Return where the workers are that a caller asks for; `where` and the name are for errors."""
+    kind = arguments.one_of(f"{where}: device", device, dict.fromkeys(BACKENDS.values()))
+    serving = backends_of(kind)
+    wanted = arguments.one_of(f"{where}: {backend_name}", backend, (_AUTO, *BACKENDS))
+    if wanted not in (_AUTO, *serving):
+        raise ValueError(
+            f"{where}: {backend_name} {wanted!r} is for workers on device {BACKENDS[wanted]!r}, "
+            f"and device is {kind!r}, for which there are {', '.join(map(repr, serving))}"
+        )
+    ids = of_workers(where, num_workers, device_ids)
+    if kind == _GPU:
+        gpus.require(where, ids, given=device_ids is not None)
+    return Placement(kind, ids, *_chosen(where, wanted, serving, ids))
+
+
+def _chosen(
+    where: str, wanted: str, serving: tuple[str, ...], ids: tvm_ffi.Shape
+) -> tuple[str, str]:
+    """Return a backend that serves these devices, and why it is that one."""
+    refused: list[str] = []
+    for name in serving if wanted == _AUTO else (wanted,):
+        if not (refusal := str(_refusal(name, ids))):
+            why = "; ".join(refused) or ("as asked for" if wanted == name else "the first choice")
+            return name, why
+        refused.append(f"backend {name}: {refusal}")
+    raise IPCError(f"{where}: {'; '.join(refused)}")
+
+
+def describe(placed: Placement) -> str:
+    """Say which devices the workers are on; nothing of CPUs, of which they have no certain one."""
+    if placed.device == _CPU:
+        return ""
+    return f" on {placed.device} {', '.join(map(str, placed.ids))}"
 
 
 def of_workers(where: str, num_workers: int, ids: object) -> tvm_ffi.Shape:

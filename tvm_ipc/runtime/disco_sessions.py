@@ -72,13 +72,16 @@ def mend() -> None:
     os.register_at_fork(after_in_child=disco_state.disown)
 
 
-def init_ccl(session: disco.Session, ccl: str, device_ids: Sequence[int] | None) -> None:
+def init_ccl(
+    session: disco.Session, ccl: str, device_ids: Sequence[int] | None, device: str | None = None
+) -> None:
     """Start a collective backend in a session of Disco; `session.init_ccl` says more."""
     arguments.instance(
         "init_ccl: session", session, disco.Session, "a session of tvm.runtime.disco"
     )
     disco_state.state_of(session).check()
-    if isinstance(session, disco.SocketSession) and device_ids is not None:  # those of each node
+    nodes = isinstance(session, disco.SocketSession)
+    if nodes and device_ids is not None:  # those of each node
         ids = devices.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
     else:
         ids = devices.of_workers("init_ccl", session.num_workers, device_ids)
@@ -87,21 +90,18 @@ def init_ccl(session: disco.Session, ccl: str, device_ids: Sequence[int] | None)
         disco._ffi_api.SessionInitCCL(session, name, ids)  # another library's
         session._clear_ipc_memory_pool()
         return
-    name = chosen_backend("init_ccl: ccl", name)
+    if device is None:  # the name of a backend says it
+        device = BACKENDS.get(name, "cpu")
+    given = ids if nodes else device_ids
+    workers = len(ids) if nodes else session.num_workers
+    placed = devices.place("init_ccl", workers, device, given, name, "ccl")
     log.start()
-    _start(name, session, ids)
-
-
-def chosen_backend(where: str, name: str) -> str:
-    """Return the name of the backend that a caller asks for."""
-    arguments.one_of(where, name, ("auto", *BACKENDS))
-    return BACKENDS[0] if name == "auto" else name
+    _log.info("a session of Disco gets the backend %s: %s", placed.backend, placed.reason)
+    _start(placed.backend, session, placed.ids)
 
 
 def _start(backend: str, session: disco.Session, device_ids: tvm_ffi.Shape) -> None:
     """Start a backend in a session of Disco, and wait until every worker has joined."""
-    others = "" if len(BACKENDS) > 1 else ": it is the only one in this version"
-    _log.info("a session of Disco gets the backend %s%s", backend, others)
     state = disco_state.kept_state(session)
     _open(session, backend, device_ids, 0.0, 0, 0)
     try:

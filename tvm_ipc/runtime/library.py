@@ -33,6 +33,7 @@ _log: Final = logging.getLogger(__name__)
 _lock = threading.RLock()
 _native: Path | None = None
 _cuda: str | None = None
+_cuda_left_out = False
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,15 @@ def load() -> Path:
     with _lock:
         if _native is None:
             load_extra()
-            load_cuda()
+            if not _cuda_left_out:
+                load_cuda()
             native = _load_native()
             _configure()
             for error in (DeadlineError, MismatchError, PeerError):
                 # Python code in a worker gets, and passes on, what the native library raised.
                 tvm_ffi.register_error(error.__name__, error)
             _native = native
-            _log.debug("native library: %s; CUDA library of TVM: %s", native, load_cuda())
+            _log.debug("native library: %s; CUDA library of TVM: %s", native, _cuda or "left out")
             if explanation := explain_versions():
                 warnings.warn(explanation, RuntimeWarning, stacklevel=2)
         return _native
@@ -117,6 +119,26 @@ def load_extra() -> bool:
                 f"{error}. {explain_versions() or _reinstall('apache-tvm')}"
             ) from error
         return True
+
+
+def leave_cuda_out() -> None:
+    """Let this process touch nothing of CUDA until `load_cuda` is called for itself."""
+    global _cuda_left_out
+    _cuda_left_out = True
+
+
+def require_cuda() -> None:
+    """Load TVM's `libtvm_runtime_cuda`.
+
+    Raises
+    ------
+    LibraryError
+        It cannot be loaded; the message says what to install.
+    """
+    came_of_it = load_cuda()
+    if "tvm_runtime_cuda" not in _loaded_libraries():
+        raise LibraryError(f"TVM's library for GPUs, libtvm_runtime_cuda.so, is {came_of_it}")
+    _log.debug("CUDA library of TVM: %s", came_of_it)
 
 
 def load_cuda() -> str:
@@ -155,7 +177,7 @@ def _load_cuda(loaded: dict[str, Any]) -> str:
         return "loaded by tvm_ipc"
     cudart = _find_cudart()
     if cudart is None:
-        return f"not loaded: {problem}; pip install nvidia-cuda-runtime"
+        return f"not loaded: {problem}; pip install '{DISTRIBUTION}[cuda]'"
     try:
         # Global, so that the library finds it by its name instead of searching the system.
         ctypes.CDLL(str(cudart), ctypes.RTLD_GLOBAL)

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS, MODULE_CHECK
+from tvm_ipc.contract import BACKENDS, MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config, devices, disco_sessions, log
 from tvm_ipc.runtime.collectives import CollectiveSession
@@ -62,10 +62,12 @@ class Session(CollectiveSession, EndingSession):
         `TVM_IPC_TIMEOUT`, or 300.
     arena_limit : the most shared memory of a worker, in bytes or as "512M"; by default
         `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers.
-    device_ids : the device of each worker, as Disco's `init_ccl` takes them. Workers on CPUs use
-        none, so there is nothing to choose yet.
-    backend : what moves data between the workers: "shm", memory that workers on CPUs of one machine
-        share; or "auto", which is that.
+    device : what the workers compute on, which is where their tensors are: "cpu", or "cuda", an
+        NVIDIA GPU.
+    device_ids : the number of the device of each worker; by default 0, 1, 2, ..., a GPU for each.
+        Workers share a GPU whose number is there more than once. Workers on CPUs use none of it.
+    backend : what moves data between the workers: "auto" is the best for the device that works here
+        (the log says which, and why); or one by its name, which `tvm_ipc.contract.BACKENDS` lists.
     """
 
     def __init__(
@@ -77,19 +79,22 @@ class Session(CollectiveSession, EndingSession):
         compiler: bool = False,
         timeout: float | None = None,
         arena_limit: int | str | None = None,
+        device: str = "cpu",
         device_ids: Sequence[int] | None = None,
         backend: str = "auto",
     ) -> None:
-        self._backend = disco_sessions.chosen_backend("Session: backend", backend)
         num_workers, num_groups = arguments.workers(
             "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
         )
         threads = arguments.flag("Session: threads", threads)
         compiler = arguments.flag("Session: compiler", compiler)
-        ids = devices.of_workers("Session", num_workers, device_ids)
+        placed = devices.place("Session", num_workers, device, device_ids, backend)
+        self._backend = placed.backend
+        self._device = placed.device
         self._workers = f"{num_workers} {'threads' if threads else 'processes'}"
         if num_groups > 1:
             self._workers += f" in {num_groups} groups"
+        self._workers += devices.describe(placed)
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
         log.start()
         self._prepare(settings.timeout)
@@ -98,7 +103,7 @@ class Session(CollectiveSession, EndingSession):
 
         def start() -> None:
             try:
-                self._start(shape, processes, compiler, ids, settings)
+                self._start(shape, processes, compiler, placed, settings)
             except BaseException as error:
                 self._why_unusable = self._why_unusable or f"it could not start: {error}"
                 self._end_now()
@@ -114,7 +119,7 @@ class Session(CollectiveSession, EndingSession):
         shape: tuple[int, int],
         processes: bool,
         compiler: bool,
-        ids: tvm_ffi.Shape,
+        placed: devices.Placement,
         settings: config.Config,
     ) -> None:
         end_unfinished()
@@ -128,7 +133,7 @@ class Session(CollectiveSession, EndingSession):
             except OSError as error:
                 raise IPCError(f"the session cannot start its workers: {error}") from error
             self._room = self._pool.room()
-        self._log_start(*shape, threads_each, settings)
+        self._log_start(*shape, threads_each, placed, settings)
         if self._pool is None:
             self.__init_handle_by_constructor__(_api.SessionThreaded, *shape)
         else:
@@ -137,7 +142,8 @@ class Session(CollectiveSession, EndingSession):
             )
         self._made = True
         try:
-            _open(self, self._backend, ids, settings.timeout, settings.arena_limit or 0, self._room)
+            limits = settings.timeout, settings.arena_limit or 0, self._room
+            _open(self, placed.backend, placed.ids, *limits)
         except (RuntimeError, MemoryError) as error:
             if "Write Error" not in str(error):  # else a worker has ended; the wait says which
                 raise IPCError(f"the session cannot start: {error}") from error
@@ -148,7 +154,12 @@ class Session(CollectiveSession, EndingSession):
         _log.info("%s: all workers are ready", self._name)
 
     def _log_start(
-        self, num_workers: int, num_groups: int, threads_each: int, settings: config.Config
+        self,
+        num_workers: int,
+        num_groups: int,
+        threads_each: int,
+        placed: devices.Placement,
+        settings: config.Config,
     ) -> None:
         if not _log.isEnabledFor(logging.INFO):
             return
@@ -158,7 +169,9 @@ class Session(CollectiveSession, EndingSession):
         machine = json.loads(_native_info())
         wanted = settings.instruction_set
         why = "the best of this processor" if wanted == "auto" else "as TVM_IPC_ISA says"
-        _log.info("%s: backend %s: all workers are on this machine", self._name, self._backend)
+        where = devices.describe(placed) or " on this machine's CPUs"
+        chosen = f"{placed.backend}: {placed.reason}; workers{where}"
+        _log.info("%s: backend %s", self._name, chosen)
         _log.info("%s: reductions use %s: %s", self._name, machine["instruction_set"], why)
         arena = f"{settings.arena_limit} bytes" if settings.arena_limit else "the default"
         _log.info("%s: deadline %g s, arena limit %s", self._name, self.timeout, arena)
@@ -199,8 +212,19 @@ class Session(CollectiveSession, EndingSession):
 
         There is nothing left to do. Any other backend is refused.
         """
-        arguments.one_of("init_ccl: ccl", ccl, ("auto", self._backend))
+        known = ("auto", *BACKENDS)
+        if arguments.one_of("init_ccl: ccl", ccl, known) not in ("auto", self._backend):
+            raise ValueError(
+                f"init_ccl: ccl is {ccl!r}, and this session was opened with the backend "
+                f"{self._backend!r}: open one with Session(..., device={BACKENDS[ccl]!r}, "
+                f"backend={ccl!r})"
+            )
         devices.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
+
+    @property
+    def device(self) -> str:
+        """What its workers compute on: "cpu" or "cuda"."""
+        return self._device
 
     def __repr__(self) -> str:
         known = self.__dict__
@@ -213,18 +237,25 @@ class Session(CollectiveSession, EndingSession):
 
 
 def init_ccl(
-    session: disco.Session, ccl: str = "auto", device_ids: Sequence[int] | None = None
+    session: disco.Session,
+    ccl: str = "auto",
+    device_ids: Sequence[int] | None = None,
+    device: str | None = None,
 ) -> None:
     """Start a collective backend in a Disco session that the user made.
 
     Parameters
     ----------
     session : of `tvm.runtime.disco`.
-    ccl : "shm", workers of one machine over shared memory; "auto", which is that; or a backend that
-        another library has registered.
-    device_ids : one for each worker; the CPU backend needs none.
+    ccl : one of `tvm_ipc.contract.BACKENDS`; "auto", the best for the device that works here; or a
+        backend that another library has registered.
+    device_ids : the device of each worker, as in `Session`.
+    device : what the workers compute on, "cpu" or "cuda"; by default that of the backend, and
+        "cpu" for "auto".
     """
     if isinstance(session, Session):
+        if device is not None:
+            arguments.one_of("init_ccl: device", device, (session.device,))
         session.init_ccl(ccl, *(device_ids or ()))
     else:
-        disco_sessions.init_ccl(session, ccl, device_ids)
+        disco_sessions.init_ccl(session, ccl, device_ids, device)

@@ -52,6 +52,8 @@ class ValueSession(CommandSession):
 
     #: The name of what moves data between the workers.
     _backend: str
+    #: What its workers compute on.
+    _device: str
 
     # ---- one value ------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_
     import logging
 
     from tvm_ipc import runtime
-    from tvm_ipc.runtime import log
+    from tvm_ipc.runtime import library, log
 
+    library.leave_cuda_out()
     log.start(f"rank {worker_id}")
     logger = logging.getLogger(__name__)
     logger.debug("a worker of %d in %d groups starts", num_workers, num_groups)

@@ -188,6 +188,8 @@ class Backend {
   /*! \brief At most 15 letters; part of the names of its functions. */
   virtual const char* name() const = 0;
   virtual Capabilities capabilities() const = 0;
+  /*! \brief In the controller: why it cannot work between workers on these devices, or nothing. */
+  virtual std::string Refusal(const std::vector<int>& devices) const { return ""; }
   /*!
    * \brief In the controller, before the workers come: the files that each of them is to get.
    *
