@@ -157,13 +157,6 @@ def test_wrong_options(arguments: Any, kind: type[Exception], message: str) -> N
         tvm_ipc.get_pipeline(*arguments)
 
 
-@pytest.mark.parametrize("option", [{"overlap": 2}, {"post_collectives": True}])
-def test_overlap_is_for_cpus(option: dict[str, Any]) -> None:
-    (name,) = option
-    with pytest.raises(ValueError, match=f"get_pipeline: {name} is for CPUs, not for 'cuda'"):
-        tvm_ipc.get_pipeline({"kind": "cuda", "arch": "sm_90"}, 2, **option)
-
-
 def test_world_that_the_groups_do_not_divide() -> None:
     with pytest.raises(ValueError, match="world_size 4 cannot be divided into num_groups 3"):
         tvm_ipc.get_pipeline("llvm", 4, num_groups=3)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tvm
@@ -97,7 +98,16 @@ for compiled, places in ((tvm.compile(Model, target="llvm"), 0), (program, 1)):
     run_program(tmp_path / "program.py", program + check)
 
 
-def test_passes_are_in_the_order_of_the_pipeline() -> None:
+@pytest.mark.parametrize(
+    ("target", "options", "others"),
+    [
+        ("llvm", {"post_collectives": True}, {"RewriteCUDAGraph"}),
+        ({"kind": "cuda", "arch": "sm_90"}, {}, {"OffloadBLAS", "PostCollectives"}),
+    ],
+)
+def test_passes_are_in_the_order_of_the_pipeline(
+    target: Any, options: dict[str, Any], others: set[str]
+) -> None:
     @tvm.instrument.pass_instrument
     class Recorder:
         def __init__(self) -> None:
@@ -108,14 +118,14 @@ def test_passes_are_in_the_order_of_the_pipeline() -> None:
 
     recorder = Recorder()
     with tvm.transform.PassContext(instruments=[recorder]):
-        tvm_ipc.get_pipeline("llvm", 2, post_collectives=True, overlap=1)(tvm.IRModule())
+        tvm_ipc.get_pipeline(target, 2, overlap=1, **options)(tvm.IRModule())
     table = re.findall(r"^\| `(\w+)\(", TEXT, re.MULTILINE)
     ours = [name for name in table if name in vars(tvm_ipc.transform)]
     assert len(ours) >= 5
     # Our LegalizeOps runs TVM's.
     ran = list(dict.fromkeys(name for name in recorder.names if name in ours))
     # The solver of scopes is also a pass of its own.
-    assert ran == [name for name in ours if name != "PlanMemoryScopes"]
+    assert ran == [name for name in ours if name not in {"PlanMemoryScopes", *others}]
 
 
 def test_commands_exist() -> None:

@@ -337,6 +337,7 @@ def compiler_calls() -> dict[str, Call]:
             {"world_size": [*COUNTS, 65], "num_groups": [*COUNTS, 3]},
         ),
         "PostCollectives": Call(transform.PostCollectives),
+        "RewriteCUDAGraph": Call(transform.RewriteCUDAGraph),
         "RunModuleCodegen": Call(
             transform.RunModuleCodegen,
             {"compiler": "mine", "compile_fn": max},

@@ -42,7 +42,7 @@ from tvm_ipc.comm.attributes import check_attributes
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.comm.place_operator import NAME as PLACE
 from tvm_ipc.comm.place_operator import mesh_of
-from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy
+from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy, backends_of
 from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
@@ -59,6 +59,7 @@ from tvm_ipc.transform import (
     PlaceParts,
     PostCollectives,
     RequireWorkers,
+    RewriteCUDAGraph,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
     script,
@@ -73,6 +74,7 @@ _ALIGNMENT: Final = {"llvm": KERNEL_ALIGNMENT, "c": KERNEL_ALIGNMENT, "cuda": 25
 _LEGALIZE: Final = "LegalizeOps"
 _FUSION: Final = ("FoldConstant", "FuseOps", "FuseTIR")
 _PLAN: Final = "StaticPlanBlockMemory"
+_GRAPHS: Final = "RewriteCUDAGraph"
 _LOWER: Final = "LowerAllocTensor"
 
 _PLACE: Final = tvm.ir.Op.get(PLACE)
@@ -111,14 +113,14 @@ def get_pipeline(
         `StaticPlanBlockMemory`.
     blas : whether matrix products on a CPU are OpenBLAS's (see `OffloadBLAS`). None means where it
         is installed, which it must also be where the program runs.
-    fuse_epilogue : whether on CPUs a sum over workers, the addition of a residual and its norm are
-        one function (see `FuseAllReduceEpilogue`).
+    fuse_epilogue : whether a sum over workers, the addition of a residual and its norm are one
+        function (see `FuseAllReduceEpilogue`).
     schedule : a pass that runs on the fused kernels.
     post_collectives : whether a thread of each worker does collectives while the program does what
-        does not need them; see `PostCollectives`.
+        does not need them; see `PostCollectives`. Not on GPUs.
     overlap : what was measured on a machine, by which matrix products go on beside the
-        communication before or after them where that pays; or a number of chunks for all of them.
-        See `OverlapCommunication`.
+        communication before or after them where that pays; or a number of chunks for all of them,
+        which is what there is for GPUs. See `OverlapCommunication`.
     streams : of products along an axis that `comm.place` marks for streams, how many chunks have
         their rows on their way, or are multiplied, at a time; see `LowerPlacements`. Not on GPUs.
     dump : a folder to write the module to after each phase, as TVMScript.
@@ -141,9 +143,12 @@ def get_pipeline(
     placements = LowerPlacements(streams=streams if on_cpu else None)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
-    for name, given in (("overlap", overlap is not None), ("post_collectives", posts)):
-        if given and not on_cpu:
-            raise ValueError(f"get_pipeline: {name} is for CPUs, not for {target.kind.name!r}")
+    if posts and not on_cpu:
+        raise ValueError(
+            f"get_pipeline: post_collectives is for CPUs, where a thread of each worker does "
+            f"works, not for {target.kind.name!r}; overlap=2 is for both"
+        )
+    _check_calibration(overlap, target)
     overlapped = _overlap(overlap, blas=use_blas, world_size=world_size, num_groups=num_groups)
     before_plan, after_plan, finalize = _around_the_plan(target)
     plan = StaticPlanBlockMemory(
@@ -154,7 +159,7 @@ def get_pipeline(
             "dispatch",
             [
                 *overlapped,
-                *([epilogue] if fuse_epilogue and on_cpu else []),
+                *([epilogue] if fuse_epilogue else []),
                 *([OffloadBLAS()] if use_blas else []),
                 *_for_target(target, "library_dispatch_passes"),
             ],
@@ -226,6 +231,19 @@ def _overlap(given: object, **options: Any) -> list[tvm.transform.Pass]:
     return [OverlapCommunication(chunks=chunks, **options)]
 
 
+def _check_calibration(given: object, target: tvm.target.Target) -> None:
+    """Refuse what was measured between other devices than those that are compiled for."""
+    if not isinstance(given, Calibration):
+        return
+    on_cpu = _TARGETS[target.kind.name] is cpu_pipeline
+    if on_cpu != (given.backend in backends_of("cpu")):
+        raise ValueError(
+            f"get_pipeline: overlap is a calibration of {given.machine} with the backend "
+            f"{given.backend!r}, which says nothing of {target.kind.name!r}; give a number of "
+            "chunks"
+        )
+
+
 def _target(given: object) -> tvm.target.Target:
     name, wanted = "get_pipeline: target", f"one of {', '.join(map(repr, _TARGETS))}, with options"
     if not isinstance(given, (str, dict, tvm.target.Target)):
@@ -270,6 +288,10 @@ def _around_the_plan(
     """Split TVM's last passes: before its memory plan, up to its lowering, and the rest."""
     passes = _for_target(target, "finalize_passes")
     names = [str(one.info.name) for one in passes]
+    passes = [
+        RewriteCUDAGraph() if name == _GRAPHS else one
+        for name, one in zip(names, passes, strict=True)
+    ]
     if _PLAN not in names or _LOWER not in names[names.index(_PLAN) :]:
         raise TransformError(
             f"get_pipeline: TVM's pipeline for {target.kind.name!r} has no {_PLAN} followed by "

@@ -28,7 +28,7 @@ NORMS: Final = {
     "relax.nn.layer_norm": ALLREDUCE_LAYER_NORM,
 }
 _FLOATS: Final = ("float16", "bfloat16", "float32")
-_CPUS: Final = ("llvm", "c")
+_TARGETS: Final = ("llvm", "c", "cuda")
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _check_tensor(what: str, tensor: Any) -> None:
         raise CannotFuseError(
             f"{what} is {_dtype(tensor) or 'of no known type'}, which has no kernel"
         )
-    if ty.vdevice is not None and str(ty.vdevice.target.kind.name) not in _CPUS:
+    if ty.vdevice is not None and str(ty.vdevice.target.kind.name) not in _TARGETS:
         raise CannotFuseError(f"{what} lives on {ty.vdevice.target.kind.name}")
 
 

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`get_pipeline` for the target cuda: what programs call. No GPU is needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_ipc
+from tvm_ipc.calibration import Calibration, Times
+from tvm_ipc.contract import find
+from tvm_ipc.transform import collect_report
+
+TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
+GRAPHS = {"relax.backend.use_cuda_graph": True}
+DTYPES = ["float16", "bfloat16", "float32"]
+
+
+def layers(dtype: str, rows: int | str = 4, norm: bool = True) -> Any:
+    """Two products with all-reduce, residual and norm; the weights are static for CUDA graphs."""
+    builder = relax.BlockBuilder()
+    n = tvm.tirx.Var(rows, "int64") if isinstance(rows, str) else rows
+    x, residual = (relax.Var(name, R.Tensor((n, 64), dtype)) for name in ("x", "residual"))
+    w, weight = relax.Var("w", R.Tensor((64, 64), dtype)), relax.Var("g", R.Tensor((64,), dtype))
+    with builder.function("main", [x, residual, w, weight], {"num_input": 2}):
+        with builder.dataflow():
+            normed = x
+            for _ in range(2):
+                total = builder.emit(relax.op.matmul(normed, w))
+                total = builder.emit(relax.op.ccl.allreduce(total, "sum", in_group=False))
+                residual = builder.emit(relax.op.add(residual, total))
+                normed = residual
+                if norm:
+                    normed = builder.emit(relax.op.nn.rms_norm(residual, weight, axes=[-1]))
+            result = builder.emit_output(relax.op.add(normed, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@I.ir_module
+class SequenceParallel:
+    @R.function
+    def main(
+        x: R.Tensor((32, 64), "float16"),
+        up: R.Tensor((64, 64), "float16"),
+        down: R.Tensor((64, 64), "float16"),
+    ):
+        with R.dataflow():
+            rows = R.comm.allgather(x, workers=2)
+            y = R.nn.relu(R.matmul(rows, up))
+            z = R.comm.reduce_scatter(R.matmul(y, down), "sum", workers=2)
+            out = R.add(z, x)
+            R.output(out)
+        return out
+
+
+def lower(mod: Any, *, graphs: bool = False, **options: Any) -> Any:
+    with tvm.transform.PassContext(config=GRAPHS if graphs else {}):
+        return tvm_ipc.get_pipeline(TARGET, 2, **options)(mod)
+
+
+def packed(function: Any) -> list[str]:
+    """The packed functions of ours that a function calls, without what only finds memory."""
+    found = re.findall(r'call_packed\("((?:tvm_ipc|runtime\.disco)\.[\w.]+)', function.script())
+    return [
+        name
+        for name in found
+        if not name.endswith(("alloc_tensor", "view", "part", "require_workers"))
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_reduces_read_memory_that_peers_map(dtype: str) -> None:
+    main = lower(layers(dtype, norm=False))["main"]
+    assert packed(main) == [
+        "runtime.disco.cuda_ipc.alloc_storage",
+        "tvm_ipc.allreduce",  # which is told to leave its exit barrier out
+        "runtime.disco.cuda_ipc.custom_allreduce",
+    ]
+
+
+@pytest.mark.parametrize("rows", [4, "n"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_are_fused_with_the_sum_before_them(dtype: str, rows: int | str) -> None:
+    with collect_report() as report:
+        mod = lower(layers(dtype, rows))
+    names = packed(mod["main"])
+    assert names.count("tvm_ipc.allreduce_rms_norm") == 2
+    assert not any("rms_norm" in one.name_hint for one in mod.get_global_vars())
+    said = [one.verdict for one in report.decisions if one.pass_name == "StaticPlanBlockMemory"]
+    assert said == ["barrier left out", "barrier kept"]
+    apart = packed(lower(layers(dtype, rows), fuse_epilogue=False)["main"])
+    assert not any("rms_norm" in name for name in apart)
+
+
+@pytest.mark.parametrize("rows", [4, "n"])
+def test_the_program_compiles(rows: int | str) -> None:
+    """Epsilon, and what is computed of sizes, is the host's; kernels are source for the GPU."""
+    executable = tvm.compile(
+        layers("bfloat16", rows), TARGET, relax_pipeline=tvm_ipc.get_pipeline(TARGET, 2)
+    )
+    (host,) = executable.mod.imports
+    (device,) = host.imports
+    assert (host.kind, device.kind) == ("llvm", "cuda")
+    assert "__global__" in device.inspect_source()
+
+
+def test_rows_are_read_where_they_lie_beside_products() -> None:
+    main = lower(SequenceParallel, overlap=2)["main"]
+    names = [name.removeprefix("tvm_ipc.") for name in packed(main) if "alloc" not in name]
+    assert names == [
+        *("copy", "show", "copy", "show", "peer", "peer", "hide"),
+        *("show", "show", "peer", "reduce_parts", "peer", "reduce_parts", "hide"),
+    ]
+
+
+def captured(mod: Any) -> set[str]:
+    return {
+        name
+        for variable, function in mod.functions_items()
+        if "cuda_graph_capture" in variable.name_hint
+        for name in packed(function)
+    }
+
+
+def test_graphs_hold_collectives() -> None:
+    assert captured(lower(layers("float16"), graphs=True)) == {"tvm_ipc.allreduce_rms_norm"}
+
+
+@pytest.mark.parametrize("overlap", [None, 1, 2])
+def test_graphs_hold_nothing_that_peers_are_told_of(overlap: int | None) -> None:
+    mod = tvm.IRModule({"main": SequenceParallel["main"].with_attr("num_input", 1)})
+    lowered = lower(mod, graphs=True, overlap=overlap)
+    inside, outside = captured(lowered), packed(lowered["main"])
+    told = {name for name in inside if (f := find(name)) and (f.shows or f.hides or f.posts)}
+    assert not told | inside & {"tvm_ipc.peer", "tvm_ipc.wait"}
+    assert ("tvm_ipc.show" in outside) is (overlap is not None)
+    assert ("tvm_ipc.reduce_scatter" in inside) is (overlap is None)
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+
+def calibration(backend: str) -> Calibration:
+    times = Times(((1,),), (1.0,))
+    return Calibration(
+        machine="a machine",
+        backend=backend,
+        workers=2,
+        bandwidth=0.0,
+        latency=0.0,
+        wake=0.0,
+        matmul=Times(((1,), (1,), (1,)), (1.0,)),
+        blas_matmul=None,
+        collectives=dict.fromkeys(("allgather", "reduce_scatter", "allreduce"), times),
+        reduce=times,
+        copy=times,
+        chunk=0.0,
+        hide=0.0,
+        noise=0.0,
+    )
+
+
+def test_a_calibration_is_for_the_devices_it_was_measured_on() -> None:
+    wrong = r"overlap is a calibration of a machine with the backend 'shm', which says nothing of "
+    with pytest.raises(ValueError, match=wrong + "'cuda'; give a number of chunks"):
+        tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration("shm"))
+    with pytest.raises(ValueError, match=r"the backend 'cuda', which says nothing of 'llvm'"):
+        tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("cuda"))
+    tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration("cuda"))
+    tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("shm"))
+
+
+def test_works_are_for_cpus() -> None:
+    with pytest.raises(ValueError, match=r"post_collectives is for CPUs, .* not for 'cuda'"):
+        tvm_ipc.get_pipeline(TARGET, 2, post_collectives=True)

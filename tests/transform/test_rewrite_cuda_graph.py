@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RewriteCUDAGraph`: what graphs hold, and what they cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax
+from tvm.ir import assert_structural_equal
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from tvm_ipc.transform import RewriteCUDAGraph, collect_report
+
+GRAPHS = {"relax.backend.use_cuda_graph": True}
+
+
+@I.ir_module
+class Shown:
+    """`a` is shown while kernels of static memory go on."""
+
+    @T.prim_func(private=True)
+    def step(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")):
+        for i in T.thread_binding(16, thread="threadIdx.x"):
+            b[i] = a[i] + T.float32(1)
+
+    @R.function
+    def main() -> R.Tensor((16,), "float32"):
+        R.func_attr({"relax.force_pure": True})
+        cls = Shown
+        s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
+        a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
+        b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+        _ = cls.step(b, a)
+        shown: R.Any = R.call_packed("tvm_ipc.show", a, 0, ty_args=(R.Any,))
+        _1 = cls.step(a, b)
+        rows: R.Tensor((16,), "float32") = R.call_packed(
+            "tvm_ipc.peer", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
+        )
+        out = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+        _2 = cls.step(rows, out)
+        _3: R.Tuple = R.call_packed("tvm_ipc.hide", 0, shown, ty_args=(R.Tuple,))
+        _4 = cls.step(b, a)
+        return out
+
+
+@I.ir_module
+class Expected:
+    @T.prim_func(private=True)
+    def step(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")):
+        for i in T.thread_binding(16, thread="threadIdx.x"):
+            b[i] = a[i] + T.float32(1)
+
+    @R.function(private=True)
+    def cuda_graph_alloc() -> R.Tuple(R.Any):
+        R.func_attr({"relax.force_pure": True})
+        s: R.Any = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
+        gv: R.Tuple(R.Any) = (s,)
+        return gv
+
+    @R.function(private=True)
+    def main_cuda_graph_capture(
+        b: R.Tensor((16,), "float32"), a: R.Tensor((16,), "float32")
+    ) -> R.Tuple:
+        R.func_attr({"relax.force_pure": True})
+        cls = Expected
+        _ = cls.step(b, a)
+        gv: R.Tuple = R.tuple()
+        return gv
+
+    @R.function
+    def main() -> R.Tensor((16,), "float32"):
+        R.func_attr({"relax.force_pure": True})
+        cls = Expected
+        alloc: R.Tuple(R.Any) = R.call_builtin_with_ctx(
+            "vm.builtin.cuda_graph.get_cached_alloc",
+            (cls.cuda_graph_alloc, 0),
+            ty_args=(R.Tuple(R.Any),),
+        )
+        s: R.Any = alloc[0]
+        a: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
+        b: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+        _: R.Tuple = R.call_builtin_with_ctx(
+            "vm.builtin.cuda_graph.run_or_capture",
+            (cls.main_cuda_graph_capture, (b, a), 0),
+            ty_args=(R.Tuple,),
+        )
+        shown: R.Any = R.call_packed("tvm_ipc.show", a, 0, ty_args=(R.Any,))
+        _1: R.Tuple = R.call_builtin_with_ctx(
+            "vm.builtin.cuda_graph.run_or_capture",
+            (cls.main_cuda_graph_capture, (a, b), 1),
+            ty_args=(R.Tuple,),
+        )
+        rows: R.Tensor((16,), "float32") = R.call_packed(
+            "tvm_ipc.peer", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
+        )
+        out: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+        _2 = cls.step(rows, out)
+        _3: R.Tuple = R.call_packed("tvm_ipc.hide", 0, shown, ty_args=(R.Tuple,))
+        _4: R.Tuple = R.call_builtin_with_ctx(
+            "vm.builtin.cuda_graph.run_or_capture",
+            (cls.main_cuda_graph_capture, (b, a), 2),
+            ty_args=(R.Tuple,),
+        )
+        return out
+
+
+def test_what_peers_are_told_of_is_done_each_time() -> None:
+    with tvm.transform.PassContext(config=GRAPHS), collect_report() as report:
+        found = RewriteCUDAGraph()(Shown)
+    assert_structural_equal(found, Expected, map_free_vars=True)
+    (said,) = report.decisions
+    assert (said.pass_name, said.function, said.verdict) == (
+        "RewriteCUDAGraph",
+        "main",
+        "3 captured",
+    )
+    assert "1 x tvm_ipc.show, of which peers are told each time" in said.reason
+
+
+def test_works_are_posted_each_time() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((16,), "float32")) -> R.Tensor((16,), "float32"):
+            R.func_attr({"relax.force_pure": True})
+            s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
+            a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
+            b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+            work: R.Any = R.call_packed(
+                "tvm_ipc.post", "tvm_ipc.allreduce", a, 0, 0, 3, 0, b, ty_args=(R.Any,)
+            )
+            _: R.Tuple = R.call_packed("tvm_ipc.wait", work, ty_args=(R.Tuple,))
+            _1: R.Tuple = R.call_packed("tvm_ipc.allreduce", b, 0, 0, 3, 0, a, ty_args=(R.Tuple,))
+            return x
+
+    with tvm.transform.PassContext(config=GRAPHS):
+        found = RewriteCUDAGraph()(Module)
+    main, captured = found["main"].script(), found["main_cuda_graph_capture"].script()
+    assert '"tvm_ipc.post"' in main and '"tvm_ipc.wait"' in main
+    assert "tvm_ipc.allreduce" in captured  # the state of a collective is on the device
+    assert "tvm_ipc.post" not in captured
+    assert "tvm_ipc.wait" not in captured
+
+
+@pytest.mark.parametrize("config", [{}, {"relax.backend.use_cuda_graph": False}])
+def test_without_graphs_nothing_changes(config: dict[str, Any]) -> None:
+    with tvm.transform.PassContext(config=config), collect_report() as report:
+        assert RewriteCUDAGraph()(Shown).same_as(Shown)
+    assert not report.decisions
+
+
+def test_what_has_no_shows_becomes_what_tvm_makes_of_it() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((16,), "float32")) -> R.Tensor((16,), "float32"):
+            R.func_attr({"relax.force_pure": True})
+            s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
+            a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
+            b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+            _: R.Tuple = R.call_packed(
+                "runtime.disco.allreduce", a, 0, False, b, ty_args=(R.Tuple,)
+            )
+            return x
+
+    with tvm.transform.PassContext(config=GRAPHS):
+        assert_structural_equal(
+            RewriteCUDAGraph()(Module), relax.transform.RewriteCUDAGraph()(Module)
+        )
