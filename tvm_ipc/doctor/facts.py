@@ -14,6 +14,7 @@ from typing import Any
 
 import tvm_ipc
 from tvm_ipc.contract import BACKENDS
+from tvm_ipc.doctor import gpus
 from tvm_ipc.doctor.compiler import try_compiler
 from tvm_ipc.doctor.machine import cgroup_limit, resource_limit
 from tvm_ipc.doctor.reason import reason_of
@@ -21,8 +22,8 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.machine import available_cores, cpu_model
 from tvm_ipc.runtime import blas, config, library, repair
 
-#: Engines of later versions, named so that the table says that they were not forgotten.
-_LATER = ("cuda", "nccl", "mpi")
+#: What later versions have, so that the table says that it was not forgotten.
+_LATER = ("mpi",)
 
 
 def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -35,8 +36,10 @@ def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # what TVM and we would warn of is in the answer
         tvm_facts = _tvm()
     native = _native_info()
+    progress("asking for GPUs")
+    gpu_facts = gpus.examine(tvm_facts["problem"])
     progress("starting two workers")
-    backends = _backends(tvm_facts["problem"])
+    backends = _backends(tvm_facts["problem"], [gpu["id"] for gpu in gpu_facts["devices"]])
     progress("linking with the C++ compiler")
     compiler = try_compiler(tvm_facts["problem"])
     return {
@@ -54,6 +57,7 @@ def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         ],
         "tvm": tvm_facts,
         "backends": backends,
+        "gpus": gpu_facts,
         "cxx": compiler,
         "blas": _blas(tvm_facts["problem"]),
         "cpu": {
@@ -113,25 +117,28 @@ def _native_info() -> dict[str, Any]:
     return dict(json.loads(info())) if info is not None else {}
 
 
-def _backends(problem: str | None) -> dict[str, dict[str, Any]]:
-    driver = "an" if library.has_nvidia_driver() else "no"
-    later = f"not in this version of tvm_ipc; {driver} NVIDIA driver was found"
-    reasons = {"cuda": later, "nccl": later, "mpi": "not in this version of tvm_ipc"}
-    facts = {name: {"available": False, "reason": reasons[name]} for name in _LATER}
+def _backends(problem: str | None, devices: list[int]) -> dict[str, dict[str, Any]]:
+    facts = {}
     for name in BACKENDS:
-        works, reason = _try(name) if problem is None else (False, problem)
+        works, reason = _try(name, devices) if problem is None else (False, problem)
         facts[name] = {"available": works, "reason": reason}
-    order = (*BACKENDS, *(name for name in _LATER if name not in BACKENDS))
-    return {name: facts[name] for name in order}
+    for name in _LATER:
+        facts[name] = {"available": False, "reason": "not in this version of tvm_ipc"}
+    return facts
 
 
-def _try(backend: str) -> tuple[bool, str]:
-    """Start two workers and let them add."""
+def _try(backend: str, gpu_ids: list[int]) -> tuple[bool, str]:
+    """Start two workers and let them add; on GPUs, if they are what the backend is for."""
     import numpy as np
 
+    device = BACKENDS[backend]
+    ids, shared = None, ""
+    if device != "cpu":
+        ids = (gpu_ids * 2)[:2] or None
+        shared = " on one GPU" if len(gpu_ids) == 1 else " on two GPUs"
     start = time.monotonic()
     try:
-        with tvm_ipc.Session(2, backend=backend) as session:
+        with tvm_ipc.Session(2, device=device, device_ids=ids, backend=backend) as session:
             ones = np.ones(8, "float32")
             source = session.put(ones)
             target = session.empty(ones.shape, "float32")
@@ -141,8 +148,8 @@ def _try(backend: str) -> tuple[bool, str]:
         return False, reason_of(error)
     seconds = time.monotonic() - start
     if not right:
-        return False, "an all-reduce of two workers gave a wrong sum"
-    return True, f"two workers started, added and ended in {seconds:.1f} s"
+        return False, f"an all-reduce of two workers{shared} gave a wrong sum"
+    return True, f"two workers{shared} started, added and ended in {seconds:.1f} s"
 
 
 def _blas(problem: str | None) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from tvm_ipc.doctor import gpus
+
 #: Characters of a line before its fact.
 _NAMES = 23
 
@@ -40,7 +42,6 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]
             ("mode", tvm["mode"] or "unknown"),
             ("found broken", "\n".join(_defects(tvm)) or "nothing"),
             ("native library", tvm["library"] or f"not loaded: {tvm['problem']}"),
-            ("CUDA library of TVM", tvm["cuda"] or "unknown"),
             *((name, value) for name, value in tvm["settings"].items() if value is not None),
         ],
     )
@@ -51,6 +52,7 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]
             for name, b in facts["backends"].items()
         ],
     )
+    yield "GPUs", list(gpus.rows(facts["gpus"], tvm["cuda"]))
     compiler = facts["cxx"]
     yield (
         "C++ compiler",

@@ -56,12 +56,17 @@ class Gpus:
     architectures: tuple[str, ...]
 
 
+def ask(name: str, *args: Any) -> dict[str, Any] | None:
+    """Return what a native function says in JSON; None where the library lacks it."""
+    function = tvm_ffi.get_global_func(name, allow_missing=True)
+    return None if function is None else dict(json.loads(function(*args)))
+
+
 def find() -> Gpus:
     """Ask the driver, which is loaded for it; no device is touched."""
-    info = tvm_ffi.get_global_func("tvm_ipc.cuda.info", allow_missing=True)
-    if info is None:
+    found = ask("tvm_ipc.cuda.info")
+    if found is None:
         return Gpus("", "this version of tvm_ipc has nothing for GPUs", (), ())
-    found: dict[str, Any] = json.loads(info())
     version = int(found["driver"]["version"])
     devices = tuple(
         Gpu(**{name: one[name] for name in Gpu.__dataclass_fields__}) for one in found["devices"]

@@ -164,6 +164,16 @@ def has_nvidia_driver() -> bool:
     return True
 
 
+def cudart() -> str | None:
+    """Return the CUDA runtime that this process has loaded, or else that of its wheel."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/") :]
+        if "libcudart.so" in path:
+            return path
+    wheel = _find_cudart()
+    return str(wheel) if wheel else None
+
+
 def _load_cuda(loaded: dict[str, Any]) -> str:
     if not (_tvm_library_directory() / "libtvm_runtime_cuda.so").exists():
         return "not part of this apache-tvm"

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tvm-ipc doctor` says of GPUs, and of machines without one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tvm_ipc.doctor import gpus as examined
+from tvm_ipc.runtime import gpus, library
+from tvm_ipc.runtime.gpus import Gpu, Gpus
+
+H200 = Gpu(0, "NVIDIA H200", "9.0", 150_000_000_000, "sm_90", "")
+OLD = Gpu(1, "Tesla V100", "7.0", 16 << 30, "", "our kernels want compute capability 8.0 or more")
+SAID = {
+    "tvm_ipc.nccl.info": {"version": 22803, "path": "/lib/libnccl.so.2", "reason": ""},
+    "tvm_ipc.cuda.probe": {
+        "pairs": [
+            [
+                {"rung": "vmm", "link": "same device", "reason": ""},
+                {"rung": "host", "link": "pcie", "reason": "wrong data came back"},
+            ],
+            [{}, {"rung": "vmm", "link": "same device", "reason": ""}],
+        ]
+    },
+}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The rows of the table on a machine where the library finds and says this."""
+
+    def rows(found: Gpus, said: dict[str, Any]) -> dict[str, str]:
+        monkeypatch.setattr(gpus, "find", lambda: found)
+        monkeypatch.setattr(gpus, "ask", lambda name, *_: said.get(name))
+        facts = examined.examine(None)
+        assert json.loads(json.dumps(facts)) == facts
+        return dict(examined.rows(facts, "loaded by TVM"))
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return rows
+
+
+def test_devices_and_what_lies_between_them(machine: Any) -> None:
+    rows = machine(Gpus("13.0", "", (H200, OLD), ("sm_90", "compute_90")), SAID)
+    assert rows["driver"] == "for CUDA 13.0"
+    assert rows["GPU 0"] == (
+        "NVIDIA H200, 139.7 GiB, compute capability 9.0; runs our kernels for sm_90"
+    )
+    assert rows["GPU 1"].endswith("7.0; our kernels want compute capability 8.0 or more")
+    assert rows["GPUs 0, 1"] == "each maps the other's memory, by file descriptors"
+    assert rows["GPUs 0-1"] == (
+        "through pinned memory of the host, over PCIe (wrong data came back)"
+    )
+    assert rows["our kernels"] == "compiled for sm_90, compute_90"
+    assert rows["NCCL"] == "2.28.3, /lib/libnccl.so.2"
+    assert rows["CUDA library of TVM"] == "loaded by TVM"
+
+
+def test_without_a_driver_it_says_what_is_missing(machine: Any) -> None:
+    missing = "libcuda.so.1 cannot be loaded: no such file"
+    nccl = {"tvm_ipc.nccl.info": {"version": 0, "path": "", "reason": "pip install it"}}
+    rows = machine(Gpus("", missing, (), ("sm_90",)), nccl)
+    assert rows["driver"] == f"not available: {missing}"
+    assert rows["NCCL"] == "not available: pip install it"
+    assert "devices" not in rows
+
+
+def test_hidden_devices_are_said_to_be(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    rows = machine(Gpus("13.0", "", (), ("sm_90",)), SAID)
+    assert rows["devices"] == "none: the driver finds none; CUDA_VISIBLE_DEVICES is ''"
+
+
+def test_a_probe_that_fails_is_an_answer(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(name: str, *_: Any) -> dict[str, Any] | None:
+        if name == "tvm_ipc.cuda.probe":
+            raise RuntimeError("out of memory\nand more")
+        return None
+
+    monkeypatch.setattr(gpus, "find", lambda: Gpus("13.0", "", (H200,), ()))
+    monkeypatch.setattr(gpus, "ask", ask)
+    rows = dict(examined.rows(examined.examine(None), None))
+    assert rows["between GPUs"] == "not tried: RuntimeError: out of memory"
+    assert rows["our kernels"] == "not in this library"
+
+
+def test_libraries_that_the_wheel_has_not_say_how_to_get_them(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "cudart", lambda: None)
+    rows = machine(Gpus("13.0", "", (H200,), ()), {})
+    assert rows["libcudart"] == "not found: pip install 'tvm-ipc[cuda]'"
