@@ -59,6 +59,7 @@ CSRC = PACKAGE / "csrc"
 #: may include all of them but backends, and backends.cc those and core.
 NATIVE = {
     "core": (),
+    "driver": ("core",),
     "shm": ("core",),
     "blas": ("core",),
     "disco": ("core",),
@@ -71,6 +72,7 @@ NAMED_ELSEWHERE = {
     ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
     ("disco/posting.cc", '"tvm_ipc.Work"'),  # likewise
     ("disco/shows.cc", '"tvm_ipc.Shown"'),  # likewise
+    ("disco/worker.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
     ("blas/blas.cc", '"tvm_ipc.blas.find"'),
     ("blas/blas.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
 }

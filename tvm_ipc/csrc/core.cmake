@@ -10,12 +10,14 @@ find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
   arena.cc connection.cc element.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
-  link.cc machine.cc meeting.cc monitor.cc rendezvous.cc shows.cc teams.cc wait.cc worker_pipes.cc works.cc)
+  link.cc machine.cc meeting.cc monitor.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc worker_pipes.cc works.cc)
 # With the table of all backends, which stands above their folders.
 set(TVM_IPC_SHM_SOURCES
   ../backends.cc all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc point_to_point.cc
   reduce_scatter.cc reduce_to_root.cc shows.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
+# What backends on NVIDIA's devices share; found when somebody asks, and not needed to build.
+set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc)
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc
   kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_tiles.cc)
@@ -66,6 +68,7 @@ function(core_library folder)
   target_link_libraries(${library} INTERFACE ${ARGN} Threads::Threads ${CMAKE_DL_LIBS})
 endfunction()
 core_library(core)
+core_library(driver tvm_ipc_core)
 core_library(shm tvm_ipc_core)
 core_library(blas tvm_ipc_core)
 

@@ -69,7 +69,7 @@ struct OfWorker<function> {
 };
 
 Buffer View(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
-  return ViewBuffer(rank.backend(), what, tensor);
+  return ViewBuffer(rank, what, tensor);
 }
 
 using Optional = ffi::Optional<ffi::Tensor>;
@@ -203,7 +203,7 @@ void PlaceInTeam(Rank& rank, TeamArgument team, ffi::TensorView recv) {
   if (dtype.code != kDLInt || dtype.bits != 64 || dtype.lanes != 1 || buffer.count != 1) {
     Fail(kind::kType, "place_in_team: recv is one int64");
   }
-  *static_cast<int64_t*>(buffer.data) = rank.PlaceIn(TeamFor(rank, team), "place_in_team");
+  rank.endpoint().WriteNumber(rank.PlaceIn(TeamFor(rank, team), "place_in_team"), buffer);
 }
 
 /*! \brief The beginning of the names of a backend's functions. */

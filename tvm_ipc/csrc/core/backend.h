@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/heap.h"
+#include "core/machine.h"
 
 namespace tvm_ipc {
 
@@ -94,7 +96,8 @@ class Endpoint {
  public:
   virtual ~Endpoint() = default;
 
-  /*! \brief The memory of this rank that peers map; null if `peer_memory` is false. */
+  /*! \brief The memory that programs get as "ipc_memory": peers map it if `peer_memory` is true.
+   * Null if there is none. */
   virtual const std::shared_ptr<Heap>& heap() const = 0;
 
   virtual void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy,
@@ -116,8 +119,20 @@ class Endpoint {
 
   /*! \brief Copy as many bytes as both have, in memory of this worker. */
   virtual void Copy(const Buffer& source, const Buffer& target) = 0;
-  /*! \brief Returns when all that was started here is done. */
+  /*!
+   * \brief Returns when all that was started here is done. Throws what went wrong since, where that
+   *        is known only then.
+   */
   virtual void Synchronise() = 0;
+  /*! \brief Before the controller hears that a command is done: the same, of all that runs still.
+   */
+  virtual void Settle() {}
+  /*! \brief Before a command: so often the session has recovered. All ranks are told. */
+  virtual void Follow(uint32_t generation) {}
+  /*! \brief Write a number, an int64, in the order of what was started here. */
+  virtual void WriteNumber(int64_t number, const Buffer& recv) {
+    memcpy(recv.data, &number, sizeof(number));
+  }
 
   // Collectives that not every backend has; a call of what it lacks is refused.
 
@@ -179,6 +194,9 @@ struct Capabilities {
   int32_t device_type;
   /*! \brief Whether it has memory that peers map ("ipc_memory"). */
   bool peer_memory;
+  /*! \brief Whether operations only start there, on the calling thread's stream (core/streams.h).
+   */
+  bool streams = false;
 };
 
 /*! \brief A line in the table of backends. */
@@ -196,6 +214,8 @@ class Backend {
    * What workers make themselves they show each other later (ExchangeWithAll).
    */
   virtual std::vector<File> Prepare(const Control& control) const = 0;
+  /*! \brief Bytes of a rank's arena where nobody says; 0 leaves it to the ranks. */
+  virtual size_t DefaultArena(int num_ranks) const { return DefaultArenaBytes(num_ranks); }
   /*! \brief In a worker that has joined: start. */
   virtual std::unique_ptr<Endpoint> Start(Rank& rank) const = 0;
   /*! \brief Whether it can reduce elements of the type. */

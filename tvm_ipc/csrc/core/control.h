@@ -163,6 +163,7 @@ struct Control {
   int32_t num_ranks;
   int32_t num_groups;
   int32_t controller_pid;
+  /*! \brief 0 where the ranks choose. */
   uint64_t arena_bytes;
   alignas(kLine) std::atomic<uint32_t> abort;
   /*! \brief Counts recoveries. A rank that sees a new value starts again at step 0. */

@@ -55,7 +55,7 @@ Hub::Hub(const HubOptions& options) {
     Fail(kind::kValue, "a session has 1 to ", kMaxRanks, " workers, not ", n);
   }
   const size_t arena_bytes =
-      WholePages(options.arena_bytes == 0 ? DefaultArenaBytes(n) : options.arena_bytes);
+      WholePages(options.arena_bytes == 0 ? options.backend->DefaultArena(n) : options.arena_bytes);
   const size_t control_bytes = Control::Bytes(n);
   std::vector<File> files;
   files.push_back(MakeMemoryFile("tvm_ipc control", control_bytes));

@@ -29,7 +29,7 @@ struct HubOptions {
   const Backend* backend = nullptr;
   int num_ranks = 1;
   double timeout_seconds = 300;
-  /*! \brief Bytes of each rank's arena; 0 for DefaultArenaBytes. */
+  /*! \brief Bytes of each rank's arena; 0 leaves them to the backend. */
   size_t arena_bytes = 0;
   std::string instruction_set = "auto";
 };

@@ -163,7 +163,7 @@ Invitation Invitation::Unpack(const std::string& bytes) {
 }
 
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
-                           int num_ranks, int num_groups) {
+                           int num_ranks, int num_groups, int device) {
   Hello hello{};
   memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
   std::string(backend.name()).copy(hello.backend, sizeof(hello.backend) - 1);
@@ -196,6 +196,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend,
     options.deadline = std::chrono::nanoseconds(welcome.deadline_ns);
     options.wait = WaitPolicy{welcome.spins, welcome.yields};
     options.instruction_set = welcome.instruction_set;
+    options.device = device;
     const bool elsewhere = controller.pid != getpid();
     File watched(elsewhere ? connection->Duplicate() : -1);
     if (elsewhere && watched.get() < 0) {

@@ -55,11 +55,13 @@ struct Invitation {
  * \brief Accept the invitation: connect, map the memory, become a rank of the session, and start
  * the backend.
  *
+ * \param device The rank's, of the kind that the backend works on.
+ *
  * In a process other than the controller's a thread watches the connection from now on and ends
  * the process when the controller is gone.
  */
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
-                           int num_ranks, int num_groups);
+                           int num_ranks, int num_groups, int device = 0);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_JOIN_H_

@@ -25,6 +25,8 @@ struct RankOptions {
   WaitPolicy wait{0, 0};
   /*! \brief The same for all ranks, so that their reductions have the same bits. */
   std::string instruction_set;
+  /*! \brief Its device, of the kind that the backend works on. */
+  int device = 0;
 };
 
 /*!

@@ -123,7 +123,7 @@ template <>
 struct Passed<const Buffer&> {
   using Type = tvm::ffi::TensorView;
   Passed(const Rank& rank, const std::string& what, bool first, const Type& tensor)
-      : value(ViewBuffer(rank.backend(), (what + (first ? ": send" : ": recv")).c_str(), tensor)) {}
+      : value(ViewBuffer(rank, (what + (first ? ": send" : ": recv")).c_str(), tensor)) {}
   Buffer value;
 };
 

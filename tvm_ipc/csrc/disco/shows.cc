@@ -50,7 +50,7 @@ std::vector<Buffer> Tensors(const Rank& rank, const char* function, const ffi::P
   std::vector<Buffer> tensors;
   for (int i = first; i < args.size() || i == first; ++i) {
     const auto tensor = Argument<ffi::TensorView>(function, args, i, "a tensor");
-    tensors.push_back(ViewBuffer(rank.backend(), Text(function, ": argument ", i).c_str(), tensor));
+    tensors.push_back(ViewBuffer(rank, Text(function, ": argument ", i).c_str(), tensor));
   }
   return tensors;
 }
@@ -80,7 +80,7 @@ class Places {
 }  // namespace
 
 ffi::Any ShowTensor(Rank& rank, ffi::Tensor tensor, TeamArgument team) {
-  const Buffer buffer = ViewBuffer(rank.backend(), "show: the tensor", tensor);
+  const Buffer buffer = ViewBuffer(rank, "show: the tensor", tensor);
   const TeamId id = TeamFor(rank, team);
   auto keep = std::make_shared<ffi::Tensor>(std::move(tensor));
   return ffi::ObjectRef(
@@ -106,9 +106,8 @@ ffi::Tensor PeerTensor(Rank& rank, ffi::Any value, int64_t shift, ffi::Shape sha
     void AllocData(DLTensor* tensor) { tensor->data = memory.data; }
     void FreeData(DLTensor*) {}
   };
-  const DLDeviceType device = static_cast<DLDeviceType>(rank.backend().capabilities().device_type);
   return ffi::Tensor::FromNDAlloc(Inside{rank.endpoint().Peer(shown, shift)}, shape, dtype,
-                                  DLDevice{device, 0});
+                                  DeviceOf(rank));
 }
 
 void HideTensors(ffi::PackedArgs args, ffi::Any* result) {

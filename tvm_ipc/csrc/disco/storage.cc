@@ -55,10 +55,11 @@ class HeapAllocator final : public memory::Allocator, public Lender {
 };
 
 const std::shared_ptr<Heap>& HeapOf(const Rank& rank) {
-  if (!rank.backend().capabilities().peer_memory) {
+  const std::shared_ptr<Heap>& heap = rank.endpoint().heap();
+  if (heap == nullptr) {
     Fail(kind::kValue, "the backend ", rank.backend().name(), " has no memory that peers map");
   }
-  return rank.endpoint().heap();
+  return heap;
 }
 
 HeapAllocator* WorkerAllocator() {
@@ -96,8 +97,7 @@ size_t SizeInBytes(const char* what, const ffi::Shape& shape, DLDataType dtype) 
 memory::Storage AllocStorage(ffi::Shape shape, DLDataType dtype) {
   const size_t bytes = SizeInBytes("alloc_storage", shape, dtype);
   HeapAllocator* allocator = WorkerAllocator();
-  const int type = RequireRank().backend().capabilities().device_type;
-  const tvm::Device device{static_cast<DLDeviceType>(type), 0};
+  const tvm::Device device = DeviceOf(RequireRank());
   return memory::Storage(allocator->Alloc(device, bytes, Arena::kAlignment, dtype), allocator);
 }
 
@@ -164,13 +164,16 @@ void CopyTensor(ffi::Tensor source, ffi::Tensor target) {
   }
   if (bytes == 0) return;
   const Rank* rank = CurrentRank();
-  const int here = rank == nullptr ? -1 : rank->backend().capabilities().device_type;
-  if (from->device.device_type != here || to->device.device_type != here) {
+  auto here = [device = rank == nullptr ? DLDevice{} : DeviceOf(*rank)](const DLDevice& other) {
+    return other.device_type == device.device_type &&
+           (other.device_type == kDLCPU || other.device_id == device.device_id);
+  };
+  if (rank == nullptr || !here(from->device) || !here(to->device)) {
     tvm::runtime::Tensor::CopyFromTo(from, to);
     return;
   }
-  rank->endpoint().Copy(ViewBuffer(rank->backend(), "copy: source", from),
-                        ViewBuffer(rank->backend(), "copy: target", to));
+  rank->endpoint().Copy(ViewBuffer(*rank, "copy: source", from),
+                        ViewBuffer(*rank, "copy: target", to));
 }
 
 void ClearArena() {

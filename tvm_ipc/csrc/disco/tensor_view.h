@@ -8,18 +8,40 @@
 
 #include <tvm/ffi/container/tensor.h>
 
+#include <string>
+
 #include "core/backend.h"
 #include "core/error.h"
+#include "core/group.h"
 
 namespace tvm_ipc {
 
-/*! \brief The elements of a contiguous tensor on a device of the backend; `what` is for errors. */
-inline Buffer ViewBuffer(const Backend& backend, const char* what,
-                         const tvm::ffi::TensorView& tensor) {
-  const int wanted = backend.capabilities().device_type;
-  if (tensor.device().device_type != wanted) {
-    Fail(kind::kValue, what, " is on device type ", static_cast<int>(tensor.device().device_type),
-         "; the backend ", backend.name(), " works on tensors of device type ", wanted);
+/*! \brief "the CPU", "cuda:1" and the like, for errors. */
+inline std::string NameOf(DLDevice device) {
+  if (device.device_type == kDLCPU) return "the CPU";
+  const std::string id = std::to_string(device.device_id);
+  if (device.device_type == kDLCUDA) return "cuda:" + id;
+  if (device.device_type == kDLCUDAHost) return "the CPU, in memory that is pinned for CUDA";
+  return "device " + id + " of DLPack's type " + std::to_string(device.device_type);
+}
+
+/*! \brief Where the tensors of a rank are. */
+inline DLDevice DeviceOf(const Rank& rank) {
+  const int32_t type = rank.backend().capabilities().device_type;
+  return {static_cast<DLDeviceType>(type), rank.options().device};
+}
+
+/*! \brief The elements of a contiguous tensor on the device of the rank; `what` is for errors. */
+inline Buffer ViewBuffer(const Rank& rank, const char* what, const tvm::ffi::TensorView& tensor) {
+  const DLDevice device = tensor.device();
+  const DLDevice wanted = DeviceOf(rank);
+  // Memory of the CPU is one, whatever number it is given.
+  const bool here = device.device_type == wanted.device_type &&
+                    (device.device_id == wanted.device_id || wanted.device_type == kDLCPU);
+  if (!here) {
+    Fail(kind::kValue, what, " is on ", NameOf(device), "; the backend ", rank.backend().name(),
+         " works on tensors of ", NameOf(wanted), ", the device of rank ", rank.id(),
+         ": copy it there");
   }
   if (!tensor.IsContiguous()) {
     Fail(kind::kValue, what, " is not contiguous; make a contiguous copy first");

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +25,6 @@
 #include "disco/mailbox.h"
 #include "disco/session.h"
 #include "disco/tensor_view.h"
-#include "disco/value.h"
 
 namespace tvm::runtime::threading {
 // Exported, but the wheel lacks the header.
@@ -82,6 +82,15 @@ bool serves_parent = false;
 
 thread_local std::string own_invitation;
 
+/*! \brief Do something that was told already if it fails. */
+template <typename Function>
+void WithoutErrors(const Function& function) {
+  try {
+    function();
+  } catch (const Error&) {
+  }
+}
+
 /*! \brief End a process that was forked in a worker's function and did not end there. */
 void LeaveIfForked(const Rank& rank, const char* error = "") {
   if (!rank.forked()) return;
@@ -92,26 +101,23 @@ void LeaveIfForked(const Rank& rank, const char* error = "") {
   _exit(1);
 }
 
-/*! \brief The two tensors of a copy between the controller and worker 0, ready to copy. */
-Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>& remote) {
-  ffi::Any value;
-  if (!Mailbox::Global().Take(key, &value)) {
-    Fail(kind::kRuntime, what, ": the controller's array is gone");
+/*! \brief The device of this worker that the backend works on, ready for TVM; none for the CPU. */
+std::optional<DLDevice> BringUp(const Backend& backend, const DiscoWorker& worker,
+                                const ffi::Shape& device_ids) {
+  const auto type = static_cast<DLDeviceType>(backend.capabilities().device_type);
+  if (type == kDLCPU) return std::nullopt;
+  const auto count = static_cast<int64_t>(device_ids.size());
+  if (worker.local_worker_id >= count) {
+    Fail(kind::kValue, "init_ccl_per_worker: ", count,
+         " device_ids were given, and this machine has", " a worker ", worker.local_worker_id,
+         "; give one for each of its workers");
   }
-  Tensor host = value.cast<Tensor>();
-  if (!remote.has_value()) {
-    Fail(kind::kValue, what,
-         ": worker 0 has no tensor there; the call that should have made it"
-         " returned nothing");
+  const int64_t id = device_ids[worker.local_worker_id];
+  if (id < 0 || id != static_cast<int>(id)) {
+    Fail(kind::kValue, "init_ccl_per_worker: there is no device ", id);
   }
-  const Tensor& other = remote.value();
-  const ElementType a{host->dtype.code, host->dtype.bits, host->dtype.lanes};
-  const ElementType b{other->dtype.code, other->dtype.bits, other->dtype.lanes};
-  if (host.Shape().Product() != other.Shape().Product() || a != b) {
-    Fail(kind::kValue, what, ": the controller's array has ", host.Shape().Product(), " x ",
-         Name(a), ", worker 0's has ", other.Shape().Product(), " x ", Name(b));
-  }
-  return host;
+  ffi::Function::GetGlobalRequired("tvm_ipc.cuda.bring_up")();
+  return DLDevice{type, static_cast<int>(id)};
 }
 
 }  // namespace
@@ -123,21 +129,27 @@ void InitCCLPerWorker(const Backend& backend, ffi::Shape device_ids, ffi::Bytes 
          " has been initialised already",
          worker->ccl.empty() ? std::string() : " for " + std::string(worker->ccl));
   }
+  // To throw would end the worker, in a user's session the controller too.
+  auto missing = [&](const std::string& kind, const std::string& message) {
+    const RankReport report{worker->worker_id, kind, message, ""};
+    if (controller::ReportMissing(std::string(invitation), report)) return;
+    std::fprintf(stderr, "tvm_ipc: rank %d could not join its session: %s\n", worker->worker_id,
+                 message.c_str());
+    // Whoever started this process sees its end, and need not wait for the rank.
+    if (serves_parent) _exit(1);
+  };
   try {
+    const std::optional<DLDevice> device = BringUp(backend, *worker, device_ids);
     auto rank = Join(Invitation::Unpack(std::string(invitation)), backend, worker->worker_id,
-                     worker->num_workers, worker->num_groups);
+                     worker->num_workers, worker->num_groups, device ? device->device_id : 0);
     backend.UseInstructionSet(rank->options().instruction_set);
     SetCurrentRank(std::move(rank));
     own_invitation = std::string(invitation);
+    if (device && worker->default_device.device_type == kDLCPU) worker->default_device = *device;
   } catch (const Error& error) {
-    // To throw would end the worker, in a user's session the controller too.
-    const RankReport report{worker->worker_id, error.kind(), error.what(), ""};
-    if (controller::ReportMissing(std::string(invitation), report)) return;
-    std::fprintf(stderr, "tvm_ipc: rank %d could not join its session: %s\n", worker->worker_id,
-                 error.what());
-    // Whoever started this process sees its end, and need not wait for the rank.
-    if (serves_parent) _exit(1);
-    return;
+    return missing(error.kind(), error.what());
+  } catch (const ffi::Error& error) {  // of what is Python
+    return missing(error.kind(), error.message());
   }
   worker->ccl = backend.name();
 }
@@ -162,6 +174,7 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
     if (stale != nullptr) TVMFFIObjectDecRef(stale);
   }
   ReportErrors(rank, [&] {
+    rank.endpoint().Follow(rank.control().generation.load(std::memory_order_acquire));
     auto function = args[0].as<ffi::Function>();
     if (!function.has_value() || *function == nullptr) {
       Fail(kind::kType, "what is called is not a function but ", args[0].GetTypeKey(),
@@ -201,47 +214,15 @@ bool ReportErrors(Rank& rank, const std::function<void()>& function) {
 
 void Done(int64_t ticket) {
   Rank& rank = RequireRank();
-  rank.Drain();  // what went wrong in works is told before
-  rank.connection().Send(FrameType::kDone, AsBytes(ticket));
-}
-
-void Fetch(ffi::Any value, int rank, int64_t key) {
-  Rank& self = RequireRank();
-  if (self.id() != rank) return;
-  if (self.control().controller_pid == getpid()) {
-    Expected::Global().Deliver(key, std::move(value));
+  // What went wrong in works, or on the device, is told before.
+  rank.Drain();
+  auto settle = [&] { rank.endpoint().Settle(); };
+  if (rank.control().ranks[rank.id()].failed.load(std::memory_order_acquire) == 0) {
+    ReportErrors(rank, settle);
   } else {
-    self.connection().Send(FrameType::kValue, AsBytes(key) + PackValue(value));
+    WithoutErrors(settle);  // what follows from an error that was told
   }
-}
-
-void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
-  Rank& rank = RequireRank();
-  if (rank.id() == receiver && receiver == 0) {
-    Tensor host = TakeHostTensor("copy to worker 0", key, target);
-    target.value().CopyFrom(host);
-  } else if (rank.id() == 0) {
-    ffi::Any value;
-    if (!Mailbox::Global().Take(key, &value))
-      Fail(kind::kRuntime, "the controller's array is gone");
-    const Tensor host = value.cast<Tensor>();
-    rank.endpoint().Send(ViewBuffer(rank.backend(), "the controller's array", host.operator->()),
-                         receiver);
-  } else if (rank.id() == receiver) {
-    if (!target.has_value()) {
-      Fail(kind::kValue, "copy to worker ", receiver,
-           ": it has no tensor there; the call that"
-           " should have made it returned nothing");
-    }
-    rank.endpoint().Receive(
-        ViewBuffer(rank.backend(), "the worker's tensor", target.value().operator->()), 0);
-  }
-}
-
-void CopyToHost(int64_t key, ffi::Optional<Tensor> source) {
-  if (RequireRank().id() != 0) return;
-  Tensor host = TakeHostTensor("copy_from_worker_0", key, source);
-  host.CopyFrom(source.value());
+  rank.connection().Send(FrameType::kDone, AsBytes(ticket));
 }
 
 ffi::Function GetGlobalFunc(ffi::String name) {

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file transfer.cc
+ * \brief Values between the controller and its workers.
+ */
+#include <unistd.h>
+
+#include <utility>
+
+#include "core/frame.h"
+#include "disco/mailbox.h"
+#include "disco/tensor_view.h"
+#include "disco/value.h"
+#include "disco/worker.h"
+
+namespace tvm_ipc::worker {
+
+namespace ffi = tvm::ffi;
+using tvm::runtime::Tensor;
+
+namespace {
+
+/*! \brief The two tensors of a copy between the controller and worker 0, ready to copy. */
+Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>& remote) {
+  ffi::Any value;
+  if (!Mailbox::Global().Take(key, &value)) {
+    Fail(kind::kRuntime, what, ": the controller's array is gone");
+  }
+  Tensor host = value.cast<Tensor>();
+  if (!remote.has_value()) {
+    Fail(kind::kValue, what,
+         ": worker 0 has no tensor there; the call that should have made it"
+         " returned nothing");
+  }
+  const Tensor& other = remote.value();
+  const ElementType a{host->dtype.code, host->dtype.bits, host->dtype.lanes};
+  const ElementType b{other->dtype.code, other->dtype.bits, other->dtype.lanes};
+  if (host.Shape().Product() != other.Shape().Product() || a != b) {
+    Fail(kind::kValue, what, ": the controller's array has ", host.Shape().Product(), " x ",
+         Name(a), ", worker 0's has ", other.Shape().Product(), " x ", Name(b));
+  }
+  return host;
+}
+
+}  // namespace
+
+void Fetch(ffi::Any value, int rank, int64_t key) {
+  Rank& self = RequireRank();
+  if (self.id() != rank) return;
+  if (self.control().controller_pid == getpid()) {
+    Expected::Global().Deliver(key, std::move(value));
+  } else {
+    self.connection().Send(FrameType::kValue, AsBytes(key) + PackValue(value));
+  }
+}
+
+void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
+  Rank& rank = RequireRank();
+  if (rank.id() == receiver && receiver == 0) {
+    Tensor host = TakeHostTensor("copy to worker 0", key, target);
+    target.value().CopyFrom(host);
+  } else if (rank.id() == 0) {
+    ffi::Any value;
+    if (!Mailbox::Global().Take(key, &value))
+      Fail(kind::kRuntime, "the controller's array is gone");
+    Tensor array = value.cast<Tensor>();
+    const DLDevice device = DeviceOf(rank);
+    if (array->device.device_type != device.device_type) array = array.CopyTo(device);
+    rank.endpoint().Send(ViewBuffer(rank, "the controller's array", array.operator->()), receiver);
+    // Until then the copy on the device is read.
+    rank.endpoint().Synchronise();
+  } else if (rank.id() == receiver) {
+    if (!target.has_value()) {
+      Fail(kind::kValue, "copy to worker ", receiver,
+           ": it has no tensor there; the call that"
+           " should have made it returned nothing");
+    }
+    rank.endpoint().Receive(ViewBuffer(rank, "the worker's tensor", target.value().operator->()),
+                            0);
+  }
+}
+
+void CopyToHost(int64_t key, ffi::Optional<Tensor> source) {
+  if (RequireRank().id() != 0) return;
+  Tensor host = TakeHostTensor("copy_from_worker_0", key, source);
+  host.CopyFrom(source.value());
+}
+
+}  // namespace tvm_ipc::worker
