@@ -349,3 +349,20 @@ def test_help_warns_of_programs(capsys: pytest.CaptureFixture[str]) -> None:
         explain("--help")
     out = " ".join(capsys.readouterr().out.split())
     assert "A .py file is run as a Python program: explain only what you trust." in out
+
+
+@pytest.mark.usefixtures("saved")
+def test_programs_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        explain("--demo", "--text", "--target", "cuda", "--sequence-parallel", "--overlap=2") == 0
+    )
+    out = " ".join(capsys.readouterr().out.split())
+    assert 'target {"kind": "cuda", "arch": "sm_90"} 2 workers' in out
+    assert "in the order of each GPU's stream" in out
+    assert "its norm follow: tvm_ipc.allreduce_rms_norm" in out
+    assert "In 16 of 18 transfers the program computes while data are on their way." in out
+    assert explain("--demo", "--target", '{"kind": "cuda", "arch": "sm_80"}') == 0
+    assert "GPU's stream" in Path("explain-demo.html").read_text().replace("&#x27;", "'")
+    capsys.readouterr()
+    assert explain("layers.json", "--text") == 0
+    assert "GPU" not in capsys.readouterr().out

@@ -3,7 +3,8 @@
 
 options     the command line             config      the size of a model, how to compile it
 model       the program of one worker    residual    which rows of its stream each worker has
-kernels     loops that TVM has not       schedule    how the program's loops run
+kernels     loops that TVM has not       schedule    how the program's loops run on a CPU
+kernels_gpu the same for GPUs            gpu         those that there are
 compiling   it through our pipeline      weights     random weights, in parts
 generating  a prompt in, tokens out      report      lines and a bar
 tour        all of it in turn, and the verdict
@@ -36,9 +37,11 @@ def main(argv: Sequence[str]) -> int:
     return tour.lead(options, report)
 
 
-def default_model(workers: int, sequence_parallel: bool = False) -> tvm.IRModule:
+def default_model(
+    workers: int, sequence_parallel: bool = False, device: str = "cpu"
+) -> tvm.IRModule:
     """Return the program of one of `workers` workers, of the size that the demo has by default."""
     from tvm_ipc.demo import model
     from tvm_ipc.demo.config import Config
 
-    return model.build(Config(), workers, sequence_parallel=sequence_parallel)
+    return model.build(Config(), workers, sequence_parallel=sequence_parallel, device=device)

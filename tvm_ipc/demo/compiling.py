@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from tvm import relax
 from tvm.support import cc
 
 from tvm_ipc.comm import CollectiveAttrs
-from tvm_ipc.demo import model
+from tvm_ipc.demo import gpu, model
 from tvm_ipc.demo.config import Build, Config
 from tvm_ipc.demo.schedule import schedule_kernels
 from tvm_ipc.errors import IPCError
@@ -56,7 +57,7 @@ def compile_model(
     build: Build = _AS_A_RULE,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Any:
-    """Return an executable of one of `workers` workers, for this machine's processor.
+    """Return an executable of one of `workers` workers, for this machine's processor or GPUs.
 
     `progress` hears which pass is running.
     """
@@ -65,23 +66,41 @@ def compile_model(
             "TVM links what it compiled with a C++ compiler, and there is none: "
             "install g++ or clang, or name one in the environment variable CXX"
         )
-    target = tvm.target.Target.from_device("cpu")
-    mod = model.build(config, workers, sequence_parallel=build.sequence_parallel)
+    target = _target(build.device)
+    mod = _model(config, workers, build)
     pipeline = get_pipeline(
         target,
         workers,
         build.strategy,
         blas=build.blas,
         overlap=build.overlap,
-        schedule=schedule_kernels,
+        schedule=schedule_kernels if build.device == "cpu" else None,
     )
     with tvm.transform.PassContext(instruments=[PassNames(progress)]):
         return relax.build(mod, target, relax_pipeline=pipeline)
 
 
-def processor() -> str:
+def compiles_for(device: str) -> str:
     """Return the name of what `compile_model` compiles for."""
-    return str(tvm.target.Target.from_device("cpu").attrs.get("mcpu", "this processor"))
+    if device == "cuda":
+        return f"cuda, {gpu.architecture()}"
+    name = tvm.target.Target.from_device("cpu").attrs.get("mcpu", "this processor")
+    return f"llvm, {name}"
+
+
+def _target(device: str) -> tvm.target.Target:
+    host = tvm.target.Target.from_device("cpu")
+    return host if device == "cpu" else tvm.target.Target(_kind(device), host)
+
+
+def _kind(device: str) -> dict[str, str]:
+    return {"kind": "llvm"} if device == "cpu" else {"kind": "cuda", "arch": gpu.architecture()}
+
+
+def _model(config: Config, workers: int, build: Build) -> tvm.IRModule:
+    return model.build(
+        config, workers, sequence_parallel=build.sequence_parallel, device=build.device
+    )
 
 
 def decisions(
@@ -91,8 +110,9 @@ def decisions(
     progress: Callable[[str], None] = lambda _: None,
 ) -> Decisions:
     """Return what the pipeline does with the model."""
-    question = Question("the demo's decoder", "llvm", workers, build.strategy.name.lower(), {})
-    mod = model.build(config, workers, sequence_parallel=build.sequence_parallel)
+    target = json.dumps(_kind(build.device))
+    question = Question("the demo's decoder", target, workers, build.strategy.name.lower(), {})
+    mod = _model(config, workers, build)
     explanation = explain(mod, question, progress=progress, blas=build.blas, overlap=build.overlap)
     events = [event for plan in explanation.report.plans for event in plan.events]
     verdicts = [

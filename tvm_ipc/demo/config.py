@@ -9,6 +9,7 @@ from typing import Final
 from tvm_ipc.contract import MAX_WORKERS, AllReduceStrategy
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
+DEVICES: Final = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,14 @@ class Build:
     sequence_parallel : whether each of several workers has a part of a prompt's residual stream.
     overlap : into how many chunks a worker's rows are divided, which are on their way while others
         are multiplied. None: rows are gathered first, and sums scattered afterwards.
+    device : what the workers compute on, one of `DEVICES`.
     """
 
     strategy: AllReduceStrategy = AllReduceStrategy.AUTO
     blas: bool | None = None
     sequence_parallel: bool = False
     overlap: int | None = None
+    device: str = "cpu"
 
 
 def _check_divides(name: str, number: int, parts: int, of: str) -> None:

@@ -23,19 +23,22 @@ Weights are [inputs, outputs], so that a kernel's inner loop goes along memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
 import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
-from tvm_ipc.demo import kernels
+from tvm_ipc.demo import kernels, kernels_gpu
 from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.residual import InParts, OnEveryWorker, Residual
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 EPSILON: Final = 1e-5
+
+_LOOPS: Final = {"cpu": kernels, "cuda": kernels_gpu}
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Shard:
     segments: tuple[int, ...]  #: sizes of the whole model
 
 
-def build(config: Config, world_size: int = 1, *, sequence_parallel: bool = False) -> tvm.IRModule:
+def build(
+    config: Config, world_size: int = 1, *, sequence_parallel: bool = False, device: str = "cpu"
+) -> tvm.IRModule:
     """Return the program of one worker.
 
     It has two functions, `prefill` for any number of tokens n and `decode` for one:
@@ -59,17 +64,18 @@ def build(config: Config, world_size: int = 1, *, sequence_parallel: bool = Fals
     of the next token, (1,) int32, and its logits, (vocabulary,) float32; `decode` takes it as it
     is, so that a token costs the controller a single command.
 
-    With `sequence_parallel` the workers divide the rows of `prefill` among them.
+    With `sequence_parallel` the workers divide the rows of `prefill` among them. `device` is what
+    a worker computes on, "cpu" or "cuda".
     """
-    return export(config, world_size, sequence_parallel)[0]
+    return export(config, world_size, sequence_parallel, device)[0]
 
 
 def export(
-    config: Config, world_size: int, sequence_parallel: bool = False
+    config: Config, world_size: int, sequence_parallel: bool = False, device: str = "cpu"
 ) -> tuple[tvm.IRModule, list[tuple[str, Any]]]:
     """Return the program, and the names and `nn.Parameter`s of `weights` in their order."""
     config.check_workers(world_size)
-    model = Decoder(config, world_size, sequence_parallel)
+    model = Decoder(config, world_size, sequence_parallel, _LOOPS[device])
     caches = [nn.spec.Tensor(shape, config.dtype) for shape in cache_shapes(config, world_size)]
     said = [nn.spec.Tensor([1], "int32"), nn.spec.Tensor([config.vocabulary], "float32")]
     functions = {
@@ -145,8 +151,9 @@ class Step:
 class Attention(nn.Module):  # type: ignore[misc]
     """Rotary attention of this worker's heads."""
 
-    def __init__(self, config: Config, world_size: int) -> None:
+    def __init__(self, config: Config, world_size: int, loops: ModuleType) -> None:
         super().__init__()
+        self.loops = loops
         self.heads, self.kv_heads = config.heads // world_size, config.kv_heads // world_size
         queries, keys = config.hidden, config.kv_heads * config.head_dim
         self.qkv = _columns(config, world_size, queries, keys, keys)
@@ -159,14 +166,14 @@ class Attention(nn.Module):  # type: ignore[misc]
         """Return what this worker's heads add to the sum."""
         rows, tokens = x.shape[0], (step.count, step.total)
         queries, keys, values = nn.op.tensor_ir_inplace_op(
-            kernels.rotate_and_append(*self.sizes),
+            self.loops.rotate_and_append(*self.sizes),
             "rotate_and_append",
             [self.qkv(x), step.angles, keys, values, *tokens],
             inplace_indices=[-1, 2, 3],
             out=[nn.Tensor.placeholder((rows, self.heads, self.dim), self.dtype), keys, values],
         )
         mixed = nn.op.tensor_ir_op(
-            kernels.attend(*self.sizes),
+            self.loops.attend(*self.sizes),
             "attend",
             [queries, keys, values, *tokens],
             out=nn.Tensor.placeholder((rows, self.heads * self.dim), self.dtype),
@@ -191,10 +198,10 @@ class MLP(nn.Module):  # type: ignore[misc]
 class Layer(nn.Module):  # type: ignore[misc]
     """One layer, whose additions keep the residual stream."""
 
-    def __init__(self, config: Config, world_size: int) -> None:
+    def __init__(self, config: Config, world_size: int, loops: ModuleType) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden, -1, EPSILON, False, config.dtype)
-        self.attention = Attention(config, world_size)
+        self.attention = Attention(config, world_size, loops)
         self.mlp_norm = nn.RMSNorm(config.hidden, -1, EPSILON, False, config.dtype)
         self.mlp = MLP(config, world_size)
 
@@ -208,13 +215,17 @@ class Layer(nn.Module):  # type: ignore[misc]
 class Decoder(nn.Module):  # type: ignore[misc]
     """One worker's part of the model, and what all workers have."""
 
-    def __init__(self, config: Config, world_size: int, sequence_parallel: bool) -> None:
+    def __init__(
+        self, config: Config, world_size: int, sequence_parallel: bool, loops: ModuleType
+    ) -> None:
         super().__init__()
-        self.config, self.world_size = config, world_size
+        self.config, self.world_size, self.loops = config, world_size, loops
         self.sequence_parallel = sequence_parallel and world_size > 1
         self.embedding = nn.Parameter((config.vocabulary, config.hidden), config.dtype)
         self.angles = nn.Parameter((padded_context(config), config.head_dim), "float32")
-        self.layers = nn.ModuleList([Layer(config, world_size) for _ in range(config.layers)])
+        self.layers = nn.ModuleList(
+            [Layer(config, world_size, loops) for _ in range(config.layers)]
+        )
         self.norm = nn.RMSNorm(config.hidden, -1, EPSILON, False, config.dtype)
         shape = (config.hidden, config.vocabulary // world_size)
         self.head = Linear(shape, config.dtype, "float32", Shard(1, (config.vocabulary,)))
@@ -251,7 +262,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             logits = nn.op.wrap_nested(gathered, "logits")
         logits = nn.op.reshape(logits, (self.config.vocabulary,))
         token = nn.op.tensor_ir_op(
-            kernels.argmax(self.config.vocabulary),
+            self.loops.argmax(self.config.vocabulary),
             "argmax",
             [logits],
             out=nn.Tensor.placeholder((1,), "int32"),

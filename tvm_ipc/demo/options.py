@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from tvm_ipc import terminal
 from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy
-from tvm_ipc.demo.config import DTYPES, Build, Config
+from tvm_ipc.demo.config import DEVICES, DTYPES, Build, Config
 
 _WORKERS: Final = (1, 2, 4)
 _HIDDEN: Final = 512
@@ -40,6 +40,11 @@ class Options:
     threads: bool = False
     seed: int = 0
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the workers compute on GPUs."""
+        return self.build.device == "cuda"
+
 
 def parse(argv: Sequence[str]) -> Options:
     """Read the command line; `--help` prints and exits."""
@@ -60,6 +65,8 @@ def parse(argv: Sequence[str]) -> Options:
         raise OptionError(
             "--overlap goes with --sequence-parallel: the sums of whole rows go on beside nothing"
         )
+    if given.device == "cuda" and given.blas:
+        raise OptionError("--blas is for CPUs: TVM schedules the matrix products of GPUs")
     need = given.prompt_length + given.tokens - 1
     if given.context is not None and given.context < need:
         raise OptionError(
@@ -82,6 +89,7 @@ def parse(argv: Sequence[str]) -> Options:
             blas=given.blas,
             sequence_parallel=given.sequence_parallel,
             overlap=given.overlap,
+            device=given.device,
         ),
         threads=given.threads,
         seed=given.seed,
@@ -153,6 +161,13 @@ def _parser() -> argparse.ArgumentParser:
     number("prompt_length", default.prompt_length, f"(default {default.prompt_length})")
     number("tokens", default.tokens, f"how many to generate (default {default.tokens})")
     number("seed", default.seed, "of the random weights and prompt (default 0)")
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=default.build.device,
+        help="what the workers compute on: a core each, or NVIDIA GPUs, which workers share if "
+        "there are fewer (default cpu)",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default float32)")
     parser.add_argument(
         "--strategy",

@@ -18,8 +18,8 @@ import tvm_ffi
 
 import tvm_ipc
 from tvm_ipc.contract import IPC_MEMORY
-from tvm_ipc.demo import weights
-from tvm_ipc.demo.compiling import Decisions, compile_model, decisions, processor
+from tvm_ipc.demo import gpu, weights
+from tvm_ipc.demo.compiling import Decisions, compile_model, compiles_for, decisions
 from tvm_ipc.demo.config import Build, Config
 from tvm_ipc.demo.generating import Generation, Generator, Weight
 from tvm_ipc.demo.options import Options
@@ -39,6 +39,8 @@ _ROUNDINGS: Final = 64
 def lead(options: Options, report: Report) -> int:
     """Run the demo and return its exit code: 0 if all workers say the same."""
     config, load = options.config, os.getloadavg()[0]
+    if options.on_gpus:
+        gpu.require()
     _check_memory(options)
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     _describe(report, config)
@@ -52,7 +54,7 @@ def lead(options: Options, report: Report) -> int:
             report.progress(done, f"compiling for {count(n, 'worker')}: {name}")
 
         executables[n, how] = compile_model(config, n, how, passing)
-    report.step("compile", f"for {listing(list(options.workers))}: llvm, {processor()}")
+    report.step("compile", f"for {listing(list(options.workers))}: {compiles_for(build.device)}")
     several = options.workers[-1] if options.workers[-1] > 1 else None
     found = decisions(
         config,
@@ -86,7 +88,7 @@ def lead(options: Options, report: Report) -> int:
     _explain_time(report, options, said)
     for rival, other in zip(rivals, theirs, strict=True):
         right = _compare_rival(report, options, rival, said[rival.workers], other) and right
-    if load > available_cores():
+    if load > available_cores() and not options.on_gpus:
         report.line(
             "", f"other programs kept the cores busy (load {load:.1f}): quiet, it is faster"
         )
@@ -156,6 +158,9 @@ def _check_memory(options: Options) -> None:
             f"the model would need about {size(need)} of memory and the machine has {size(have)}; "
             "take less --layers, --hidden or --context"
         )
+    if options.on_gpus:
+        alone = config.weights * width + config.context * config.layers * 2 * config.hidden * width
+        gpu.check_memory(alone, "the model")
 
 
 def _explain_passes(report: Report, options: Options, workers: int, found: Decisions) -> None:
@@ -210,7 +215,10 @@ def _run(
         report.progress((put + tokens) / steps, f"{label}: {tokens} of {options.tokens} tokens")
 
     report.progress(0, f"{label}: starting")
-    with tvm_ipc.Session(workers, threads=options.threads) as session:
+    where: dict[str, Any] = {"device": options.build.device}
+    if options.on_gpus:
+        where["device_ids"] = gpu.shared(workers)
+    with tvm_ipc.Session(workers, threads=options.threads, **where) as session:
         generator = Generator(session, executable, options.config, model_weights, another)
         generator.generate(prompt, min(2, options.tokens))  # touches all memory once
         rounds: list[Generation] = []
@@ -319,7 +327,11 @@ def _explain_time(report: Report, options: Options, said: dict[int, Generation])
                 text += f" {one.decode / other.decode:4.2f}x"
         report.line(label, text)
         label = ""
-    if options.workers[-1] > 1:
+    if options.on_gpus:
+        there = gpu.names()
+        more = "; workers share them" if options.workers[-1] > len(there) else ""
+        report.line("", f"{count(len(there), 'GPU')}: {', '.join(sorted(set(there)))}{more}")
+    elif options.workers[-1] > 1:
         more = "; more workers than that share them" if options.workers[-1] > cores else ""
         report.line("", f"a worker uses one core, and there are {cores}{more}")
 
@@ -351,7 +363,7 @@ def _suggest(report: Report, options: Options) -> None:
     ideas = [
         ("demo --layers 12 --hidden 768", options.config.layers < 12),
         ("demo --dtype bfloat16", options.config.dtype == "float32"),
-        ("demo --blas", not options.build.blas),
+        ("demo --blas", not options.build.blas and not options.on_gpus),
         (
             "demo --sequence-parallel",
             options.workers[-1] > 1 and not options.build.sequence_parallel,

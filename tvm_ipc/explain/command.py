@@ -16,6 +16,8 @@ from tvm_ipc.errors import IPCError, TransformError
 if TYPE_CHECKING:  # loads TVM, which `--help` need not wait for
     import tvm
 
+#: What `--target cuda` means, on a machine without a GPU too.
+_CUDA: Final = '{"kind": "cuda", "arch": "sm_90"}'
 _STRATEGIES: Final = [strategy.name.lower() for strategy in AllReduceStrategy]
 
 
@@ -47,7 +49,7 @@ class Options:
         return self.output == Path("-")
 
 
-def main(argv: Sequence[str], demo: Callable[[int, bool], tvm.IRModule]) -> int:
+def main(argv: Sequence[str], demo: Callable[[int, bool, str], tvm.IRModule]) -> int:
     """Explain a module and return the exit code; `demo(workers, ...)` is that of `--demo`."""
     options = None
     try:
@@ -88,7 +90,7 @@ def parse(argv: Sequence[str]) -> Options:
         name=given.module_name,
         output=output,
         text=given.text,
-        target=given.target,
+        target=_CUDA if given.target == "cuda" else given.target,
         world_size=given.world_size,
         strategy=given.strategy,
         barrier_budget=given.barrier_budget,
@@ -100,7 +102,7 @@ def parse(argv: Sequence[str]) -> Options:
     )
 
 
-def _run(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> int:
+def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> int:
     terminal.load_tvm()
     import tvm
 
@@ -111,11 +113,11 @@ def _run(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> int:
     source = options.module.name if options.module is not None else "the demo's decoder"
     question = Question(source, options.target, options.world_size, options.strategy, options.sizes)
     try:
-        tvm.target.Target(options.target)
+        kind = tvm.target.Target(options.target).kind.name
     except Exception as error:  # of many kinds
         raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
     terminal.progress(f"loading {source}")
-    mod = _module(options, demo)
+    mod = _module(options, demo, "cuda" if kind == "cuda" else "cpu")
     pipeline = {
         "barrier_budget": options.barrier_budget,
         "post_collectives": options.post_collectives,
@@ -151,7 +153,9 @@ def _run(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> int:
     return 0
 
 
-def _module(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> tvm.IRModule:
+def _module(
+    options: Options, demo: Callable[[int, bool, str], tvm.IRModule], device: str
+) -> tvm.IRModule:
     if options.module is not None:
         from tvm_ipc.explain.load import LoadError, load_module
 
@@ -160,7 +164,7 @@ def _module(options: Options, demo: Callable[[int, bool], tvm.IRModule]) -> tvm.
         except LoadError as error:
             raise UsageError(str(error)) from error
     try:
-        return demo(options.world_size, options.sequence_parallel)
+        return demo(options.world_size, options.sequence_parallel, device)
     except ValueError as error:
         raise UsageError(f"--demo with --world-size {options.world_size}: {error}") from error
 
@@ -251,7 +255,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target",
         default=default.target,
-        help='llvm, c or cuda; with options as JSON: {"kind": "llvm", "mcpu": ...} (default llvm)',
+        help="llvm, c or cuda, which is for sm_90; with options as JSON: "
+        '{"kind": "llvm", "mcpu": ...} (default llvm)',
     )
     parser.add_argument(
         "--world-size",

@@ -84,7 +84,8 @@ def setting(explanation: Explanation) -> list[str]:
     """Return what the module was compiled for."""
     question = explanation.question
     workers = f"{question.world_size} worker{'s' * (question.world_size != 1)}"
-    return [f"target {question.target}", workers, f"strategy {question.strategy}"]
+    said = [f"target {question.target}", workers, f"strategy {question.strategy}"]
+    return [*said, "in the order of each GPU's stream"] if question.for_gpus else said
 
 
 def assumptions(explanation: Explanation) -> list[str]:

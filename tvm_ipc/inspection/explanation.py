@@ -28,6 +28,11 @@ class Question:
     strategy: str
     sizes: Mapping[str, int]  #: of symbolic variables
 
+    @property
+    def for_gpus(self) -> bool:
+        """Whether the module is compiled for GPUs."""
+        return str(tvm.target.Target(self.target).kind.name) == "cuda"
+
 
 @dataclass(frozen=True)
 class Memory:
