@@ -14,6 +14,7 @@ from typing import Any
 
 import collective_cases as cases
 import numpy as np
+import places
 import tvm
 from collective_cases import Array, Case
 from tvm_ffi import Shape, get_global_func, register_global_func
@@ -36,7 +37,7 @@ class Memory:
             self.whole = self._tensor_of_storage(0, size, "uint8")
             self.tensor = self._tensor_of_storage(self.start, count, dtype)
         else:
-            self.whole = tvm.runtime.empty((size,), "uint8")
+            self.whole = places.empty((size,), "uint8")
             self.tensor = self.part(0, count)
         self.bytes = np.full(size, _CANARY, "uint8")
         self.whole.copyfrom(self.bytes)
@@ -137,8 +138,8 @@ class Member:
     def _checked(self, case: Case, send: Memory, recv: Memory, to: int) -> Array | None:
         if case.flags:
             # The promise was that the input stays until the next collective.
-            one = tvm.runtime.tensor(np.zeros(1, "float32"))
-            _shm("allreduce")(one, 0, self.team, one)
+            one = places.tensor(np.zeros(1, "float32"))
+            _disco("allreduce")(one, 0, self.team, one)
         if send is not recv:
             assert send.unchanged(), f"{case} on rank {self.rank}: the input was written"
         wanted = cases.expected(case, self.size, self.first, self.index)
@@ -202,7 +203,7 @@ class Member:
         if case.rooted:
             self.own("allgather")(send, self.team, case.flags, recv)
         else:
-            _shm("allgather")(send, self.team, recv)
+            _disco("allgather")(send, self.team, recv)
 
     def _broadcast(self, case: Case, send: Any, recv: Any) -> None:
         self._move(case, "broadcast_from_worker0", send, recv)
@@ -219,7 +220,7 @@ class Member:
             function = self.own(case.operation)
             function(send, root, self.team, case.flags, recv)
         else:
-            _shm(disco)(send, self.team, recv)
+            _disco(disco)(send, self.team, recv)
 
     def _ring(self, case: Case, send: Any, recv: Any) -> None:
         if self.size == 1:
@@ -228,23 +229,23 @@ class Member:
         after = self.first + (self.index + 1) % self.size
         before = self.first + (self.index - 1) % self.size
         if self.index % 2 == 0:
-            _shm("send_to_worker")(send, after)
-            _shm("recv_from_worker")(recv, before)
+            _disco("send_to_worker")(send, after)
+            _disco("recv_from_worker")(recv, before)
         else:
-            _shm("recv_from_worker")(recv, before)
-            _shm("send_to_worker")(send, after)
+            _disco("recv_from_worker")(recv, before)
+            _disco("send_to_worker")(send, after)
 
     def _exchange(self, case: Case, send: Any, recv: Any) -> None:
         other = cases.partner(self.size, self.index)
         if other == self.index:
             recv.copyfrom(send)
             return
-        _shm("send_to_worker")(send, self.first + other)
-        _shm("recv_from_worker")(recv, self.first + other)
+        _disco("send_to_worker")(send, self.first + other)
+        _disco("recv_from_worker")(recv, self.first + other)
 
 
-def _shm(name: str) -> Any:
-    return get_global_func(f"runtime.disco.shm.{name}")
+def _disco(name: str) -> Any:
+    return get_global_func(places.PREFIX + name)
 
 
 @register_global_func("tests.run_collectives", override=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import places  # noqa: F401  puts sessions on GPUs, if it is asked for
 import pytest
 
 import tvm_ipc

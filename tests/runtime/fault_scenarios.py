@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import places
 from tvm_ffi import Shape, get_global_func, register_global_func
 
 import tvm_ipc
@@ -35,9 +36,7 @@ KILLERS_SLACK_SECONDS = 3.0
 
 @register_global_func("tests.reduce_for_ever", override=True)
 def reduce_for_ever(elements: int) -> None:
-    import tvm
-
-    x = tvm.runtime.tensor(np.ones(elements, "float32"))
+    x = places.tensor(np.ones(elements, "float32"))
     allreduce = get_global_func("runtime.disco.cuda_ipc.custom_allreduce")
     while True:
         allreduce(x, 3, x)

@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import tvm
+import places
 from tvm_ffi import Shape, get_global_func, register_global_func
 
 import tvm_ipc
-
-SHM = "runtime.disco.shm."
 
 
 def values(seed: int, rank: int, count: int) -> np.ndarray:
@@ -39,15 +37,15 @@ def sequence(seed: int, count: int, teams: Sequence[tuple[int, tuple[int, ...]]]
             continue
         done += 1
         given = [values(seed + number, rank, size) for rank in ranks]
-        send = tvm.runtime.tensor(given[ranks.index(me)].astype("float32"))
+        send = places.tensor(given[ranks.index(me)].astype("float32"))
         gathers = kind in ("allgather", "gather_to_worker0")
-        recv = tvm.runtime.empty((size * len(ranks) if gathers else size,), "float32")
+        recv = places.empty((size * len(ranks) if gathers else size,), "float32")
         wanted = np.concatenate(given) if gathers else given[0]
         if kind == "allreduce":
             get_global_func("tvm_ipc.allreduce")(send, 0, team, strategy, 0, recv)
             wanted = np.sum(given, axis=0)
         else:
-            get_global_func(SHM + kind)(send, team, recv)
+            get_global_func(places.PREFIX + kind)(send, team, recv)
         if kind != "gather_to_worker0" or me == ranks[0]:
             np.testing.assert_array_equal(recv.numpy(), wanted)
     return done
@@ -87,11 +85,11 @@ def threads_in_divisions(count: int) -> int:
         size, *ranks = division
         place = ranks.index(rank.rank) // size * size
         peers = ranks[place : place + size]
-        recv = tvm.runtime.empty((size * 700,), "float32")
         with rank:
+            recv = places.empty((size * 700,), "float32")
             for number in range(count):
                 given = [values(number, one, 700) for one in peers]
-                send = tvm.runtime.tensor(given[peers.index(rank.rank)].astype("float32"))
+                send = places.tensor(given[peers.index(rank.rank)].astype("float32"))
                 get_global_func("tvm_ipc.allgather")(send, Shape(division), 0, recv)
                 np.testing.assert_array_equal(recv.numpy(), np.concatenate(given))
         return count
@@ -108,7 +106,7 @@ def wait_in_two_threads() -> str:
     """One thread of rank 0 waits for what rank 1 shows; another one is refused meanwhile."""
     rank = tvm_ipc.CurrentRank()
     show, peer, hide = (get_global_func(f"tvm_ipc.{name}") for name in ("show", "peer", "hide"))
-    one = tvm.runtime.tensor(np.ones(3, "float32"))
+    one = places.tensor(np.ones(3, "float32"))
     if rank.rank == 0:
         _refused.clear()
     get_global_func("tvm_ipc.allreduce")(one, 0, 0, 0, 0, one)
@@ -137,8 +135,23 @@ def wait_in_two_threads() -> str:
 @register
 def allreduce_in(team: int) -> None:
     """One all-reduce of a team, member or not."""
-    one = tvm.runtime.tensor(np.ones(3, "float32"))
+    one = places.tensor(np.ones(3, "float32"))
     get_global_func("tvm_ipc.allreduce")(one, 0, team, 0, 0, one)
+
+
+@register
+def device_of_another_thread() -> str:
+    """What a thread that acts for the worker finds its device to be, and the worker too."""
+    rank = tvm_ipc.CurrentRank()
+
+    def find() -> str:
+        with rank:
+            return str(places.here())
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(find).result()
+    assert found == str(rank.device)
+    return found
 
 
 @register

@@ -15,6 +15,7 @@ import pytest
 import tvm_ffi
 from collective_cases import MEMORIES, MOVED, REDUCED
 from disco_kinds import HERE, on_workers
+from places import PREFIX
 
 import tvm_ipc
 from tvm_ipc.contract import AllReduceStrategy, ReduceKind
@@ -365,7 +366,7 @@ def test_nothing_where_something_is_needed(trio: tvm_ipc.Session) -> None:
         ("scatter_from_worker0", (None, False, x)),
         ("gather_to_worker0", (x, False, None)),
     ):
-        trio.get_global_func(f"runtime.disco.shm.{collective}")(*arguments)
+        trio.get_global_func(PREFIX + collective)(*arguments)
         refused(trio, "ValueError", "the root has no", 0)
 
 
@@ -374,7 +375,6 @@ def test_messages_to_nobody(opened: OpenSession) -> None:
     session.import_python_module("worker_functions")
     x = session.empty((3,), "float32")
     call_on = session.get_global_func("tests.call_on")
-    shm = "runtime.disco.shm."
     for rank, name, peer, message in (
         (1, "send_to_worker", (1,), "rank 1 is the caller itself"),
         (1, "send_to_worker", (4,), "there is no rank 4 among 4 workers"),
@@ -384,7 +384,7 @@ def test_messages_to_nobody(opened: OpenSession) -> None:
         (3, "send_to_next_group", (), "rank 3 is in the last group"),
         (1, "recv_from_prev_group", (), "rank 1 is in the first group"),
     ):
-        call_on(rank, shm + name, x, *peer)
+        call_on(rank, PREFIX + name, x, *peer)
         with pytest.raises(WorkerError) as error:
             session.sync()
         assert [(e.rank, e.kind) for e in error.value.errors] == [(rank, "ValueError")]

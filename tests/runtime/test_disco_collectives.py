@@ -15,6 +15,7 @@ import pytest
 import tvm
 from disco_kinds import KINDS, on_workers, open_session
 from disco_programs import MLP, Collectives, ShardedMLP, attention, build
+from places import PREFIX
 from tvm.runtime.vm import VirtualMachine
 
 import tvm_ipc
@@ -241,14 +242,14 @@ def test_gather_over_all_groups(two_pairs: Any) -> None:
 
 def test_send_to_next_group(two_pairs: Any) -> None:
     array = place(two_pairs, {0: A, 1: B})
-    exercise = "runtime.disco.shm.test_send_to_next_group_recv_from_prev_group"
+    exercise = f"{PREFIX}test_send_to_next_group_recv_from_prev_group"
     two_pairs.get_global_func(exercise)(array)
     check(array, {0: A, 1: B, 2: A, 3: B})
 
 
 def test_worker_2_sends_to_worker_0(two_pairs: Any) -> None:
     array = place(two_pairs, {2: B})
-    two_pairs.get_global_func("runtime.disco.shm.test_worker2_sends_to_worker0")(array)
+    two_pairs.get_global_func(PREFIX + "test_worker2_sends_to_worker0")(array)
     check(array, {0: B, 2: B})
 
 

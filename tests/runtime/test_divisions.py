@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from places import PREFIX
 from tvm_ffi import Shape
 
 import tvm_ipc
@@ -101,6 +102,6 @@ def test_a_number_is_not_cut_off(session: tvm_ipc.Session, number: int) -> None:
         (f"send_to_worker: the number {number} is", "send_to_worker"),
         (f"recv_from_worker: the number {number} is", "recv_from_worker"),
     ):
-        session.get_global_func(f"runtime.disco.shm.{name}")(x, number)
+        session.get_global_func(PREFIX + name)(x, number)
         with pytest.raises(WorkerError, match=re.escape(message)):
             session.sync()

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tvm_ffi
 from disco_kinds import RANKS, call, errors_at_sync
+from places import PREFIX
 
 import tvm_ipc
 from tvm_ipc.errors import DeadlineError, SessionClosedError
 
 ALLREDUCE = "tvm_ipc.allreduce"
-SHM = "runtime.disco.shm."
 
 
 def disagree(trio: tvm_ipc.Session, rank: int, one: tuple[Any, ...], rest: Any) -> str:
@@ -40,8 +40,8 @@ def test_operations_that_differ(rank: int, trio: tvm_ipc.Session) -> None:
     message = disagree(
         trio,
         rank,
-        (f"{SHM}allreduce", x, 0, True, x),
-        (f"{SHM}allgather", x, True, all_of_x),
+        (f"{PREFIX}allreduce", x, 0, True, x),
+        (f"{PREFIX}allgather", x, True, all_of_x),
     )
     for other in range(RANKS):
         what = "allreduce(sum" if other == rank else "allgather of 4 x float32"
@@ -97,8 +97,8 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
         ),
         "flags": (reduce(*usual), reduce(4, "float32", 0, 1, 1), "flags 0", "flags 1"),
         "broadcast_size": (
-            (f"{SHM}broadcast_from_worker0", x, True, x),
-            (f"{SHM}broadcast_from_worker0", y, True, y),
+            (f"{PREFIX}broadcast_from_worker0", x, True, x),
+            (f"{PREFIX}broadcast_from_worker0", y, True, y),
             "broadcast from/to rank 0 of 4 x float32",
             "broadcast from/to rank 0 of 5 x float32",
         ),
@@ -142,8 +142,8 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
             "gather from/to rank 0",
         ),
         "broadcast_and_gather": (
-            (f"{SHM}broadcast_from_worker0", x, True, x),
-            (f"{SHM}gather_to_worker0", x, True, trio.empty((4 * RANKS,), "float32")),
+            (f"{PREFIX}broadcast_from_worker0", x, True, x),
+            (f"{PREFIX}gather_to_worker0", x, True, trio.empty((4 * RANKS,), "float32")),
             "broadcast from/to rank 0",
             "gather from/to rank 0",
         ),
@@ -177,7 +177,7 @@ def test_order_that_differs(trio: tvm_ipc.Session) -> None:
         call(
             trio,
             "tests.call_elsewhere",
-            *(1, f"{SHM}allreduce", f"{SHM}allreduce", 4),
+            *(1, f"{PREFIX}allreduce", f"{PREFIX}allreduce", 4),
             *(first, 0, True, first, second, 0, True, second),
         )
     errors = errors_at_sync(trio)
@@ -193,8 +193,8 @@ def test_every_rank_says_so_every_time(trio: tvm_ipc.Session) -> None:
         disagree(
             trio,
             round_ % RANKS,
-            (f"{SHM}allreduce", x, 0, True, x),
-            (f"{SHM}allreduce", y, 0, True, y),
+            (f"{PREFIX}allreduce", x, 0, True, x),
+            (f"{PREFIX}allreduce", y, 0, True, y),
         )
 
 
@@ -206,8 +206,8 @@ def test_message_that_is_not_what_the_receiver_wants(
     count: int, dtype: str, theirs: str, trio: tvm_ipc.Session
 ) -> None:
     sent, wanted = trio.empty((count,), dtype), trio.empty((4,), "float32")
-    call(trio, "tests.call_on", 0, f"{SHM}send_to_worker", sent, 2)
-    call(trio, "tests.call_on", 2, f"{SHM}recv_from_worker", wanted, 0)
+    call(trio, "tests.call_on", 0, f"{PREFIX}send_to_worker", sent, 2)
+    call(trio, "tests.call_on", 2, f"{PREFIX}recv_from_worker", wanted, 0)
     ((rank, kind, message),) = errors_at_sync(trio)
     assert (rank, kind) == (2, "MismatchError")
     assert f"rank 0 called send of {theirs} to rank 2" in message
@@ -235,7 +235,7 @@ def deadline(trio: tvm_ipc.Session, seconds: float = 3.0) -> str:
 
 def test_rank_that_does_not_call_is_named(impatient: tvm_ipc.Session) -> None:
     x = impatient.empty((4,), "float32")
-    call(impatient, "tests.call_unless", 2, f"{SHM}allreduce", x, 0, False, x)
+    call(impatient, "tests.call_unless", 2, f"{PREFIX}allreduce", x, 0, False, x)
     message = deadline(impatient)
     assert re.search(
         r"ranks? [013, -]+: DeadlineError: allreduce\(sum.* of 4 x float32 waited 1 s", message
@@ -250,7 +250,7 @@ def test_rank_that_does_not_call_is_named(impatient: tvm_ipc.Session) -> None:
 def test_group_and_world_do_not_meet(impatient: tvm_ipc.Session) -> None:
     x = impatient.empty((4,), "float32")
     in_group, in_world = (x, 0, True, x), (x, 0, False, x)
-    name = f"{SHM}allreduce"
+    name = f"{PREFIX}allreduce"
     call(impatient, "tests.call_elsewhere", 1, name, name, 4, *in_group, *in_world)
     message = deadline(impatient)
     # Rank 1 waits for the other one of its group, all others for rank 1.
@@ -277,7 +277,7 @@ def test_divisions_into_teams_that_differ(impatient: tvm_ipc.Session) -> None:
 
 def test_message_that_nobody_sends(impatient: tvm_ipc.Session) -> None:
     x = impatient.empty((4,), "float32")
-    call(impatient, "tests.call_on", 3, f"{SHM}recv_from_worker", x, 1)
+    call(impatient, "tests.call_on", 3, f"{PREFIX}recv_from_worker", x, 1)
     message = deadline(impatient)
     assert f"rank 3: DeadlineError: receive from rank 1 (pid {impatient.pids[1]})" in message
     assert "4 x float32" in message
@@ -287,7 +287,7 @@ def test_message_that_nobody_sends(impatient: tvm_ipc.Session) -> None:
 def test_message_that_nobody_takes(impatient: tvm_ipc.Session) -> None:
     """More than fits into the packets between two ranks."""
     x = impatient.empty((100_000,), "float32")
-    call(impatient, "tests.call_on", 3, f"{SHM}send_to_worker", x, 1)
+    call(impatient, "tests.call_on", 3, f"{PREFIX}send_to_worker", x, 1)
     message = deadline(impatient)
     assert f"rank 3: DeadlineError: send to rank 1 (pid {impatient.pids[1]})" in message
     assert impatient.usable
@@ -321,6 +321,6 @@ def test_timeout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert session.timeout == 0.3
         session.import_python_module("worker_functions")
         x = session.empty((4,), "float32")
-        call(session, "tests.call_on", 1, f"{SHM}allreduce", x, 0, False, x)
+        call(session, "tests.call_on", 1, f"{PREFIX}allreduce", x, 0, False, x)
         with pytest.raises(DeadlineError, match=r"waited 0\.3 s for rank 0"):
             session.sync()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from places import ON_GPUS
 
 import tvm_ipc
 from tvm_ipc.errors import WorkerError
@@ -120,6 +121,13 @@ def test_two_threads_of_each_rank_in_two_teams(session: tvm_ipc.Session) -> None
 def test_two_threads_of_each_rank_in_two_divisions(session: tvm_ipc.Session) -> None:
     result = session.get_global_func("tests.threads_in_divisions")(OPERATIONS)
     assert [result.debug_get_from_remote(rank) for rank in range(4)] == [2 * OPERATIONS] * 4
+
+
+def test_a_rank_says_what_it_computes_on(session: tvm_ipc.Session) -> None:
+    device = session.get_global_func("tests.device_of_another_thread")()
+    kind = "cuda" if ON_GPUS else "cpu"
+    said = [device.debug_get_from_remote(rank) for rank in range(4)]
+    assert [one.partition(":")[0] for one in said] == [kind] * 4
 
 
 def test_a_thread_that_does_not_act_for_a_worker_is_told_so(session: tvm_ipc.Session) -> None:

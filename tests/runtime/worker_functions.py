@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import places
 import tvm_ffi
 from tvm.runtime import DataType, Tensor, empty, tensor
 from tvm_ffi import Shape, get_global_func, register_global_func
@@ -45,7 +46,7 @@ def half_more(x: float) -> float:
 
 @register
 def plus_one(x: Tensor) -> Tensor:
-    return tensor(x.numpy() + 1)
+    return places.tensor(x.numpy() + 1)
 
 
 @register
@@ -150,7 +151,7 @@ def run_in_worker_0() -> None:
 def times_unless_on(x: Tensor, rank: int, message: str) -> Tensor:
     """Multiply by a number, or fail where it is the rank."""
     fail_on(rank, "ValueError", message)
-    return tensor(x.numpy() * np.float32(rank))
+    return places.tensor(x.numpy() * np.float32(rank))
 
 
 @register

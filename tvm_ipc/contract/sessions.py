@@ -195,6 +195,11 @@ SESSION_FUNCTIONS: Final = (
         "tvm_ipc.worker.rank", "() -> int", "worker: the rank that the calling thread acts for"
     ),
     Function(
+        "tvm_ipc.worker.device",
+        "() -> Device",
+        "worker: what that rank computes on, where its tensors are",
+    ),
+    Function(
         "tvm_ipc.worker.share_rank",
         "() -> Function",
         "worker: a function by which other threads act for its rank (true), and stop it (false)",

@@ -367,6 +367,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.worker.call_with_list", Throwing<worker::CallWithList>::Call)
       .def_packed("tvm_ipc.worker.call_in_team", ThrowingPacked<worker::CallInTeam>::Call)
       .def("tvm_ipc.worker.rank", Throwing<worker::RankOfThread>::Call)
+      .def("tvm_ipc.worker.device", Throwing<worker::DeviceOfThread>::Call)
       .def("tvm_ipc.worker.share_rank", Throwing<worker::ShareRank>::Call)
       .def("tvm_ipc.worker.emulate_link", Throwing<worker::EmulateLink>::Call)
       .def("tvm_ipc.worker.set_threads", Throwing<worker::SetThreads>::Call)

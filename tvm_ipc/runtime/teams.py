@@ -13,6 +13,7 @@ from tvm_ipc import arguments
 
 _share_rank: Final = tvm_ffi.get_global_func("tvm_ipc.worker.share_rank")
 _worker_rank: Final = tvm_ffi.get_global_func("tvm_ipc.worker.rank")
+_worker_device: Final = tvm_ffi.get_global_func("tvm_ipc.worker.device")
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,17 @@ class CurrentRank:
 
         with concurrent.futures.ThreadPoolExecutor() as pool:
             pool.submit(exchange).result()
+
+    Attributes
+    ----------
+    rank : its number.
+    device : what it computes on, for tensors that a function makes.
     """
 
     def __init__(self) -> None:
         self._act: Any = _share_rank()
         self.rank = int(_worker_rank())
+        self.device: tvm_ffi.Device = _worker_device()
 
     def __enter__(self) -> CurrentRank:
         """Let the calling thread act for the rank."""

@@ -274,6 +274,8 @@ int TeamOfRanks(ffi::Shape ranks, int64_t copy) {
 
 int RankOfThread() { return RequireRank().id(); }
 
+tvm::Device DeviceOfThread() { return DeviceOf(RequireRank()); }
+
 void CallInTeam(ffi::PackedArgs args, ffi::Any* result) {
   const Rank& rank = RequireRank();
   const int id = args[1].cast<int>();

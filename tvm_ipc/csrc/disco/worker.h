@@ -52,6 +52,8 @@ tvm::ffi::Any CallWithList(tvm::ffi::Function function, tvm::ffi::Array<tvm::ffi
 int TeamOfRanks(tvm::ffi::Shape ranks, int64_t copy);
 /*! \brief The rank that the calling thread acts for. */
 int RankOfThread();
+/*! \brief What that rank computes on, where its tensors are. */
+tvm::Device DeviceOfThread();
 /*! \brief Call a function in the members of a team, and nothing in others. */
 void CallInTeam(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 /*!
