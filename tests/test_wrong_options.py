@@ -32,6 +32,7 @@ WRONG = {
         "--overlap": [*SIZES, "65", "2"],
         "--seed": ["x", "-1", "2.5", ""],
         "--dtype": ["float8", "", "FLOAT32"],
+        "--device": ["gpu", "", "CUDA"],
         "--strategy": ["fastest", "", "1"],
     },
     "explain": {
