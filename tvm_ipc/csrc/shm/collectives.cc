@@ -3,11 +3,10 @@
  * \file collectives.cc
  * \brief Collectives that only move data.
  *
- * All of them are one pattern: some members show bytes, others copy what is theirs. Shown bytes
- * that lie in the arenas of all who show, and are more than a staging buffer holds, are read in
- * place between an entry and an exit step, which the caller may promise away; anything else goes
- * through the staging buffers, one step for each piece (`Team` says why no exit step is needed
- * then).
+ * All of them are one pattern: some members show bytes, others copy what is theirs. Whoever shows
+ * bytes in its arena has them read where they lie in the first step; then comes an exit step, which
+ * the caller may promise away. Bytes elsewhere, and few ones, go through its staging buffers, one
+ * step for each piece (`Team` says why no exit step is needed then).
  */
 #include "shm/collectives.h"
 
@@ -38,43 +37,38 @@ struct Move {
 
 bool Shows(const Move& move, int member) { return move.root < 0 || member == move.root; }
 
-void TakeAll(const Move& move, size_t at, size_t bytes,
-             const std::function<const uint8_t*(int)>& from) {
-  for (int k = 0; k < move.team.size(); ++k) {
-    const int member = (move.team.index() + k) % move.team.size();
-    if (Shows(move, member)) move.take(member, from(member), at, bytes);
-  }
-}
-
-void Run(const Move& move) {
+void Run(Move move) {
   Team& team = move.team;
+  // To stage so few takes less time than the exit step that is needed where they are read in place.
+  if (move.part * move.parts <= kEagerBytes) move.descriptor.offset = -1;
+  const bool stages = Shows(move, team.index()) && move.descriptor.offset < 0;
   // Whole lines, so that copies stay aligned.
   const size_t piece = kStageBytes / move.parts / kLine * kLine;
-  if (move.part > piece) {
-    team.Enter(move.descriptor);
-    bool in_place = true;
-    for (int i = 0; i < team.size(); ++i) {
-      in_place = in_place && (!Shows(move, i) || team.shown(i).offset >= 0);
-    }
-    if (in_place) {
-      TakeAll(move, 0, move.part, [&](int member) {
-        return team.memory(member, team.shown(member).offset) + move.wanted_part * move.part;
-      });
-      if (!(move.descriptor.flags & kNoExitBarrier)) team.Enter(move.descriptor);
-      return;
-    }
-  }
-  for (size_t at = 0; at < move.part || at == 0; at += piece) {
+  bool in_place = false, staged = false;
+  size_t at = 0;
+  do {
     const size_t bytes = std::min(piece, move.part - at);
-    if (Shows(move, team.index())) {
-      for (size_t p = 0; p < move.parts; ++p) {
-        CopyBytes(team.NextBuffer() + p * bytes, move.source + p * move.part + at, bytes, false);
+    for (size_t p = 0; stages && p < move.parts; ++p) {
+      CopyBytes(team.NextBuffer() + p * bytes, move.source + p * move.part + at, bytes, false);
+    }
+    team.Enter(move.descriptor);
+    for (int k = 0; k < team.size(); ++k) {
+      const int member = (team.index() + k) % team.size();
+      if (!Shows(move, member)) continue;
+      const int64_t offset = team.shown(member).offset;
+      if (offset < 0) {
+        move.take(member, team.buffer(member) + move.wanted_part * bytes, at, bytes);
+        staged = true;
+      } else if (at == 0) {
+        move.take(member, team.memory(member, offset) + move.wanted_part * move.part, 0, move.part);
+        in_place = true;
       }
     }
-    team.Enter(move.descriptor);
-    TakeAll(move, at, bytes,
-            [&](int member) { return team.buffer(member) + move.wanted_part * bytes; });
-  }
+    at += piece;
+  } while (staged && at < move.part);
+  // A second piece was a step after all had read in place.
+  const bool left = at > piece || (move.descriptor.flags & kNoExitBarrier) != 0;
+  if (in_place && !left) team.Enter(move.descriptor);
 }
 
 Descriptor Describe(Rank& rank, const OpName& op, const Buffer* source, ElementType type,
