@@ -7,6 +7,7 @@ A session makes `tests.run_collectives` known with `import_python_module("collec
 from __future__ import annotations
 
 import hashlib
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,13 +59,19 @@ class Memory:
 
     def read(self) -> Array:
         """The values, after a look at the bytes around them."""
-        now = self.whole.numpy()
+        now = self._now()
         around = np.concatenate([now[: self.start], now[self.end :]])
         assert (around == _CANARY).all(), "bytes outside of the output were written"
         return np.asarray(now[self.start : self.end].view(self.dtype))
 
     def unchanged(self) -> bool:
-        return bool((self.whole.numpy() == self.bytes).all())
+        return bool((self._now() == self.bytes).all())
+
+    def _now(self) -> Array:
+        """All bytes, when what this worker has begun is done: TVM copies on another stream."""
+        if places.ON_GPUS:
+            get_global_func("runtime.disco.sync_worker")()
+        return np.asarray(self.whole.numpy())
 
 
 class Member:
@@ -266,7 +273,7 @@ def collectives_in_two_teams(posts: bool, plan: str, *arguments: Any) -> int:
     divisions = [2, 0, 1, 2, 3], [2, 0, 2, 1, 3]
     members = [Member(1, False, posts, division) for division in divisions]
     done = 0
-    for case in getattr(cases, plan)(2, *arguments):
+    for case in _plan(plan)(2, *arguments):
         memories = [member.memories(case) for member in members]
         for round_ in range(case.rounds):
             now = replace(case, round=round_)
@@ -276,10 +283,16 @@ def collectives_in_two_teams(posts: bool, plan: str, *arguments: Any) -> int:
     return done
 
 
+def _plan(name: str) -> Any:
+    """A function of `collective_cases`, or of another module: `module.function`."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module or cases.__name__), function)
+
+
 def _run(member: Member, plan: str, *arguments: Any) -> str:
     digest = hashlib.sha256()
     late = np.random.default_rng(member.rank)
-    for case in getattr(cases, plan)(member.size, *arguments):
+    for case in _plan(plan)(member.size, *arguments):
         if plan == "storm" and late.random() < 0.2:
             time.sleep(late.random() * 1e-3)
         result = member.run(case)

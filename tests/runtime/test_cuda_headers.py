@@ -46,6 +46,13 @@ def test_without_headers_the_error_says_what_to_install(monkeypatch: pytest.Monk
         nvcc.find_cuda_path()
 
 
+def test_a_toolkit_without_headers_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    include = wheels(tmp_path, monkeypatch)
+    monkeypatch.setattr(nvcc, "find_cuda_path", lambda: "/usr/local/nothing")
+    cuda_headers.mend()
+    assert nvcc.find_cuda_path() == str(include.parent)
+
+
 def test_a_toolkit_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheels(tmp_path, monkeypatch)
     monkeypatch.setattr(nvcc, "find_cuda_path", lambda: "/toolkit")

@@ -19,15 +19,17 @@ def mend() -> None:
 
     if getattr(nvcc.find_cuda_path, "__module__", None) == __name__:
         return
-    nvcc.find_cuda_path = _or_wheels(nvcc.find_cuda_path)
+    nvcc.find_cuda_path = _or_wheels(nvcc)
     nvcc._find_cuda_target_include = _or_plain(nvcc._find_cuda_target_include)
 
 
-def _or_wheels(find: Any) -> Any:
+def _or_wheels(nvcc: Any) -> Any:
+    find = nvcc.find_cuda_path
+
     @functools.wraps(find, assigned=("__name__", "__doc__"))
     def find_cuda_path() -> str:
         try:
-            return str(find())
+            found = str(find())
         except RuntimeError as error:
             if wheels := _wheels():
                 return wheels
@@ -35,6 +37,9 @@ def _or_wheels(find: Any) -> Any:
                 f"{error}: TVM compiles for CUDA with a CUDA toolkit (nvcc on PATH, or CUDA_PATH), "
                 "or with wheels: pip install 'tvm-ipc[cuda]'"
             ) from error
+        # An nvcc that was found on PATH may stand there without its toolkit.
+        has_headers = _has_headers(Path(found)) or nvcc._find_cuda_target_include(found)
+        return found if has_headers else _wheels() or found
 
     return find_cuda_path
 
@@ -53,6 +58,10 @@ def _wheels() -> str | None:
     """The folder that wheels of NVIDIA for CUDA 13 share, if it has headers."""
     spec = importlib.util.find_spec("nvidia")
     for directory in (spec and spec.submodule_search_locations) or ():
-        if Path(directory, "cu13", "include", "cuda_runtime.h").is_file():
-            return str(Path(directory, "cu13"))
+        if _has_headers(folder := Path(directory, "cu13")):
+            return str(folder)
     return None
+
+
+def _has_headers(toolkit: Path) -> bool:
+    return (toolkit / "include" / "cuda_runtime.h").is_file()

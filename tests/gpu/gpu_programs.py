@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs for two ranks that the kit carries compiled: what goes in, and what must come out.
+
+What compiles them (`source`) wants TVM's compiler; all else wants NumPy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+RANKS = 2
+#: What the kit carries programs for.
+TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
+
+
+def _whole_numbers(seed: int, *shape: int) -> Array:
+    """Sums of their products are exact in float32, in whatever order."""
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype("float32")
+
+
+def _product(seed: int) -> list[list[Array]]:
+    return [[_whole_numbers(seed + r, 5, 64), _whole_numbers(seed + 9 + r, 64, 48)] for r in (0, 1)]
+
+
+def _sum_of_products(inputs: list[list[Array]]) -> Array:
+    return np.asarray(sum(x @ w for x, w in inputs))
+
+
+def _layer(seed: int) -> list[list[Array]]:
+    generator = np.random.default_rng(seed)
+    residual, weight = generator.standard_normal((5, 64)), generator.standard_normal(64)
+    shared = [residual.astype("float32"), weight.astype("float32")]
+    return [
+        [_whole_numbers(seed + r, 5, 32), _whole_numbers(seed + 9 + r, 32, 64) / 8, *shared]
+        for r in (0, 1)
+    ]
+
+
+def _normed(inputs: list[list[Array]]) -> Array:
+    _, _, residual, weight = inputs[0]
+    total = residual.astype("float64") + sum((x @ w).astype("float64") for x, w, *_ in inputs)
+    return np.asarray(total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * weight)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function `main` of one tensor or more, which gives the same tensor on both ranks.
+
+    Attributes
+    ----------
+    inputs : by a seed, the arguments of each rank.
+    expected : what comes of them.
+    tolerance : 0 if every bit must be right.
+    graph : whether it is compiled for CUDA graphs.
+    """
+
+    name: str
+    inputs: Callable[[int], list[list[Array]]]
+    expected: Callable[[list[list[Array]]], Array]
+    tolerance: float = 0.0
+    graph: bool = False
+
+
+PROGRAMS = {
+    one.name: one
+    for one in (
+        Program("product", _product, _sum_of_products),
+        Program("product_in_graph", _product, _sum_of_products, graph=True),
+        Program("layer", _layer, _normed, 1e-4),
+        Program("layer_in_graph", _layer, _normed, 1e-4, graph=True),
+    )
+}
+
+
+def source(name: str) -> Any:
+    """The Relax module of a program."""
+    from tvm.script import ir as I
+    from tvm.script import relax as R
+
+    @I.ir_module
+    class Product:
+        @R.function
+        def main(x: R.Tensor((5, 64), "float32"), w: R.Tensor((64, 48), "float32")) -> R.Tensor(
+            (5, 48), "float32"
+        ):
+            with R.dataflow():
+                part = R.matmul(x, w)
+                total = R.ccl.allreduce(part, "sum")
+                R.output(total)
+            return total
+
+    @I.ir_module
+    class Layer:
+        @R.function
+        def main(
+            x: R.Tensor((5, 32), "float32"),
+            w: R.Tensor((32, 64), "float32"),
+            residual: R.Tensor((5, 64), "float32"),
+            weight: R.Tensor((64,), "float32"),
+        ) -> R.Tensor((5, 64), "float32"):
+            with R.dataflow():
+                part = R.matmul(x, w)
+                total = R.ccl.allreduce(part, "sum")
+                stream = R.add(total, residual)
+                normed = R.nn.rms_norm(stream, weight, axes=[-1], epsilon=1e-5)
+                R.output(normed)
+            return normed
+
+    return Product if name.startswith("product") else Layer

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of GPUs share: the devices, sessions on them, and compiled programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_programs
+import pytest
+
+import tvm_ipc
+from tvm_ipc.contract import BACKENDS
+from tvm_ipc.runtime import gpus
+
+HERE = Path(__file__).resolve().parent
+#: Where `collective_worker` is, whose cases are tried here too.
+HELPERS = HERE.parent / "runtime"
+sys.path.append(str(HELPERS))
+#: Set by a kit: where its compiled programs are.
+COMPILED = "TVM_IPC_TEST_PROGRAMS"
+#: The name of devices that the double of the driver has: it runs our kernels, and none of TVM's.
+DOUBLE = "double"
+
+
+def why_no_gpu() -> str:
+    """Why nothing can be tested on a GPU here; empty if it can."""
+    if "cuda" not in BACKENDS:
+        return "this version of tvm_ipc has no backend for GPUs"
+    found = gpus.find()
+    if not found.devices:
+        return f"wants an NVIDIA GPU: {found.reason or 'the driver finds none'}"
+    if not any(one.kernels for one in found.devices):
+        return f"no kernels for {found.devices[0].name}: {found.devices[0].reason}"
+    return ""
+
+
+def on_devices(workers: int) -> list[int]:
+    """The device of each worker: all that there are, in turn."""
+    found = [one.id for one in gpus.find().devices if one.kernels]
+    return [found[i % len(found)] for i in range(workers)]
+
+
+def open_session(workers: int, **options: Any) -> tvm_ipc.Session:
+    """A session on as many GPUs as there are, with the functions that tests call in workers."""
+    options = {"device": "cuda", "threads": True, "timeout": 60, "arena_limit": "64M", **options}
+    if options["device"] == "cuda":
+        options.setdefault("device_ids", on_devices(workers))
+    session = tvm_ipc.Session(workers, **options)
+    session.import_python_module("collective_worker")
+    if options["device"] == "cuda":
+        session.import_python_module("gpu_worker")
+    return session
+
+
+def of_kit_or_new(target: str, made: Path) -> Path:
+    """The folder with programs for a target."""
+    if folder := os.environ.get(COMPILED):
+        return Path(folder)
+    import tvm
+
+    if tvm.base._RUNTIME_ONLY:
+        pytest.skip(f"wants TVM's compiler, or a kit's programs ({COMPILED})")
+    subprocess.run(
+        [sys.executable, str(HERE / "compile_gpu_programs.py"), str(made), target], check=True
+    )
+    return made
+
+
+def target_of(device: gpus.Gpu) -> str:
+    """The target of the kit whose machine code runs on a device."""
+    if DOUBLE in device.name.lower():
+        pytest.skip("the double of the driver runs no kernels that TVM compiled")
+    major, _, minor = device.capability.partition(".")
+    known = [int(name[3:]) for name in gpu_programs.TARGETS if name.startswith("sm_")]
+    fitting = [n for n in known if n // 10 == int(major) and n % 10 <= int(minor)]
+    if not fitting:
+        pytest.skip(f"programs are compiled for {known}, not for capability {device.capability}")
+    return f"sm_{max(fitting)}"
