@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import tvm
 
+import tvm_ipc
 from tvm_ipc import contract
-from tvm_ipc.errors import IPCError, LibraryError
+from tvm_ipc.errors import IPCError, LibraryError, WorkerError
 from tvm_ipc.runtime import devices, gpus, library
 from tvm_ipc.runtime.gpus import Gpu, Gpus
 
@@ -27,6 +28,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`devices.place` on a machine with these GPUs, two backends for them, and their refusals."""
     monkeypatch.setattr(devices, "BACKENDS", {"shm": "cpu", "cuda": "cuda", "nccl": "cuda"})
     monkeypatch.setattr(contract.values, "BACKENDS", devices.BACKENDS)
+    monkeypatch.setattr(library, "require_cuda", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def of(
@@ -141,6 +143,16 @@ def test_a_worker_says_what_tvm_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_loaded_libraries", dict)
     with pytest.raises(LibraryError, match=r"libtvm_runtime_cuda.so, is not loaded: no libcudart"):
         tvm.get_global_func("tvm_ipc.cuda.bring_up")()
+
+
+def test_a_session_on_cpus_brings_gpus_up_for_a_tensor_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library, "load_cuda", lambda: "not loaded: no libcudart.so.13")
+    with tvm_ipc.Session(2, threads=True) as session:
+        session.empty((3,), "float32", device="cuda:0")
+        with pytest.raises(WorkerError, match=r"ranks 0-1: LibraryError: .* no libcudart"):
+            session.sync()
 
 
 def test_a_worker_process_leaves_cuda_out(

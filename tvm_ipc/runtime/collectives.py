@@ -103,6 +103,11 @@ class CollectiveSession(ValueSession):
         bandwidth : bytes a second that a worker receives; 0 is as fast as it is.
         jitter : seconds that come on top at most.
         """
+        if self._device != "cpu":
+            raise ValueError(
+                "emulate_link: links are emulated between workers on CPUs, and those of this "
+                f"session are on {self._device}"
+            )
         amounts = (
             _amount("emulate_link: latency", latency),
             _amount("emulate_link: bandwidth", bandwidth),

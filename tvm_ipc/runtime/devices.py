@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm_ipc import arguments
 from tvm_ipc.contract import BACKENDS, backends_of
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import gpus
+from tvm_ipc.runtime import gpus, library
 
 _refusal = tvm_ffi.get_global_func("tvm_ipc.refusal")
 _AUTO: Final = "auto"
@@ -60,6 +60,7 @@ def place(
     ids = of_workers(where, num_workers, device_ids)
     if kind == _GPU:
         gpus.require(where, ids, given=device_ids is not None)
+        library.require_cuda()  # worker 0 is a thread of this process
     return Placement(kind, ids, *_chosen(where, wanted, serving, ids))
 
 

@@ -29,7 +29,6 @@ from tvm_ipc.runtime.joining import wait_until_joined
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
 from tvm_ipc.runtime.uninterrupted import uninterrupted
-from tvm_ipc.runtime.values import as_device
 
 _log: Final = logging.getLogger("tvm_ipc.session")
 _api: Any = disco._ffi_api
@@ -60,8 +59,9 @@ class Session(CollectiveSession, EndingSession):
         the time and memory; functions that need the compiler are missing then.
     timeout : seconds after which a wait for a worker ends in a `DeadlineError`; by default
         `TVM_IPC_TIMEOUT`, or 300.
-    arena_limit : the most shared memory of a worker, in bytes or as "512M"; by default
-        `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers.
+    arena_limit : the most memory of a worker that others map, in bytes or as "512M"; by default
+        `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers, and on a GPU
+        what the backend takes at the start.
     device : what the workers compute on, which is where their tensors are: "cpu", or "cuda", an
         NVIDIA GPU.
     device_ids : the number of the device of each worker; by default 0, 1, 2, ..., a GPU for each.
@@ -166,13 +166,13 @@ class Session(CollectiveSession, EndingSession):
         kind = "processes" if self._pool else "threads"
         division = f"{num_workers} workers, {kind}, groups: {num_groups}"
         _log.info("%s: starts %s, threads in each: %d", self._name, division, threads_each)
-        machine = json.loads(_native_info())
-        wanted = settings.instruction_set
-        why = "the best of this processor" if wanted == "auto" else "as TVM_IPC_ISA says"
         where = devices.describe(placed) or " on this machine's CPUs"
         chosen = f"{placed.backend}: {placed.reason}; workers{where}"
         _log.info("%s: backend %s", self._name, chosen)
-        _log.info("%s: reductions use %s: %s", self._name, machine["instruction_set"], why)
+        if placed.device == "cpu":
+            wanted, used = settings.instruction_set, json.loads(_native_info())["instruction_set"]
+            why = "the best of this processor" if wanted == "auto" else "as TVM_IPC_ISA says"
+            _log.info("%s: reductions use %s: %s", self._name, used, why)
         arena = f"{settings.arena_limit} bytes" if settings.arena_limit else "the default"
         _log.info("%s: deadline %g s, arena limit %s", self._name, self.timeout, arena)
 
@@ -198,7 +198,7 @@ class Session(CollectiveSession, EndingSession):
         device : by default the worker's own.
         """
         self._check_usable()
-        device = as_device("load_vm_module: device", device)
+        device = self._on_device("load_vm_module: device", device)
         library = library_of(path, lambda: self._folder.path() / f"module-{next(keys)}.so")
         _log.debug("%s: loads %s", self._name, library)
         load = self._get_cached_method("runtime.disco.load_vm_module")

@@ -20,6 +20,7 @@ from tvm.runtime import Tensor, disco
 from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc import arguments
+from tvm_ipc.contract import DEVICES
 from tvm_ipc.runtime.commands import CommandSession, keys
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 from tvm_ipc.runtime.teams import Team, in_team
@@ -146,10 +147,18 @@ class ValueSession(CommandSession):
         return make(
             tvm_ffi.Shape(extents),
             element,
-            as_device("empty: device", device),
+            self._on_device("empty: device", device),
             arguments.flag("empty: worker0_only", worker0_only),
             arguments.flag("empty: in_group", in_group),
         )
+
+    def _on_device(self, name: str, device: Any) -> Any:
+        """Return a device that workers are about to use."""
+        found = as_device(name, device)
+        on_gpu = found is not None and found.dlpack_device_type() == DEVICES["cuda"]
+        if on_gpu and self._device == "cpu":  # its workers have left CUDA out
+            self._get_cached_method("tvm_ipc.cuda.bring_up")()
+        return found
 
     def _debug_copy(self, reference: object, rank: int, value: npt.ArrayLike | Tensor) -> None:
         rank = self._rank("debug_copy_from: worker_id", rank)
