@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the CUDA kernels where the library is built, by NVRTC of the wheel nvidia-cuda-nvrtc.
+
+``python compile.py SOURCE.cu TARGET IMAGE``: TARGET is ``sm_NN`` (machine code) or ``compute_NN``
+(PTX). No CUDA toolkit is needed, no header of it, and no GPU. Fails if a kernel keeps anything in
+memory of its threads, for that is far slower than what it should be in, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import struct
+import sys
+import time
+from pathlib import Path
+
+#: Of apache-tvm's wheel and of the driver that it needs: what a later one emits, it may refuse.
+VERSION = (13, 0)
+#: The folder that sources are named from: ``cuda/kernels/...``.
+CSRC = Path(__file__).parents[2]
+OPTIONS = (
+    "--std=c++17",
+    f"--include-path={CSRC}",
+    # The bits of the CPU's reductions: no fused operation, and division, roots and numbers near
+    # zero as IEEE 754 has them.
+    "--fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ftz=false",
+    "--device-as-default-execution-space",
+)
+#: Attributes of functions in the section .nv.info of a cubin.
+FRAME_SIZE, MIN_STACK_SIZE = 0x11, 0x12
+
+
+class CompileError(Exception):
+    """What went wrong, for whoever builds."""
+
+
+def find_nvrtc() -> Path:
+    """Where the library is; raises if it is not installed or has another version."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        for path in sorted(Path(folder).glob(f"cu{VERSION[0]}/lib/libnvrtc.so.{VERSION[0]}")):
+            found = version(ctypes.CDLL(str(path)))
+            if found != VERSION:
+                raise CompileError(f"{path} is NVRTC {found[0]}.{found[1]}, not 13.0")
+            return path
+    raise CompileError("the wheel nvidia-cuda-nvrtc is not installed")
+
+
+def version(nvrtc: ctypes.CDLL) -> tuple[int, int]:
+    """Of a library that is loaded."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+class Program:
+    """A source as NVRTC has it."""
+
+    def __init__(self, nvrtc: ctypes.CDLL, source: Path) -> None:
+        self.nvrtc = nvrtc
+        self.handle = ctypes.c_void_p()
+        text, name = source.read_bytes(), str(source).encode()
+        self.call("nvrtcCreateProgram", ctypes.byref(self.handle), text, name, 0, None, None)
+
+    def call(self, function: str, *args: object) -> None:
+        """Call a function of NVRTC; raises what it says, and what the compiler says."""
+        status = getattr(self.nvrtc, function)(*args)
+        if status != 0:
+            self.nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+            said = self.nvrtc.nvrtcGetErrorString(status).decode()
+            raise CompileError(f"{function}: {said}\n{self.log()}")
+
+    def log(self) -> str:
+        """What the compiler has said."""
+        size = ctypes.c_size_t()
+        if not self.handle or self.nvrtc.nvrtcGetProgramLogSize(self.handle, ctypes.byref(size)):
+            return ""
+        text = ctypes.create_string_buffer(size.value)
+        self.nvrtc.nvrtcGetProgramLog(self.handle, text)
+        return text.value.decode()
+
+    def compile(self, options: tuple[str, ...]) -> None:
+        """Compile it."""
+        strings = [option.encode() for option in options]
+        array = (ctypes.c_char_p * len(strings))(*strings)
+        self.call("nvrtcCompileProgram", self.handle, len(strings), array)
+
+    def get(self, what: str) -> bytes:
+        """What came out: ``CUBIN`` or ``PTX``, which ends in a NUL."""
+        size = ctypes.c_size_t()
+        self.call(f"nvrtcGet{what}Size", self.handle, ctypes.byref(size))
+        image = ctypes.create_string_buffer(size.value)
+        self.call(f"nvrtcGet{what}", self.handle, image)
+        return image.raw
+
+
+def compiled(source: Path, target: str) -> bytes:
+    """The image of a source for a target."""
+    path = find_nvrtc()
+    # NVRTC asks for it by its name alone, and finds it if it is there already.
+    builtins = ".".join(map(str, VERSION))
+    ctypes.CDLL(str(path.with_name(f"libnvrtc-builtins.so.{builtins}")))
+    nvrtc = ctypes.CDLL(str(path))
+    program = Program(nvrtc, source)
+    program.compile((*OPTIONS, f"--gpu-architecture={target}"))
+    if warnings := program.log().strip():
+        raise CompileError(f"{source.name} for {target}:\n{warnings}")
+    image = program.get("CUBIN" if target.startswith("sm_") else "PTX")
+    found = frames(image)
+    if any(found.values()):
+        names = ", ".join(f"{name} ({size} bytes)" for name, size in found.items() if size)
+        raise CompileError(f"{source.name} for {target}: kept in memory of threads: {names}")
+    return image
+
+
+def frames(image: bytes) -> dict[str, int]:
+    """Of each function, how many bytes of memory its threads have for themselves."""
+    if not image.startswith(b"\x7fELF"):
+        return {"": image.count(b"\t.local ")}
+    sections = elf_sections(image)
+    symbols, names = sections[".symtab"], sections[".strtab"]
+    found: dict[str, int] = {}
+    info, at = sections[".nv.info"], 0
+    while at < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        # Form 4 is followed by so many bytes; the others have their value in place of the size.
+        if form == 4 and attribute in (FRAME_SIZE, MIN_STACK_SIZE):
+            symbol, frame = struct.unpack_from("<II", info, at + 4)
+            (offset,) = struct.unpack_from("<I", symbols, 24 * symbol)
+            name = names[offset : names.index(b"\0", offset)].decode()
+            found[name] = max(found.get(name, 0), frame)
+        at += 4 + (size if form == 4 else 0)
+    return found
+
+
+def elf_sections(image: bytes) -> dict[str, bytes]:
+    """The bytes of each section of an ELF file, by its name."""
+    (start,) = struct.unpack_from("<Q", image, 40)
+    size, count, names_at = struct.unpack_from("<HHH", image, 58)
+    headers = [struct.unpack_from("<IIQQQQ", image, start + i * size) for i in range(count)]
+    nothing = 8  # the type of a section without bytes in the file
+    names = image[headers[names_at][4] :]
+    return {
+        names[name : names.index(b"\0", name)].decode(): image[offset : offset + length]
+        for name, kind, _, _, offset, length in headers
+        if kind != nothing
+    }
+
+
+def main(source: str, target: str, image: str) -> None:
+    """Write the image of a source for a target into a file."""
+    started = time.perf_counter()
+    try:
+        made = compiled(Path(source), target)
+    except CompileError as error:
+        sys.exit(f"compile.py: {error}")
+    Path(image).write_bytes(made)
+    seconds = time.perf_counter() - started
+    print(f"{Path(source).name} for {target}: {len(made)} bytes in {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

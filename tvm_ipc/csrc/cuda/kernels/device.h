@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file device.h
+ * \brief What kernels ask of the machine that they run on: memory, threads, conversions, a clock.
+ *
+ * No CUDA header: NVRTC needs none then. A build for another machine, such as a CPU, defines
+ * TVM_IPC_KERNEL_DEVICE as the name of a file that has the same.
+ */
+#ifndef TVM_IPC_CUDA_KERNELS_DEVICE_H_
+#define TVM_IPC_CUDA_KERNELS_DEVICE_H_
+
+#include "cuda/kernels/interface.h"
+
+namespace tvm_ipc {
+namespace kernels {
+
+/*! \brief 16 bytes, aligned: one access. */
+struct alignas(16) Pair {
+  uint64_t low;
+  uint64_t high;
+};
+
+}  // namespace kernels
+}  // namespace tvm_ipc
+
+#ifdef TVM_IPC_KERNEL_DEVICE
+#include TVM_IPC_KERNEL_DEVICE
+#else
+
+#define TVM_IPC_DEVICE __device__ __forceinline__
+/*! \brief Of code that rarely runs. */
+#define TVM_IPC_RARE __device__ __noinline__
+/*! \brief The kernel `name`, of one argument, which calls a function. */
+#define TVM_IPC_KERNEL(name, Args, function)                                                     \
+  extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ Args args) { \
+    function(args);                                                                              \
+  }
+
+namespace tvm_ipc {
+namespace kernels {
+
+TVM_IPC_DEVICE uint32_t Thread() { return threadIdx.x; }
+TVM_IPC_DEVICE uint32_t Threads() { return blockDim.x; }
+TVM_IPC_DEVICE uint32_t Block() { return blockIdx.x; }
+TVM_IPC_DEVICE uint32_t Blocks() { return gridDim.x; }
+TVM_IPC_DEVICE void SyncThreads() { __syncthreads(); }
+
+/*! \brief Memory of the block; one of each type. */
+template <typename T>
+TVM_IPC_DEVICE T& Shared() {
+  __shared__ T memory;
+  return memory;
+}
+
+// Words that other devices, or other blocks, write. A pair is two words, each of them whole.
+
+TVM_IPC_DEVICE uint32_t LoadRelaxed(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+TVM_IPC_DEVICE uint32_t LoadAcquire(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.sys.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+TVM_IPC_DEVICE void StoreRelaxed(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.sys.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+TVM_IPC_DEVICE void StoreRelease(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.sys.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+TVM_IPC_DEVICE uint64_t LoadWord(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+TVM_IPC_DEVICE void StoreWord(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+TVM_IPC_DEVICE Pair LoadPair(const void* p) {
+  Pair v;
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(v.low), "=l"(v.high)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+TVM_IPC_DEVICE Pair LoadPairAcquire(const void* p) {
+  Pair v;
+  asm volatile("ld.acquire.sys.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(v.low), "=l"(v.high)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+TVM_IPC_DEVICE void StorePair(void* p, Pair v) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(v.low), "l"(v.high)
+               : "memory");
+}
+TVM_IPC_DEVICE void StorePairRelease(void* p, Pair v) {
+  asm volatile("st.release.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(v.low), "l"(v.high)
+               : "memory");
+}
+
+// Words of this device alone.
+
+/*! \brief What was there; acquires and releases. */
+TVM_IPC_DEVICE uint32_t AddHere(uint32_t* p, uint32_t v) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+/*! \brief Whether this thread made it 1, from 0. */
+TVM_IPC_DEVICE bool Claim(uint32_t* p) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.cas.b32 %0, [%1], 0, 1;" : "=r"(old) : "l"(p) : "memory");
+  return old == 0;
+}
+
+// Memory that nobody writes meanwhile, or nobody reads.
+
+TVM_IPC_DEVICE Pair ReadPair(const void* p) {
+  Pair v;
+  asm volatile("ld.global.L1::no_allocate.v2.b64 {%0, %1}, [%2];"
+               : "=l"(v.low), "=l"(v.high)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+TVM_IPC_DEVICE void WritePair(void* p, Pair v) {
+  asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(v.low), "l"(v.high) : "memory");
+}
+
+/*! \brief Nanoseconds, of this device. */
+TVM_IPC_DEVICE uint64_t Clock() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+/*! \brief In each turn of a loop that waits. */
+TVM_IPC_DEVICE void Pause(uint32_t turn) {
+  if (turn > 4096) asm volatile("nanosleep.u32 100;");
+}
+
+template <typename To, typename From>
+TVM_IPC_DEVICE To BitCast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+TVM_IPC_DEVICE float WidenHalf(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+/*! \brief To nearest even. */
+TVM_IPC_DEVICE uint16_t NarrowHalf(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+TVM_IPC_DEVICE float WidenBFloat(uint16_t bits) {
+  return BitCast<float>(static_cast<uint32_t>(bits) << 16);
+}
+/*! \brief To nearest even. */
+TVM_IPC_DEVICE uint16_t NarrowBFloat(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+TVM_IPC_DEVICE float SquareRoot(float value) {
+  float root;
+  asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(value));
+  return root;
+}
+
+}  // namespace kernels
+}  // namespace tvm_ipc
+
+#endif  // TVM_IPC_KERNEL_DEVICE
+#endif  // TVM_IPC_CUDA_KERNELS_DEVICE_H_

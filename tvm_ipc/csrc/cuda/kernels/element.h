@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file element.h
+ * \brief Element types: how they lie in 8 bytes, and what they are accumulated in.
+ */
+#ifndef TVM_IPC_CUDA_KERNELS_ELEMENT_H_
+#define TVM_IPC_CUDA_KERNELS_ELEMENT_H_
+
+#include "cuda/kernels/device.h"
+
+namespace tvm_ipc {
+namespace kernels {
+
+/*! \brief The bits of an element, by its bytes. */
+template <int kBytes>
+struct BitsOf;
+template <>
+struct BitsOf<1> {
+  using Type = uint8_t;
+};
+template <>
+struct BitsOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct BitsOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct BitsOf<8> {
+  using Type = uint64_t;
+};
+
+/*! \brief A type of kBytes that is accumulated as an Accumulator. */
+template <int kBytes, typename Accumulator>
+struct Plain {
+  static constexpr int kWidth = kBytes;
+  /*! \brief Elements of 8 bytes. */
+  static constexpr int kIn8 = 8 / kBytes;
+  using Bits = typename BitsOf<kBytes>::Type;
+  using Scalar = Accumulator;
+  static constexpr bool kFloating = false;
+  /*! \brief Whether a sum of a few elements fits in the accumulator, as their average needs. */
+  static constexpr bool kHoldsSums = true;
+  static constexpr bool kTruth = false;
+  /*!
+   * \brief For how many sources a thread asks at once: a look takes as long as a hundred additions.
+   *        More code for the types of models alone; all of them would take minutes to compile.
+   */
+  static constexpr int kAtOnce = 1;
+};
+
+/*! \brief Integers. Sums and products wrap in the end as in the type itself. */
+template <typename T, typename Accumulator>
+struct Integer : Plain<sizeof(T), Accumulator> {
+  static constexpr bool kHoldsSums = sizeof(T) < sizeof(Accumulator);
+  static constexpr bool kSigned = static_cast<T>(-1) < static_cast<T>(0);
+  using Bits = typename Plain<sizeof(T), Accumulator>::Bits;
+  static TVM_IPC_DEVICE Accumulator Widen(Bits bits) {
+    return static_cast<Accumulator>(static_cast<T>(bits));
+  }
+  static TVM_IPC_DEVICE Bits Narrow(Accumulator value) { return static_cast<Bits>(value); }
+  // In unsigned arithmetic, for the signed one must not wrap.
+  static TVM_IPC_DEVICE Accumulator Add(Accumulator a, Accumulator x) {
+    return static_cast<Accumulator>(static_cast<uint64_t>(a) + static_cast<uint64_t>(x));
+  }
+  static TVM_IPC_DEVICE Accumulator Multiply(Accumulator a, Accumulator x) {
+    return static_cast<Accumulator>(static_cast<uint64_t>(a) * static_cast<uint64_t>(x));
+  }
+  static TVM_IPC_DEVICE Accumulator Divide(Accumulator a, int size) { return a / size; }
+};
+
+/*! \brief Bytes that mean false only if zero; the result is 0 or 1. */
+struct Bool : Integer<uint8_t, int32_t> {
+  static constexpr bool kTruth = true;
+  static TVM_IPC_DEVICE int32_t Widen(uint8_t bits) { return bits != 0; }
+};
+
+template <int kBytes, typename Accumulator>
+struct Floating : Plain<kBytes, Accumulator> {
+  static constexpr bool kFloating = true;
+  static TVM_IPC_DEVICE Accumulator Add(Accumulator a, Accumulator x) { return a + x; }
+  static TVM_IPC_DEVICE Accumulator Multiply(Accumulator a, Accumulator x) { return a * x; }
+  static TVM_IPC_DEVICE Accumulator Divide(Accumulator a, int size) {
+    return a / static_cast<Accumulator>(size);
+  }
+};
+
+struct Float16 : Floating<2, float> {
+  static constexpr int kAtOnce = 8;
+  static constexpr Bits kQuiet = 0x0200, kInfinity = 0x7c00, kMagnitude = 0x7fff;
+  static TVM_IPC_DEVICE float Widen(Bits bits) { return WidenHalf(bits); }
+  static TVM_IPC_DEVICE Bits Narrow(float value) { return NarrowHalf(value); }
+};
+
+struct BFloat16 : Floating<2, float> {
+  static constexpr int kAtOnce = 8;
+  static constexpr Bits kQuiet = 0x0040, kInfinity = 0x7f80, kMagnitude = 0x7fff;
+  static TVM_IPC_DEVICE float Widen(Bits bits) { return WidenBFloat(bits); }
+  static TVM_IPC_DEVICE Bits Narrow(float value) { return NarrowBFloat(value); }
+};
+
+struct Float32 : Floating<4, float> {
+  static constexpr int kAtOnce = 8;
+  static constexpr Bits kQuiet = 0x00400000u, kInfinity = 0x7f800000u, kMagnitude = 0x7fffffffu;
+  static TVM_IPC_DEVICE float Widen(Bits bits) { return BitCast<float>(bits); }
+  static TVM_IPC_DEVICE Bits Narrow(float value) { return BitCast<Bits>(value); }
+};
+
+struct Float64 : Floating<8, double> {
+  static constexpr Bits kQuiet = 1ull << 51, kInfinity = 0x7ffull << 52, kMagnitude = ~0ull >> 1;
+  static TVM_IPC_DEVICE double Widen(Bits bits) { return BitCast<double>(bits); }
+  static TVM_IPC_DEVICE Bits Narrow(double value) { return BitCast<Bits>(value); }
+};
+
+using Int8 = Integer<int8_t, int32_t>;
+using UInt8 = Integer<uint8_t, int32_t>;
+using Int16 = Integer<int16_t, int32_t>;
+using UInt16 = Integer<uint16_t, int32_t>;
+using Int32 = Integer<int32_t, int64_t>;
+using UInt32 = Integer<uint32_t, int64_t>;
+using Int64 = Integer<int64_t, int64_t>;
+using UInt64 = Integer<uint64_t, uint64_t>;
+
+/*! \brief Element i of 8 bytes. */
+template <typename Type>
+TVM_IPC_DEVICE typename Type::Bits At(uint64_t eight, int i) {
+  return static_cast<typename Type::Bits>(eight >> (8 * Type::kWidth * i % 64));
+}
+
+/*! \brief 8 bytes of which element i is `bits`, and others as they were, where that was zero. */
+template <typename Type>
+TVM_IPC_DEVICE uint64_t With(uint64_t eight, int i, typename Type::Bits bits) {
+  return eight | static_cast<uint64_t>(bits) << (8 * Type::kWidth * i % 64);
+}
+
+/*! \brief Up to 8 bytes, element by element; zeros beyond `bytes`. */
+template <int kWidth>
+TVM_IPC_RARE uint64_t LoadElements(const uint8_t* from, uint64_t bytes) {
+  using Bits = typename BitsOf<kWidth>::Type;
+  uint64_t eight = 0;
+#pragma unroll 1
+  for (uint32_t at = 0; at < 8 && at < bytes; at += kWidth) {
+    eight |= static_cast<uint64_t>(*reinterpret_cast<const Bits*>(from + at)) << (8 * at);
+  }
+  return eight;
+}
+/*! \brief The reverse; what is beyond `bytes` is left as it was. */
+template <int kWidth>
+TVM_IPC_RARE void StoreElements(uint8_t* to, uint64_t eight, uint64_t bytes) {
+  using Bits = typename BitsOf<kWidth>::Type;
+#pragma unroll 1
+  for (uint32_t at = 0; at < 8 && at < bytes; at += kWidth) {
+    *reinterpret_cast<Bits*>(to + at) = static_cast<Bits>(eight >> (8 * at));
+  }
+}
+
+TVM_IPC_DEVICE bool IsAligned(const void* pointer, int bytes) {
+  return (reinterpret_cast<uintptr_t>(pointer) & (bytes - 1)) == 0;
+}
+
+}  // namespace kernels
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CUDA_KERNELS_ELEMENT_H_
