@@ -13,8 +13,10 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tvm_ipc import pipeline
 from tvm_ipc.calibration import Calibration, Times
 from tvm_ipc.contract import find
+from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import collect_report
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
@@ -175,6 +177,18 @@ def test_a_calibration_is_for_the_devices_it_was_measured_on() -> None:
         tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("cuda"))
     tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration("cuda"))
     tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("shm"))
+
+
+def test_graphs_of_tvms_pass_are_refused_where_they_hold_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "RewriteCUDAGraph", relax.transform.RewriteCUDAGraph)
+    lower(SequenceParallel, graphs=True)
+    with pytest.raises(TransformError) as refused:
+        lower(SequenceParallel, graphs=True, overlap=1)
+    text = str(refused.value)
+    assert "tvm_ipc.show is in a CUDA graph; main_cuda_graph_capture is done once" in text
+    assert "have tvm_ipc.transform.RewriteCUDAGraph in the place of TVM's" in text
 
 
 def test_works_are_for_cpus() -> None:

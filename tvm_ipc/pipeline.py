@@ -146,7 +146,8 @@ def get_pipeline(
     if posts and not on_cpu:
         raise ValueError(
             f"get_pipeline: post_collectives is for CPUs, where a thread of each worker does "
-            f"works, not for {target.kind.name!r}; overlap=2 is for both"
+            f"works, not for {target.kind.name!r}, where what is posted is done at once on the "
+            "stream of the program; overlap=2 is for both"
         )
     _check_calibration(overlap, target)
     overlapped = _overlap(overlap, blas=use_blas, world_size=world_size, num_groups=num_groups)

@@ -28,7 +28,9 @@ MIXES = [
 ]
 
 
-def pipeline(rewrite: str | None, plan: str | None, lower: str | None) -> tvm.transform.Pass:
+def pipeline(
+    rewrite: str | None, plan: str | None, lower: str | None, graphs: str = "ours"
+) -> tvm.transform.Pass:
     return tvm.transform.Sequential(
         [
             transform.LegalizeOps(),
@@ -43,7 +45,7 @@ def pipeline(rewrite: str | None, plan: str | None, lower: str | None) -> tvm.tr
             *([PASSES[rewrite].IPCAllReduceRewrite(1)] if rewrite else []),
             *([PASSES[plan].StaticPlanBlockMemory()] if plan else []),
             AddDelays(),
-            transform.RewriteCUDAGraph(),
+            PASSES[graphs].RewriteCUDAGraph(),
             *([PASSES[lower].LowerGPUIPCAllocStorage()] if lower else []),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),
@@ -74,11 +76,18 @@ def test_any_mix_is_right(
     run(session, programs, path, (5, 17))
 
 
+@pytest.mark.parametrize("graphs", PASSES)
 @pytest.mark.parametrize(("rewrite", "plan", "lower"), MIXES)
 def test_any_mix_understands_cuda_graphs(
-    rewrite: str | None, plan: str | None, lower: str | None
+    rewrite: str | None, plan: str | None, lower: str | None, graphs: str
 ) -> None:
     programs = [Program(seed, 12, 2, 1) for seed in (1, 3)]
     with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
-        mod = pipeline(rewrite, plan, lower)(parsed(programs))
-    assert "cuda_graph.run_or_capture" in mod.script()
+        mod = pipeline(rewrite, plan, lower, graphs)(parsed(programs))
+    held = [
+        function.script()
+        for variable, function in mod.functions_items()
+        if "_cuda_graph_capture" in variable.name_hint
+    ]
+    allreduce = "cuda_ipc.custom_allreduce" if rewrite else "runtime.disco.allreduce"
+    assert any(allreduce in text for text in held) or (held and plan is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -26,8 +26,8 @@ from tvm_ipc.transform.safety.buffers import (
     storage_of,
 )
 from tvm_ipc.transform.safety.calls import KnownCall
-from tvm_ipc.transform.safety.extents import Extents
-from tvm_ipc.transform.safety.hazards import Alone, Hazard
+from tvm_ipc.transform.safety.hazards import HazardKind
+from tvm_ipc.transform.safety.module import Module
 from tvm_ipc.transform.safety.shows import Shows
 from tvm_ipc.transform.safety.state import Pending, Summary
 from tvm_ipc.transform.safety.statements import (
@@ -41,27 +41,6 @@ from tvm_ipc.transform.safety.statements import (
     Statement,
     Statements,
 )
-
-
-class Module(Protocol):
-    """What is known of the module around a function."""
-
-    assume_no_exit_barrier: bool
-    extents: Extents
-    hazards: dict[tuple[Any, ...], Hazard]
-    alone: dict[tuple[str, int], Alone]
-
-    def function(self, name: str) -> Any:
-        """Return a function of the module, or None."""
-
-    def written(self, name: str) -> frozenset[int] | None:
-        """Return which parameters a PrimFunc writes, None for what is none."""
-
-    def called_once(self, name: str) -> Statements | None:
-        """Return what a function does that only the call at hand calls, None for any other."""
-
-    def summary(self, name: str) -> Summary | None:
-        """Return what a Relax function does, None for one that is being looked at: recursion."""
 
 
 class Evaluation(Shows):
@@ -338,6 +317,13 @@ class Evaluation(Shows):
         return self._cached[name]
 
     def _captured(self, args: list[Argument], step: Statement) -> Value:
+        """CUDA graphs: of a function what the device does is repeated, and nothing of the host."""
+        name = args[0].name_hint
+        for inside in self._module.steps(name).body.steps:
+            function = contract.find(inside.name) if inside.kind == CALL_PACKED else None
+            if function is not None and (function.shows or function.hides or function.posts):
+                key = (self._name, HazardKind.CAPTURED, inside.variable)
+                self._add(key, HazardKind.CAPTURED, function.name, inside, name, "")
         given = args[1] if type(args[1]) is tuple else (args[1],)
         return self._global(args[0].name_hint, given, step)
 

@@ -24,6 +24,7 @@ class HazardKind(Enum):
     SHOWN = "written before it is hidden"
     NEVER_HIDDEN = "not hidden"
     HIDDEN = "used after it was hidden"
+    CAPTURED = "in a CUDA graph"
     BRANCHES = "not the same in both branches of a condition that ranks may decide differently"
     DISAGREES = "in another collective than others of its team"
     STUCK = "waiting for ever"
@@ -82,6 +83,11 @@ class Hazard:
             more = f"it was shown in `{self.other}`; hide it before, on every path"
         elif self.kind is HazardKind.HIDDEN:
             more = f"that was in `{self.other}`, and its rank may write it since; use it before"
+        elif self.kind is HazardKind.CAPTURED:
+            more = (
+                f"{self.other} is done once, and repeated without the host, who tells peers of it; "
+                "have tvm_ipc.transform.RewriteCUDAGraph in the place of TVM's"
+            )
         elif self.kind is HazardKind.BRANCHES:
             more = (
                 f"{self.other}; have both do the same in the same order, or decide by what all of "
