@@ -16,13 +16,20 @@ import tvm
 from tvm_ffi import get_global_func
 
 import tvm_ipc
-from tvm_ipc.contract import BACKENDS
+from tvm_ipc.contract import BACKENDS, DEVICES, backends_of
 
 #: What moves data between the workers, in their processes too.
 BACKEND: Final = os.environ.get("TVM_IPC_TEST_BACKEND", "shm")
 #: The beginning of the names of its functions.
 PREFIX: Final = f"runtime.disco.{BACKEND}."
 ON_GPUS: Final = BACKENDS[BACKEND] != "cpu"
+
+
+def function(name: str) -> Any:
+    """The backend's function of Disco with this name, for the rank of the calling thread."""
+    serving = backends_of("cpu" if here().dlpack_device_type() == DEVICES["cpu"] else "cuda")
+    backend = BACKEND if BACKEND in serving else serving[0]
+    return get_global_func(f"runtime.disco.{backend}.{name}")
 
 
 def here() -> Any:

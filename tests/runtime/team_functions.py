@@ -45,7 +45,7 @@ def sequence(seed: int, count: int, teams: Sequence[tuple[int, tuple[int, ...]]]
             get_global_func("tvm_ipc.allreduce")(send, 0, team, strategy, 0, recv)
             wanted = np.sum(given, axis=0)
         else:
-            get_global_func(places.PREFIX + kind)(send, team, recv)
+            places.function(kind)(send, team, recv)
         if kind != "gather_to_worker0" or me == ranks[0]:
             np.testing.assert_array_equal(recv.numpy(), wanted)
     return done
