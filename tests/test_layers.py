@@ -62,12 +62,13 @@ NATIVE = {
     "core": (),
     "driver": ("core",),
     "shm": ("core",),
+    "nccl": ("core", "driver"),
     "blas": ("core",),
     "disco": ("core",),
     "cuda": ("core", "cuda/kernels"),
     "cuda/kernels": (),
 }
-BACKENDS = ("shm",)
+BACKENDS = ("shm", "nccl")
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
     ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
@@ -273,8 +274,8 @@ def test_a_backend_is_a_folder_and_a_line_in_a_table() -> None:
     for path in (p for p in native_files() if native_folder(p) == ""):
         folders = {name.partition("/")[0] for name in includes(path.read_text()) if "/" in name}
         assert path.name == "backends.cc" or not folders & set(BACKENDS), path.name
-    # A device's name may be said anywhere, and a backend's may be the same.
-    own = [name for name in BACKENDS if name not in contract.DEVICES]
+    # Names of devices and of libraries of others may be said anywhere, and a backend's be the same.
+    own = [name for name in BACKENDS if name not in {*contract.DEVICES, *contract.LIBRARIES}]
     for path in native_files():
         named = [name for name in own if f'"{name}"' in path.read_text()]
         assert not named or native_folder(path) in named, f"{path.name} names {named}"

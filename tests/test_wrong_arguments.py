@@ -467,7 +467,7 @@ def communication_calls() -> dict[str, Call]:
         "pairs": [3, None, "01", [0], [[0]], [["0", 1]], [[0, 5]], [[0.0, 1]], {0: 1}, ANYTHING],
         "source": axes,
         "target": axes,
-        "backend": [*NAMES, "nccl"],
+        "backend": [*NAMES, "mpi"],
         "mesh": [3, None, "tp", ["tp"], [["tp"]], [["tp", 1, 2]], [[1, "tp"]], ANYTHING],
         "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, ANYTHING],
         "ranks": ["01", 3, [0], [0, 0], [0, 64], ["0", 1], {0: 1}, ANYTHING],

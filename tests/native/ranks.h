@@ -166,19 +166,30 @@ class Ranks {
     Read(orders, &size, sizeof(size));
     std::string invitation(size, '\0');
     Read(orders, invitation.data(), size);
-    SetCurrentRank(Join(Invitation::Unpack(invitation), *backend_, id, num_ranks_, num_groups_));
+    // On backends for devices each has one of its own.
+    SetCurrentRank(
+        Join(Invitation::Unpack(invitation), *backend_, id, num_ranks_, num_groups_, id));
     Rank* rank = CurrentRank();
     backend_->UseInstructionSet(rank->options().instruction_set);
     while (true) {
       Order order;
       Read(orders, &order, sizeof(order));
       if (order.last) return SetCurrentRank(nullptr);
-      try {
+      bool failed = false;
+      auto guard = [&](auto&& function) {
+        try {
+          function();
+        } catch (const Error& error) {
+          if (std::exchange(failed, true)) return;  // what follows from it
+          rank->connection().Send(FrameType::kError, PackError(error.kind(), error.what(), ""));
+          rank->FailSession();
+        }
+      };
+      guard([&] {
+        rank->endpoint().Follow(rank->control().generation.load());
         body_(*rank, order);
-      } catch (const Error& error) {
-        rank->connection().Send(FrameType::kError, PackError(error.kind(), error.what(), ""));
-        rank->FailSession();
-      }
+      });
+      guard([&] { rank->endpoint().Settle(); });
       rank->connection().Send(FrameType::kDone, AsBytes(order.ticket));
     }
   }

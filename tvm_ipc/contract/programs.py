@@ -226,4 +226,4 @@ def find(name: str) -> Function | None:
     if known is not None or not name.startswith(DISCO):
         return known
     _backend, _, rest = name.removeprefix(DISCO).partition(".")
-    return PROGRAMS.get(DISCO + rest)
+    return None if "." in rest else PROGRAMS.get(DISCO + rest)

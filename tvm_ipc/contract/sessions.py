@@ -56,6 +56,12 @@ SESSION_FUNCTIONS: Final = (
         "worker: load TVM's part for GPUs",
         registered=Registered.PYTHON,
     ),
+    Function(
+        "tvm_ipc.use_library",
+        "(backend: str, path: str)",
+        "the file of the library that a backend loads when it is needed; empty: the system's",
+    ),
+    Function("tvm_ipc.nccl.info", "() -> str", "JSON: what NCCL is here, or why there is none"),
     Function("tvm_ipc.native_info", "() -> str", "JSON: what the native library found here"),
     Function("tvm_ipc.numbers", "() -> str", "JSON: what is in contract.values, for a test"),
     Function(

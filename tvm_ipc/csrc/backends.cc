@@ -3,6 +3,7 @@
 #include "backends.h"
 
 #include "core/error.h"
+#include "nccl/backend.h"
 #include "shm/backend.h"
 
 namespace tvm_ipc {
@@ -10,6 +11,7 @@ namespace tvm_ipc {
 const std::vector<const Backend*>& Backends() {
   static const std::vector<const Backend*> backends = {
       &SharedMemory(),
+      &Nccl(),
   };
   return backends;
 }

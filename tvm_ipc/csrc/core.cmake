@@ -18,6 +18,9 @@ set(TVM_IPC_SHM_SOURCES
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What backends on NVIDIA's devices share; found when somebody asks, and not needed to build.
 set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc)
+set(TVM_IPC_NCCL_SOURCES
+  backend.cc collectives.cc communicator.cc communicators.cc flights.cc library.cc memory.cc
+  point_to_point.cc reductions.cc)
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc
   kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_tiles.cc)
@@ -69,7 +72,9 @@ function(core_library folder)
 endfunction()
 core_library(core)
 core_library(driver tvm_ipc_core)
-core_library(shm tvm_ipc_core)
+core_library(nccl tvm_ipc_driver tvm_ipc_core)
+# The table of backends needs all of them.
+core_library(shm tvm_ipc_nccl tvm_ipc_core)
 core_library(blas tvm_ipc_core)
 
 # The compiled CUDA kernels: a table of bytes.

@@ -252,6 +252,17 @@ ffi::String RefusalOf(ffi::String backend, ffi::Shape device_ids) {
   return FindBackend(backend).Refusal(std::vector<int>(device_ids.begin(), device_ids.end()));
 }
 
+ffi::String FactsOfLibrary(ffi::String backend) {
+  const LibraryFacts facts = FindBackend(backend).FactsOfLibrary();
+  ffi::Map<ffi::String, ffi::Any> json;
+  json.Set("version", facts.version);
+  json.Set("path", ffi::String(facts.path));
+  json.Set("reason", ffi::String(facts.reason));
+  return ffi::json::Stringify(json);
+}
+
+void UseLibrary(ffi::String backend, ffi::String path) { FindBackend(backend).UseLibrary(path); }
+
 ffi::String CompiledCCL() { return FindBackend("auto").name(); }
 
 /*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
@@ -329,6 +340,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
       .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
       .def("tvm_ipc.refusal", Throwing<RefusalOf>::Call)
+      .def("tvm_ipc.use_library", Throwing<UseLibrary>::Call)
+      .def("tvm_ipc.nccl.info", [] { return FactsOfLibrary("nccl"); })
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)
       .def("tvm_ipc.numbers", Throwing<Numbers>::Call)
       .def("tvm_ipc.configure", Throwing<Configure>::Call)

@@ -21,12 +21,14 @@ from typing import Any, Final
 
 import tvm_ffi
 
+from tvm_ipc.contract import LIBRARIES
 from tvm_ipc.errors import DeadlineError, LibraryError, MismatchError, PeerError
 from tvm_ipc.runtime.config import Config
 
 DISTRIBUTION: Final = "tvm-ipc"
 _FILE: Final = "libtvm_ipc.so"
-_CUDART: Final = ("cu13", "lib", "libcudart.so.13")  # below the package `nvidia`
+#: What the wheel of the CUDA runtime brings, below the package `nvidia`.
+_CUDART: Final = "cu13/lib/libcudart.so.13"
 _PINNED: Final = re.compile(r"(apache-tvm(?:-ffi)?)\s*==\s*([^\s;,]+)")
 
 _log: Final = logging.getLogger(__name__)
@@ -170,7 +172,7 @@ def cudart() -> str | None:
         path = line[line.find("/") :]
         if "libcudart.so" in path:
             return path
-    wheel = _find_cudart()
+    wheel = _in_wheel(_CUDART)
     return str(wheel) if wheel else None
 
 
@@ -185,7 +187,7 @@ def _load_cuda(loaded: dict[str, Any]) -> str:
         problem = error
     else:
         return "loaded by tvm_ipc"
-    cudart = _find_cudart()
+    cudart = _in_wheel(_CUDART)
     if cudart is None:
         return f"not loaded: {problem}; pip install '{DISTRIBUTION}[cuda]'"
     try:
@@ -197,10 +199,11 @@ def _load_cuda(loaded: dict[str, Any]) -> str:
     return f"loaded by tvm_ipc with {cudart}"
 
 
-def _find_cudart() -> Path | None:
+def _in_wheel(file: str) -> Path | None:
+    """Return where a wheel has put a file below the package `nvidia`."""
     spec = importlib.util.find_spec("nvidia")
     for directory in (spec and spec.submodule_search_locations) or ():
-        if (path := Path(directory, *_CUDART)).is_file():
+        if (path := Path(directory, file)).is_file():
             return path
     return None
 
@@ -230,6 +233,9 @@ def _configure() -> None:
     settings = Config.from_environment()
     configure = tvm_ffi.get_global_func("tvm_ipc.configure")
     configure(settings.timeout, settings.arena_limit or 0, settings.instruction_set)
+    use_library = tvm_ffi.get_global_func("tvm_ipc.use_library")
+    for backend, file in LIBRARIES.items():
+        use_library(backend, str(_in_wheel(file) or ""))
 
 
 def _places() -> list[Path]:

@@ -199,6 +199,14 @@ struct Capabilities {
   bool streams = false;
 };
 
+/*! \brief A library of others that a backend needs. */
+struct LibraryFacts {
+  /*! \brief The library's own number; 0 if it cannot be used. */
+  int version = 0;
+  std::string path;
+  std::string reason;
+};
+
 /*! \brief A line in the table of backends. */
 class Backend {
  public:
@@ -208,6 +216,10 @@ class Backend {
   virtual Capabilities capabilities() const = 0;
   /*! \brief In the controller: why it cannot work between workers on these devices, or nothing. */
   virtual std::string Refusal(const std::vector<int>& devices) const { return ""; }
+  /*! \brief Where the library is that it loads when it is needed; empty: the system knows. */
+  virtual void UseLibrary(const std::string& path) const {}
+  /*! \brief What it is, or why it cannot be used. */
+  virtual LibraryFacts FactsOfLibrary() const { return {0, "", "it needs none"}; }
   /*!
    * \brief In the controller, before the workers come: the files that each of them is to get.
    *

@@ -120,6 +120,13 @@ std::string DescribeAbort(const Control& control) {
   return "the session has recovered since";
 }
 
+uint64_t HashOf(const std::vector<int64_t>& numbers) {
+  if (numbers.empty()) return 0;
+  uint64_t hash = 14695981039346656037u;  // FNV-1a, number by number
+  for (int64_t number : numbers) hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
+  return hash | 1;
+}
+
 std::string Describe(const Descriptor& d) {
   if (d.op == OpName("hide")) {
     return Text("hide of ", d.count, " tensors that it showed, whose numbers have the hash ",

@@ -110,6 +110,8 @@ class Meeting {
 
 /*! \brief "rank 2 failed" and the like. */
 std::string DescribeAbort(const Control& control);
+/*! \brief Of numbers that all members were given; not 0 but for none. */
+uint64_t HashOf(const std::vector<int64_t>& numbers);
 /*! \brief "allreduce(sum) of 12 x float32" and the like. */
 std::string Describe(const Descriptor& descriptor);
 

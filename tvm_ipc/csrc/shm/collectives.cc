@@ -103,13 +103,6 @@ void Copy(uint8_t* to, const uint8_t* from, size_t bytes, bool stream) {
 
 }  // namespace
 
-uint64_t HashOf(const std::vector<int64_t>& numbers) {
-  if (numbers.empty()) return 0;
-  uint64_t hash = 14695981039346656037u;  // FNV-1a, number by number
-  for (int64_t number : numbers) hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
-  return hash | 1;
-}
-
 void AllGather(Rank& rank, const Buffer& send, TeamId team_id, uint8_t flags, const Buffer& recv) {
   RequireType("allgather", send, recv);
   Team team(rank, team_id);

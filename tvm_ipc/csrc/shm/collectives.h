@@ -64,9 +64,6 @@ void ReduceParts(Rank& rank, ReduceKind kind, TeamId team, const std::vector<Buf
 void Send(Rank& rank, const Buffer& send, int receiver);
 void Receive(Rank& rank, const Buffer& recv, int sender);
 
-/*! \brief Of numbers that all members were given; not 0 but for none. */
-uint64_t HashOf(const std::vector<int64_t>& numbers);
-
 /*! \brief Up to here a copy is cheaper than a second meeting, for the exit. */
 constexpr size_t kEagerBytes = 2 << 10;
 

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file backend.h
+ * \brief The backend between NVIDIA's devices over NCCL, loaded when a session asks for it.
+ */
+#ifndef TVM_IPC_NCCL_BACKEND_H_
+#define TVM_IPC_NCCL_BACKEND_H_
+
+#include "core/backend.h"
+
+namespace tvm_ipc {
+
+const Backend& Nccl();
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_NCCL_BACKEND_H_

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file communicators.cc */
+#include "nccl/communicators.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "core/meeting.h"
+#include "core/streams.h"
+
+namespace tvm_ipc::nccl {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/*! \brief DLPack's kDLCUDA. */
+constexpr int32_t kCuda = 2;
+/*! \brief How often the watch looks while something is on its way. */
+constexpr std::chrono::milliseconds kLook{5};
+/*! \brief How long what is on its way may take to come to its end when the session has stopped. */
+constexpr std::chrono::milliseconds kGrace{250};
+/*! \brief How long the last meeting of all members may take when a session ends. */
+constexpr std::chrono::seconds kLeave{10};
+/*! \brief How long a device may take to come to rest when its communicators have ended. */
+constexpr std::chrono::seconds kRest{60};
+
+Descriptor About(const OpName& op) {
+  Descriptor descriptor;
+  descriptor.op = op;
+  return descriptor;
+}
+
+}  // namespace
+
+Communicators::Communicators(Rank& rank, std::shared_ptr<cuda::Device> device)
+    : rank_(rank),
+      library_(TheLibrary()),
+      device_(std::move(device)),
+      driver_(device_->driver()),
+      limits_{rank.control(), rank.options().deadline},
+      flights_(device_) {
+  if (rank.num_ranks() > 1) Follow(rank.control().generation.load(std::memory_order_acquire));
+  watch_ = std::thread([this] { Watch(); });
+}
+
+Communicators::~Communicators() {
+  if (rank_.forked()) {
+    watch_.detach();  // it is not in this process
+    return;
+  }
+  try {
+    Settle();
+  } catch (const Error&) {
+    // Nobody is left who could be told.
+  }
+  if (std::lock_guard<std::mutex> lock(watch_mutex_); true) stop_ = true;
+  watched_.notify_all();
+  watch_.join();
+  const uint32_t abort = rank_.control().abort.load(std::memory_order_acquire);
+  const bool closed = abort == 0 || (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
+  try {
+    const cuda::Here here(*device_);
+    // Peers may still receive what this rank has sent long ago.
+    const auto patience = std::min<std::chrono::nanoseconds>(limits_.deadline, kLeave);
+    for (auto& [meeting, entry] : entries_) {
+      if (entry.communicator == nullptr) continue;
+      if (!closed || !entry.communicator->Leave(patience)) entry.communicator->End();
+    }
+  } catch (const Error&) {
+    EndAll();
+  }
+}
+
+cuda::Stream Communicators::stream() const {
+  return static_cast<cuda::Stream>(ProgramStreams().current(kCuda, device_->ordinal()));
+}
+
+void Communicators::Run(Turn& turn, const Descriptor& mine, const Work& work) {
+  Check();
+  turn.meeting.Enter(mine);
+  Enqueue(Of(turn), mine, turn.meeting.Where(), work);
+}
+
+void Communicators::RunMessage(const Descriptor& mine, const std::string& where, const Work& work) {
+  Check();
+  Enqueue(*world_, mine, where, work);
+}
+
+void Communicators::Follow(uint32_t generation) {
+  stream_.store(stream(), std::memory_order_relaxed);
+  if (rank_.num_ranks() == 1 || (world_ != nullptr && generation == generation_)) return;
+  Turn turn = rank_.Begin(kWorld);
+  world_ = &Of(turn);
+  generation_ = generation;
+}
+
+Communicators::Entry& Communicators::Of(Turn& turn) {
+  Meeting& meeting = turn.meeting;
+  Entry* entry = nullptr;
+  if (std::lock_guard<std::mutex> lock(mutex_); true) entry = &entries_[&meeting];
+  if (entry->communicator != nullptr && entry->generation == meeting.generation()) return *entry;
+  Descriptor mine = About("communicator");
+  mine.offset = entry->communicator != nullptr && !entry->communicator->ended() ? 1 : 0;
+  meeting.Enter(mine);
+  bool all = true;
+  for (int i = 0; i < meeting.size(); ++i) all = all && meeting.shown(i).offset == 1;
+  if (!all) Make(meeting, *entry);
+  entry->generation = meeting.generation();
+  return *entry;
+}
+
+void Communicators::Make(Meeting& meeting, Entry& entry) {
+  auto what = [&] { return "the communicator" + meeting.Where(); };
+  if (capturing(stream())) {
+    Fail(kind::kRuntime, what(),
+         " cannot be made while a CUDA graph is captured; let the members of the team do an"
+         " operation before");
+  }
+  std::unique_ptr<Communicator> former;
+  if (std::lock_guard<std::mutex> lock(mutex_); true) former = std::move(entry.communicator);
+  if (former != nullptr) former->End();
+  entry.last.reset();
+  // The first member says how to find it, in its own segment.
+  uint8_t* said = rank_.segments()->base(meeting.rank(0)) +
+                  static_cast<size_t>(meeting.place(0)) * sizeof(UniqueId);
+  UniqueId id;
+  const cuda::Here here(*device_);
+  if (meeting.index() == 0) {
+    const Result result = library_.GetUniqueId(&id);
+    if (result != kSuccess) {
+      Fail(kind::kRuntime, what(), ": ", library_.GetUniqueId.name(), ": ",
+           library_.Describe(result));
+    }
+    memcpy(said, &id, sizeof(id));
+  }
+  meeting.Enter(About("communicator"));
+  memcpy(&id, said, sizeof(id));
+  auto made = std::make_unique<Communicator>(limits_, what, meeting.size(), meeting.index(), id);
+  std::lock_guard<std::mutex> lock(mutex_);
+  entry.communicator = std::move(made);
+}
+
+void Communicators::Enqueue(Entry& entry, const Descriptor& mine, const std::string& where,
+                            const Work& work) {
+  const cuda::Here here(*device_);
+  const cuda::Stream on = stream();
+  auto calls = [&](Handle handle) { return work(handle, on); };
+  auto what = [&] { return Describe(mine) + where; };
+  auto enqueue = [&] {
+    try {
+      entry.communicator->Enqueue(what, calls);
+    } catch (...) {
+      // Peers may have begun what this rank has not.
+      entry.communicator->End();
+      if (entry.captured) graphs_lost_ = true;
+      throw;
+    }
+  };
+  if (capturing(on)) {
+    // Events would become a part of the graph. Replays run in the order of the stream that the
+    // graph is launched on, whatever ran when it was captured.
+    entry.captured = true;
+    captured_ = true;
+    enqueue();
+    return;
+  }
+  stream_.store(on, std::memory_order_relaxed);
+  if (entry.last != nullptr && entry.stream != on) {
+    driver_.cuStreamWaitEvent("to order two streams of a team", on, *entry.last, 0);
+  }
+  Flight flight;
+  flight.descriptor = mine;
+  flight.where = where;
+  flight.stream = on;
+  flight.begin = Events::Record(flights_.events(), on);
+  enqueue();
+  flight.end = Events::Record(flights_.events(), on);
+  entry.stream = on;
+  entry.last = flight.end;
+  flights_.Add(std::move(flight));
+  if (std::lock_guard<std::mutex> lock(watch_mutex_); !std::exchange(something_, true)) {
+    watched_.notify_all();
+  }
+}
+
+bool Communicators::capturing(cuda::Stream stream) const {
+  int state = cuda::kNotCapturing;
+  const cuda::Here here(*device_);
+  driver_.cuStreamIsCapturing("to see whether a graph is captured", stream, &state);
+  return state != cuda::kNotCapturing;
+}
+
+bool Communicators::busy() const {
+  return driver_.cuStreamQuery.Try(stream_.load(std::memory_order_relaxed)) == cuda::kNotReady;
+}
+
+void Communicators::Settle() {
+  const cuda::Here here(*device_);
+  const cuda::Stream on = stream();
+  stream_.store(on, std::memory_order_relaxed);
+  const Events::Shared end = Events::Record(flights_.events(), on);
+  const auto begun = Clock::now();
+  for (int looks = 0;; ++looks) {
+    const cuda::Status status = driver_.cuEventQuery.Try(*end);
+    if (status == cuda::kSuccess) {
+      const Flights::Found found = flights_.Look(limits_.deadline);
+      if (found.state == Flights::State::kEmpty || found.state == Flights::State::kBroken) break;
+    } else if (status != cuda::kNotReady) {
+      Lose(Error(kind::kRuntime, Text("what rank ", rank_.id(), " has started on ", device_->name(),
+                                      " has failed: ", cuda::TextOf(status))));
+      break;
+    }
+    const auto waited = Clock::now() - begun;
+    if (captured_ && !has_lost_ && waited > limits_.deadline) {
+      // The watch does not know where in a graph the device is.
+      Lose(Error(kind::kDeadline,
+                 Text("rank ", rank_.id(), " waited ",
+                      std::chrono::duration<double>(limits_.deadline).count(),
+                      " s for its device, which runs CUDA graphs with operations between ranks;"
+                      " every rank must launch the same, or raise the timeout (TVM_IPC_TIMEOUT)")));
+    }
+    if (has_lost_ && waited > limits_.deadline + kRest) break;
+    if (looks < 64) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::min<Clock::duration>(waited / 16, kLook / 4));
+    }
+  }
+  // A look that began before this ends before it.
+  if (std::lock_guard<std::mutex> lock(look_mutex_); true) Check();
+}
+
+void Communicators::Check() {
+  if (has_lost_) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::optional<Error> error = std::exchange(lost_, std::nullopt);
+    has_lost_ = false;
+    if (error) throw *error;
+  }
+  if (!graphs_lost_) return;
+  Fail(kind::kRuntime,
+       "an error has ended a communicator of which CUDA graphs of this program hold operations;"
+       " they cannot run any more: open a new session");
+}
+
+void Communicators::Lose(const Error& error) {
+  if (std::lock_guard<std::mutex> lock(mutex_); !lost_) {
+    lost_ = error;
+    has_lost_ = true;
+  }
+  EndAll();
+}
+
+void Communicators::EndAll() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [meeting, entry] : entries_) {
+    if (entry.communicator == nullptr) continue;
+    entry.communicator->End();
+    if (entry.captured) graphs_lost_ = true;
+  }
+}
+
+void Communicators::Watch() {
+  const cuda::Here here(*device_);
+  // Some calls of the driver are forbidden to all threads while one of them captures a graph, and
+  // would spoil it, unless they say that they know.
+  int mode = cuda::kRelaxedCapture;
+  driver_.cuThreadExchangeStreamCaptureMode.Try(&mode);
+  std::unique_lock<std::mutex> lock(watch_mutex_);
+  while (!stop_) {
+    if (!something_ && !captured_) {
+      watched_.wait(lock, [this] { return stop_ || something_; });
+      continue;
+    }
+    watched_.wait_for(lock, kLook, [this] { return stop_; });
+    something_ = false;
+    lock.unlock();
+    const bool more = Look();
+    lock.lock();
+    something_ = something_ || more;
+  }
+}
+
+bool Communicators::Look() {
+  std::lock_guard<std::mutex> look(look_mutex_);
+  const Flights::Found found = flights_.Look(limits_.deadline);
+  const bool flying = found.state != Flights::State::kEmpty;
+  const double seconds = std::chrono::duration<double>(limits_.deadline).count();
+  if (found.state == Flights::State::kBroken) {
+    flights_.Clear();
+    Lose(Error(kind::kRuntime, Text(found.what, " has failed on ", device_->name(), ": ",
+                                    cuda::TextOf(found.status))));
+    return false;
+  }
+  if (found.state == Flights::State::kLate && !has_lost_) {
+    Lose(Error(
+        kind::kDeadline,
+        Text(found.what, " has begun on ", device_->name(), " and has not ended within ", seconds,
+             " s: a peer's device has not come to it; every rank must make the same"
+             " collective calls in the same order, or raise the timeout"
+             " (TVM_IPC_TIMEOUT)")));
+    return true;
+  }
+  const Control& control = rank_.control();
+  if (control.abort.load(std::memory_order_acquire) == 0 || has_lost_) {
+    stopped_.reset();
+  } else if (flying || (captured_ && busy())) {
+    const auto now = Clock::now();
+    if (!stopped_) stopped_ = now;
+    if (now - *stopped_ > kGrace) {
+      const std::string what = flying ? found.what : "a CUDA graph with operations between ranks";
+      Lose(Error(kind::kPeer, Text(what, " was stopped: ", DescribeAbort(control))));
+      stopped_.reset();
+    }
+  }
+  if (flying && !has_lost_) {
+    std::string error;
+    if (std::lock_guard<std::mutex> lock(mutex_); true) {
+      for (auto& [meeting, entry] : entries_) {
+        if (entry.communicator != nullptr && error.empty()) {
+          error = entry.communicator->AsynchronousError();
+        }
+      }
+    }
+    if (!error.empty()) {
+      Lose(Error(kind::kRuntime, Text(found.what, " has failed: ", error)));
+    }
+  }
+  return flying;
+}
+
+}  // namespace tvm_ipc::nccl

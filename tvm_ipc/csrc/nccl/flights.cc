@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file flights.cc */
+#include "nccl/flights.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/meeting.h"
+
+namespace tvm_ipc::nccl {
+
+Events::~Events() {
+  if (free_.empty() || device_->forked()) return;
+  // The driver may have ended before, with the process: then nothing is done, or fails.
+  for (cuda::Event event : free_) device_->driver().cuEventDestroy_v2.Try(event);
+}
+
+Events::Shared Events::Record(const std::shared_ptr<Events>& events, cuda::Stream stream) {
+  const cuda::Driver& driver = events->device_->driver();
+  cuda::Event event = nullptr;
+  if (std::lock_guard<std::mutex> lock(events->mutex_); !events->free_.empty()) {
+    event = events->free_.back();
+    events->free_.pop_back();
+  }
+  if (event == nullptr) {
+    driver.cuEventCreate("to follow what a device does", &event, cuda::kWithoutTiming);
+  }
+  Shared shared(new cuda::Event(event), [events](cuda::Event* last) {
+    std::lock_guard<std::mutex> lock(events->mutex_);
+    events->free_.push_back(*last);
+    delete last;
+  });
+  driver.cuEventRecord("to follow what a device does", event, stream);
+  return shared;
+}
+
+void Flights::Add(Flight flight) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  flights_.push_back(std::move(flight));
+}
+
+Flights::Found Flights::Look(std::chrono::nanoseconds deadline) {
+  const auto now = std::chrono::steady_clock::now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  Found found;
+  // Behind one that is not done, nothing of its stream is; so a look takes few questions.
+  std::vector<cuda::Stream> waiting;
+  auto done = [&](Flight& flight) {
+    if (std::find(waiting.begin(), waiting.end(), flight.stream) != waiting.end()) return false;
+    const cuda::Status status = driver_.cuEventQuery.Try(*flight.end);
+    if (status == cuda::kSuccess) return true;
+    waiting.push_back(flight.stream);
+    State state = State::kPending;
+    if (status != cuda::kNotReady) {
+      state = State::kBroken;
+    } else if (!flight.begun && driver_.cuEventQuery.Try(*flight.begin) == cuda::kSuccess) {
+      flight.begun = true;
+      flight.since = now;
+    } else if (flight.begun && now - flight.since > deadline) {
+      state = State::kLate;
+    }
+    if (state > found.state) {
+      found.state = state;
+      found.what = Describe(flight.descriptor) + flight.where;
+      found.status = status;
+    }
+    return false;
+  };
+  flights_.erase(std::remove_if(flights_.begin(), flights_.end(), done), flights_.end());
+  return found;
+}
+
+void Flights::Clear() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  flights_.clear();
+}
+
+}  // namespace tvm_ipc::nccl

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file flights.h
+ * \brief Operations that have been enqueued, until the device has done them.
+ */
+#ifndef TVM_IPC_NCCL_FLIGHTS_H_
+#define TVM_IPC_NCCL_FLIGHTS_H_
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/control.h"
+#include "driver/device.h"
+
+namespace tvm_ipc::nccl {
+
+/*! \brief An event of a device, which goes back to the others when nobody needs it. */
+class Events {
+ public:
+  using Shared = std::shared_ptr<cuda::Event>;
+  explicit Events(std::shared_ptr<cuda::Device> device) : device_(std::move(device)) {}
+  ~Events();
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+
+  /*! \brief Recorded on a stream. The calling thread has the device's context. */
+  static Shared Record(const std::shared_ptr<Events>& events, cuda::Stream stream);
+
+ private:
+  std::shared_ptr<cuda::Device> device_;
+  std::mutex mutex_;
+  std::vector<cuda::Event> free_;
+};
+
+/*! \brief One of them. */
+struct Flight {
+  /*! \brief What it is, for errors. */
+  Descriptor descriptor;
+  std::string where;
+  cuda::Stream stream = nullptr;
+  Events::Shared begin;
+  Events::Shared end;
+  /*! \brief When the device was first seen to have come to it. */
+  bool begun = false;
+  std::chrono::steady_clock::time_point since;
+};
+
+/*! \brief All of a rank, in the order in which they were enqueued. */
+class Flights {
+ public:
+  enum class State {
+    kEmpty,    //!< the device has done all of them
+    kPending,  //!< not yet
+    kLate,     //!< one of them has begun, and has not ended within the deadline
+    kBroken,   //!< the device does nothing any more
+  };
+  struct Found {
+    State state = State::kEmpty;
+    /*! \brief Of what is pending, late or broken, the one that was enqueued first. */
+    std::string what;
+    cuda::Status status = cuda::kSuccess;
+  };
+
+  explicit Flights(const std::shared_ptr<cuda::Device>& device)
+      : driver_(device->driver()), events_(std::make_shared<Events>(device)) {}
+
+  const std::shared_ptr<Events>& events() const { return events_; }
+  void Add(Flight flight);
+  /*! \brief Forget those that are done. The calling thread has the device's context. */
+  Found Look(std::chrono::nanoseconds deadline);
+  /*! \brief Forget them all. */
+  void Clear();
+
+ private:
+  const cuda::Driver& driver_;
+  std::shared_ptr<Events> events_;
+  std::mutex mutex_;
+  std::deque<Flight> flights_;
+};
+
+}  // namespace tvm_ipc::nccl
+#endif  // TVM_IPC_NCCL_FLIGHTS_H_

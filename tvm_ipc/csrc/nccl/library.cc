@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file library.cc */
+#include "nccl/library.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+#include "core/error.h"
+
+namespace tvm_ipc::nccl {
+
+namespace {
+
+/*! \brief 2.19: communicators that do not block, and memory of its own. */
+constexpr int kLeastVersion = 21900;
+constexpr const char* kInstall =
+    "; `pip install 'tvm-ipc[cuda]'` brings it, or `pip install nvidia-nccl-cu13`";
+
+std::mutex loading;
+std::string path_to_load;                     // guarded by loading
+std::atomic<const Library*> loaded{nullptr};  // never freed: it has threads of its own
+
+std::string VersionText(int version) {
+  return Text(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+}  // namespace
+
+void UseLibrary(const std::string& path) {
+  std::lock_guard<std::mutex> lock(loading);
+  path_to_load = path;
+}
+
+const Library& TheLibrary() {
+  if (const Library* library = loaded.load(std::memory_order_acquire)) return *library;
+  std::lock_guard<std::mutex> lock(loading);
+  if (const Library* library = loaded.load(std::memory_order_acquire)) return *library;
+  const auto* library = new Library(path_to_load.empty() ? "libnccl.so.2" : path_to_load);
+  loaded.store(library, std::memory_order_release);
+  return *library;
+}
+
+Library::Library(const std::string& path) : path_(path) {
+  // Never closed, even where it cannot be used: it may have threads of its own.
+  void* file = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (file == nullptr) {
+    const char* error = dlerror();
+    Fail(kind::kRuntime, "NCCL cannot be loaded: ", error == nullptr ? path.c_str() : error,
+         kInstall);
+  }
+  std::string missing;
+  auto take = [&](auto* function, const char* name) {
+    function->name_ = name;
+    void* symbol = dlsym(file, name);
+    function->call_ = reinterpret_cast<decltype(function->call_)>(symbol);
+    return symbol != nullptr;
+  };
+#define TVM_IPC_TAKE(name, ...) \
+  if (!take(&(name), "nccl" #name) && missing.empty()) missing = "nccl" #name;
+  TVM_IPC_NCCL_FUNCTIONS(TVM_IPC_TAKE)
+#undef TVM_IPC_TAKE
+#define TVM_IPC_TAKE(name, ...) take(&(name), "nccl" #name);
+  TVM_IPC_NCCL_OPTIONAL(TVM_IPC_TAKE)
+#undef TVM_IPC_TAKE
+  get_error_string_ =
+      reinterpret_cast<decltype(get_error_string_)>(dlsym(file, "ncclGetErrorString"));
+  get_last_error_ = reinterpret_cast<decltype(get_last_error_)>(dlsym(file, "ncclGetLastError"));
+  if (GetVersion.exists() && GetVersion(&version_) == kSuccess && version_ < kLeastVersion) {
+    Fail(kind::kRuntime, Name(), " is too old, needed is ", VersionText(kLeastVersion), " or newer",
+         kInstall);
+  }
+  if (!missing.empty()) Fail(kind::kRuntime, path_, " has no function ", missing, kInstall);
+}
+
+std::string Library::Name() const { return Text("NCCL ", VersionText(version_), " (", path_, ")"); }
+
+std::string Library::Describe(Result result, Handle communicator) const {
+  std::string text = get_error_string_ == nullptr ? Text("error ", static_cast<int>(result))
+                                                  : get_error_string_(result);
+  const char* last = get_last_error_ == nullptr ? nullptr : get_last_error_(communicator);
+  if (last != nullptr && *last != '\0') text += Text(": ", last);
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  if (text.find("Duplicate GPU") != std::string::npos) {
+    text += "; NCCL wants a device for each rank: give other device_ids, or fewer workers";
+  } else if (result != kInvalidArgument) {
+    text += "; with NCCL_DEBUG=WARN it says more";
+  }
+  return text;
+}
+
+void Library::Check(const char* call, Result result, Handle communicator) const {
+  if (result == kSuccess) return;
+  Fail(kind::kRuntime, call, ": ", Describe(result, communicator));
+}
+
+bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator* nccl_operator,
+                   const char** why) {
+  constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kBool = 6;
+  constexpr Operator kOperators[] = {kSum, kProd, kMin, kMax, kAvg};
+  *nccl_operator = kOperators[static_cast<int>(kind)];
+  const bool average = kind == ReduceKind::kAvg;
+  *why = nullptr;
+  if (type.lanes == 1 && type.code == kFloat && type.bits >= 16) {
+    *nccl_type = type.bits == 16 ? kFloat16 : type.bits == 32 ? kFloat32 : kFloat64;
+  } else if (type == ElementType{kBFloat, 16, 1}) {
+    *nccl_type = kBfloat16;
+  } else if (type == ElementType{kBool, 8, 1} && !average) {
+    // Of zeros and ones: any of them, or all of them.
+    *nccl_type = kUint8;
+    const bool all = kind == ReduceKind::kProd || kind == ReduceKind::kMin;
+    *nccl_operator = all ? kMin : kMax;
+  } else if (type.lanes == 1 && (type.code == kInt || type.code == kUInt) && average) {
+    *why = "its average of integers is wrong where their sum does not fit; sum, then divide";
+  } else if (type.lanes == 1 && (type.code == kInt || type.code == kUInt) &&
+             (type.bits == 8 || type.bits == 32 || type.bits == 64)) {
+    const int is_unsigned = type.code == kUInt;
+    const int width = type.bits == 8 ? kInt8 : type.bits == 32 ? kInt32 : kInt64;
+    *nccl_type = static_cast<Type>(width + is_unsigned);
+  } else {
+    *why =
+        "it has no such type; cast to one that it has: float16, bfloat16, float32, float64, or"
+        " integers of 8, 32 or 64 bits";
+  }
+  return *why == nullptr;
+}
+
+}  // namespace tvm_ipc::nccl

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file library.h
+ * \brief NCCL: the functions that we call, found in libnccl.so.2 when a session asks for them.
+ *
+ * The types and numbers are those of NCCL's interface, declared here, so that machines without it
+ * build and run this library.
+ */
+#ifndef TVM_IPC_NCCL_LIBRARY_H_
+#define TVM_IPC_NCCL_LIBRARY_H_
+
+#include <climits>
+#include <cstddef>
+#include <string>
+
+#include "core/element.h"
+#include "driver/driver.h"
+
+namespace tvm_ipc::nccl {
+
+using Handle = struct ncclComm*;
+using Window = struct ncclWindow_vidmem*;
+
+/*! \brief What the members of a communicator have to know to find each other. */
+struct UniqueId {
+  char bytes[128];
+};
+
+/*! \brief What a call returns: ncclResult_t. */
+enum Result : int {
+  kSuccess = 0,
+  kCudaFailed = 1,
+  kSystemFailed = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteFailed = 6,
+  kInProgress = 7,
+};
+
+/*! \brief ncclDataType_t, those that NCCL reduces everywhere. */
+enum Type : int {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kUint32 = 3,
+  kInt64 = 4,
+  kUint64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9,
+};
+
+/*! \brief ncclRedOp_t. Its order is not that of ReduceKind. */
+enum Operator : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
+
+/*!
+ * \brief ncclConfig_t, as it was in NCCL 2.17: it only grows, and says how large it is and of which
+ *        version, so later libraries take it.
+ */
+struct Config {
+  static constexpr int kUnset = INT_MIN;
+  size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21700;
+  int blocking = kUnset;
+  int cluster = kUnset;
+  int least_blocks = kUnset;
+  int most_blocks = kUnset;
+  const char* network = nullptr;
+};
+static_assert(sizeof(Config) == 40, "as NCCL 2.17 has it");
+
+constexpr int kSymmetricWindow = 1;
+
+/*! \brief The functions, by their names without "nccl". Of them X(name, parameters...). */
+#define TVM_IPC_NCCL_FUNCTIONS(X)                                                    \
+  X(GetVersion, int*)                                                                \
+  X(GetUniqueId, UniqueId*)                                                          \
+  X(CommInitRankConfig, Handle*, int, UniqueId, int, Config*)                        \
+  X(CommGetAsyncError, Handle, Result*)                                              \
+  X(CommFinalize, Handle)                                                            \
+  X(CommDestroy, Handle)                                                             \
+  X(CommAbort, Handle)                                                               \
+  X(GroupStart)                                                                      \
+  X(GroupEnd)                                                                        \
+  X(AllReduce, const void*, void*, size_t, Type, Operator, Handle, cuda::Stream)     \
+  X(ReduceScatter, const void*, void*, size_t, Type, Operator, Handle, cuda::Stream) \
+  X(Reduce, const void*, void*, size_t, Type, Operator, int, Handle, cuda::Stream)   \
+  X(AllGather, const void*, void*, size_t, Type, Handle, cuda::Stream)               \
+  X(Broadcast, const void*, void*, size_t, Type, int, Handle, cuda::Stream)          \
+  X(Send, const void*, size_t, Type, int, Handle, cuda::Stream)                      \
+  X(Recv, void*, size_t, Type, int, Handle, cuda::Stream)                            \
+  X(MemAlloc, void**, size_t)                                                        \
+  X(MemFree, void*)
+/*! \brief Those that came later. */
+#define TVM_IPC_NCCL_OPTIONAL(X) X(CommWindowRegister, Handle, void*, size_t, Window*, int)
+
+/*! \brief A function of NCCL. */
+template <typename... Args>
+class Function {
+ public:
+  Result operator()(Args... args) const { return call_(args...); }
+  /*! \brief As in its documentation, for errors. */
+  const char* name() const { return name_; }
+  bool exists() const { return call_ != nullptr; }
+
+ private:
+  friend class Library;
+  const char* name_ = nullptr;
+  Result (*call_)(Args...) = nullptr;
+};
+
+class Library {
+ public:
+#define TVM_IPC_DECLARE(name, ...) Function<__VA_ARGS__> name;
+  TVM_IPC_NCCL_FUNCTIONS(TVM_IPC_DECLARE)
+  TVM_IPC_NCCL_OPTIONAL(TVM_IPC_DECLARE)
+#undef TVM_IPC_DECLARE
+
+  /*! \brief As 22703 for 2.27.3. */
+  int version() const { return version_; }
+  const std::string& path() const { return path_; }
+  /*! \brief "NCCL 2.27.3", and the file it was loaded from. */
+  std::string Name() const;
+  /*! \brief What a result means, with what NCCL says of it. */
+  std::string Describe(Result result, Handle communicator = nullptr) const;
+  /*! \brief Throws where the result of a call is not success. */
+  void Check(const char* call, Result result, Handle communicator = nullptr) const;
+
+ private:
+  friend const Library& TheLibrary();
+  explicit Library(const std::string& path);
+
+  std::string path_;
+  int version_ = 0;
+  const char* (*get_error_string_)(Result) = nullptr;
+  const char* (*get_last_error_)(Handle) = nullptr;
+};
+
+/*!
+ * \brief Take NCCL from this file when it is needed first, or from where the system's loader finds
+ *        it.
+ */
+void UseLibrary(const std::string& path);
+/*! \brief NCCL, loaded by the first call; an error that says why it cannot be. */
+const Library& TheLibrary();
+
+/*! \brief How NCCL reduces elements of a type; false, and why not, where it cannot. */
+bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator* nccl_operator,
+                   const char** why);
+
+}  // namespace tvm_ipc::nccl
+#endif  // TVM_IPC_NCCL_LIBRARY_H_

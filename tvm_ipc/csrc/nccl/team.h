@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file team.h
+ * \brief One operation of a team, seen from a member.
+ */
+#ifndef TVM_IPC_NCCL_TEAM_H_
+#define TVM_IPC_NCCL_TEAM_H_
+
+#include "core/error.h"
+#include "core/group.h"
+#include "nccl/communicators.h"
+
+namespace tvm_ipc::nccl {
+
+class Team {
+ public:
+  Team(Rank& rank, Communicators& communicators, TeamId id)
+      : turn_(rank.Begin(id)), communicators_(communicators) {}
+
+  int size() const { return turn_.meeting.size(); }
+  /*! \brief This rank's place in the team. */
+  int index() const { return turn_.meeting.index(); }
+  int rank(int index) const { return turn_.meeting.rank(index); }
+
+  /*! \brief Throws if no member has the place. */
+  void RequireRoot(const char* operation, int root) const {
+    if (root >= 0 && root < size()) return;
+    Fail(kind::kValue, operation, ": there is no root ", root, " in a team of ", size(),
+         "; it is a place in the team, from 0 on");
+  }
+
+  /*! \brief Do it together; nothing where a member is alone, or nobody gives anything. */
+  void Run(const Descriptor& mine, size_t bytes, const Communicators::Work& work) {
+    if (size() > 1 && bytes > 0) return communicators_.Run(turn_, mine, work);
+    communicators_.Check();
+    turn_.meeting.Enter(mine);
+  }
+
+  /*! \brief Of a copy within this member, in the order of its stream. */
+  void Copy(const uint8_t* from, uint8_t* to, size_t bytes) const {
+    if (from == to || bytes == 0) return;
+    const cuda::Device& device = communicators_.device();
+    const cuda::Here here(device);
+    device.driver().cuMemcpyAsync("to copy on a device", reinterpret_cast<cuda::Address>(to),
+                                  reinterpret_cast<cuda::Address>(from), bytes,
+                                  communicators_.stream());
+  }
+
+ private:
+  Turn turn_;
+  Communicators& communicators_;
+};
+
+}  // namespace tvm_ipc::nccl
+#endif  // TVM_IPC_NCCL_TEAM_H_
