@@ -51,8 +51,7 @@ def open_session(workers: int, **options: Any) -> tvm_ipc.Session:
         options.setdefault("device_ids", on_devices(workers))
     session = tvm_ipc.Session(workers, **options)
     session.import_python_module("collective_worker")
-    if options["device"] == "cuda":
-        session.import_python_module("gpu_worker")
+    session.import_python_module("gpu_worker")
     return session
 
 

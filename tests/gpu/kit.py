@@ -115,7 +115,7 @@ def compile_programs(folder: Path) -> None:
 
 def copy_tests(folder: Path) -> None:
     """Tests, the benchmark, and what runs them."""
-    ignore = shutil.ignore_patterns("__pycache__", "*.so", "test_*.py")
+    ignore = shutil.ignore_patterns("__pycache__", "*.so")
     for name in TESTS:
         target = folder / name
         if (ROOT / name).is_dir():

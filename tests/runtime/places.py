@@ -37,6 +37,13 @@ def here() -> Any:
     return get_global_func("tvm_ipc.worker.device")()
 
 
+def settle() -> None:
+    """Wait until what the calling worker has begun is done: TVM copies on another stream."""
+    if here().type != "cpu":
+        backend = BACKEND if ON_GPUS else "cuda"
+        get_global_func(f"runtime.disco.{backend}.sync_worker")()
+
+
 def tensor(values: npt.NDArray[Any]) -> Any:
     """An array on the calling worker's device."""
     return tvm.runtime.tensor(values, here())

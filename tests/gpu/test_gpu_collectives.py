@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduces on GPUs: sizes that nothing divides, the bits of CPUs, streams and CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tvm_ffi
+from gpu_sessions import HELPERS
+
+import tvm_ipc
+from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+
+pytestmark = pytest.mark.gpu
+assert HELPERS.is_dir()
+Opened = Callable[..., tvm_ipc.Session]
+#: Elements; around what one thread, one block, and each way of doing it takes.
+COUNTS = (0, 1, 7, 36, 2047, 4096, 65_537, 300_001)
+PLACES = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
+
+
+def call(session: tvm_ipc.Session, name: str, *arguments: Any) -> Any:
+    result = session.get_global_func(f"tests.gpu.{name}")(*arguments)
+    session.sync()
+    return result
+
+
+def bits(session: tvm_ipc.Session, *arguments: Any) -> list[bytes]:
+    """What comes out on each worker."""
+    found = call(session, "digest_of_cases", *arguments)
+    return [bytes(found.debug_get_from_remote(rank)) for rank in range(session.num_workers)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "int64"])
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_bits_are_those_of_cpus(ranks: int, dtype: str, opened: Opened) -> None:
+    counts = tvm_ffi.Shape(COUNTS)
+    for kind in ReduceKind:
+        auto = int(AllReduceStrategy.AUTO)
+        (wanted,) = set(bits(opened(ranks, True, "cpu"), counts, dtype, int(kind), auto))
+        assert set(bits(opened(ranks), counts, dtype, int(kind), auto)) == {wanted}
+
+
+@PLACES
+def test_strategies_have_the_same_bits(threads: bool, opened: Opened) -> None:
+    counts = tvm_ffi.Shape(COUNTS)
+    found = {
+        digest
+        for strategy in AllReduceStrategy
+        for digest in bits(opened(2, threads), counts, "bfloat16", 0, int(strategy))
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "count", "dtype"),
+    [
+        (4, 2880 * 402, "bfloat16"),
+        (8, 7168 * 149, "bfloat16"),
+        (8, 5120 * 205, "bfloat16"),
+        (8, 36, "float32"),
+    ],
+)
+def test_tails(ranks: int, count: int, dtype: str, opened: Opened) -> None:
+    """Sizes at which others lost the end."""
+    for strategy in AllReduceStrategy:
+        shape = tvm_ffi.Shape([count])
+        assert len(set(bits(opened(ranks), shape, dtype, 0, int(strategy)))) == 1
+
+
+@PLACES
+@pytest.mark.parametrize("memory", ["private", "arena"])
+@pytest.mark.parametrize("counts", [(5,), (5, 4097, 300_001)], ids=["one", "three"])
+def test_graphs_are_replayed(
+    counts: tuple[int, ...], memory: str, threads: bool, opened: Opened
+) -> None:
+    """Odd numbers of operations and of replays, with others between them."""
+    auto = int(AllReduceStrategy.AUTO)
+    call(opened(2, threads), "replays", tvm_ffi.Shape(counts), "float32", auto, memory, 7)
+
+
+@pytest.mark.parametrize("strategy", AllReduceStrategy)
+@pytest.mark.parametrize("ranks", [3, 5, 8])
+def test_graphs_of_more_ranks(ranks: int, strategy: int, opened: Opened) -> None:
+    counts = tvm_ffi.Shape([1000, 70_001])
+    call(opened(ranks), "replays", counts, "bfloat16", int(strategy), "private", 3)
+
+
+@PLACES
+@pytest.mark.parametrize("count", [100, 300_001])
+def test_a_team_on_two_streams(count: int, threads: bool, opened: Opened) -> None:
+    call(opened(2, threads), "takes_turns_on_streams", count, "float32", 5)
+
+
+@PLACES
+def test_a_graph_cannot_wait_for_another_stream(threads: bool, opened: Opened) -> None:
+    session = opened(2, threads)
+    message = call(session, "captures_after_another_stream", 1000)
+    for rank in range(2):
+        assert "stream" in message.debug_get_from_remote(rank)
+    call(session, "replays", tvm_ffi.Shape([5]), "float32", 0, "private", 1)
