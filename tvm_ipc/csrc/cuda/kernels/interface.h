@@ -83,6 +83,7 @@ enum Operation : uint32_t {
   kAllToAll,
   kPermute,
   kSend,
+  kShow,
 };
 
 /*!
@@ -334,6 +335,8 @@ struct MoveArgs {
 /*! \brief `member`: of tvm_ipc_await, whose number. */
 struct ShowArgs {
   TeamArgs team;
+  /*! \brief For errors. */
+  Header header;
   uint32_t number;
   int32_t member;
 };

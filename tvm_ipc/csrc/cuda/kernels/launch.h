@@ -41,7 +41,8 @@ constexpr Path ChooseMove(uint64_t longest, int size) {
 }
 /*! \brief Whether tvm_ipc_push_norm can do it; else an all-reduce, then tvm_ipc_norm. */
 constexpr bool FitsPushNorm(uint64_t count, uint64_t width, uint64_t row, int size) {
-  return row != 0 && count * width <= PushBytes(size) && count / row <= kMaxRows;
+  if (row == 0 || count / row > kMaxRows) return false;
+  return count / row * DivideUp(row * width, 8) * 8 <= PushBytes(size);
 }
 
 /*! \brief What a device and the ranks on it allow, the least of all members. */
@@ -69,15 +70,21 @@ constexpr Launch LaunchFor(uint64_t items, uint64_t threads, const Limits& limit
   return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(threads)};
 }
 
+/*! \brief With one block more, which exchanges headers. */
+constexpr Launch LaunchPush(uint64_t items, const Limits& limits) {
+  const Launch launch = LaunchFor(items, 256, limits);
+  return {static_cast<uint32_t>(AtMost(launch.blocks + 1, limits.blocks)), launch.threads};
+}
+
 /*! \brief For an all-reduce, reduce, reduce-scatter of so many bytes in all. */
 constexpr Launch LaunchReduce(Path path, uint64_t bytes, int size, const Limits& limits) {
-  if (path == Path::kPush) return LaunchFor(DivideUp(bytes, 8), 256, limits);
-  if (path == Path::kPushSlices) return LaunchFor(DivideUp(bytes, 8 * size), 256, limits);
+  if (path == Path::kPush) return LaunchPush(DivideUp(bytes, 8), limits);
+  if (path == Path::kPushSlices) return LaunchPush(DivideUp(bytes, 8 * size), limits);
   return LaunchFor(DivideUp(bytes, 16 * size), 512, limits);
 }
 /*! \brief For moves of so many bytes to a member. */
 constexpr Launch LaunchMove(Path path, uint64_t bytes, const Limits& limits) {
-  if (path == Path::kPush) return LaunchFor(DivideUp(bytes, 8), 256, limits);
+  if (path == Path::kPush) return LaunchPush(DivideUp(bytes, 8), limits);
   return LaunchFor(DivideUp(bytes, 16 * 4), 512, limits);
 }
 constexpr Launch LaunchParts(uint64_t bytes, const Limits& limits) {
@@ -89,7 +96,7 @@ constexpr Launch LaunchNorm(uint64_t rows, uint64_t row_bytes, const Limits& lim
   const uint64_t pieces = AtLeast(AtMost(DivideUp(row_bytes, 8 * threads),
                                          limits.blocks / AtLeast(AtMost(rows, limits.blocks), 1)),
                                   1);
-  const uint64_t blocks = AtLeast(AtMost(rows * pieces, limits.blocks), 1);
+  const uint64_t blocks = AtMost(rows * pieces + 1, limits.blocks);
   return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(threads),
           static_cast<uint32_t>(pieces)};
 }

@@ -109,10 +109,13 @@ TVM_IPC_DEVICE void TakeSome(TeamOperation& operation, const Stage& stage, Phase
   }
 }
 
-/*! \brief The reduction of piece i of all members; nothing of use if the operation has failed. */
-template <typename Type>
+/*!
+ * \brief The reduction of piece i of all members; nothing of use if the operation has failed.
+ * \param extra With kExtra: one more source, the last one.
+ */
+template <typename Type, bool kExtra = false>
 TVM_IPC_DEVICE uint64_t FoldPushed(TeamOperation& operation, const Stage& stage, uint64_t i,
-                                   uint64_t own, uint32_t kind) {
+                                   uint64_t own, uint32_t kind, uint64_t extra = 0) {
   const int size = operation.size();
   const int place = operation.place();
   constexpr int kAtOnce = Type::kAtOnce;
@@ -124,11 +127,15 @@ TVM_IPC_DEVICE uint64_t FoldPushed(TeamOperation& operation, const Stage& stage,
     });
   }
   if (operation.failed()) return 0;
-  const uint64_t result = fold.Result(size, kind);
+  if (kExtra) fold.Add(extra, kind, false);
+  const uint64_t result = fold.Result(size + kExtra, kind);
   if (!fold.unusual()) return result;
   return FoldCarefully<Type>(
-      [&](int member) { return member == place ? own : Eight(stage.Look(operation, member, i)); },
-      size, kind);
+      [&](int member) {
+        if (kExtra && member == size) return extra;
+        return member == place ? own : Eight(stage.Look(operation, member, i));
+      },
+      size + kExtra, kind);
 }
 
 /*! \brief All members get all inputs, or one member, the root, does. */

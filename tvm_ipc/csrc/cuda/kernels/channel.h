@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file channel.h
+ * \brief Messages from one rank to another, what one shows to others, and the probe of memory.
+ *
+ * A lane of a channel has two packets; the sender numbers its packets m = 1, 2, ...
+ *
+ *   sender    see `taken` reach m - 2 (acquire), fill data[m & 1], write its header with tag m
+ * (release) receiver  see the header with tag m (acquire), copy, write taken = m (release)
+ *
+ * No team meets, so two slots alone would not do: the receiver's `taken` is what lets the sender
+ * on.
+ */
+#ifndef TVM_IPC_CUDA_KERNELS_CHANNEL_H_
+#define TVM_IPC_CUDA_KERNELS_CHANNEL_H_
+
+#include "cuda/kernels/move.h"
+
+namespace tvm_ipc {
+namespace kernels {
+
+/*! \brief Whether number a is number b or a later one; they wrap. */
+TVM_IPC_DEVICE bool Reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
+
+struct ChannelState {
+  uint32_t packet;
+  uint32_t failed;
+  uint32_t differs;
+};
+
+/*! \brief What this block's lane does of a message, packet by packet. */
+class MessageLane {
+ public:
+  TVM_IPC_DEVICE explicit MessageLane(const MessageArgs& args) : args_(args) {
+    const uint64_t part = DivideUp(DivideUp(args.bytes, 16), Blocks()) * 16;
+    at_ = Least(args.bytes, Block() * part);
+    end_ = Least(args.bytes, at_ + part);
+  }
+
+  /*! \brief False after an error, for all threads of the block. */
+  TVM_IPC_DEVICE bool Begin(const uint32_t& packets_done) {
+    ChannelState& state = Shared<ChannelState>();
+    if (Thread() == 0) {
+      state.packet = packets_done;
+      state.failed = LoadRelaxed(args_.guard.failed);
+      state.differs = 0;
+    }
+    SyncThreads();
+    packet_ = state.packet;
+    return state.failed == 0;
+  }
+  /*! \brief To the next packet; an empty message has one too. */
+  TVM_IPC_DEVICE bool Next() {
+    if (packets_ != 0) at_ += kPacketBytes;
+    if (packets_ != 0 && at_ >= end_) return false;
+    ++packets_;
+    ++packet_;
+    patience_ = Patience();
+    return true;
+  }
+  TVM_IPC_DEVICE uint32_t packet() const { return packet_; }
+  TVM_IPC_DEVICE uint64_t at() const { return at_; }
+  TVM_IPC_DEVICE uint64_t bytes() const { return Least(end_ - at_, kPacketBytes); }
+
+  TVM_IPC_DEVICE bool GivesUp(Phase phase) {
+    failed_ = failed_ || patience_.Ends(args_.guard, {phase, args_.peer, packet_}, args_.header);
+    return failed_;
+  }
+  /*! \brief Whether it has failed, the same for all threads of the block. */
+  TVM_IPC_DEVICE bool AnyFailed() {
+    SyncThreads();
+    ChannelState& state = Shared<ChannelState>();
+    if (Thread() == 0) state.failed = LoadRelaxed(args_.guard.failed);
+    SyncThreads();
+    failed_ = state.failed != 0;
+    return failed_;
+  }
+
+ private:
+  const MessageArgs& args_;
+  uint64_t at_;
+  uint64_t end_;
+  uint32_t packet_ = 0;
+  uint32_t packets_ = 0;
+  bool failed_ = false;
+  Patience patience_;
+};
+
+TVM_IPC_DEVICE void Send(const MessageArgs& args) {
+  Outbox::Lane& out = args.outbox->lanes[Block()];
+  Inbox::Lane& in = args.inbox->lanes[Block()];
+  MessageLane lane(args);
+  if (!lane.Begin(out.packet)) return;
+  while (lane.Next()) {
+    if (Thread() == 0) {
+      while (!Reached(LoadAcquire(&out.taken), lane.packet() - 2) && !lane.GivesUp(kForCredit)) {
+        continue;
+      }
+    }
+    if (lane.AnyFailed()) return;
+    const uint32_t slot = lane.packet() & 1;
+    Copy(in.data[slot], static_cast<const uint8_t*>(args.send) + lane.at(), lane.bytes(),
+         OfBlock());
+    SyncThreads();
+    for (uint32_t i = Thread() * 2; i < kHeaderWords; i += Threads() * 2) {
+      StorePairRelease(&in.headers[slot][i], {Tagged(WordOf(args.header, i), lane.packet()),
+                                              Tagged(WordOf(args.header, i + 1), lane.packet())});
+    }
+  }
+  if (Thread() == 0) out.packet = lane.packet();
+}
+
+/*! \brief The sender sends something else. */
+TVM_IPC_DEVICE void DisagreeWithSender(const MessageArgs& args, const TaggedWord* header,
+                                       uint32_t packet) {
+  ErrorRecord* record = args.guard.error;
+  if (!BeginRecord(args.guard, {kForMessage, args.peer, packet}, args.header)) return;
+  for (int i = 0; i < kHeaderWords; ++i) {
+    reinterpret_cast<uint32_t*>(&record->theirs)[i] = Data(LoadWord(&header[i]));
+  }
+  StoreRelease(&record->code, kMismatch);
+}
+
+TVM_IPC_DEVICE void Receive(const MessageArgs& args) {
+  Outbox::Lane& out = args.outbox->lanes[Block()];
+  Inbox::Lane& in = args.inbox->lanes[Block()];
+  ChannelState& state = Shared<ChannelState>();
+  MessageLane lane(args);
+  if (!lane.Begin(in.packet)) return;
+  while (lane.Next()) {
+    const uint32_t slot = lane.packet() & 1;
+    for (uint32_t i = Thread() * 2; i < kHeaderWords; i += Threads() * 2) {
+      Pair pair = LoadPairAcquire(&in.headers[slot][i]);
+      while (!Has(pair, lane.packet()) && !lane.GivesUp(kForMessage)) {
+        pair = LoadPairAcquire(&in.headers[slot][i]);
+      }
+      if (i < kComparedWords && Has(pair, lane.packet()) &&
+          (Data(pair.low) != WordOf(args.header, i) ||
+           Data(pair.high) != WordOf(args.header, i + 1))) {
+        StoreRelaxed(&state.differs, 1);
+      }
+    }
+    SyncThreads();
+    if (Thread() == 0 && LoadRelaxed(&state.differs) != 0) {
+      DisagreeWithSender(args, in.headers[slot], lane.packet());
+    }
+    if (lane.AnyFailed()) return;
+    Copy(static_cast<uint8_t*>(args.recv) + lane.at(), in.data[slot], lane.bytes(), OfBlock());
+    SyncThreads();
+    if (Thread() == 0) StoreRelease(&out.taken, lane.packet());
+  }
+  if (Thread() == 0) in.packet = lane.packet();
+}
+
+/*! \brief What was written here before can be read by who sees the number. */
+TVM_IPC_DEVICE void Show(const ShowArgs& args) {
+  const TeamArgs& team = args.team;
+  if (Block() != 0 || LoadRelaxed(team.guard.failed) != 0) return;
+  for (int member = Thread(); member < team.size; member += Threads()) {
+    StoreRelease(&team.seat[member]->shown[team.place], args.number);
+  }
+}
+
+TVM_IPC_DEVICE void Await(const ShowArgs& args) {
+  const TeamArgs& team = args.team;
+  if (Block() != 0 || Thread() != 0) return;
+  const uint32_t* shown = &team.seat[team.place]->shown[args.member];
+  Patience patience;
+  while (!Reached(LoadAcquire(shown), args.number) &&
+         !patience.Ends(team.guard, {kForShow, args.member, args.number}, args.header)) {
+    continue;
+  }
+}
+
+TVM_IPC_DEVICE void WritePattern(const PatternArgs& args) {
+  const Share share = OfGrid();
+  for (uint64_t i = share.worker; i < args.words; i += share.workers) {
+    StoreWord(args.memory + i, PatternWord(args.seed, i));
+  }
+}
+
+TVM_IPC_DEVICE void CheckPattern(const PatternArgs& args) {
+  const Share share = OfGrid();
+  uint32_t wrong = 0;
+  for (uint64_t i = share.worker; i < args.words; i += share.workers) {
+    wrong += LoadWord(args.memory + i) != PatternWord(args.seed, i);
+  }
+  if (wrong != 0) AddHere(args.wrong, wrong);
+}
+
+}  // namespace kernels
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CUDA_KERNELS_CHANNEL_H_

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file move.cu
+ *  \brief The kernels that move bytes, and those that only tell something.
+ */
+#include "cuda/kernels/channel.h"
+#include "cuda/kernels/move.h"
+
+namespace tvm_ipc {
+namespace kernels {
+
+TVM_IPC_KERNEL(tvm_ipc_move, MoveArgs, Move)
+TVM_IPC_KERNEL(tvm_ipc_move_push, MoveArgs, MovePush)
+TVM_IPC_KERNEL(tvm_ipc_meet, MeetArgs, MeetTeam)
+TVM_IPC_KERNEL(tvm_ipc_show, ShowArgs, Show)
+TVM_IPC_KERNEL(tvm_ipc_await, ShowArgs, Await)
+TVM_IPC_KERNEL(tvm_ipc_send, MessageArgs, Send)
+TVM_IPC_KERNEL(tvm_ipc_receive, MessageArgs, Receive)
+TVM_IPC_KERNEL(tvm_ipc_write_pattern, PatternArgs, WritePattern)
+TVM_IPC_KERNEL(tvm_ipc_check_pattern, PatternArgs, CheckPattern)
+
+}  // namespace kernels
+}  // namespace tvm_ipc
