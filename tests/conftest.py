@@ -38,6 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shapes", type=int, default=24, help="how many programs of random shape expressions"
     )
     parser.addoption(
+        "--operator-rounds", type=int, default=1, help="how many random calls of each operator"
+    )
+    parser.addoption("--operator", help="only random calls of this operator, such as nn.conv2d")
+    parser.addoption(
         "--packages", type=Path, help="folder of the built packages to test, instead of new ones"
     )
     parser.addoption("--program-seed", type=int, help="run this random program alone")

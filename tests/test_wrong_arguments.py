@@ -325,6 +325,18 @@ def compiler_calls() -> dict[str, Call]:
                 "num_groups": COUNTS,
             },
         ),
+        "declare_rule": Call(
+            transform.declare_rule,
+            {"name": "tests.declared", "axes": "n k, k m -> n m", "reduced": {"k": "sum"}},
+            {
+                "name": [*NAMES, "relax.matmul", "relax.matmull"],
+                "axes": [*NAMES, "n k", "n k -> n k -> n", "n n -> n", "n-k -> n", "n -> k"],
+                "whole": [3, None, ["n"], "q", ANYTHING],
+                "reduced": [3, "k", {"n": "sum"}, {"k": "mean"}, {"q": "sum"}, {}, ANYTHING],
+                "linear": FLAGS,
+                "zeros": FLAGS,
+            },
+        ),
         "PlaceParts": Call(transform.PlaceParts),
         "PlanMemoryScopes": Call(
             transform.PlanMemoryScopes,

@@ -306,11 +306,11 @@ def test_reshape_of_a_divided_axis(before: Any, axis: int, after: Any, expected:
 @pytest.mark.parametrize(
     ("before", "axis", "after", "words"),
     [
-        ((4, 6), 1, (24,), "axis 1 of its operand is divided, and lies within axis 0 of the"),
-        ((4, 6), 0, (3, 8), "is divided among 2 ranks, and axis 0 of the result would be"),
-        ((5, 6), 0, (30,), "is divided among 2 ranks, and axis 0 of the result would be"),
-        ((1, 6), 0, (6,), "axis 0 of its operand is divided, and lies within axis 0 of the"),
-        ((4, 1), 1, (4,), "axis 1 of its operand is divided, and is no axis of the result"),
+        ((4, 6), 1, (24,), "lv is S[1] along 'tp', and that axis lies within axis 0 of the"),
+        ((4, 6), 0, (3, 8), "and among 2 ranks axis 0 of the result would be divided elsewhere"),
+        ((5, 6), 0, (30,), "and among 2 ranks axis 0 of the result would be divided elsewhere"),
+        ((1, 6), 0, (6,), "lv is S[0] along 'tp', and that axis lies within axis 0 of the"),
+        ((4, 1), 1, (4,), "lv is S[1] along 'tp', and that axis is none of the result"),
     ],
 )
 def test_reshape_that_mixes_parts_is_refused(
@@ -498,24 +498,24 @@ def placed(make: Make, first: Any = ROWS) -> Make:
     [
         (
             placed(lambda x, y: op.concat([x, y])),
-            "R.concat works on whole tensors, and of (lv, x1) one is S[0] along 'tp'; place it as",
+            "lv1 is R.concat: lv is S[0] along 'tp', and it needs all of that axis; found: lv is",
         ),
         (
             placed(lambda x, y: op.strided_slice(x, [0], [0], [2])),
-            "lv1 is R.strided_slice: it is not known to work on parts of tensors; found: lv is "
-            "S[0] along 'tp'; say before, with R.comm.place, where it can work",
+            "lv1 is R.strided_slice: lv is S[0] along 'tp', and it needs all of that axis; found: "
+            "lv is S[0] along 'tp'; say before, with R.comm.place, where it can work",
         ),
         (
             placed(lambda x, y: op.add(x, emit(place(y, MESH, COLUMNS)))),
             "R.add: lv is S[0] and lv1 is S[1] along 'tp', which are different axes for it",
         ),
         (
-            placed(lambda x, y: op.nn.softmax(x, axis=0)),
-            "R.nn.softmax: lv is S[0] along 'tp', and it needs all of that axis",
+            placed(lambda x, y: op.sort(x, axis=0)),
+            "R.sort: lv is S[0] along 'tp', and it needs all of that axis",
         ),
         (
-            placed(lambda x, y: op.mean(x)),
-            "R.mean: lv is S[0] along 'tp', and it needs all of that axis",
+            placed(lambda x, y: op.collapse_sum_to(x, (4,))),
+            "R.collapse_sum_to: it is not known to work on parts of tensors; found: lv is S[0]",
         ),
         (
             placed(lambda x, y: place(x, MESH, PARTIAL)),

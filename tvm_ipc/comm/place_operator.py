@@ -19,8 +19,7 @@ from tvm_ffi.dataclasses import py_class
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.mesh import Mesh
-from tvm_ipc.comm.placements import Partial, Placements, Shard, placements_of
-from tvm_ipc.contract import REDUCED_TYPES, ReduceKind
+from tvm_ipc.comm.placements import Partial, Placements, Shard, placements_of, reduces
 
 NAME: Final = "relax.comm.place"
 _MESH: Final = "a Mesh, or names and extents of its axes, such as [['dp', 2], ['tp', 4]]"
@@ -144,7 +143,7 @@ def _check_reduced(reduction: str, ty: relax.TensorType) -> None:
     if ty.dtype is None:
         return
     dtype = str(ty.dtype.dtype)
-    if dtype not in REDUCED_TYPES or not ReduceKind[reduction.upper()].takes(dtype):
+    if not reduces(reduction, dtype):
         raise ValueError(f"place: the runtime has no {reduction} of {dtype}")
 
 

@@ -20,6 +20,7 @@ import tvm_ffi
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.mesh import Mesh
+from tvm_ipc.contract import REDUCED_TYPES, ReduceKind
 
 #: Reductions that may be done later.
 PARTIAL_REDUCTIONS: Final = ("sum", "prod", "min", "max")
@@ -114,3 +115,8 @@ def show(mesh: Mesh, placements: Sequence[Placement]) -> str:
     """Return placements as messages show them."""
     shown = [f"{one} along {name!r}" for name, one in zip(mesh.axes, placements, strict=True)]
     return ", ".join(shown)
+
+
+def reduces(reduction: str, dtype: str) -> bool:
+    """Whether the runtime has a reduction of tensors of a type."""
+    return dtype in REDUCED_TYPES and ReduceKind[reduction.upper()].takes(dtype)

@@ -39,6 +39,7 @@ from tvm_ipc.transform.post_collectives import PostCollectives
 from tvm_ipc.transform.report import Report, collect_report
 from tvm_ipc.transform.require_workers import RequireWorkers
 from tvm_ipc.transform.rewrite_cuda_graph import RewriteCUDAGraph
+from tvm_ipc.transform.rules.table import declare_rule
 from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
 from tvm_ipc.transform.scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
@@ -89,6 +90,7 @@ __all__ = [
     "collect_report",
     "compile_blas",
     "compile_each",
+    "declare_rule",
     "demand_scope",
     "plan_memory",
     "register_scope",

@@ -77,7 +77,7 @@ class LowerPlacements:
                 function = with_places(name, function)
                 mesh = mesh_of_function(name, function)
                 if mesh is not None:
-                    lowered[name] = self._lower(name, function, mesh)
+                    lowered[name] = self._lower(name, function, mesh, mod)
         if not lowered:
             return mod
         _check_callers(mod, lowered)
@@ -89,15 +89,17 @@ class LowerPlacements:
             functions[fresh] = lowered.get(name, function)
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
-    def _lower(self, name: str, function: relax.Function, mesh: Mesh) -> relax.Function:
+    def _lower(
+        self, name: str, function: relax.Function, mesh: Mesh, mod: tvm.IRModule
+    ) -> relax.Function:
         if not has_marks(function):
-            return lower_function(name, function, mesh)[0]
+            return lower_function(name, function, mesh, mod)[0]
         if self.streams is None:
-            lowered, marked = lower_function(name, function, mesh)
+            lowered, marked = lower_function(name, function, mesh, mod)
             for one in marked:
                 note(Decision(NAME, name, one.subject, "left out", "the pass was given no streams"))
             return lowered
-        plain, marked = lower_function(name, without_dataflow(function), mesh)
+        plain, marked = lower_function(name, without_dataflow(function), mesh, mod)
         result, said = in_streams(plain, [(one.value, one.axis) for one in marked], self.streams)
         for one, chunks in zip(marked, said, strict=True):
             if isinstance(chunks, LeftAloneError):

@@ -37,7 +37,7 @@ from tvm_ipc.comm.operator import (
 from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.transform.convert_ccl import from_ccl
 from tvm_ipc.transform.ir.uses import Place, Uses, binds, operator_of
-from tvm_ipc.transform.placements.operators import BROADCASTING, UNARY
+from tvm_ipc.transform.rules.elementwise import BROADCASTING, UNARY
 
 _KINDS: Final = ("allgather", "reduce_scatter", "allreduce")
 _MATMUL: Final = "relax.matmul"

@@ -63,18 +63,20 @@ def has_marks(function: relax.Function) -> bool:
 
 
 def lower_function(
-    name: str, function: relax.Function, mesh: Mesh
+    name: str, function: relax.Function, mesh: Mesh, module: tvm.IRModule
 ) -> tuple[relax.Function, list[Marked]]:
     """Return what one rank of the mesh runs of a function, and what is marked in it."""
-    lowered = _PlacedFunction(name, function, mesh)
+    lowered = _PlacedFunction(name, function, mesh, module)
     return lowered.function, lowered.marked
 
 
 class _PlacedFunction(RankValues):
     """One function that is being lowered."""
 
-    def __init__(self, name: str, function: relax.Function, mesh: Mesh) -> None:
-        super().__init__(name, mesh)
+    def __init__(
+        self, name: str, function: relax.Function, mesh: Mesh, module: tvm.IRModule
+    ) -> None:
+        super().__init__(name, mesh, module)
         self.results: dict[relax.Var, relax.Expr] = {}
         self.marked: list[Marked] = []
         self.leaves = _variables(function.body.body)

@@ -42,10 +42,11 @@ class Redistribution:
         self.function = function
         #: By extent, ranks and axis of the mesh: which places of a part are before the end.
         self._inside: list[tuple[relax.Expr, int, relax.Var]] = []
+        self._ranks: dict[str, relax.Var] = {}
 
     def end_block(self) -> None:
         """Forget variables that are of the block that ends."""
-        self._inside = []
+        self._inside, self._ranks = [], {}
 
     def placed(
         self,
@@ -125,7 +126,7 @@ class Redistribution:
         zeros = x.zeros | ({target.axis} if isinstance(target, Shard) else set())
         return str(call.attrs.kind), self.placed(call, x.whole, placements, zeros)
 
-    def fill(self, x: Placed, axes: frozenset[int], value: int, subject: str, why: str) -> Placed:
+    def fill(self, x: Placed, axes: frozenset[int], value: float, subject: str, why: str) -> Placed:
         """Return the tensor with a value beyond the ends of some axes."""
         by_axis = divided(self.mesh, x.placements)
         dims = extents(x.whole)
@@ -144,7 +145,15 @@ class Redistribution:
             other = relax.const(value, dtype_of(x.whole))
             filled = relax.op.where(inside, self.bound(x.value), other)
             x = replace(x, value=self.builder.normalize(filled))
-        return replace(x, zeros=x.zeros | axes) if value == 0 else x
+        return replace(x, zeros=x.zeros | axes if value == 0 else x.zeros - axes)
+
+    def rank(self, name: str) -> relax.Expr:
+        """Return the place of the rank along an axis of the mesh, a tensor of one int64."""
+        if name not in self._ranks:
+            places = self.builder.emit(relax.op.arange(self.mesh.extent(name), dtype="int64"))
+            own = comm.take_part(places, team=self.mesh.teams(name))
+            self._ranks[name] = self.builder.emit(own)
+        return self._ranks[name]
 
     def _is_inside(self, extent: relax.Expr, workers: int, index: int) -> relax.Var:
         """Return which places of a rank's part of an axis are before the end."""

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import tvm
 from tvm import relax
 
 from tvm_ipc.comm import Mesh, Replica
@@ -35,13 +36,14 @@ class RankValues:
     ----------
     name : of the function.
     mesh : of its placements.
+    module : that has the functions that it calls.
     builder : of the function that one rank runs.
     moves : what moves tensors between ranks.
     replicas : the placement of what every rank has.
     """
 
-    def __init__(self, name: str, mesh: Mesh) -> None:
-        self.name, self.mesh = name, mesh
+    def __init__(self, name: str, mesh: Mesh, module: tvm.IRModule) -> None:
+        self.name, self.mesh, self.module = name, mesh, module
         self.builder = relax.BlockBuilder()
         self.moves = Redistribution(self.builder, mesh, name)
         self.replicas: Placements = (Replica(),) * len(mesh.axes)
@@ -63,6 +65,15 @@ class RankValues:
         found = self.lookup(expr)
         assert isinstance(found, Placed), f"{expr} has the type of a tensor"
         return found
+
+    def fields(self, expr: relax.Expr) -> Sequence[Found]:
+        """Return what the fields of an argument that is a tuple are for a rank."""
+        found = self.lookup(expr)
+        if isinstance(found, tuple):
+            return found
+        return [
+            self.classified(relax.TupleGetItem(found.value, k)) for k in range(len(expr.ty.fields))
+        ]
 
     def classified(self, value: relax.Expr) -> Found:
         """Return what every rank has alike."""

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule is, and where operands have to be for it.
+
+An operator is described as `einsum` describes one, by a label for each axis: of `matmul(a, b)` the
+axes are those of `ik, kj -> ij`. Along each axis of the mesh one label may be divided: operands
+that have it are divided along it, those that have not are replicated, and so are results. A label
+that is reduced leaves a partial result. Partial operands stay partial where the operator allows
+that, and are reduced first where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from tvm import relax
+
+from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
+from tvm_ipc.comm.placements import Placements
+
+#: Labels of the axes of a tensor; None for an axis of extent 1 that is repeated.
+Labels: TypeAlias = tuple[int | None, ...]
+
+#: Why an axis is not divided.
+ALL_OF_IT: Final = "it needs all of that axis"
+
+
+class Refusal(Exception):  # noqa: N818 - it is caught, and its words become those of an error
+    """Why an operator cannot be given what is there."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank computes of an operator, for rules that change more than its operands.
+
+    Attributes
+    ----------
+    call : with what the rank has of its operands.
+    results : the extents of what the rank has of the results.
+    workers : among how many ranks a label is divided, for those that are.
+    builder : of the function that a rank runs.
+    rank : the place of the rank among those that divide a label, a tensor of one int64.
+    """
+
+    call: relax.Call
+    results: tuple[list[Any], ...]
+    workers: Mapping[int, int]
+    builder: relax.BlockBuilder
+    rank: Callable[[int], relax.Expr]
+
+    def emit(self, value: relax.Expr) -> relax.Expr:
+        """Return a variable of the value."""
+        return self.builder.emit(value)
+
+
+def _never(_: Sequence[Any]) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an operator does.
+
+    Attributes
+    ----------
+    operands : the labels of each operand.
+    results : those of each result.
+    reduced : labels that no result has, and the reduction that makes the result of parts.
+    whole : labels of which every rank needs all, and why.
+    among : for labels that only some numbers of ranks divide: given the number, why not, or "".
+    keeps : given the placements of the operands along one axis of the mesh, some of which are
+        partial and none a shard: whether the results are partial in the same way.
+    zeros : given for each operand whether it has zeros beyond the end of a label: whether results
+        have.
+    beyond : what operands need to have beyond the ends of their axes, if anything.
+    local : what a rank calls; the operator with the rank's operands if None.
+    """
+
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    reduced: Mapping[int, str] = field(default_factory=dict)
+    whole: Mapping[int, str] = field(default_factory=dict)
+    among: Mapping[int, Callable[[int], str]] = field(default_factory=dict)
+    keeps: Callable[[Sequence[Placement]], bool] = _never
+    zeros: Callable[[Sequence[bool]], bool] = _never
+    beyond: Mapping[int, int] = field(default_factory=dict)
+    local: Callable[[Part], relax.Expr] | None = None
+
+    def why_not(self, label: int | None, workers: int) -> str:
+        """Return why a label is not divided among some ranks, "" if it is."""
+        if label is None:
+            return "that axis is repeated"
+        if label in self.whole:
+            return self.whole[label]
+        return self.among[label](workers) if label in self.among else ""
+
+
+def needs_all(*labels: int | None) -> dict[int, str]:
+    """Return labels as those of which every rank needs all."""
+    return {label: ALL_OF_IT for label in labels if label is not None}
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Where operands have to be, and where the results are.
+
+    Attributes
+    ----------
+    operands, results : their placements.
+    labels : which label each axis of the mesh divides, None for none.
+    """
+
+    operands: tuple[Placements, ...]
+    results: tuple[Placements, ...]
+    labels: tuple[int | None, ...]
+
+
+def decide(mesh: Mesh, rule: Rule, names: Sequence[str], found: Sequence[Placements]) -> Decided:
+    """Return where operands have to be; raise `Refusal` where that is not clear."""
+    labels = [
+        _label(rule, names, [one[index] for one in found], name, workers)
+        for index, (name, workers) in enumerate(mesh.axes.items())
+    ]
+    return placed_by(mesh, rule, names, found, labels)
+
+
+def placed_by(
+    mesh: Mesh,
+    rule: Rule,
+    names: Sequence[str],
+    found: Sequence[Placements],
+    labels: Sequence[int | None],
+) -> Decided:
+    """Return where operands have to be if each axis of the mesh divides a label."""
+    operands: list[list[Placement]] = [[] for _ in found]
+    results: list[list[Placement]] = [[] for _ in rule.results]
+    for index, label in enumerate(labels):
+        here = [one[index] for one in found]
+        targets: Sequence[Placement]
+        partial = [one for one in here if isinstance(one, Partial)]
+        if partial and label is None and rule.keeps(here):
+            targets = here
+            outs: list[Placement] = [partial[0] for _ in results]
+        else:
+            targets = [_along(axes, label) for axes in rule.operands]
+            outs = [_along(axes, label) for axes in rule.results]
+            if label is not None and label in rule.reduced:
+                outs = [Partial(rule.reduced[label]) for _ in results]
+        for into, targets_of in ((operands, targets), (results, outs)):
+            for one, target in zip(into, targets_of, strict=True):
+                one.append(target)
+    of_results = ["the result"] * len(results)
+    for what, placements in zip([*names, *of_results], [*operands, *results], strict=True):
+        _check_once(mesh, what, placements)
+    return Decided(tuple(map(tuple, operands)), tuple(map(tuple, results)), tuple(labels))
+
+
+def _label(
+    rule: Rule, names: Sequence[str], here: Sequence[Placement], mesh_axis: str, workers: int
+) -> int | None:
+    """Return the label that is divided along an axis of the mesh, None if none is."""
+    divided: dict[int, str] = {}
+    for what, labels, one in zip(names, rule.operands, here, strict=True):
+        if not isinstance(one, Shard):
+            continue
+        label = labels[one.axis]
+        why_not = rule.why_not(label, workers)
+        if label is None or why_not:
+            raise Refusal(f"{what} is {one} along {mesh_axis!r}, and {why_not}")
+        divided.setdefault(label, f"{what} is {one}")
+    if len(divided) > 1:
+        both = " and ".join(divided.values())
+        raise Refusal(f"{both} along {mesh_axis!r}, which are different axes for it")
+    return next(iter(divided), None)
+
+
+def _along(labels: Labels, label: int | None) -> Placement:
+    return Shard(labels.index(label)) if label is not None and label in labels else Replica()
+
+
+def _check_once(mesh: Mesh, what: str, placements: Sequence[Placement]) -> None:
+    seen: dict[Shard, str] = {}
+    for name, one in zip(mesh.axes, placements, strict=True):
+        if isinstance(one, Shard):
+            if one in seen:
+                raise Refusal(
+                    f"axis {one.axis} of {what} would be divided along {seen[one]!r} and {name!r}"
+                )
+            seen[one] = name
