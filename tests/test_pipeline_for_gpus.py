@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tvm
 from tvm import relax
+from tvm.s_tir import dlight
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -144,6 +145,73 @@ def test_graphs_hold_nothing_that_peers_are_told_of(overlap: int | None) -> None
     assert not told | inside & {"tvm_ipc.peer", "tvm_ipc.wait"}
     assert ("tvm_ipc.show" in outside) is (overlap is not None)
     assert ("tvm_ipc.reduce_scatter" in inside) is (overlap is None)
+
+
+# ---- pipelines that others have ----------------------------------------------------------------
+
+
+PASSES = {"ours": tvm_ipc.transform, "TVM's": relax.transform}
+
+
+def as_mlc_llm_does(passes: Any) -> tvm.transform.Pass:
+    """The order of mlc-llm: with TVM's passes, or with ours, which are imported instead."""
+    return tvm.transform.Sequential(
+        [
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            dlight.ApplyDefaultSchedule(
+                dlight.gpu.Matmul(),
+                dlight.gpu.GEMV(),
+                dlight.gpu.Reduction(),
+                dlight.gpu.GeneralReduction(),
+                dlight.gpu.Fallback(),
+            ),
+            relax.transform.RewriteDataflowReshape(),
+            relax.transform.ToNonDataflow(),
+            relax.transform.RemovePurityChecking(),
+            relax.transform.CallTIRRewrite(),
+            passes.IPCAllReduceRewrite(3),
+            passes.StaticPlanBlockMemory(),
+            passes.RewriteCUDAGraph(),
+            passes.LowerGPUIPCAllocStorage(),
+            relax.transform.LowerAllocTensor(),
+            relax.transform.KillAfterLastUse(),
+            relax.transform.LowerRuntimeBuiltin(),
+            relax.transform.ComputePrimValue(),
+            relax.transform.VMShapeLower(),
+            relax.transform.AttachGlobalSymbol(),
+        ]
+    )
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["calls", "graphs"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("whose", PASSES)
+def test_the_order_of_mlc_llm(whose: str, dtype: str, graphs: bool) -> None:
+    seen = []
+
+    @tvm.transform.module_pass(opt_level=0)
+    def pipeline_for(mod: Any, _: Any) -> Any:
+        with TARGET:
+            seen.append(as_mlc_llm_does(PASSES[whose])(mod))
+        return seen[-1]
+
+    with tvm.transform.PassContext(config=GRAPHS if graphs else {}):
+        executable = tvm.compile(layers(dtype), TARGET, relax_pipeline=pipeline_for)
+    assert executable.mod.imports[0].imports[0].kind == "cuda"
+    where = captured(seen[0]) if graphs else set(packed(seen[0]["main"]))
+    assert "runtime.disco.cuda_ipc.custom_allreduce" in where
+    found = re.search(
+        r'"runtime\.disco\.cuda_ipc\.alloc_storage", R\.shape\(\[(\d+)\]\), R\.dtype\("(\w+)"\)',
+        seen[0].script(),
+    )
+    assert found is not None
+    # TVM's is given bytes, and has as many elements allocated.
+    size = str(4 * 64 * (4 if dtype == "float32" else 2))
+    assert found.groups() == (size, "uint8" if whose == "ours" else dtype)
 
 
 # ---- what is refused ------------------------------------------------------------------------
