@@ -346,13 +346,8 @@ FAULTS = [
     Fault(
         "no exit step after a gather in place",
         "shm/collectives.cc",
-        """      });
-      if (!(move.descriptor.flags & kNoExitBarrier)) team.Enter(move.descriptor);
-      return;
-""",
-        """      });
-      return;
-""",
+        "if (in_place && !left) team.Enter(move.descriptor);",
+        "if (in_place && !left && false) team.Enter(move.descriptor);",
         STRESS,
         THREAD,
     ),
@@ -400,7 +395,7 @@ FAULTS = [
     ),
     Fault(
         "two lists have the same hash if their last numbers are the same",
-        "shm/collectives.cc",
+        "core/meeting.cc",
         "hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;",
         "hash = static_cast<uint64_t>(number) * 1099511628211u;",
         STRESS,
