@@ -14,6 +14,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_ipc.transform import RewriteCUDAGraph, collect_report
+from tvm_ipc.transform.ir.rewrite import calls
 
 GRAPHS = {"relax.backend.use_cuda_graph": True}
 
@@ -144,6 +145,85 @@ def test_works_are_posted_each_time() -> None:
     assert "tvm_ipc.allreduce" in captured  # the state of a collective is on the device
     assert "tvm_ipc.post" not in captured
     assert "tvm_ipc.wait" not in captured
+
+
+@I.ir_module
+class Views:
+    """What is between the shows finds places of static memory alone."""
+
+    @R.function
+    def main() -> R.Tensor((8,), "float32"):
+        R.func_attr({"relax.force_pure": True})
+        s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
+        a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
+        first: R.Any = R.call_packed("tvm_ipc.show", a, 0, ty_args=(R.Any,))
+        half: R.Tensor((8,), "float32") = R.call_packed(
+            "tvm_ipc.view", a, 32, R.shape([8]), ty_args=(R.Tensor((8,), "float32"),)
+        )
+        second: R.Any = R.call_packed("tvm_ipc.show", half, 0, ty_args=(R.Any,))
+        rows: R.Tensor((8,), "float32") = R.call_packed(
+            "tvm_ipc.peer", second, 1, R.shape([8]), ty_args=(R.Tensor((8,), "float32"),)
+        )
+        _: R.Tuple = R.call_packed("tvm_ipc.hide", 0, first, second, ty_args=(R.Tuple,))
+        return rows
+
+
+def test_nothing_but_views_is_no_graph() -> None:
+    with tvm.transform.PassContext(config=GRAPHS), collect_report() as report:
+        found = RewriteCUDAGraph()(Views)
+        assert "run_or_capture" in relax.transform.RewriteCUDAGraph()(Views).script()
+    assert sorted(one.name_hint for one in found.get_global_vars()) == ["cuda_graph_alloc", "main"]
+    relax.analysis.well_formed(found)
+    callees = [str(call.op) for call in calls(found["main"])]
+    assert callees.count('R.ExternFunc("tvm_ipc.view")') == 1
+    assert "run_or_capture" not in found["main"].script()
+    assert [one.verdict for one in report.decisions] == ["0 captured"]
+
+
+def test_sizes_that_graphs_are_captured_for() -> None:
+    @I.ir_module
+    class Module:
+        @T.prim_func(private=True)
+        def step(var_a: T.handle, var_b: T.handle):
+            n = T.int64()
+            a = T.match_buffer(var_a, (n,), "float32")
+            b = T.match_buffer(var_b, (n,), "float32")
+            for i in T.thread_binding(n, thread="blockIdx.x"):
+                b[i] = a[i] + T.float32(1)
+
+        @R.function
+        def main(x: R.Tensor(("n",), "float32")) -> R.Tensor(("n",), "float32"):
+            n = T.int64()
+            R.func_attr(
+                {
+                    "relax.force_pure": True,
+                    "relax.rewrite_cuda_graph.capture_symbolic_vars": ["n"],
+                    "tir_var_upper_bound": {"n": 64},
+                }
+            )
+            cls = Module
+            s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
+            a = R.memory.alloc_tensor(s, 0, R.shape([n]), "float32")
+            b = R.memory.alloc_tensor(s, 256, R.shape([n]), "float32")
+            _ = cls.step(x, a)
+            _1 = cls.step(a, b)
+            shown: R.Any = R.call_packed("tvm_ipc.show", b, 0, ty_args=(R.Any,))
+            _2: R.Tuple = R.call_packed("tvm_ipc.hide", 0, shown, ty_args=(R.Tuple,))
+            half: R.Tensor((n,), "float32") = R.call_packed(
+                "tvm_ipc.view", a, 0, R.shape([n]), ty_args=(R.Tensor((n,), "float32"),)
+            )
+            other: R.Any = R.call_packed("tvm_ipc.show", half, 0, ty_args=(R.Any,))
+            _3: R.Tuple = R.call_packed("tvm_ipc.hide", 0, other, ty_args=(R.Tuple,))
+            return x
+
+    with tvm.transform.PassContext(config=GRAPHS), collect_report() as report:
+        found = RewriteCUDAGraph()(Module)
+    text = found.script()
+    assert "run_or_capture" in text
+    assert "tvm_ipc.show" in found["main"].script()
+    held = {one.name_hint for one in found.get_global_vars() if "capture" in one.name_hint}
+    assert not any("tvm_ipc.show" in found[name].script() for name in held)
+    assert [one.verdict for one in report.decisions] == [f"{len(held)} captured"]
 
 
 @pytest.mark.parametrize("config", [{}, {"relax.backend.use_cuda_graph": False}])
