@@ -41,8 +41,8 @@ def stand_in_for_the_driver() -> None:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def compiled(program: programs.Program, name: str) -> Any:
-    """What TVM and our pipeline make of a program for a target of the kit."""
+def compiled(source: Any, name: str, graph: bool = False) -> Any:
+    """What TVM and our pipeline make of a module for a target of the kit."""
     import tvm
 
     import tvm_ipc
@@ -51,14 +51,12 @@ def compiled(program: programs.Program, name: str) -> Any:
         target = tvm.target.Target("llvm")
     else:
         target = tvm.target.Target({"kind": "cuda", "arch": name}, host={"kind": "llvm"})
-    graph = {"relax.backend.use_cuda_graph": program.graph and name != "cpu"}
-    with target, tvm.transform.PassContext(opt_level=3, config=graph):
+    config = {"relax.backend.use_cuda_graph": graph}
+    with target, tvm.transform.PassContext(opt_level=3, config=config):
         pipeline = tvm_ipc.get_pipeline(target, world_size=programs.RANKS, blas=False)
-        made = tvm.compile(programs.source(program.name), target=target, relax_pipeline=pipeline)
-    if name != "cpu":
-        assert "cuda" in kinds(made.mod), (
-            "TVM left the kernels out: its library for GPUs is missing"
-        )
+        made = tvm.compile(source, target=target, relax_pipeline=pipeline)
+    if name != "cpu" and "cuda" not in kinds(made.mod):
+        raise RuntimeError("TVM left the kernels out: its library for GPUs is missing")
     return made
 
 
@@ -75,10 +73,15 @@ def main(folder: Path, targets: list[str]) -> None:
         stand_in_for_the_driver()
     folder.mkdir(parents=True, exist_ok=True)
     for target in targets:
-        for program in programs.PROGRAMS.values():
-            if program.graph and target == "cpu":
-                continue
-            compiled(program, target).export_library(str(folder / f"{program.name}.{target}.so"))
+        made = {
+            one.name: compiled(programs.source(one.name), target, one.graph)
+            for one in programs.PROGRAMS.values()
+            if target != "cpu" or not one.graph
+        }
+        if target != "cpu":
+            made[programs.STEPS] = compiled(programs.steps(), target)
+        for name, program in made.items():
+            program.export_library(str(folder / f"{name}.{target}.so"))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,39 @@ PROGRAMS = {
 }
 
 
+#: The steps after an all-reduce, each alone: for the benchmark of the one that does all of it.
+STEPS = "steps"
+WIDTH = 4096
+
+
+def steps() -> Any:
+    """The Relax module of `add` and `norm`, of any number of rows."""
+    from tvm.script import ir as I
+    from tvm.script import relax as R
+
+    @I.ir_module
+    class Steps:
+        @R.function
+        def add(
+            x: R.Tensor(("n", 4096), "float16"), y: R.Tensor(("n", 4096), "float16")
+        ) -> R.Tensor(("n", 4096), "float16"):
+            with R.dataflow():
+                z = R.add(x, y)
+                R.output(z)
+            return z
+
+        @R.function
+        def norm(
+            x: R.Tensor(("n", 4096), "float16"), weight: R.Tensor((4096,), "float16")
+        ) -> R.Tensor(("n", 4096), "float16"):
+            with R.dataflow():
+                z = R.nn.rms_norm(x, weight, axes=[-1], epsilon=1e-5)
+                R.output(z)
+            return z
+
+    return Steps
+
+
 def source(name: str) -> Any:
     """The Relax module of a program."""
     from tvm.script import ir as I

@@ -19,7 +19,9 @@ from tvm_ipc.runtime import gpus
 HERE = Path(__file__).resolve().parent
 #: Where `collective_worker` is, whose cases are tried here too.
 HELPERS = HERE.parent / "runtime"
-sys.path.append(str(HELPERS))
+#: Where `cuda_runtime` is.
+BENCHMARKS = HERE.parents[1] / "benchmarks"
+sys.path += [str(HELPERS), str(BENCHMARKS)]
 #: Set by a kit: where its compiled programs are.
 COMPILED = "TVM_IPC_TEST_PROGRAMS"
 #: The name of devices that the double of the driver has: it runs our kernels, and none of TVM's.

@@ -6,99 +6,23 @@ They drive the CUDA runtime that TVM has loaded, and check their results themsel
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import collective_cases as cases
 import numpy as np
 import places
-import tvm_ffi
 from collective_cases import Array, Case
 from collective_worker import Memory
+from cuda_runtime import Graph, new_stream
 from tvm_ffi import get_global_func, register_global_func
 
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 
-_NON_BLOCKING = 1
-#: Other threads of this process may allocate meanwhile.
-_THREAD_LOCAL = 1
-
 
 def register(function: Callable[..., Any]) -> Callable[..., Any]:
     return register_global_func(f"tests.gpu.{function.__name__}", function, override=True)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libcudart.so.13")
-
-
-def cuda(name: str, *arguments: Any) -> None:
-    """Call a function of the CUDA runtime."""
-    code = getattr(_library(), f"cuda{name}")(*arguments)
-    if code:
-        describe = _library().cudaGetErrorString
-        describe.restype = ctypes.c_char_p
-        raise RuntimeError(f"cuda{name}: {describe(code).decode()} ({code})")
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A stream of the calling worker's device, which does not wait for the default one."""
-
-    handle: ctypes.c_void_p
-
-    def wait(self) -> None:
-        cuda("StreamSynchronize", self.handle)
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """What is called meanwhile works on it."""
-        with tvm_ffi.use_raw_stream(places.here(), self.handle.value or 0):
-            yield
-
-
-@contextlib.contextmanager
-def new_stream() -> Iterator[Stream]:
-    handle = ctypes.c_void_p()
-    cuda("SetDevice", places.here().index)
-    cuda("StreamCreateWithFlags", ctypes.byref(handle), _NON_BLOCKING)
-    stream = Stream(handle)
-    try:
-        yield stream
-        stream.wait()
-    finally:
-        cuda("StreamDestroy", handle)
-
-
-class Graph:
-    """What is called in the `with` block, to be launched again and again."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream, self._graph, self._made = stream, ctypes.c_void_p(), ctypes.c_void_p()
-
-    def __enter__(self) -> Graph:
-        cuda("StreamBeginCapture", self._stream.handle, _THREAD_LOCAL)
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        code = _library().cudaStreamEndCapture(self._stream.handle, ctypes.byref(self._graph))
-        if kind is not None:
-            _library().cudaGetLastError()  # a capture that failed is no error of what comes next
-            return
-        assert code == 0, f"cudaStreamEndCapture: {code}"
-        cuda("GraphInstantiate", ctypes.byref(self._made), self._graph, ctypes.c_ulonglong(0))
-
-    def launch(self) -> None:
-        cuda("GraphLaunch", self._made, self._stream.handle)
-
-    def end(self) -> None:
-        cuda("GraphExecDestroy", self._made)
-        cuda("GraphDestroy", self._graph)
 
 
 class AllReduce:
@@ -146,7 +70,7 @@ def replays(counts: Any, dtype: str, strategy: int, memory: str, rounds: int) ->
 
     What memory they need is there after they were called once.
     """
-    with new_stream() as stream, stream.current():
+    with new_stream(places.here()) as stream, stream.current():
         calls = [AllReduce(case_of(int(n), dtype, strategy, memory)) for n in counts]
         for call in calls:
             call.fill(0)
@@ -178,7 +102,7 @@ def replays(counts: Any, dtype: str, strategy: int, memory: str, rounds: int) ->
 @register
 def takes_turns_on_streams(count: int, dtype: str, rounds: int) -> None:
     """Use a team on two streams, of which nobody waits for the other: the sum of sums."""
-    with new_stream() as first, new_stream() as second:
+    with new_stream(places.here()) as first, new_stream(places.here()) as second:
         case = case_of(count, dtype, int(AllReduceStrategy.AUTO), "private")
         calls = [AllReduce(case), AllReduce(replace(case, operation="allreduce"))]
         for round_ in range(rounds):
@@ -197,7 +121,7 @@ def takes_turns_on_streams(count: int, dtype: str, rounds: int) -> None:
 @register
 def captures_after_another_stream(count: int) -> str:
     """Use a team on one stream and capture it on another one; return the error."""
-    with new_stream() as first, new_stream() as second:
+    with new_stream(places.here()) as first, new_stream(places.here()) as second:
         call = AllReduce(case_of(count, "float32", int(AllReduceStrategy.AUTO), "private"))
         call.fill(0)
         with first.current():

@@ -34,7 +34,8 @@ OF_ALL_PYTHONS = ("typing-extensions",)
 MOST_BYTES = 64 << 20
 #: In TVM's wheel, what its runtime has no use for; the compiler is 260 MB.
 LEFT_OUT = ("tvm/3rdparty/", "tvm/src/", "tvm/web/", "tvm/include/", "tvm/lib/libtvm_compiler.so")
-TESTS = ("tests/conftest.py", "tests/gpu", "tests/runtime", "benchmarks/allreduce_cuda.py")
+TESTS = ("tests/conftest.py", "tests/gpu", "tests/runtime")
+BENCHMARKS = "*cuda*.py"
 #: Tests of collectives read limits there.
 SOURCES = "tvm_ipc/csrc"
 PYTEST = """\
@@ -117,14 +118,14 @@ def copy_tests(folder: Path) -> None:
     """Tests, the benchmark, and what runs them."""
     ignore = shutil.ignore_patterns("__pycache__", "*.so")
     for name in TESTS:
-        target = folder / name
         if (ROOT / name).is_dir():
-            # Of the tests of sessions only the helpers.
-            skip = ignore if name == "tests/runtime" else shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, target, ignore=skip)
-        elif (ROOT / name).exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target)
+            shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    (folder / "benchmarks").mkdir()
+    for path in (ROOT / "benchmarks").glob(BENCHMARKS):
+        shutil.copy(path, folder / "benchmarks")
     shutil.copytree(ROOT / SOURCES, folder / SOURCES, ignore=ignore)
     (folder / "pytest.ini").write_text(PYTEST)
     shutil.copy(HERE / "README.md", folder)

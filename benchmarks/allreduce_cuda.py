@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast is an all-reduce on GPUs, next to NCCL, to PyTorch's kernels, and to the memory itself?
+
+    python benchmarks/allreduce_cuda.py [--json FILE]        # some minutes
+    python benchmarks/allreduce_cuda.py --quick              # a small part of it
+
+Ranks are on as many GPUs as there are, and share one where they must: as threads of one process,
+and as processes. The packed function that compiled programs call is captured in a CUDA graph, many
+times, and a time is that of one call by the device's clock, of the slowest rank; figures are
+medians of the rounds. Inputs lie in memory that peers map; every result is compared with NumPy's.
+
+Beside it, in the same run and in turns: NCCL (where each rank has a GPU of its own), PyTorch's
+one-shot and two-shot kernels over symmetric memory where torch is installed; and as limits a
+meeting of the ranks without data, and copies within the device's memory, of all ranks at once. Of
+an all-reduce in two shots of B bytes by n ranks on one device, (3n + 1) B must move through its
+memory. What cannot be measured is said, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # not there by itself with `-P`
+
+import cuda_torch  # noqa: E402
+
+import tvm_ipc  # noqa: E402
+from tvm_ipc.contract import BACKENDS, AllReduceStrategy  # noqa: E402
+from tvm_ipc.errors import IPCError  # noqa: E402
+from tvm_ipc.runtime import gpus  # noqa: E402
+
+SIZES = [1 << n for n in range(8, 27, 2)]
+DTYPE, WIDTH = "bfloat16", 2
+ROWS = (1, 4, 16, 64)
+HIDDEN = 4096
+STRATEGIES = {one.name.lower(): int(one) for one in AllReduceStrategy}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: seconds of a call by round, of the slowest rank in each."""
+
+    ranks: str
+    what: str
+    size: int
+    seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+
+@dataclass
+class Results:
+    """All figures, and what there is none of."""
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        print(f"not measured: {text}", flush=True)
+        self.notes.append(text)
+
+    def add(self, ranks: str, what: str, size: int, times: Sequence[Sequence[float]]) -> None:
+        """Add what each rank measured."""
+        slowest = [max(of_round) for of_round in zip(*times, strict=True)]
+        self.rows.append(Row(ranks, what, size, slowest))
+
+    def find(self, ranks: str, what: str, size: int) -> float | None:
+        for row in self.rows:
+            if (row.ranks, row.what, row.size) == (ranks, what, size):
+                return row.median
+        return None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    sizes: list[int]
+    ranks: list[tuple[int, bool]]
+    rounds: int
+    most: int  #: calls in a graph
+
+    def inner(self, size: int) -> int:
+        return max(2, min(self.most, (64 << 20) // max(1, size)))
+
+
+def plan_of(options: argparse.Namespace, devices: int) -> Plan:
+    if options.smoke:
+        return Plan([64, 4096, 65536], [(2, True), (2, False)], 2, 2)
+    if options.quick:
+        return Plan([1 << 10, 1 << 14, 1 << 20, 1 << 26], [(2, True)], 5, 20)
+    more = [(n, False) for n in range(4, min(devices, 8) + 1, 4)]
+    return Plan(SIZES, [(2, True), (4, True), (8, True), (2, False), *more], 9, 50)
+
+
+def call(session: tvm_ipc.Session, name: str, *arguments: Any) -> list[list[float]]:
+    """What each rank measured."""
+    found = session.get_global_func(f"benchmarks.{name}")(*arguments)
+    session.sync()
+    return [json.loads(found.debug_get_from_remote(r)) for r in range(session.num_workers)]
+
+
+def name_of(ranks: int, threads: bool) -> str:
+    return f"{ranks} {'threads' if threads else 'processes'}"
+
+
+def open_session(ranks: int, threads: bool, backend: str) -> tvm_ipc.Session:
+    found = [one.id for one in gpus.find().devices if one.kernels or backend == "nccl"]
+    session = tvm_ipc.Session(
+        ranks,
+        threads=threads,
+        device="cuda",
+        device_ids=[found[i % len(found)] for i in range(ranks)],
+        backend=backend,
+        timeout=60,
+        arena_limit="1G",
+    )
+    session.import_python_module("cuda_worker")
+    return session
+
+
+def measure(ranks: int, threads: bool, plan: Plan, results: Results, programs: Path | None) -> None:
+    """All that these ranks have, size by size, ours and the peers in turns."""
+    name = name_of(ranks, threads)
+    with open_session(ranks, threads, "cuda") as ours:
+        peers = open_peers(ranks, threads, results)
+        try:
+            results.add(name, "meeting", 0, call(ours, "meeting", plan.most, plan.rounds))
+            for size in plan.sizes:
+                sizes(name, size, ours, peers, plan, results)
+            most = max(plan.sizes)
+            copied = call(ours, "copies", most, plan.inner(most), plan.rounds)
+            results.add(name, "copies", most, copied)
+            epilogues(name, ours, plan, results, programs)
+        finally:
+            for peer in peers.values():
+                peer.close()
+
+
+def sizes(
+    name: str, size: int, ours: tvm_ipc.Session, peers: dict[str, Any], plan: Plan, results: Results
+) -> None:
+    """One size: half of the rounds before the peers' turn, half after it."""
+    inner, count = plan.inner(size), max(1, size // WIDTH)
+    found: dict[str, list[list[float]]] = {}
+    ways: dict[str, Callable[[int], list[list[float]]]] = {
+        what: partial(call, ours, "allreduce", count, DTYPE, strategy, inner)
+        for what, strategy in STRATEGIES.items()
+    }
+    for peer, one in peers.items():
+        for way in one.ways:
+            ways[f"{peer} {way}".strip()] = partial(one.allreduce, way, count, inner)
+    for rounds in ((plan.rounds + 1) // 2, max(1, plan.rounds // 2)):
+        for what, measure_rounds in ways.items():
+            try:
+                times = measure_rounds(rounds)
+            except (IPCError, cuda_torch.PeerError) as error:
+                if what in STRATEGIES:
+                    raise
+                results.note(f"{what}, {name}, {size} bytes: {error}")
+                continue
+            before = found.setdefault(what, [[] for _ in times])
+            for all_of_rank, new in zip(before, times, strict=True):
+                all_of_rank.extend(new)
+    for what, times in found.items():
+        results.add(name, what, size, times)
+
+
+class Nccl:
+    """NCCL, by our own backend over it: the same calls and the same clock."""
+
+    ways = ("",)
+
+    def __init__(self, ranks: int, threads: bool) -> None:
+        self._session = open_session(ranks, threads, "nccl")
+
+    def allreduce(self, _: str, count: int, inner: int, rounds: int) -> list[list[float]]:
+        auto = STRATEGIES["auto"]
+        return call(self._session, "allreduce", count, DTYPE, auto, inner, rounds)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def open_peers(ranks: int, threads: bool, results: Results) -> dict[str, Any]:
+    """Those that run here; a note for each that does not."""
+    peers: dict[str, Any] = {}
+    devices = len(gpus.find().devices)
+    name = name_of(ranks, threads)
+    if "nccl" not in BACKENDS:
+        results.note("NCCL: this version of tvm_ipc has no backend over it")
+    elif devices < ranks:
+        results.note(f"NCCL, {name}: it wants a GPU for each rank, and there are {devices}")
+    else:
+        try:
+            peers["nccl"] = Nccl(ranks, threads)
+        except (IPCError, ValueError) as error:
+            results.note(f"NCCL, {name}: {error}")
+    if threads:
+        results.note(f"PyTorch, {name}: its ranks are processes")
+    else:
+        try:
+            peers["torch"] = cuda_torch.Torch(ranks, devices)
+        except cuda_torch.PeerError as error:
+            results.note(f"PyTorch, {name}: {error}")
+    for package in ("flashinfer", "vllm", "sgl_kernel"):
+        if cuda_torch.is_installed(package):
+            results.note(
+                f"{package}: it is installed, and this script does not know how to call it"
+            )
+        elif threads and ranks == 2:
+            results.note(f"{package}: not installed")
+    return peers
+
+
+def epilogues(
+    name: str, ours: tvm_ipc.Session, plan: Plan, results: Results, programs: Path | None
+) -> None:
+    """All-reduce, residual and RMSNorm in one, and as three."""
+    library = steps_library(programs)
+    if library is None:
+        results.note(f"{name}: all-reduce, residual and norm apart: no programs (--programs)")
+    for rows in ROWS[:1] if plan.most < 10 else ROWS:
+        size = rows * HIDDEN * 2
+        for what, path in (("fused norm", ""), ("norm apart", library)):
+            if path is not None:
+                shape = (rows, HIDDEN, plan.inner(size), plan.rounds)
+                results.add(name, what, size, call(ours, "epilogue", str(path), *shape))
+
+
+def steps_library(programs: Path | None) -> Path | None:
+    """Kernels of TVM for the device, as the kit of tests/gpu has them."""
+    first = gpus.find().devices[0]
+    if programs is None or "double" in first.name.lower():
+        return None
+    major = first.capability.partition(".")[0]
+    fitting = sorted(programs.glob(f"steps.sm_{major}[0-9].so"))
+    return fitting[-1].resolve() if fitting else None
+
+
+def show(results: Results, plan: Plan) -> None:
+    """A table of microseconds, and what it means."""
+    for ranks in dict.fromkeys(row.ranks for row in results.rows):
+        rows = [row for row in results.rows if row.ranks == ranks and row.size in plan.sizes]
+        columns = list(dict.fromkeys(row.what for row in rows if row.what != "copies"))
+        meeting = results.find(ranks, "meeting", 0) or float("nan")
+        print(f"\n{ranks}: microseconds of an all-reduce ({DTYPE}); a meeting {meeting * 1e6:.1f}")
+        print(f"{'bytes':>10}" + "".join(f"{one:>12}" for one in columns) + f"{'/ best peer':>13}")
+        for size in plan.sizes:
+            found = {what: results.find(ranks, what, size) for what in columns}
+            times = [t for what in columns for t in [found[what]]]
+            cells = "".join(f"{t * 1e6:12.1f}" if t else f"{'-':>12}" for t in times)
+            others = [t for what, t in found.items() if t and what not in STRATEGIES]
+            ratio = f"{found['auto'] / min(others):13.2f}" if others and found.get("auto") else ""
+            print(f"{size:10}{cells}{ratio}")
+        limits(ranks, results, plan, meeting)
+
+
+def limits(ranks: str, results: Results, plan: Plan, meeting: float) -> None:
+    """How near it comes to what the device allows."""
+    small, most = 1 << 14, max(plan.sizes)
+    if push := results.find(ranks, "oneshot", small):
+        print(f"one-shot of 16 KB: {push / meeting:.2f} times a meeting")
+    copies, large = results.find(ranks, "copies", most), results.find(ranks, "twoshot", most)
+    n = int(ranks.split()[0])
+    if copies and large and len(gpus.find().devices) == 1:
+        speed = n * 2 * most / copies
+        share = (3 * n + 1) * most / large / speed
+        print(f"copies: {speed / 1e9:.0f} GB/s read and written; two-shot of {most >> 20} MB: "
+              f"{share:.0%} of that")  # fmt: skip
+    for row in (row for row in results.rows if row.ranks == ranks and row.what == "fused norm"):
+        if apart := results.find(ranks, "norm apart", row.size):
+            print(
+                f"residual and RMSNorm, {row.size // HIDDEN // 2} rows: {row.median * 1e6:.1f} us "
+                f"fused, {apart * 1e6:.1f} apart, {apart / row.median:.2f} times"
+            )
+
+
+def describe() -> dict[str, Any]:
+    found = gpus.find()
+    return {
+        "tvm_ipc": tvm_ipc.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "driver": found.driver,
+        "devices": [asdict(one) for one in found.devices],
+        "torch": cuda_torch.version(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--quick", action="store_true", help="two ranks, four sizes")
+    parser.add_argument("--smoke", action="store_true", help="tiny: whether it runs at all")
+    parser.add_argument("--programs", type=Path, help="folder with the compiled programs of a kit")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing new after these")
+    options = parser.parse_args()
+    found = gpus.find()
+    if "cuda" not in BACKENDS or not any(one.kernels for one in found.devices):
+        print(f"no GPU to measure: {found.reason or 'this tvm_ipc has no kernels for it'}")
+        return 0
+    started, results, plan = time.monotonic(), Results(), plan_of(options, len(found.devices))
+    for ranks, threads in plan.ranks:
+        if time.monotonic() - started > options.seconds:
+            results.note(f"{name_of(ranks, threads)}: no time left")
+            continue
+        measure(ranks, threads, plan, results, options.programs)
+        write(options.json, results)
+    show(results, plan)
+    return 0
+
+
+def write(path: Path | None, results: Results) -> None:
+    if path is not None:
+        whole = {"machine": describe(), **asdict(results)}
+        path.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
