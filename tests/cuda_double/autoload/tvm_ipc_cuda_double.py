@@ -14,7 +14,11 @@ import tempfile
 from pathlib import Path
 
 SHIM = Path(__file__).resolve().parents[1] / "shim"
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-ffp-contract=off")
+#: Hidden: a kernel named like a function of the C library is still the kernel.
+FLAGS = (
+    *("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fvisibility=hidden"),
+    *("-fno-strict-aliasing", "-ffp-contract=off"),
+)
 KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\((?P<threads>\d+)[^)]*\) )?'
     r"(?P<name>\w+)\([^;{]*\)\s*\{"
@@ -34,7 +38,7 @@ def for_cpu(code: str) -> str:
     """Arrays that a block shares get their place from whoever runs it; kernels get descriptors."""
     pieces = []
     starts = [match.start() for match in KERNEL.finditer(code)]
-    ends = [*starts[1:], len(code)]
+    ends = [*starts, len(code)][1:]
     descriptors = []
     for start, end in zip(starts, ends, strict=True):
         head = KERNEL.match(code, start)

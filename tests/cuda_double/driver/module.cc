@@ -49,26 +49,19 @@ size_t ElfBytes(const void* image) {
   return end;
 }
 
-// A new file each time: two modules have globals of their own.
-void* LoadForCpu(const void* image, size_t bytes) {
-  int fd = memfd_create("kernels", MFD_CLOEXEC);
-  Require(fd >= 0, kOutOfMemory, "a file for the module");
+std::string PathOf(int fd) { return "/proc/self/fd/" + std::to_string(fd); }
+
+// A new file each time: two modules have globals of their own. The loader knows libraries by their
+// paths, so the descriptor stays open for as long as the library is loaded.
+void LoadForCpu(const void* image, size_t bytes, Module* module) {
+  module->fd = memfd_create("kernels", MFD_CLOEXEC);
+  Require(module->fd >= 0, kOutOfMemory, "a file for the module");
   for (size_t done = 0; done < bytes;) {
-    ssize_t written = write(fd, static_cast<const char*>(image) + done, bytes - done);
-    if (written <= 0) {
-      close(fd);
-      throw Failure{kOutOfMemory, "a file for the module"};
-    }
+    ssize_t written = write(module->fd, static_cast<const char*>(image) + done, bytes - done);
+    Require(written > 0, kOutOfMemory, "a file for the module");
     done += static_cast<size_t>(written);
   }
-  try {
-    void* library = Open("/proc/self/fd/" + std::to_string(fd));
-    close(fd);
-    return library;
-  } catch (const Failure&) {
-    close(fd);
-    throw;
-  }
+  module->library = Open(PathOf(module->fd));
 }
 
 std::shared_ptr<Module> Load(Context& context, const void* image) {
@@ -80,7 +73,7 @@ std::shared_ptr<Module> Load(Context& context, const void* image) {
   if (std::memcmp(image, ELFMAG, SELFMAG) == 0) {
     auto* header = static_cast<const Elf64_Ehdr*>(image);
     if (header->e_machine == EM_X86_64) {
-      module->library = LoadForCpu(image, ElfBytes(image));
+      LoadForCpu(image, ElfBytes(image), module.get());
       return module;
     }
     Require(header->e_machine == kCudaMachine, kInvalidImage, "an ELF file for another machine");
@@ -108,6 +101,8 @@ std::shared_ptr<Module> Load(Context& context, const void* image) {
 
 Module::~Module() {
   if (library != nullptr) dlclose(library);
+  bool stays = fd >= 0 && dlopen(PathOf(fd).c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr;
+  if (fd >= 0 && !stays) close(fd);
 }
 
 Handles<Module>& Modules() {

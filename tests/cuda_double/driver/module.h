@@ -23,6 +23,7 @@ struct Function {
 
 struct Module {
   void* library = nullptr;
+  int fd = -1;  // of its file, where it has one of its own
   Context* context = nullptr;
   std::string image;  // a cubin or PTX whose kernels `library` stands for; empty otherwise
   std::map<std::string, Handle> functions;
