@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+KERNELS = "tvm_ipc/csrc/cuda/kernels"
+#: Of the files that the libraries are built from.
+SUFFIXES = {".cc", ".h", ".txt", ".map"}
 
 
 def _cache() -> Path:
@@ -32,10 +35,14 @@ def _cache() -> Path:
 
 @functools.cache
 def build() -> Path:
-    """The folder with libcuda.so.1 and libcudart.so.13, built if the sources are new."""
+    """The folder with libcuda.so.1, libcudart.so.13 and libnccl.so.2, built if sources are new."""
     digest = hashlib.sha256(os.environ.get("CXX", "").encode())
-    for source in sorted([*HERE.rglob("*.cc"), *HERE.rglob("*.h"), HERE / "CMakeLists.txt"]):
-        digest.update(str(source.relative_to(HERE)).encode() + source.read_bytes())
+    root = HERE.parents[1]
+    kernels = [*(root / "tests/native").glob("cuda_*"), *(root / KERNELS).glob("*")]
+    for source in sorted(
+        [*(path for path in HERE.rglob("*") if path.suffix in SUFFIXES), *kernels]
+    ):
+        digest.update(str(source.relative_to(root)).encode() + source.read_bytes())
     folder = _cache() / digest.hexdigest()[:16]
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -88,6 +95,7 @@ def environment(**settings: object) -> dict[str, str]:
     for name, folder in (("LD_LIBRARY_PATH", build()), ("PYTHONPATH", HERE / "autoload")):
         rest = [part for part in variables.get(name, "").split(os.pathsep) if part]
         variables[name] = os.pathsep.join([str(folder), *rest])
+    variables["TVM_IPC_DOUBLE_KERNELS"] = str(build() / "libkernels.so")
     variables["TVM_IPC_DOUBLE_CACHE"] = str(_cache() / "kernels")
     for name, value in settings.items():
         variables[f"TVM_IPC_DOUBLE_{name.upper()}"] = str(value)

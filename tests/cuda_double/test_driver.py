@@ -200,7 +200,8 @@ refused(Code.HANDLE, "cuEventRecord", there_event, 0)
 refused(Code.HANDLE, "cuEventQuery", 12345)
 refused(Code.IMAGE, "cuModuleLoadData", byref(c_uint64()), b"something else")
 refused(Code.NO_BINARY, "cuModuleLoadData", byref(c_uint64()), b".version 8.0\\n.target sm_80")
-"""
+""",
+        kernels="",
     )
     assert report.leaks == {"stream": 1, "event": 1, "module": 1}
 
@@ -257,5 +258,23 @@ refused(Code.ADDRESS, "cuStreamSynchronize", mine)
 refused(Code.ADDRESS, "cuMemAlloc_v2", byref(c_uint64()), 8)
 context(1)
 device_memory(8)
+"""
+    )
+
+
+def test_our_kernels_serve_images_for_gpus() -> None:
+    """A kernel has to be in the image, and in the library for the CPU."""
+    run(
+        """
+context()
+module, function = c_uint64(), c_uint64()
+image = b".version 8.0\\n.target sm_80\\n.entry tvm_ipc_move .entry tvm_ipc_strange"
+cuda.cuModuleLoadData(byref(module), image)
+cuda.cuModuleGetFunction(byref(function), module, b"tvm_ipc_move")
+threads = c_int()
+cuda.cuFuncGetAttribute(byref(threads), 0, function)
+assert threads.value >= 32
+for name in (b"tvm_ipc_strange", b"tvm_ipc_meet"):
+    refused(Code.NOT_FOUND, "cuModuleGetFunction", byref(function), module.value, name)
 """
     )

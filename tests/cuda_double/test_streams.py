@@ -258,3 +258,18 @@ device_memory(8)
 cuda.cuStreamEndCapture(mine, byref(c_uint64()))
 """
     )
+
+
+def test_a_thread_that_does_not_care_for_captures() -> None:
+    run(
+        """
+mine, mode, graph = stream(1), c_int(2), c_uint64()
+cuda.cuStreamBeginCapture_v2(mine, 0)
+cuda.cuThreadExchangeStreamCaptureMode(byref(mode))
+assert mode.value == 0
+device_memory(8)
+cuda.cuThreadExchangeStreamCaptureMode(byref(mode))
+assert mode.value == 2
+cuda.cuStreamEndCapture(mine, byref(graph))
+"""
+    )

@@ -31,6 +31,13 @@ CUDA_DOUBLE_API int cuStreamEndCapture(Handle handle, Handle* graph) {
   });
 }
 
+CUDA_DOUBLE_API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  return Call("cuThreadExchangeStreamCaptureMode", Needs::kInit, [&] {
+    Require(*mode >= 0 && *mode <= 2, kInvalidValue, "no such mode of capture");
+    *mode = ExchangeCaptureMode(*mode);
+  });
+}
+
 CUDA_DOUBLE_API int cuStreamIsCapturing(Handle handle, int* status) {
   return Call("cuStreamIsCapturing", Needs::kContext, [&](Context& context) {
     bool invalid = false;

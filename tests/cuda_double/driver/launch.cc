@@ -165,6 +165,10 @@ CUDA_DOUBLE_API int cuFuncSetAttribute(Handle handle, int attribute, int value) 
   });
 }
 
+CUDA_DOUBLE_API int cuFuncLoad(Handle handle) {
+  return Call("cuFuncLoad", Needs::kUnsafe, [&](Context&) { FunctionOf(handle); });
+}
+
 CUDA_DOUBLE_API int cuFuncSetCacheConfig(Handle handle, int) {
   return Call("cuFuncSetCacheConfig", Needs::kContext, [&](Context&) { FunctionOf(handle); });
 }

@@ -107,6 +107,9 @@ void WaitForStream(Stream& stream);     // refused while it is captured
 void WaitForContext(Context& context);  // all its streams
 void Close(Stream& stream);
 
+// What the thread cares for: 0 captures of all threads, 1 its own, 2 none. Gives what it was; -1
+// only asks.
+int ExchangeCaptureMode(int mode);
 // Ends captures that forbid what this thread is about to do, and throws if there are any.
 void RequireNoCapture();
 bool IsCapturing(Stream& stream, bool* invalid, uint64_t* id);
