@@ -129,6 +129,8 @@ def open_session(ranks: int, threads: bool, backend: str) -> tvm_ipc.Session:
         arena_limit="1G",
     )
     session.import_python_module("cuda_worker")
+    if threads:
+        session.get_global_func("benchmarks.share_process")(f"{id(session)}", ranks)
     return session
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,28 @@ _NON_BLOCKING = 1
 #: Other threads of this process may allocate while this one captures.
 _THREAD_LOCAL = 1
 _ON_THE_DEVICE = 3
+
+
+_sessions: dict[str, threading.Barrier] = {}
+_of_thread: dict[int, threading.Barrier] = {}
+_lock = threading.Lock()
+
+
+def share_process(session: str, ranks: int) -> None:
+    """Say that the calling rank and all others of a session are threads of this process."""
+    with _lock:
+        barrier = _sessions.setdefault(session, threading.Barrier(ranks, timeout=60))
+        _of_thread[threading.get_ident()] = barrier
+
+
+def meet() -> None:
+    """Wait for the other ranks, if they are threads of this process.
+
+    Graphs of ranks that share a device wait for each other there, and what another rank does to
+    the device meanwhile, such as making its graph, may wait for them: all are made first.
+    """
+    if barrier := _of_thread.get(threading.get_ident()):
+        barrier.wait()
 
 
 @functools.cache

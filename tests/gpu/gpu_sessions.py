@@ -54,6 +54,8 @@ def open_session(workers: int, **options: Any) -> tvm_ipc.Session:
     session = tvm_ipc.Session(workers, **options)
     session.import_python_module("collective_worker")
     session.import_python_module("gpu_worker")
+    if options["threads"]:
+        session.get_global_func("tests.gpu.share_process")(f"{id(session)}", workers)
     return session
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import places
 from collective_cases import Array, Case
 from collective_worker import Memory
-from cuda_runtime import Graph, new_stream
+from cuda_runtime import Graph, meet, new_stream, share_process
 from tvm_ffi import get_global_func, register_global_func
 
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
@@ -82,6 +82,7 @@ def replays(counts: Any, dtype: str, strategy: int, memory: str, rounds: int) ->
         for round_ in range(rounds):
             for call in calls:
                 call.fill(round_)
+            meet()
             graph.launch()
             stream.wait()
             for call in calls:
@@ -91,11 +92,13 @@ def replays(counts: Any, dtype: str, strategy: int, memory: str, rounds: int) ->
                 calls[0].call()
                 stream.wait()
                 calls[0].check()
+        meet()
         for _ in range(rounds):
             graph.launch()
         stream.wait()
         for call in calls:
             call.check()
+        meet()
         graph.end()
 
 
@@ -150,3 +153,6 @@ def digest_of_cases(counts: Any, dtype: str, kind: int, strategy: int) -> bytes:
         places.settle()
         found += call.check().tobytes()
     return found
+
+
+register(share_process)
