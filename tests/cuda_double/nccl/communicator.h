@@ -61,6 +61,8 @@ struct ncclComm {
   std::atomic<int> state{nccl_double::kSuccess};
   std::atomic<bool> abort{false};
   std::atomic<bool> ended{false};
+  /*! \brief In seconds. */
+  std::atomic<int64_t> ended_at{0};
   /*! \brief Operations that the device is in. */
   std::atomic<int> running{0};
   std::atomic<bool> connected{false};

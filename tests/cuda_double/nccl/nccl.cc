@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <mutex>
 #include <random>
@@ -322,6 +323,7 @@ NCCL_DOUBLE int ncclCommFinalize(ncclComm* communicator) {
 NCCL_DOUBLE int ncclCommAbort(ncclComm* communicator) {
   if (!Usable(communicator)) return kInvalidArgument;
   communicator->abort = true;
+  communicator->ended_at = time(nullptr);
   communicator->ended = true;
   while (communicator->running.load() > 0) usleep(200);
   unlink(communicator->file.c_str());
@@ -331,6 +333,7 @@ NCCL_DOUBLE int ncclCommAbort(ncclComm* communicator) {
 NCCL_DOUBLE int ncclCommDestroy(ncclComm* communicator) {
   if (!Usable(communicator)) return kInvalidArgument;
   while (communicator->running.load() > 0) usleep(200);
+  communicator->ended_at = time(nullptr);
   communicator->ended = true;
   return Faults::All().Take("ncclCommDestroy");
 }

@@ -81,11 +81,17 @@ cuda::Stream Communicators::stream() const {
 void Communicators::Run(Turn& turn, const Descriptor& mine, const Work& work) {
   Check();
   turn.meeting.Enter(mine);
-  Enqueue(Of(turn), mine, turn.meeting.Where(), work);
+  Entry& entry = Of(turn);
+  ++entry.operations;
+  Enqueue(entry, mine, turn.meeting.Where(), work);
 }
 
-void Communicators::RunMessage(const Descriptor& mine, const std::string& where, const Work& work) {
+void Communicators::RunMessage(const Descriptor& mine, int sender, int receiver, const Work& work) {
   Check();
+  const bool sends = sender == rank_.id();
+  const std::string where = sends ? Text(" to rank ", receiver) : Text(" from rank ", sender);
+  const uint64_t hash = HashOf({sender, receiver});
+  world_->messages += sends ? hash : -hash;
   Enqueue(*world_, mine, where, work);
 }
 
@@ -102,12 +108,19 @@ Communicators::Entry& Communicators::Of(Turn& turn) {
   Entry* entry = nullptr;
   if (std::lock_guard<std::mutex> lock(mutex_); true) entry = &entries_[&meeting];
   if (entry->communicator != nullptr && entry->generation == meeting.generation()) return *entry;
+  const bool sound =
+      entry->communicator != nullptr && !entry->communicator->ended() && !entry->captured_alone;
   Descriptor mine = About("communicator");
-  mine.offset = entry->communicator != nullptr && !entry->communicator->ended() ? 1 : 0;
+  mine.in_place = sound ? 1 + entry->operations : 0;
+  mine.offset = static_cast<int64_t>(entry->messages);
   meeting.Enter(mine);
-  bool all = true;
-  for (int i = 0; i < meeting.size(); ++i) all = all && meeting.shown(i).offset == 1;
-  if (!all) Make(meeting, *entry);
+  bool keep = sound;
+  uint64_t messages = 0;
+  for (int i = 0; i < meeting.size(); ++i) {
+    keep = keep && meeting.shown(i).in_place == mine.in_place;
+    messages += static_cast<uint64_t>(meeting.shown(i).offset);
+  }
+  if (!keep || messages != 0) Make(meeting, *entry);
   entry->generation = meeting.generation();
   return *entry;
 }
@@ -122,6 +135,9 @@ void Communicators::Make(Meeting& meeting, Entry& entry) {
   std::unique_ptr<Communicator> former;
   if (std::lock_guard<std::mutex> lock(mutex_); true) former = std::move(entry.communicator);
   if (former != nullptr) former->End();
+  if (entry.captured) graphs_lost_ = true;
+  entry.operations = 0;
+  entry.messages = 0;
   entry.last.reset();
   // The first member says how to find it, in its own segment.
   uint8_t* said = rank_.segments()->base(meeting.rank(0)) +
@@ -162,7 +178,7 @@ void Communicators::Enqueue(Entry& entry, const Descriptor& mine, const std::str
   if (capturing(on)) {
     // Events would become a part of the graph. Replays run in the order of the stream that the
     // graph is launched on, whatever ran when it was captured.
-    entry.captured = true;
+    Capture(entry, mine);
     captured_ = true;
     enqueue();
     return;
@@ -184,6 +200,12 @@ void Communicators::Enqueue(Entry& entry, const Descriptor& mine, const std::str
   if (std::lock_guard<std::mutex> lock(watch_mutex_); !std::exchange(something_, true)) {
     watched_.notify_all();
   }
+}
+
+void Communicators::Capture(Entry& entry, const Descriptor& mine) {
+  entry.captured = true;
+  const bool of_all = mine.root < 0 && mine.parts == 0 && !(mine.op == OpName("send"));
+  if (!of_all) entry.captured_alone = true;
 }
 
 bool Communicators::capturing(cuda::Stream stream) const {

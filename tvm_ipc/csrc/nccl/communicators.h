@@ -13,8 +13,9 @@
  * session has stopped, or an operation takes longer than the session's deadline, it ends the
  * communicators, which ends their kernels; the worker's thread hears of it in its next call.
  *
- * After an error the members of a team keep their communicator if all of them still have it: CUDA
- * graphs that hold operations of it stay right. Otherwise they make another one.
+ * After an error the members of a team keep their communicator if all of them still have it, and
+ * have done the same with it: CUDA graphs that hold operations of it stay right. Otherwise, as when
+ * one has sent what nobody has received, they make another one.
  */
 #ifndef TVM_IPC_NCCL_COMMUNICATORS_H_
 #define TVM_IPC_NCCL_COMMUNICATORS_H_
@@ -49,8 +50,8 @@ class Communicators {
   using Work = std::function<Called(Handle, cuda::Stream)>;
   /*! \brief An operation of a team with more than one member. */
   void Run(Turn& turn, const Descriptor& mine, const Work& work);
-  /*! \brief A message between two ranks, which need not meet. */
-  void RunMessage(const Descriptor& mine, const std::string& where, const Work& work);
+  /*! \brief A message between two ranks, one of which is this one; they need not meet. */
+  void RunMessage(const Descriptor& mine, int sender, int receiver, const Work& work);
 
   const cuda::Device& device() const { return *device_; }
   /*! \brief The calling thread's stream. */
@@ -68,6 +69,13 @@ class Communicators {
     /*! \brief Replaced under the lock. */
     std::unique_ptr<Communicator> communicator;
     uint32_t generation = 0;
+    /*! \brief Operations of all members that were enqueued. */
+    uint32_t operations = 0;
+    /*! \brief Of messages: those that were sent, less those that were received, where each counts
+     *         as a hash of its ends. Over all members the sum is 0 if each was received. */
+    uint64_t messages = 0;
+    /*! \brief Whether a graph has operations that a member may end before others have begun. */
+    bool captured_alone = false;
     cuda::Stream stream = nullptr;
     /*! \brief The end of its last operation; null before. */
     Events::Shared last;
@@ -78,6 +86,7 @@ class Communicators {
   Entry& Of(Turn& turn);
   void Make(Meeting& meeting, Entry& entry);
   void Enqueue(Entry& entry, const Descriptor& mine, const std::string& where, const Work& work);
+  static void Capture(Entry& entry, const Descriptor& mine);
   void EndAll();
   void Lose(const Error& error);
   void Watch();

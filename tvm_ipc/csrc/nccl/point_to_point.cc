@@ -67,11 +67,10 @@ void NcclEndpoint::Send(const Buffer& send, int receiver) {
   slot.descriptor = mine;
   Publish(slot.seq, packet, channel.receiver_sleeps);
   if (send.bytes() == 0) return;
-  communicators_.RunMessage(
-      mine, Text(" to rank ", receiver), [&](Handle handle, cuda::Stream stream) {
-        const auto& call = TheLibrary().Send;
-        return Called{call.name(), call(send.data, send.bytes(), kUint8, receiver, handle, stream)};
-      });
+  communicators_.RunMessage(mine, rank_.id(), receiver, [&](Handle handle, cuda::Stream stream) {
+    const auto& call = TheLibrary().Send;
+    return Called{call.name(), call(send.data, send.bytes(), kUint8, receiver, handle, stream)};
+  });
 }
 
 void NcclEndpoint::Receive(const Buffer& recv, int sender) {
@@ -90,11 +89,10 @@ void NcclEndpoint::Receive(const Buffer& recv, int sender) {
   }
   Publish(channel.taken, packet, channel.sender_sleeps);
   if (recv.bytes() == 0) return;
-  communicators_.RunMessage(
-      mine, Text(" from rank ", sender), [&](Handle handle, cuda::Stream stream) {
-        const auto& call = TheLibrary().Recv;
-        return Called{call.name(), call(recv.data, recv.bytes(), kUint8, sender, handle, stream)};
-      });
+  communicators_.RunMessage(mine, sender, rank_.id(), [&](Handle handle, cuda::Stream stream) {
+    const auto& call = TheLibrary().Recv;
+    return Called{call.name(), call(recv.data, recv.bytes(), kUint8, sender, handle, stream)};
+  });
 }
 
 }  // namespace tvm_ipc::nccl
