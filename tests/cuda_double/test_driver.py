@@ -278,3 +278,21 @@ for name in (b"tvm_ipc_strange", b"tvm_ipc_meet"):
     refused(Code.NOT_FOUND, "cuModuleGetFunction", byref(function), module.value, name)
 """
     )
+
+
+def test_a_host_that_touches_memory_of_a_device() -> None:
+    program = """
+import ctypes
+context()
+a, mine = device_memory(64), stream(1)
+put(a, bytes(64))
+print("so far", get(a, 2), flush=True)
+cuda.cuMemFree_v2(device_memory(8))
+ctypes.string_at(a, 4)
+print("and on")
+"""
+    with pytest.raises(
+        AssertionError, match=r"(?s)exit status -11.*so far.*the host touches memory"
+    ):
+        run(program, guard=1)
+    run(program)

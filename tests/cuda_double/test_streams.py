@@ -252,10 +252,15 @@ cuda.cuStreamBeginCapture_v2(blocking, 2)
 refused(Code.IMPLICIT, "cuLaunchKernel", add, 1, 1, 1, 1, 1, 1, 0, 0,
         (c_void_p * 2)(pinned.value, pinned.value), 0)
 refused(Code.INVALIDATED, "cuStreamEndCapture", blocking, byref(c_uint64()))
-# In relaxed mode memory may be allocated.
+cuda.cuStreamBeginCapture_v2(blocking, 2)
+refused(Code.IMPLICIT, "cuStreamSynchronize", 0)
+refused(Code.INVALIDATED, "cuStreamEndCapture", blocking, byref(c_uint64()))
+# In relaxed mode memory may be allocated; nobody waits for the device in any.
 cuda.cuStreamBeginCapture_v2(mine, 2)
 device_memory(8)
-cuda.cuStreamEndCapture(mine, byref(c_uint64()))
+cuda.cuStreamSynchronize(0)
+refused(Code.CAPTURING, "cuCtxSynchronize")
+refused(Code.INVALIDATED, "cuStreamEndCapture", mine, byref(c_uint64()))
 """
     )
 

@@ -2,6 +2,7 @@
 // cuMemAlloc and its kin, memory of the host, and what is known of a pointer.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -32,6 +33,7 @@ Pointer Allocate(Context& context, size_t bytes) {
   MapSegment(range.mapping, range.mapped, *range.segment, 0, PROT_READ | PROT_WRITE);
   std::lock_guard<std::mutex> lock(TheSpace().mutex);
   TheSpace().ranges[range.base] = range;
+  Protect(range);
   return range.base;
 }
 
@@ -47,17 +49,17 @@ Range Take(Pointer pointer, Kind kind, Result otherwise, const char* why) {
 }
 
 // Between what was asked for and the next 256 bytes there is poison still.
-void CheckTail(const Range& range) {
+void CheckTail(Pointer pointer) {
   int poison = TheSettings().poison;
-  if (poison < 0 || range.mapped > TheSettings().poison_limit) return;
-  auto* end = reinterpret_cast<const unsigned char*>(range.mapping + range.mapped);
-  for (auto* at = reinterpret_cast<const unsigned char*>(range.base + range.size); at < end; ++at) {
-    if (*at == poison) continue;
-    NoteViolation("something wrote " + std::to_string(end - at) +
-                  " bytes or less behind an allocation of " + std::to_string(range.size) +
-                  " bytes");
-    return;
-  }
+  Touch touch;
+  std::lock_guard<std::mutex> lock(TheSpace().mutex);
+  Range* range = FindRange(pointer);
+  if (poison < 0 || range == nullptr || range->mapped > TheSettings().poison_limit) return;
+  auto* end = reinterpret_cast<const unsigned char*>(range->mapping + range->mapped);
+  auto* at = reinterpret_cast<const unsigned char*>(range->base + range->size);
+  if (std::all_of(at, end, [poison](unsigned char byte) { return byte == poison; })) return;
+  NoteViolation("something wrote behind an allocation of " + std::to_string(range->size) +
+                " bytes");
 }
 
 void Free(Pointer pointer) {
@@ -73,8 +75,8 @@ void Free(Pointer pointer) {
     owner = TheSpace().ranges.at(pointer).context;
   }
   WaitForContext(*owner);
+  CheckTail(pointer);
   Range range = Take(pointer, Kind::kDevice, kInvalidValue, "freed meanwhile");
-  CheckTail(range);
   for (auto& importer : range.segment->header().importers) {
     if (importer != 0) {
       NoteViolation("memory is freed that process " + std::to_string(importer) + " still maps");

@@ -174,17 +174,17 @@ CUDA_DOUBLE_API void tvm_ipc_double_fail(const char* what) {
 }
 
 CUDA_DOUBLE_API const char* tvm_ipc_double_report() {
-  static thread_local std::string report;
-  report = cuda_double::Report();
-  return report.c_str();
+  static thread_local auto* report = new std::string;
+  *report = cuda_double::Report();
+  return report->c_str();
 }
 
 CUDA_DOUBLE_API const char* tvm_ipc_double_why() {
-  static thread_local std::string why;
+  static thread_local auto* why = new std::string;
   auto& log = TheLog();
   std::lock_guard<std::mutex> lock(log.mutex);
-  why = log.why;
-  return why.c_str();
+  *why = log.why;
+  return why->c_str();
 }
 
 // For the double of the runtime library.

@@ -19,7 +19,12 @@ namespace cuda_double {
 namespace {
 
 std::atomic<int> initialised_in{0};
-thread_local std::vector<std::shared_ptr<Context>> stack;
+
+// Never freed: what a thread destroys when it ends may still use the driver.
+std::vector<std::shared_ptr<Context>>& Stack() {
+  static thread_local auto* stack = new std::vector<std::shared_ptr<Context>>;
+  return *stack;
+}
 
 struct Primaries {
   std::mutex mutex;
@@ -125,7 +130,7 @@ int DeviceAttribute(int attribute, int device) {
 
 Context& PrimaryContext(int device) { return *Primary(device); }
 
-Context* CurrentContext() { return stack.empty() ? nullptr : stack.back().get(); }
+Context* CurrentContext() { return Stack().empty() ? nullptr : Stack().back().get(); }
 
 std::shared_ptr<Context> ContextOf(Handle handle) {
   return Contexts().Get(handle, "no such context", kInvalidContext);
@@ -261,20 +266,20 @@ CUDA_DOUBLE_API int cuCtxGetCurrent(Handle* context) {
 CUDA_DOUBLE_API int cuCtxSetCurrent(Handle context) {
   return Call("cuCtxSetCurrent", Needs::kInit, [&] {
     std::shared_ptr<Context> next = context == 0 ? nullptr : ContextOf(context);
-    if (!stack.empty()) stack.pop_back();
-    if (next != nullptr) stack.push_back(next);
+    if (!Stack().empty()) Stack().pop_back();
+    if (next != nullptr) Stack().push_back(next);
   });
 }
 
 CUDA_DOUBLE_API int cuCtxPushCurrent_v2(Handle context) {
-  return Call("cuCtxPushCurrent", Needs::kInit, [&] { stack.push_back(ContextOf(context)); });
+  return Call("cuCtxPushCurrent", Needs::kInit, [&] { Stack().push_back(ContextOf(context)); });
 }
 
 CUDA_DOUBLE_API int cuCtxPopCurrent_v2(Handle* context) {
   return Call("cuCtxPopCurrent", Needs::kInit, [&] {
-    Require(!stack.empty(), kInvalidContext, "this thread has no current context");
-    if (context != nullptr) *context = stack.back()->handle;
-    stack.pop_back();
+    Require(!Stack().empty(), kInvalidContext, "this thread has no current context");
+    if (context != nullptr) *context = Stack().back()->handle;
+    Stack().pop_back();
   });
 }
 
@@ -291,7 +296,10 @@ CUDA_DOUBLE_API int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 CUDA_DOUBLE_API int cuCtxSynchronize() {
-  int result = Call("cuCtxSynchronize", Needs::kUnsafe, [&](Context& c) { WaitForContext(c); });
+  int result = Call("cuCtxSynchronize", Needs::kContext, [&](Context& context) {
+    RequireNoCaptureIn(context);
+    WaitForContext(context);
+  });
   return result == kSuccess ? Call("cuCtxSynchronize (faults)", Needs::kContext, [] {}) : result;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "call.h"
+#include "memory.h"
 #include "settings.h"
 #include "stream.h"
 
@@ -38,6 +39,7 @@ double Now() {
 void Execute(Stream& stream, Operation& operation, GridRunner& runner) {
   if (stream.context->fault != kSuccess) return;
   try {
+    Touch touch;
     operation.work(runner);
   } catch (const Failure& failure) {
     int fine = kSuccess;
@@ -101,6 +103,16 @@ void AddNode(Stream& stream, Work work) {
   stream.tail = {capture.graph.nodes.size() - 1};
 }
 
+// The legacy stream would wait for streams that are captured. With the context's mutex held.
+void RequireNoBlockingCapture(Context& context) {
+  for (auto& weak : context.streams) {
+    std::shared_ptr<Stream> other = weak.lock();
+    if (other == nullptr || !other->blocking || other->capture == nullptr) continue;
+    Invalidate(*other->capture);
+    throw Failure{kCaptureImplicit, "the legacy stream is used while a stream is captured"};
+  }
+}
+
 std::shared_ptr<Operation> Enqueue(Stream& stream, Work work,
                                    std::vector<std::shared_ptr<Operation>> after) {
   auto operation = std::make_shared<Operation>();
@@ -108,13 +120,10 @@ std::shared_ptr<Operation> Enqueue(Stream& stream, Work work,
   Context& context = *stream.context;
   std::lock_guard<std::mutex> lock(context.mutex);
   if (stream.legacy) {  // after all that was given to blocking streams
+    RequireNoBlockingCapture(context);
     for (auto& weak : context.streams) {
       std::shared_ptr<Stream> other = weak.lock();
       if (other == nullptr || !other->blocking) continue;
-      if (other->capture != nullptr) {
-        Invalidate(*other->capture);
-        throw Failure{kCaptureImplicit, "the legacy stream is used while a stream is captured"};
-      }
       if (other->last != nullptr && !other->last->done) after.push_back(other->last);
     }
   } else if (stream.blocking && context.legacy != nullptr && context.legacy->last != nullptr &&
@@ -141,10 +150,13 @@ std::shared_ptr<Stream> NewStream(Context& context, bool blocking, bool legacy) 
   if (!legacy) stream->handle = Streams().Add(stream);
   {
     std::lock_guard<std::mutex> lock(context.mutex);
+    auto& all = context.streams;
+    all.erase(std::remove_if(all.begin(), all.end(), [](auto& weak) { return weak.expired(); }),
+              all.end());
     if (legacy) {
       context.legacy = stream;
     } else {
-      context.streams.push_back(stream);
+      all.push_back(stream);
     }
   }
   std::thread(RunStream, stream).detach();
@@ -268,6 +280,17 @@ void LaunchGraph(const std::shared_ptr<GraphExec>& exec, Stream& stream) {
   exec->last = Enqueue(stream, std::move(work), std::move(after));
 }
 
+bool IsIdle(Stream& stream) {
+  std::lock_guard<std::mutex> lock(TheEngine().mutex);
+  return stream.last == nullptr || stream.last->done;
+}
+
+std::shared_ptr<Operation> Recorded(Event& event) {
+  std::lock_guard<std::mutex> lock(TheEngine().mutex);
+  Require(event.capture == nullptr, kCapturedEvent, "recorded while a stream was captured");
+  return event.recorded;
+}
+
 bool IsDone(const std::shared_ptr<Operation>& operation) {
   if (operation == nullptr) return true;
   std::lock_guard<std::mutex> lock(TheEngine().mutex);
@@ -287,6 +310,10 @@ void WaitForStream(Stream& stream) {
     if (stream.capture != nullptr) {
       Invalidate(*stream.capture);
       throw Failure{kCaptureUnsupported, "somebody waits for a stream that is captured"};
+    }
+    if (stream.legacy) {
+      std::lock_guard<std::mutex> context_lock(stream.context->mutex);
+      RequireNoBlockingCapture(*stream.context);
     }
     last = stream.last;
   }
@@ -316,6 +343,18 @@ void Close(Stream& stream) {
 int ExchangeCaptureMode(int mode) {
   static thread_local int mine = 0;
   return mode < 0 ? mine : std::exchange(mine, mode);
+}
+
+void RequireNoCaptureIn(Context& context) {
+  Engine& engine = TheEngine();
+  std::lock_guard<std::mutex> lock(engine.mutex);
+  bool any = false;
+  for (auto& capture : LiveCaptures(engine)) {
+    if (capture->context != &context) continue;
+    any = true;
+    Invalidate(*capture);
+  }
+  Require(!any, kCaptureUnsupported, "a stream of the context is captured");
 }
 
 void RequireNoCapture() {

@@ -4,12 +4,15 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+
+#include "memory.h"
 
 // Saves the registers that a call keeps and the stack pointer, takes another stack, and gives its
 // registers back. A fault handler enters at cuda_double_resume with the stack of whoever resumed
@@ -60,6 +63,8 @@ struct sigaction before[2];
 
 void OnFault(int signal, siginfo_t* info, void* context) {
   if (running.fiber == nullptr) {  // not ours: let it happen again, as if we were not here
+    static constexpr char kText[] = "cuda double: the host touches memory of a device\n";
+    if (IsOfDevices(info->si_addr) && write(2, kText, sizeof(kText) - 1) < 0) std::abort();
     sigaction(signal, &before[signal == SIGBUS], nullptr);
     return;
   }

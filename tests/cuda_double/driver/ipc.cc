@@ -79,6 +79,7 @@ Pointer Open(Context& context, const IpcHandle& handle) {
   AddImporter(*segment, getpid(), true);
   std::lock_guard<std::mutex> lock(TheSpace().mutex);
   TheSpace().ranges[range.base] = range;
+  Protect(range);
   return range.base;
 }
 

@@ -146,6 +146,34 @@ void Unmap(Pointer at, size_t bytes) {
        0);
 }
 
+void Protect(const Range& range) {
+  if (range.kind == Kind::kHost || range.kind == Kind::kRegistered) return;
+  int protection = range.access == 3 ? PROT_READ | PROT_WRITE : range.access == 1 ? PROT_READ : 0;
+  if (TheSettings().guard && TheSpace().touching == 0) protection = PROT_NONE;
+  mprotect(Address(range.mapping), range.mapped, protection);
+}
+
+Touch::Touch() {
+  if (!TheSettings().guard) return;
+  Space& space = TheSpace();
+  std::lock_guard<std::mutex> lock(space.mutex);
+  if (space.touching++ > 0) return;
+  for (auto& [base, range] : space.ranges) Protect(range);
+}
+
+Touch::~Touch() {
+  if (!TheSettings().guard) return;
+  Space& space = TheSpace();
+  std::lock_guard<std::mutex> lock(space.mutex);
+  if (--space.touching > 0) return;
+  for (auto& [base, range] : space.ranges) Protect(range);
+}
+
+bool IsOfDevices(const void* address) {
+  auto at = reinterpret_cast<Pointer>(address);
+  return at < TheAddresses().end && at >= TheAddresses().end - kAddresses;
+}
+
 Range* FindRange(Pointer pointer) {
   auto& ranges = TheSpace().ranges;
   auto after = ranges.upper_bound(pointer);

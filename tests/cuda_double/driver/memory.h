@@ -73,7 +73,18 @@ struct Range {
 struct Space {
   std::mutex mutex;
   std::map<Pointer, Range> ranges;  // by their first byte
+  int touching = 0;                 // how many Touch there are
 };
+
+// While there is one, memory of devices is there. Without TVM_IPC_DOUBLE_GUARD it always is.
+class Touch {
+ public:
+  Touch();
+  ~Touch();
+  Touch(const Touch&) = delete;
+};
+// Whether an address is one of those that memory of devices has, for what catches faults.
+bool IsOfDevices(const void* address);
 
 Space& TheSpace();
 uint64_t NextId();
@@ -82,6 +93,8 @@ uint64_t NextId();
 Pointer ReserveAddresses(size_t bytes, size_t alignment);
 void MapSegment(Pointer at, size_t bytes, const Segment& segment, size_t offset, int protection);
 void Unmap(Pointer at, size_t bytes);  // keeps the addresses
+// Gives a range the protection that it is to have now. With the space's mutex held.
+void Protect(const Range& range);
 
 // The range that holds the address, or null. With the space's mutex held.
 Range* FindRange(Pointer pointer);

@@ -96,6 +96,7 @@ Settings Read() {
   settings.shuffle_threads = Number("SHUFFLE", 0) != 0;
   settings.kernels = Text("KERNELS");
   settings.report = Text("REPORT");
+  settings.guard = Number("GUARD", 0) != 0;
   settings.verbose = Number("VERBOSE", 0) != 0;
   return settings;
 }

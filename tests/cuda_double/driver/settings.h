@@ -29,6 +29,7 @@ struct Settings {
   bool shuffle_threads = false;  // threads of a block run in another order each time
   std::string kernels;           // library that serves cubins and PTX
   std::string report;            // file to which a line is added at exit
+  bool guard = false;            // the host cannot touch memory of devices
   bool verbose = false;          // say on stderr why a call failed
 };
 

@@ -34,8 +34,8 @@ std::shared_ptr<Stream> StreamOf(Context& context, Handle handle) {
     return legacy;
   }
   if (handle == 2) {
-    static thread_local std::map<Context*, std::shared_ptr<Stream>> of_thread;
-    std::shared_ptr<Stream>& stream = of_thread[&context];
+    static thread_local auto* of_thread = new std::map<Context*, std::shared_ptr<Stream>>;
+    std::shared_ptr<Stream>& stream = (*of_thread)[&context];  // never freed, like the contexts
     if (stream == nullptr) {
       stream = NewStream(context, true);
       Streams().Remove(stream->handle);  // no handle of its own, and no leak
@@ -72,11 +72,8 @@ CUDA_DOUBLE_API int cuStreamDestroy_v2(Handle handle) {
 }
 
 CUDA_DOUBLE_API int cuStreamSynchronize(Handle handle) {
-  int result = Call("cuStreamSynchronize", Needs::kContext, [&](Context& context) {
-    std::shared_ptr<Stream> stream = StreamOf(context, handle);
-    if (stream->legacy) RequireNoCapture();
-    WaitForStream(*stream);
-  });
+  int result = Call("cuStreamSynchronize", Needs::kContext,
+                    [&](Context& context) { WaitForStream(*StreamOf(context, handle)); });
   return result == kSuccess ? Call("cuStreamSynchronize (faults)", Needs::kContext, [] {}) : result;
 }
 
@@ -86,7 +83,7 @@ CUDA_DOUBLE_API int cuStreamQuery(Handle handle) {
     bool invalid = false;
     uint64_t id = 0;
     Require(!IsCapturing(*stream, &invalid, &id), kCaptureUnsupported, "the stream is captured");
-    Require(IsDone(stream->last), kNotReady, "work is left");
+    Require(IsIdle(*stream), kNotReady, "work is left");
   });
 }
 
@@ -219,18 +216,13 @@ CUDA_DOUBLE_API int cuEventRecordWithFlags(Handle handle, Handle stream, unsigne
 
 CUDA_DOUBLE_API int cuEventQuery(Handle handle) {
   return Call("cuEventQuery", Needs::kUnsafe, [&](Context&) {
-    std::shared_ptr<Event> event = Events().Get(handle);
-    Require(event->capture == nullptr, kCapturedEvent, "recorded while a stream was captured");
-    Require(IsDone(event->recorded), kNotReady, "not yet");
+    Require(IsDone(Recorded(*Events().Get(handle))), kNotReady, "not yet");
   });
 }
 
 CUDA_DOUBLE_API int cuEventSynchronize(Handle handle) {
-  int result = Call("cuEventSynchronize", Needs::kUnsafe, [&](Context&) {
-    std::shared_ptr<Event> event = Events().Get(handle);
-    Require(event->capture == nullptr, kCapturedEvent, "recorded while a stream was captured");
-    WaitFor(event->recorded);
-  });
+  int result = Call("cuEventSynchronize", Needs::kUnsafe,
+                    [&](Context&) { WaitFor(Recorded(*Events().Get(handle))); });
   return result == kSuccess ? Call("cuEventSynchronize (faults)", Needs::kContext, [] {}) : result;
 }
 
@@ -238,11 +230,10 @@ CUDA_DOUBLE_API int cuEventElapsedTime_v2(float* milliseconds, Handle start, Han
   return Call("cuEventElapsedTime", Needs::kContext, [&](Context&) {
     std::shared_ptr<Event> first = Events().Get(start), last = Events().Get(end);
     Require(first->timed && last->timed, kInvalidHandle, "an event that does not take the time");
-    Require(first->recorded != nullptr && last->recorded != nullptr, kInvalidHandle,
-            "an event that was not recorded");
-    Require(IsDone(first->recorded) && IsDone(last->recorded), kNotReady, "not yet");
-    *milliseconds =
-        static_cast<float>(1e3 * (last->recorded->finished - first->recorded->finished));
+    std::shared_ptr<Operation> from = Recorded(*first), to = Recorded(*last);
+    Require(from != nullptr && to != nullptr, kInvalidHandle, "an event that was not recorded");
+    Require(IsDone(from) && IsDone(to), kNotReady, "not yet");
+    *milliseconds = static_cast<float>(1e3 * (to->finished - from->finished));
   });
 }
 CUDA_DOUBLE_API int cuEventElapsedTime(float* milliseconds, Handle start, Handle end) {

@@ -101,6 +101,8 @@ void BeginCapture(Stream& stream, int mode);
 std::shared_ptr<Graph> EndCapture(Stream& stream);
 void LaunchGraph(const std::shared_ptr<GraphExec>& exec, Stream& stream);
 
+bool IsIdle(Stream& stream);
+std::shared_ptr<Operation> Recorded(Event& event);  // throws if it was captured
 bool IsDone(const std::shared_ptr<Operation>& operation);
 void WaitFor(const std::shared_ptr<Operation>& operation);
 void WaitForStream(Stream& stream);     // refused while it is captured
@@ -112,6 +114,8 @@ void Close(Stream& stream);
 int ExchangeCaptureMode(int mode);
 // Ends captures that forbid what this thread is about to do, and throws if there are any.
 void RequireNoCapture();
+// The same of any capture of a stream of the context, whatever its mode.
+void RequireNoCaptureIn(Context& context);
 bool IsCapturing(Stream& stream, bool* invalid, uint64_t* id);
 uint64_t ThisThread();
 

@@ -273,8 +273,7 @@ CUDA_DOUBLE_API int cuMemSetAccess(Pointer pointer, size_t bytes, const Access* 
     }
     ForEachMapped(pointer, bytes, [&](Range& range) {
       range.access = widest;
-      int protection = widest == 3 ? PROT_READ | PROT_WRITE : widest == 1 ? PROT_READ : PROT_NONE;
-      mprotect(reinterpret_cast<void*>(range.mapping), range.mapped, protection);
+      Protect(range);
     });
   });
 }
