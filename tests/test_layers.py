@@ -63,12 +63,12 @@ NATIVE = {
     "driver": ("core",),
     "shm": ("core",),
     "nccl": ("core", "driver"),
+    "cuda": ("core", "driver", "cuda/kernels"),
     "blas": ("core",),
     "disco": ("core",),
-    "cuda": ("core", "cuda/kernels"),
     "cuda/kernels": (),
 }
-BACKENDS = ("shm", "nccl")
+BACKENDS = ("shm", "cuda", "nccl")
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
     ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class

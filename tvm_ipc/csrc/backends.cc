@@ -3,6 +3,7 @@
 #include "backends.h"
 
 #include "core/error.h"
+#include "cuda/backend.h"
 #include "nccl/backend.h"
 #include "shm/backend.h"
 
@@ -11,6 +12,7 @@ namespace tvm_ipc {
 const std::vector<const Backend*>& Backends() {
   static const std::vector<const Backend*> backends = {
       &SharedMemory(),
+      &Cuda(),
       &Nccl(),
   };
   return backends;
@@ -23,6 +25,13 @@ const Backend& FindBackend(const std::string& name) {
     known += Text(", ", backend->name());
   }
   Fail(kind::kValue, "there is no backend ", name, "; there are: ", known);
+}
+
+const Backend& BackendOfMachine() {
+  for (const Backend* backend : Backends()) {
+    if (backend != Backends().front() && backend->Refusal({0}).empty()) return *backend;
+  }
+  return *Backends().front();
 }
 
 }  // namespace tvm_ipc

@@ -18,5 +18,8 @@ const std::vector<const Backend*>& Backends();
 /*! \brief One by its name, or "auto"; an error if there is none. */
 const Backend& FindBackend(const std::string& name);
 
+/*! \brief The one for the devices of this machine; it starts what they need to be found. */
+const Backend& BackendOfMachine();
+
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_BACKENDS_H_

@@ -11,16 +11,20 @@ find_package(Threads REQUIRED)
 set(TVM_IPC_CORE_SOURCES
   arena.cc connection.cc element.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
   link.cc machine.cc meeting.cc monitor.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc worker_pipes.cc works.cc)
-# With the table of all backends, which stands above their folders.
 set(TVM_IPC_SHM_SOURCES
-  ../backends.cc all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc point_to_point.cc
+  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc point_to_point.cc
   reduce_scatter.cc reduce_to_root.cc shows.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What backends on NVIDIA's devices share; found when somebody asks, and not needed to build.
 set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc)
+set(TVM_IPC_CUDA_SOURCES
+  backend.cc checks.cc endpoint.cc errors.cc info.cc memory.cc messages.cc modules.cc moves.cc
+  reductions.cc region.cc shows.cc)
 set(TVM_IPC_NCCL_SOURCES
   backend.cc collectives.cc communicator.cc communicators.cc flights.cc library.cc memory.cc
   point_to_point.cc reductions.cc)
+# The table of all of them, which stands above their folders.
+set(TVM_IPC_BACKENDS_SOURCES backends.cc)
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc
   kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_tiles.cc)
@@ -59,8 +63,11 @@ function(core_library folder)
     set_target_properties(${library} PROPERTIES
       IMPORTED_LOCATION ${TVM_IPC_BUILT}/lib${library}.a)
   else()
-    list(TRANSFORM TVM_IPC_${name}_SOURCES
-      PREPEND ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${folder}/ OUTPUT_VARIABLE sources)
+    set(place ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${folder}/)
+    if(folder STREQUAL backends)
+      set(place ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/)
+    endif()
+    list(TRANSFORM TVM_IPC_${name}_SOURCES PREPEND ${place} OUTPUT_VARIABLE sources)
     add_library(${library} STATIC ${sources})
     target_compile_options(${library} PRIVATE ${TVM_IPC_OPTIONS})
     set_target_properties(${library} PROPERTIES POSITION_INDEPENDENT_CODE ON
@@ -72,9 +79,10 @@ function(core_library folder)
 endfunction()
 core_library(core)
 core_library(driver tvm_ipc_core)
+core_library(shm tvm_ipc_core)
+core_library(cuda tvm_ipc_core tvm_ipc_driver tvm_ipc_images)
 core_library(nccl tvm_ipc_driver tvm_ipc_core)
-# The table of backends needs all of them.
-core_library(shm tvm_ipc_nccl tvm_ipc_core)
+core_library(backends tvm_ipc_shm tvm_ipc_cuda tvm_ipc_nccl)
 core_library(blas tvm_ipc_core)
 
 # The compiled CUDA kernels: a table of bytes.

@@ -263,7 +263,9 @@ ffi::String FactsOfLibrary(ffi::String backend) {
 
 void UseLibrary(ffi::String backend, ffi::String path) { FindBackend(backend).UseLibrary(path); }
 
-ffi::String CompiledCCL() { return FindBackend("auto").name(); }
+ffi::String CompiledCCL() { return BackendOfMachine().name(); }
+
+ffi::String CudaInfo() { return FindBackend("cuda").Info(); }
 
 /*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
 void RegisterBackend(const Backend* backend) {
@@ -342,6 +344,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.refusal", Throwing<RefusalOf>::Call)
       .def("tvm_ipc.use_library", Throwing<UseLibrary>::Call)
       .def("tvm_ipc.nccl.info", [] { return FactsOfLibrary("nccl"); })
+      .def("tvm_ipc.cuda.info", Throwing<CudaInfo>::Call)
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)
       .def("tvm_ipc.numbers", Throwing<Numbers>::Call)
       .def("tvm_ipc.configure", Throwing<Configure>::Call)

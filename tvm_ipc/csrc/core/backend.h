@@ -129,6 +129,8 @@ class Endpoint {
   virtual void Settle() {}
   /*! \brief Before a command: so often the session has recovered. All ranks are told. */
   virtual void Follow(uint32_t generation) {}
+  /*! \brief After a command: wait where what others do with its results would not. */
+  virtual void Rest() {}
   /*! \brief Write a number, an int64, in the order of what was started here. */
   virtual void WriteNumber(int64_t number, const Buffer& recv) {
     memcpy(recv.data, &number, sizeof(number));
@@ -230,6 +232,8 @@ class Backend {
   virtual size_t DefaultArena(int num_ranks) const { return DefaultArenaBytes(num_ranks); }
   /*! \brief In a worker that has joined: start. */
   virtual std::unique_ptr<Endpoint> Start(Rank& rank) const = 0;
+  /*! \brief What it finds here, as JSON; it never throws. */
+  virtual std::string Info() const { return "{}"; }
   /*! \brief Whether it can reduce elements of the type. */
   virtual bool Reduces(ElementType type, ReduceKind kind) const = 0;
   /*! \brief What its kernels are compiled for and run on here, the best first. */

@@ -157,6 +157,8 @@ struct alignas(kLine) RankState {
   std::atomic<uint32_t> exchanges;
   /*! \brief Seats in teams that were made. */
   std::atomic<uint32_t> seats;
+  /*! \brief How many ranks map memory that it has exported. */
+  std::atomic<int32_t> mapped;
 };
 
 struct Control {

@@ -47,6 +47,7 @@ Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>
 void Fetch(ffi::Any value, int rank, int64_t key) {
   Rank& self = RequireRank();
   if (self.id() != rank) return;
+  self.endpoint().Synchronise();  // TVM copies without a look at the stream
   if (self.control().controller_pid == getpid()) {
     Expected::Global().Deliver(key, std::move(value));
   } else {
@@ -81,7 +82,9 @@ void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
 }
 
 void CopyToHost(int64_t key, ffi::Optional<Tensor> source) {
-  if (RequireRank().id() != 0) return;
+  Rank& rank = RequireRank();
+  if (rank.id() != 0) return;
+  rank.endpoint().Synchronise();
   Tensor host = TakeHostTensor("copy_from_worker_0", key, source);
   host.CopyFrom(source.value());
 }

@@ -181,6 +181,7 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
            "; the call that should have made it failed, or was skipped after an error");
     }
     function->CallPacked(args.Slice(1), result);
+    rank.endpoint().Rest();
   });
 }
 

@@ -96,5 +96,15 @@ class Here {
   bool pushed_ = false;
 };
 
+/*! \brief Calls the driver where a destructor must not throw, with the device's context. */
+template <typename Calls>
+void Quietly(const Device& device, const Calls& calls) {
+  if (device.forked()) return;
+  Context context = nullptr;
+  if (device.driver().cuCtxPushCurrent_v2.Try(device.context()) != kSuccess) return;
+  calls(device.driver());
+  device.driver().cuCtxPopCurrent_v2.Try(&context);
+}
+
 }  // namespace tvm_ipc::cuda
 #endif  // TVM_IPC_DRIVER_DEVICE_H_

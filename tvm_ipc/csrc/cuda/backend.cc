@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file backend.cc */
+#include "cuda/backend.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/endpoint.h"
+#include "cuda/info.h"
+
+namespace tvm_ipc {
+
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  const char* name() const final { return "cuda"; }
+  Capabilities capabilities() const final {
+    constexpr int32_t kCuda = 2;  // DLPack's kDLCUDA
+    return {kCuda, true, true};
+  }
+  /*! \brief None: regions are memory that the workers make. */
+  std::vector<File> Prepare(const Control&) const final { return {}; }
+  /*! \brief By the memory of their devices, which they know. */
+  size_t DefaultArena(int) const final { return 0; }
+  std::unique_ptr<Endpoint> Start(Rank& rank) const final {
+    return std::make_unique<cuda::CudaEndpoint>(rank);
+  }
+  bool Reduces(ElementType type, ReduceKind kind) const final {
+    return cuda::IsReduced(type, kind);
+  }
+  std::string Refusal(const std::vector<int>& devices) const final {
+    return cuda::Refusal(devices);
+  }
+  std::string Info() const final { return cuda::Info(); }
+  // Kernels are chosen by the device.
+  std::vector<std::string> instruction_sets() const final { return {}; }
+  std::string instruction_set() const final { return ""; }
+  bool UseInstructionSet(const std::string&) const final { return true; }
+};
+
+}  // namespace
+
+const Backend& Cuda() {
+  static const CudaBackend backend;
+  return backend;
+}
+
+}  // namespace tvm_ipc

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file backend.h
+ *  \brief The backend "cuda": collectives between NVIDIA's devices of one machine, by kernels of
+ *         ours over memory that peers map.
+ */
+#ifndef TVM_IPC_CUDA_BACKEND_H_
+#define TVM_IPC_CUDA_BACKEND_H_
+
+#include "core/backend.h"
+
+namespace tvm_ipc {
+
+const Backend& Cuda();
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CUDA_BACKEND_H_

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file errors.cc
+ * \brief What kernels report, in the words that all backends use.
+ */
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include "core/meeting.h"
+#include "cuda/endpoint.h"
+
+namespace tvm_ipc::cuda {
+
+namespace {
+
+OpName NameOf(uint32_t operation) {
+  switch (operation) {
+    case kernels::kMeet:
+      return "meeting";
+    case kernels::kAllReduce:
+      return "allreduce";
+    case kernels::kReduceScatter:
+      return "reduce_scatter";
+    case kernels::kReduce:
+      return "reduce";
+    case kernels::kAllReduceRms:
+      return "allreduce_rms";
+    case kernels::kAllReduceLayer:
+      return "allreduce_layer";
+    case kernels::kAllGather:
+      return "allgather";
+    case kernels::kBroadcast:
+      return "broadcast";
+    case kernels::kScatter:
+      return "scatter";
+    case kernels::kGather:
+      return "gather";
+    case kernels::kAllToAll:
+      return "all_to_all";
+    case kernels::kPermute:
+      return "permute";
+    case kernels::kSend:
+      return "send";
+    case kernels::kShow:
+      return "peer";
+    default:
+      return "nothing";
+  }
+}
+
+std::string Describe(const kernels::Header& header, const Member* member) {
+  Descriptor descriptor;
+  descriptor.op = NameOf(header.operation);
+  descriptor.reduces =
+      header.operation >= kernels::kAllReduce && header.operation <= kernels::kAllReduceLayer;
+  descriptor.kind = static_cast<ReduceKind>(kernels::KindOf(header.mode));
+  descriptor.strategy = static_cast<int8_t>((header.mode >> 8 & 0xff) - 1);
+  descriptor.flags = static_cast<uint8_t>(kernels::FlagsOf(header.mode) >> 1);
+  descriptor.type.code = static_cast<uint8_t>(header.type);
+  descriptor.type.bits = static_cast<uint8_t>(header.type >> 8);
+  descriptor.type.lanes = static_cast<uint16_t>(header.type >> 16);
+  descriptor.count = header.count;
+  descriptor.parts = header.parts;
+  if (header.root >= 0 && member != nullptr && header.root < member->size) {
+    descriptor.root = member->ranks[header.root];
+  }
+  return tvm_ipc::Describe(descriptor);
+}
+
+std::string NameOf(const Rank& rank, int id) {
+  const int pid = rank.control().ranks[id].pid.load(std::memory_order_relaxed);
+  return Text("rank ", id, " (pid ", pid, ")");
+}
+
+}  // namespace
+
+void FailRecord(const Rank& rank, const kernels::ErrorRecord& record, const Member* member) {
+  const int known = member == nullptr ? rank.num_ranks() : member->size;
+  const int place = record.member >= 0 && record.member < known ? record.member : 0;
+  const int other = member == nullptr ? place : member->ranks[place];
+  const std::string where = member == nullptr ? "" : member->where;
+  const bool shows = record.phase == kernels::kForShow;
+  const bool message = record.phase == kernels::kForCredit || record.phase == kernels::kForMessage;
+  const bool sends = record.phase == kernels::kForCredit;
+  std::string mine = Describe(record.mine, member);
+  if (message) mine = Text(sends ? "send to " : "receive from ", "rank ", other, ", ", mine, ",");
+  switch (record.code) {
+    case kernels::kMismatch: {
+      const std::string theirs = Describe(record.theirs, member);
+      if (message) {
+        Fail(kind::kMismatch, "the ranks disagree: rank ", other, " called ", theirs, " to rank ",
+             rank.id(), ", which wanted to receive ", record.mine.count, " of a type or a number",
+             " that differs");
+      }
+      Fail(kind::kMismatch, "the ranks disagree", where, ": rank ", rank.id(), " called ", mine,
+           "; rank ", other, " called ", theirs);
+    }
+    case kernels::kAborted:
+      Fail(kind::kPeer, mine, where, " was stopped: ", DescribeAbort(rank.control()));
+    default:
+      break;
+  }
+  Fail(kind::kDeadline, mine, where, " waited ",
+       std::chrono::duration<double>(rank.options().deadline).count(), " s for ",
+       NameOf(rank, other), shows ? " to show it" : "",
+       "; every rank must make the same collective calls in the same order, or raise the timeout"
+       " (TVM_IPC_TIMEOUT)");
+}
+
+}  // namespace tvm_ipc::cuda

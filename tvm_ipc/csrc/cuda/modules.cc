@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*! \file modules.cc */
+#include "cuda/modules.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+#include "cuda/images.h"
+
+namespace tvm_ipc::cuda {
+
+namespace {
+
+/*! \brief The types that kernels reduce; the first three also have norms, in the order of
+ *         kernels::FloatType. */
+constexpr const char* kTypes[] = {"float16", "bfloat16", "float32", "float64", "int8",
+                                  "uint8",   "int16",    "uint16",  "int32",   "uint32",
+                                  "int64",   "uint64",   "bool"};
+constexpr int kNumTypes = std::size(kTypes);
+constexpr int kNumNormTypes = 3;
+constexpr int kBool = kNumTypes - 1;
+
+int IndexOf(ElementType type) {
+  const std::string name = tvm_ipc::Name(type);
+  const auto* found = std::find(std::begin(kTypes), std::end(kTypes), name);
+  return found == std::end(kTypes) ? -1 : static_cast<int>(found - kTypes);
+}
+
+/*! \brief The index of a type, which is looked for by name once in a thread and then remembered. */
+int KnownIndexOf(ElementType type) {
+  thread_local ElementType last;
+  thread_local int index = -1;
+  if (type != last) {
+    index = IndexOf(type);
+    last = type;
+  }
+  return index;
+}
+
+/*! \brief Whether code or PTX runs on devices of a capability. */
+bool Runs(const KernelImage& image, int capability) {
+  if (image.ptx) return image.capability <= capability;
+  return image.capability / 10 == capability / 10 && image.capability <= capability;
+}
+
+/*! \brief The best image of each source. */
+std::map<std::string, const KernelImage*> ImagesFor(int capability) {
+  std::map<std::string, const KernelImage*> best;
+  for (size_t i = 0; i < kNumKernelImages; ++i) {
+    const KernelImage& image = kKernelImages[i];
+    if (!Runs(image, capability)) continue;
+    const KernelImage*& one = best[image.source];
+    auto rank = [](const KernelImage& of) { return std::pair(!of.ptx, of.capability); };
+    if (one == nullptr || rank(image) > rank(*one)) one = &image;
+  }
+  return best;
+}
+
+std::string ArchitectureOf(const KernelImage& image) {
+  return (image.ptx ? "compute_" : "sm_") + std::to_string(image.capability);
+}
+
+constexpr const char* kWithoutKernels =
+    "this tvm-ipc was built without its CUDA kernels (TVM_IPC_CUDA=OFF); install one that has them";
+
+}  // namespace
+
+std::vector<std::string> Architectures() {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (size_t i = 0; i < kNumKernelImages; ++i) {
+    if (seen.insert(ArchitectureOf(kKernelImages[i])).second)
+      names.push_back(ArchitectureOf(kKernelImages[i]));
+  }
+  return names;
+}
+
+std::string ArchitectureFor(int capability, std::string* why) {
+  const auto images = ImagesFor(capability);
+  if (!images.empty()) return ArchitectureOf(*images.begin()->second);
+  if (kNumKernelImages == 0) {
+    *why = kWithoutKernels;
+    return "";
+  }
+  std::string known;
+  for (const std::string& name : Architectures()) known += (known.empty() ? "" : ", ") + name;
+  *why = Text("our kernels are compiled for ", known,
+              ", none of which runs on a device of capability ", capability / 10, ".",
+              capability % 10);
+  return "";
+}
+
+bool IsReduced(ElementType type, ReduceKind kind) {
+  const int index = KnownIndexOf(type);
+  return index >= 0 && !(index == kBool && kind == ReduceKind::kAvg);
+}
+
+uint32_t FloatTypeOf(const char* operation, ElementType type) {
+  const int index = KnownIndexOf(type);
+  if (index >= 0 && index < kNumNormTypes) return static_cast<uint32_t>(index);
+  Fail(kind::kType, operation, ": ", tvm_ipc::Name(type),
+       " is not normalised; cast to float32, float16 or bfloat16");
+}
+
+std::shared_ptr<const Kernels> Kernels::Load(const std::shared_ptr<Device>& device) {
+  static std::mutex mutex;
+  static std::map<int, std::weak_ptr<const Kernels>> loaded;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::weak_ptr<const Kernels>& known = loaded[device->ordinal()];
+  std::shared_ptr<const Kernels> kernels = known.lock();
+  if (kernels == nullptr) {
+    kernels.reset(new Kernels(device));
+    known = kernels;
+  }
+  return kernels;
+}
+
+Kernels::Kernels(std::shared_ptr<Device> device) : device_(std::move(device)) {
+  std::string why;
+  const int capability = device_->facts().capability();
+  if (ArchitectureFor(capability, &why).empty()) Fail(kind::kRuntime, device_->name(), ": ", why);
+  const Here here(*device_);
+  for (const auto& [source, image] : ImagesFor(capability)) {
+    const std::string what = Text("to load our kernels (", source, ", ", ArchitectureOf(*image),
+                                  ") on ", device_->name());
+    Module module = nullptr;
+    device_->driver().cuModuleLoadData(what.c_str(), &module, image->data);
+    modules_.push_back(module);
+  }
+  for (const char* type : kTypes) {
+    auto of = [&](const char* name) { return Find(Text("tvm_ipc_", name, "_", type)); };
+    TypeKernels one{of("push"), of("push_slices"), of("pull"), of("parts")};
+    if (types_.size() < kNumNormTypes) {
+      one.push_norm = of("push_norm");
+      one.norm = of("norm");
+    }
+    types_.push_back(one);
+  }
+  for (const auto& [kernel, name] : {std::pair(&move, "tvm_ipc_move"),
+                                     {&move_push, "tvm_ipc_move_push"},
+                                     {&meet, "tvm_ipc_meet"},
+                                     {&show, "tvm_ipc_show"},
+                                     {&await, "tvm_ipc_await"},
+                                     {&send, "tvm_ipc_send"},
+                                     {&receive, "tvm_ipc_receive"},
+                                     {&write_pattern, "tvm_ipc_write_pattern"},
+                                     {&check_pattern, "tvm_ipc_check_pattern"}}) {
+    *kernel = Find(name);
+  }
+}
+
+Kernels::~Kernels() {
+  Quietly(*device_, [this](const Driver& driver) {
+    for (Module module : modules_) driver.cuModuleUnload.Try(module);
+  });
+}
+
+Kernel Kernels::Find(const std::string& name) {
+  const Driver& driver = device_->driver();
+  Kernel kernel = nullptr;
+  for (Module module : modules_) {
+    if (driver.cuModuleGetFunction.Try(&kernel, module, name.c_str()) == kSuccess) break;
+  }
+  if (kernel == nullptr) {
+    Fail(kind::kRuntime, "the kernels of this tvm-ipc have no ", name,
+         "; its parts are of different versions: build it again");
+  }
+  if (driver.cuFuncLoad.exists()) driver.cuFuncLoad(name.c_str(), kernel);
+  constexpr int kMaxThreads = 0;
+  int threads = 0;
+  driver.cuFuncGetAttribute(name.c_str(), &threads, kMaxThreads, kernel);
+  threads_ = std::min(threads_, static_cast<uint32_t>(threads));
+  int blocks = 0;
+  driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(name.c_str(), &blocks, kernel,
+                                                     static_cast<int>(threads_), 0);
+  const int64_t all = int64_t{blocks} * device_->facts().multiprocessors;
+  blocks_ = static_cast<uint32_t>(std::min<int64_t>(blocks_, all));
+  return kernel;
+}
+
+const TypeKernels& Kernels::OfReduction(const char* operation, ElementType type,
+                                        ReduceKind kind) const {
+  if (IsReduced(type, kind)) return types_[KnownIndexOf(type)];
+  Fail(kind::kType, operation, ": ", tvm_ipc::Name(kind), " of ", tvm_ipc::Name(type),
+       " is not supported; cast to a type that is, such as float32");
+}
+
+const TypeKernels& Kernels::OfNorm(const char* operation, ElementType type) const {
+  return types_[FloatTypeOf(operation, type)];
+}
+
+kernels::Limits Kernels::LimitsFor(int ranks) const {
+  return {std::max(blocks_ / static_cast<uint32_t>(ranks), uint32_t{1}), threads_};
+}
+
+}  // namespace tvm_ipc::cuda
