@@ -146,7 +146,7 @@ class Fold {
   TVM_IPC_DEVICE bool unusual() const { return unusual_; }
 
  private:
-  typename Type::Scalar sum_[Type::kIn8];
+  typename Type::Scalar sum_[Type::kIn8] = {};
   bool unusual_ = false;
 };
 

@@ -80,12 +80,12 @@ TVM_IPC_DEVICE uint64_t Eight(Pair pair) {
 }
 
 /*!
- * \brief Wait for piece i of members base to base + kAtOnce - 1, and give each to a function.
+ * \brief Wait for piece i of members base to base + kAtOnce - 1, but for those from `end` on, and
+ *        give each to a function.
  */
 template <int kAtOnce, typename Function>
 TVM_IPC_DEVICE void TakeSome(TeamOperation& operation, const Stage& stage, Phase phase, uint64_t i,
-                             int base, int except, const Function& function) {
-  const int size = operation.size();
+                             int base, int end, int except, const Function& function) {
   Pair pairs[kAtOnce];
   int missing;
   do {
@@ -93,19 +93,19 @@ TVM_IPC_DEVICE void TakeSome(TeamOperation& operation, const Stage& stage, Phase
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int member = base + k;
-      if (member < size && member != except) pairs[k] = stage.Look(operation, member, i);
+      if (member < end && member != except) pairs[k] = stage.Look(operation, member, i);
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int member = base + k;
-      if (member < size && member != except && !Has(pairs[k], operation.epoch())) missing = member;
+      if (member < end && member != except && !Has(pairs[k], operation.epoch())) missing = member;
     }
   } while (missing >= 0 && !operation.GivesUp(phase, missing));
   if (operation.failed()) return;
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     const int member = base + k;
-    if (member < size) function(member, Eight(pairs[k]));
+    if (member < end) function(member, Eight(pairs[k]));
   }
 }
 
@@ -122,9 +122,10 @@ TVM_IPC_DEVICE uint64_t FoldPushed(TeamOperation& operation, const Stage& stage,
   Fold<Type> fold;
 #pragma unroll 1
   for (int base = 0; base < size && !operation.failed(); base += kAtOnce) {
-    TakeSome<kAtOnce>(operation, stage, kForData, i, base, place, [&](int member, uint64_t eight) {
-      fold.Add(member == place ? own : eight, kind, member == 0);
-    });
+    TakeSome<kAtOnce>(operation, stage, kForData, i, base, size, place,
+                      [&](int member, uint64_t eight) {
+                        fold.Add(member == place ? own : eight, kind, member == 0);
+                      });
   }
   if (operation.failed()) return 0;
   if (kExtra) fold.Add(extra, kind, false);
@@ -230,10 +231,9 @@ TVM_IPC_DEVICE void PushSlices(const ReduceArgs& args) {
       while (with < size && i < slice_of(args.send, with).size()) ++with;
 #pragma unroll 1
       for (int base = 0; base < with && !operation.failed(); base += kAtOnce) {
-        TakeSome<kAtOnce>(operation, results, kForResult, i, base, place,
+        TakeSome<kAtOnce>(operation, results, kForResult, i, base, with, place,
                           [&](int member, uint64_t eight) {
-                            if (member != place && member < with)
-                              slice_of(args.recv, member).Store(i, eight);
+                            if (member != place) slice_of(args.recv, member).Store(i, eight);
                           });
       }
     }
