@@ -14,10 +14,12 @@ here, there = socket.socketpair()
 # The child is forked before anybody uses CUDA.
 first = os.fork() != 0
 mine = here if first else there
+(there if first else here).close()  # so that whoever fails is heard by the other
 def say(data=b"-", descriptors=()):
     socket.send_fds(mine, [data], list(descriptors))
 def hear():
     data, descriptors, _, _ = socket.recv_fds(mine, 4096, 1)
+    assert data, "the other process has failed"
     return data, descriptors
 def leave():
     # Both get here, or the test fails. The child leaves as a process does that was not forked.
@@ -132,8 +134,10 @@ if first:
     say()
     hear()
     cuda.cuMemFree_v2(a)
+    other = device_memory(1000)  # its file has the number that the freed one had
     say()
     hear()
+    cuda.cuMemFree_v2(other)
 else:
     data, _ = hear()
     refused(Code.VALUE, "cuIpcOpenMemHandle_v2", byref(c_uint64()), ipc(data), 0)
