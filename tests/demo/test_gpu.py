@@ -62,6 +62,13 @@ def test_the_demo_says_what_it_lacks(
     assert capfd.readouterr().out == ""
 
 
+def test_threads_that_would_share_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = gpus.Gpu(0, "A GPU", "9.0", 1 << 34, "sm_90", "")
+    monkeypatch.setattr(gpus, "find", lambda: gpus.Gpus("13.0", "", (one,), ("sm_90",)))
+    with pytest.raises(IPCError, match=r"--threads: 4 workers would share 1 GPU, and .* --threads"):
+        demo.main(["--device", "cuda", "--threads"])
+
+
 def test_the_blas_is_for_cpus(capfd: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--device", "cuda", "--blas"]) == 2
     assert "--blas is for CPUs" in capfd.readouterr().err

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from cuda_double import run
 
+import tvm_ipc
+from tvm_ipc.runtime import gpus
+
 pytestmark = pytest.mark.skipif(
     "not __import__('shutil').which('cmake')", reason="the double is built with cmake"
 )
@@ -53,3 +56,34 @@ def test_tokens_and_logits_are_those_of_numpy(graphs: bool) -> None:
     assert out.split() == ["right"]
     assert report.violations == []
     assert (report.calls.get("cudaGraphLaunch", 0) > 0) is graphs
+
+
+STORY = """
+from tvm_ipc import demo
+
+SIZES = "--layers 2 --hidden 96 --heads 8 --kv-heads 4 --inner 64 --vocabulary 256"
+raise SystemExit(demo.main(
+    f"--device cuda --workers 2 --prompt-length 20 --tokens 6 {SIZES} {MORE}".split()
+))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "devices", "says"),
+    [
+        ("", 1, "1 GPU: Pretend GPU 0; 2 workers share it"),
+        ("--sequence-parallel --overlap 2", 2, "8 of them beside matrix products"),
+        ("--threads", 2, "threads, 1/2 of the weights each"),
+    ],
+    ids=["a shared GPU", "sequence parallel", "threads"],
+)
+def test_workers_say_the_same(more: str, devices: int, says: str) -> None:
+    assert tvm_ipc.Session  # which loads the library
+    if not gpus.find().architectures:
+        pytest.skip("this library was built without its CUDA kernels")
+    out, report = run(f"MORE = {more!r}\n{STORY}", devices=devices)
+    story = " ".join(out.split())
+    assert "the same 6 tokens on 1 and 2 workers" in story
+    assert says in story
+    assert report.violations == []

@@ -6,6 +6,9 @@ from __future__ import annotations
 import pytest
 from cuda_double import run
 
+import tvm_ipc
+from tvm_ipc.runtime import gpus
+
 pytestmark = pytest.mark.skipif(
     "not __import__('shutil').which('cmake')", reason="the double is built with cmake"
 )
@@ -126,8 +129,14 @@ print("right")
 """
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    assert tvm_ipc.Session  # which loads the library
+    if not gpus.find().architectures:
+        pytest.skip("this library was built without its CUDA kernels")
+
+
+@pytest.mark.parametrize(("world", "threads"), [(2, False), (3, True)], ids=str)
 def test_programs_on_gpus(world: int, threads: bool) -> None:
     out, report = run(f"WORLD, THREADS = {world}, {threads}\n{PROGRAM}", devices=world)
     assert out.split() == ["right"]

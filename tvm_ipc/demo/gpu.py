@@ -7,9 +7,20 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import gpus, library
 
 
-def require() -> None:
-    """Raise, with what to do, where this machine cannot compile for GPUs and run on them."""
+def require(workers: int, *, threads: bool) -> None:
+    """Raise, with what to do, where this machine cannot compile for GPUs and run workers on them.
+
+    Threads that share a GPU have to be there before TVM takes memory of it, which the session with
+    one worker does first.
+    """
     gpus.require("tvm-ipc demo --device cuda", [0], given=False)
+    there = len(gpus.find().devices)
+    if threads and workers > there:
+        raise IPCError(
+            f"tvm-ipc demo --device cuda --threads: {workers} workers would share {there} GPU"
+            f"{'s' * (there != 1)}, and here only processes do; leave out --threads, or take fewer "
+            "--workers"
+        )
     library.require_cuda()
 
 

@@ -40,7 +40,7 @@ def lead(options: Options, report: Report) -> int:
     """Run the demo and return its exit code: 0 if all workers say the same."""
     config, load = options.config, os.getloadavg()[0]
     if options.on_gpus:
-        gpu.require()
+        gpu.require(options.workers[-1], threads=options.threads)
     _check_memory(options)
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     _describe(report, config)
@@ -329,7 +329,9 @@ def _explain_time(report: Report, options: Options, said: dict[int, Generation])
         label = ""
     if options.on_gpus:
         there = gpu.names()
-        more = "; workers share them" if options.workers[-1] > len(there) else ""
+        most = options.workers[-1]
+        more = f"; {most} workers share {'it' if len(there) == 1 else 'them'}"
+        more = more if most > len(there) else ""
         report.line("", f"{count(len(there), 'GPU')}: {', '.join(sorted(set(there)))}{more}")
     elif options.workers[-1] > 1:
         more = "; more workers than that share them" if options.workers[-1] > cores else ""
