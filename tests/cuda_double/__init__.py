@@ -92,7 +92,11 @@ def environment(**settings: object) -> dict[str, str]:
     for name in [name for name in variables if name.startswith("TVM_IPC_DOUBLE_")]:
         del variables[name]
     variables.pop("CUDA_VISIBLE_DEVICES", None)
-    for name, folder in (("LD_LIBRARY_PATH", build()), ("PYTHONPATH", HERE / "autoload")):
+    for name, folder in (
+        ("LD_LIBRARY_PATH", build()),
+        ("PYTHONPATH", build()),  # for the double of what a wheel brings
+        ("PYTHONPATH", HERE / "autoload"),
+    ):
         rest = [part for part in variables.get(name, "").split(os.pathsep) if part]
         variables[name] = os.pathsep.join([str(folder), *rest])
     variables["TVM_IPC_DOUBLE_KERNELS"] = str(build() / "libkernels.so")

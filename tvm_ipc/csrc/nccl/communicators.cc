@@ -51,27 +51,31 @@ Communicators::~Communicators() {
     watch_.detach();  // it is not in this process
     return;
   }
-  try {
-    Settle();
-  } catch (const Error&) {
-    // Nobody is left who could be told.
-  }
+  // This thread may be at its end, where what TVM, the driver and NCCL keep for each thread is
+  // gone.
   if (std::lock_guard<std::mutex> lock(watch_mutex_); true) stop_ = true;
   watched_.notify_all();
   watch_.join();
+}
+
+void Communicators::Leave() {
+  const auto end = Clock::now() + limits_.deadline + kRest;
+  while (Look() && Clock::now() < end) std::this_thread::sleep_for(kLook);
+  try {
+    Await(stream_.load(std::memory_order_relaxed));
+  } catch (const Error&) {
+    // Nobody is left who could be told.
+  }
   const uint32_t abort = rank_.control().abort.load(std::memory_order_acquire);
   const bool closed = abort == 0 || (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
-  try {
-    const cuda::Here here(*device_);
-    // Peers may still receive what this rank has sent long ago.
-    const auto patience = std::min<std::chrono::nanoseconds>(limits_.deadline, kLeave);
-    for (auto& [meeting, entry] : entries_) {
-      if (entry.communicator == nullptr) continue;
-      if (!closed || !entry.communicator->Leave(patience)) entry.communicator->End();
-    }
-  } catch (const Error&) {
-    EndAll();
+  // Peers may still receive what this rank has sent long ago.
+  const auto patience = std::min<std::chrono::nanoseconds>(limits_.deadline, kLeave);
+  for (auto& [meeting, entry] : entries_) {
+    if (entry.communicator == nullptr) continue;
+    if (!closed || !entry.communicator->Leave(patience)) entry.communicator->End();
   }
+  entries_.clear();
+  flights_.Close();
 }
 
 cuda::Stream Communicators::stream() const {
@@ -223,6 +227,12 @@ void Communicators::Settle() {
   const cuda::Here here(*device_);
   const cuda::Stream on = stream();
   stream_.store(on, std::memory_order_relaxed);
+  Await(on);
+  // A look that began before this ends before it.
+  if (std::lock_guard<std::mutex> lock(look_mutex_); true) Check();
+}
+
+void Communicators::Await(cuda::Stream on) {
   const Events::Shared end = Events::Record(flights_.events(), on);
   const auto begun = Clock::now();
   for (int looks = 0;; ++looks) {
@@ -251,8 +261,6 @@ void Communicators::Settle() {
       std::this_thread::sleep_for(std::min<Clock::duration>(waited / 16, kLook / 4));
     }
   }
-  // A look that began before this ends before it.
-  if (std::lock_guard<std::mutex> lock(look_mutex_); true) Check();
 }
 
 void Communicators::Check() {
@@ -304,6 +312,8 @@ void Communicators::Watch() {
     lock.lock();
     something_ = something_ || more;
   }
+  lock.unlock();
+  Leave();
 }
 
 bool Communicators::Look() {

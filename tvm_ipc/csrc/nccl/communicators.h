@@ -89,7 +89,11 @@ class Communicators {
   static void Capture(Entry& entry, const Descriptor& mine);
   void EndAll();
   void Lose(const Error& error);
+  /*! \brief Wait until the device has done what was enqueued on a stream, and all operations. */
+  void Await(cuda::Stream on);
   void Watch();
+  /*! \brief The last that the watch does. */
+  void Leave();
   /*! \brief One look; whether there is anything to look at. */
   bool Look();
   bool capturing(cuda::Stream stream) const;

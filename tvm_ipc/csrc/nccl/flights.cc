@@ -75,4 +75,9 @@ void Flights::Clear() {
   flights_.clear();
 }
 
+void Flights::Close() {
+  Clear();
+  events_.reset();
+}
+
 }  // namespace tvm_ipc::nccl

@@ -74,6 +74,8 @@ class Flights {
   Found Look(std::chrono::nanoseconds deadline);
   /*! \brief Forget them all. */
   void Clear();
+  /*! \brief Forget them all for good, and give back what the driver has for them. */
+  void Close();
 
  private:
   const cuda::Driver& driver_;

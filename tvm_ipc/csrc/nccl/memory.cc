@@ -3,6 +3,7 @@
 #include "nccl/memory.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -23,12 +24,15 @@ DeviceHeap::DeviceHeap(std::shared_ptr<cuda::Device> device, size_t limit)
 
 DeviceHeap::~DeviceHeap() {
   if (device_->forked() || pieces_.empty()) return;
-  try {
-    const cuda::Here here(*device_);
-    for (const Piece& piece : pieces_) TheLibrary().MemFree(piece.base);
-  } catch (const Error&) {
-    // The driver has ended before, with the process, and its memory with it.
-  }
+  // The last who holds it may be a thread at its end, where what the driver keeps for it is gone.
+  std::thread([this] {
+    try {
+      const cuda::Here here(*device_);
+      for (const Piece& piece : pieces_) TheLibrary().MemFree(piece.base);
+    } catch (const Error&) {
+      // The driver has ended before, with the process, and its memory with it.
+    }
+  }).join();
 }
 
 void* DeviceHeap::Allocate(size_t bytes) {
