@@ -87,7 +87,7 @@ def programs(page: str) -> list[str]:
     "text",
     [
         pytest.param(text, id=f"{page}-{number}")
-        for page in ("communication.md", "overlap.md")
+        for page in ("communication.md", "overlap.md", "parallelize.md")
         for number, text in enumerate(programs(page), start=1)
     ],
 )

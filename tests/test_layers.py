@@ -27,6 +27,7 @@ ALLOWED = {
     "calibration": ("contract", "errors", "arguments", "machine"),
     "comm": ("contract", "arguments"),
     "transform": ("contract", "errors", "arguments", "calibration", "comm"),
+    "parallel": ("contract", "arguments", "comm", "transform"),
     "blas": ("errors",),
     "pipeline": ("contract", "errors", "arguments", "calibration", "comm", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas", "machine"),
@@ -44,7 +45,10 @@ ALLOWED = {
     "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
     "command_line": ("tvm_ipc", "errors", "terminal", "bench", "doctor", "demo", "explain"),
     "__main__": ("command_line",),
-    "__init__": ("calibration", "comm", "contract", "errors", "pipeline", "runtime", "transform"),
+    "__init__": (
+        *("calibration", "comm", "contract", "errors", "parallel", "pipeline", "runtime"),
+        "transform",
+    ),
 }
 #: Parts that need no TVM.
 NO_TVM = {"contract", "errors", "arguments", "machine", "calibration"}

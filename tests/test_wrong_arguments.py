@@ -325,14 +325,24 @@ def compiler_calls() -> dict[str, Call]:
                 "num_groups": COUNTS,
             },
         ),
+        "parallelize": Call(
+            tvm_ipc.parallelize,
+            {"mod": Nothing, "plan": {"x": "replicated"}, "mesh": 2},
+            {
+                "mod": MODULES,
+                "plan": [3, None, "colwise", ["x"], ANYTHING],
+                "mesh": [*one_less(COUNTS, None), None, 65, "tp"],
+                "names": [3, "x", ["x"], ANYTHING],
+            },
+        ),
         "declare_rule": Call(
             transform.declare_rule,
             {"name": "tests.declared", "axes": "n k, k m -> n m", "reduced": {"k": "sum"}},
             {
-                "name": [*NAMES, "relax.matmul", "relax.matmull"],
+                "name": NAMES,
                 "axes": [*NAMES, "n k", "n k -> n k -> n", "n n -> n", "n-k -> n", "n -> k"],
                 "whole": [3, None, ["n"], "q", ANYTHING],
-                "reduced": [3, "k", {"n": "sum"}, {"k": "mean"}, {"q": "sum"}, {}, ANYTHING],
+                "reduced": [3, "k", {"n": "sum"}, {"k": "mean"}, {"q": "sum"}, ANYTHING],
                 "linear": FLAGS,
                 "zeros": FLAGS,
             },
@@ -537,6 +547,7 @@ def public_communication() -> Iterator[tuple[str, Any]]:
 def public_compiler() -> Iterator[tuple[str, Any]]:
     """Everything that a user may call of `get_pipeline` and the passes."""
     yield "get_pipeline", tvm_ipc.get_pipeline
+    yield "parallelize", tvm_ipc.parallelize
     for name in transform.__all__:
         if callable(getattr(transform, name)):
             yield name, getattr(transform, name)

@@ -16,6 +16,7 @@ from tvm_ipc import contract, errors
 if TYPE_CHECKING:
     from tvm_ipc import comm, transform
     from tvm_ipc.calibration import Calibration
+    from tvm_ipc.parallel import parallelize
     from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.session import Session, init_ccl
     from tvm_ipc.runtime.teams import CurrentRank, Team
@@ -33,6 +34,7 @@ __all__ = [
     "errors",
     "get_pipeline",
     "init_ccl",
+    "parallelize",
     "transform",
 ]
 
@@ -61,6 +63,8 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
             value = importlib.import_module("tvm_ipc.calibration").Calibration
         elif name == "get_pipeline":
             value = importlib.import_module("tvm_ipc.pipeline").get_pipeline
+        elif name == "parallelize":
+            value = importlib.import_module("tvm_ipc.parallel").parallelize
         elif name == "__version__":
             from importlib.metadata import version
 

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are cut by a plan, in real workers, against the model on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from operator_cases import CASES, Draw
+from placed_programs import compare, session_of
+from small_decoder import PLAN, Decoder, whole_model
+from test_placed_operators import FAST_TO_COMPILE
+from tvm import relax
+from tvm.relax import op
+
+import tvm_ipc
+from tvm_ipc import parallelize
+from tvm_ipc.comm import Mesh, Shard
+from tvm_ipc.parallel import Parallelized
+
+WHOLE_VOCABULARY = {**PLAN, "model.embed_tokens": "embedding_rowwise"}
+
+
+def run(made: Parallelized, name: str, arrays: Sequence[Any], session: Any = None) -> list[Any]:
+    """Return what each rank gets, given whole arrays."""
+    ranks = made.mesh.ranks
+    if session is None:
+        with session_of(made.mesh) as opened:
+            return run(made, name, arrays, opened)
+    pipeline = tvm_ipc.get_pipeline("llvm", len(ranks))
+    executable = tvm.compile(made.module, FAST_TO_COMPILE, relax_pipeline=pipeline)
+    function = session.load_vm_module(executable)[name]
+    by_parameter = {one.parameter: one for one in made.cut.values()}
+    references = []
+    params = [str(one.name) for one in made.module[name].params]
+    for parameter, array in zip(params, arrays, strict=True):
+        parts = {
+            rank: by_parameter[parameter].part(array, rank) if parameter in by_parameter else array
+            for rank in ranks
+        }
+        reference = session.empty(parts[0].shape, str(array.dtype))
+        for rank, part in parts.items():
+            reference.debug_copy_from(rank, part)
+        references.append(reference)
+    result = function(*references)
+    return [result.debug_get_from_remote(rank) for rank in ranks]
+
+
+@cache
+def expected_of(**sizes: int) -> tuple[Decoder, list[Any], Any]:
+    """Return a model, what it is given, and what it gives on one device."""
+    decoder = Decoder(**sizes)
+    ids = np.random.default_rng(0).integers(0, decoder.vocabulary, (1, 7))
+    arrays = [ids, *decoder.values().values()]
+    return decoder, arrays, whole_model(decoder)(*arrays)
+
+
+def check(plan: Any, mesh: Any, **sizes: int) -> Parallelized:
+    decoder, arrays, expected = expected_of(**sizes)
+    made = parallelize(decoder.module, plan, mesh)
+    for found in run(made, "main", arrays):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("mesh", "collectives"),
+    [
+        (2, {"allreduce": 5, "allgather": 1}),
+        # Two heads of keys and values are not divided among three ranks, and are gathered.
+        (3, {"allreduce": 5, "allgather": 5}),
+        # Nor are six heads of queries among four.
+        (4, {"allreduce": 5, "allgather": 7}),
+    ],
+)
+def test_a_decoder(mesh: int, collectives: dict[str, int]) -> None:
+    """Two sums a layer and one of the embedding, and the columns of the last product."""
+    made = check(WHOLE_VOCABULARY, mesh)
+    assert made.collectives == collectives
+    whole = sum(np.prod(shape) * 4 for shape in Decoder().weights.values())
+    assert whole / mesh <= made.bytes_per_rank < whole / mesh * 1.2
+
+
+def test_more_ranks_than_heads_of_keys() -> None:
+    check(PLAN, 8, layers=1, heads=8, kv_heads=2, length=7)
+
+
+def test_two_axes_of_a_mesh() -> None:
+    mesh = Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1])
+    plan = {pattern: {"tp": style} for pattern, style in PLAN.items()}
+    plan["layers.*.mlp.up_proj"] = {"dp": "rowwise", "tp": "colwise"}
+    check(plan, mesh)
+
+
+def test_nothing_is_divided() -> None:
+    made = parallelize(Decoder().module, {"lm_head": "replicated"}, 2)
+    assert made.collectives == {}
+
+
+def test_every_operator_on_parts_that_do_not_meet(pytestconfig: pytest.Config) -> None:
+    """Operands that are divided in any way: nothing is refused, and all is right.
+
+    A sixth of them are run, all of them in more rounds than one.
+    """
+    share = 6 if pytestconfig.getoption("--operator-rounds") == 1 else 1
+    mesh = Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1])
+    builder = relax.BlockBuilder()
+    plan: dict[str, Any] = {}
+    drawn_of = {}
+    for index, case in enumerate(CASES):
+        drawn = case.draw(Draw(index))
+        name = f"f{index}"
+        random = Random(index)
+        params = []
+        for k, one in enumerate(drawn.params):
+            params.append(relax.Var(f"{name}_p{k}", relax.TensorType(one.shape, one.dtype)))
+            axes = random.sample(range(len(one.shape)), min(len(one.shape), 2))
+            lie = dict(zip(random.sample(["dp", "tp"], 2), map(Shard, axes), strict=False))
+            if lie:
+                plan[f"{name}_p{k}"] = lie
+        with builder.function(name, params):
+            with builder.dataflow():
+                made = builder.emit(drawn.make(*params))
+                result = made
+                if isinstance(made.ty, relax.TupleType):
+                    fields = [relax.TupleGetItem(made, k) for k in range(len(made.ty.fields))]
+                    result = relax.Tuple([builder.emit(field) for field in fields])
+                out = builder.emit_output(result)
+            builder.emit_func_output(out)
+        drawn_of[name] = drawn
+    whole = builder.get()
+    parallel = parallelize(whole, plan, mesh)
+    drawn_of = dict(list(drawn_of.items())[::share])
+    functions = {}
+    for name in drawn_of:
+        functions[name] = parallel.module[name]
+        functions[f"{name}_whole"] = whole[name].with_attr("global_symbol", f"{name}_whole")
+    pipeline = tvm_ipc.get_pipeline("llvm", 4)
+    executable = tvm.compile(tvm.IRModule(functions), FAST_TO_COMPILE, relax_pipeline=pipeline)
+    with session_of(mesh) as session:
+        loaded = session.load_vm_module(executable)
+        for name, drawn in drawn_of.items():
+            random_ = np.random.default_rng(1)
+            arrays = [one.values(random_) for one in drawn.params]
+            parts = [
+                {r: parallel.cut[f"{name}_p{k}"].part(array, r) for r in mesh.ranks}
+                for k, array in enumerate(arrays)
+            ]
+            found = loaded[name](*(_put(session, one) for one in parts))
+            replicas = [dict.fromkeys(mesh.ranks, array) for array in arrays]
+            right = loaded[f"{name}_whole"](*(_put(session, one) for one in replicas))
+            results = {rank: _fields(found.debug_get_from_remote(rank)) for rank in mesh.ranks}
+            for k, one in enumerate(_fields(right.debug_get_from_remote(0))):
+                ranks = {rank: results[rank][k] for rank in mesh.ranks}
+                compare(mesh, ranks, one, {}, f"{CASES[int(name[1:])].names}, result {k}")
+
+
+def _put(session: Any, parts: dict[int, Any]) -> Any:
+    one = parts[0]
+    reference = session.empty(one.shape, str(one.dtype))
+    for rank, part in parts.items():
+        reference.debug_copy_from(rank, part)
+    return reference
+
+
+def _fields(result: Any) -> list[Any]:
+    if hasattr(result, "numpy"):
+        return [np.array(result.numpy())]
+    return [np.array(one.numpy()) for one in result]
+
+
+def test_the_way_that_moves_the_fewest_bytes() -> None:
+    def collectives(rows: int, columns: int) -> Any:
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((rows, columns), "float32"))
+        y = relax.Var("y", relax.TensorType((rows, 1), "float32"))
+        with builder.function("main", [x, y]):
+            z = builder.emit(op.add(x, builder.emit(op.exp(y))))
+            builder.emit_func_output(z)
+        return [
+            one.subject
+            for one in parallelize(builder.get(), {"x": Shard(1), "y": Shard(0)}, 2).decisions
+        ]
+
+    # The vector is gathered, not the matrix cut anew.
+    assert collectives(64, 64) == ["allgather of gv along 'tp'", "allgather of gv1 along 'tp'"]
+
+
+def test_a_sum_that_is_used_twice_is_reduced_once() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+    w = relax.Var("w", relax.TensorType((6, 8), "float32"))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            y = builder.emit(op.matmul(x, w))
+            z = builder.emit(op.add(op.exp(y), op.nn.relu(op.reshape(y, (4, 8)))))
+            out = builder.emit_output(z)
+        builder.emit_func_output(out)
+    assert parallelize(builder.get(), {"w": Shard(0)}, 2).collectives == {"allreduce": 1}

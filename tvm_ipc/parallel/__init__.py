@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model for one device to what each rank of a mesh runs of it.
+
+plan   which weights are cut how: patterns of names, and styles
+meet   places in the program where what operators need is not what there is
+cut    what a rank has of a parameter
+model  all of it together
+"""
+
+from tvm_ipc.parallel.cut import Cut
+from tvm_ipc.parallel.model import Parallelized, parallelize
+
+__all__ = ["Cut", "Parallelized", "parallelize"]

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places in a program where what operators need is not what there is.
+
+Before, where `w` is divided by its columns and `y` has to be sorted along them:
+    y = R.matmul(x, w)
+    z = R.sort(y, axis=-1)
+
+After:
+    y = R.matmul(x, w)
+    lv = R.comm.place(y, mesh, {"tp": comm.Replica()})
+    z = R.sort(lv, axis=-1)
+
+An operator gets its operands as its rule says. Where that leaves a choice, the one that moves the
+fewest bytes is taken; an operator without a rule gets all of its operands. Symbolic extents count
+as 128 there. A partial sum that is used twice is reduced where it is made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
+from tvm_ipc.comm.operator import constant, dtype_of, extents, item_bytes
+from tvm_ipc.comm.place_operator import NAME as PLACE
+from tvm_ipc.comm.placements import Placements, placements_of
+from tvm_ipc.transform.ir.rewrite import begin_with, rewrite, typed, walk, with_value
+from tvm_ipc.transform.rules.composed import composed
+from tvm_ipc.transform.rules.operation import operation_of, short_name
+from tvm_ipc.transform.rules.rule import Decided, Refusal, Rule, decide, placed_by
+from tvm_ipc.transform.rules.table import rule_of
+
+_PLACE: Final = tvm.ir.Op.get(PLACE)
+#: What a symbolic extent counts as.
+_TYPICAL: Final = 128
+#: Of a tensor its placements, of a tuple those of its fields, of other values None.
+Where = Any
+
+
+def with_meetings(
+    function: relax.Function, mesh: Mesh, params: Mapping[relax.Var, Placements]
+) -> relax.Function:
+    """Return a function for all ranks that says where tensors lie, wherever that changes.
+
+    Parameters
+    ----------
+    function : for all ranks; it may say of some tensors where they lie.
+    mesh : of its ranks.
+    params : where parameters lie.
+    """
+    return _Meeting(function, mesh, params).function
+
+
+class _Meeting:
+    def __init__(
+        self, function: relax.Function, mesh: Mesh, params: Mapping[relax.Var, Placements]
+    ) -> None:
+        self.mesh = mesh
+        self.replicas: Placements = (Replica(),) * len(mesh.axes)
+        self.builder = relax.BlockBuilder()
+        # A parameter lies where the first place on it says.
+        self.where: dict[relax.Var, Where] = dict(params)
+        for _, value in walk(function):
+            if isinstance(value, relax.Call) and value.op.same_as(_PLACE):
+                placements = placements_of(mesh, value.attrs.placements)
+                if value.args[0] in set(function.params):
+                    self.where.setdefault(value.args[0], placements)
+        #: What stands for a variable, once it is placed elsewhere: by its block and placements.
+        self.moved: dict[tuple[relax.Var, int, Placements], relax.Var] = {}
+        self.uses = Counter(x for _, value in walk(function) for x in _variables(value))
+        blocks = function.body.blocks
+        self.blocks = {one.var: k for k, block in enumerate(blocks) for one in block.bindings[:]}
+        self.dataflow = [isinstance(block, relax.DataflowBlock) for block in blocks]
+        self.block = 0
+        self.before: list[relax.Binding] = []  #: what stands before the binding at hand
+        changed = rewrite(function, self._change)
+        first = [
+            relax.VarBinding(
+                relax.Var(f"{param.name}_placed", param.ty), self._place(param, placed)
+            )
+            for param, placed in params.items()
+        ]
+        self.function = begin_with(changed, first) if first else changed
+
+    # ---- bindings ---------------------------------------------------------------------------
+
+    def _change(self, binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
+        var = binding.var
+        if var not in self.blocks:  # within an if, or a function
+            return None
+        self.block, self.before = self.blocks[var], []
+        if isinstance(binding, relax.MatchCast):
+            whole = self._moved_to(value, self.replicas) if isinstance(value, relax.Var) else value
+            new = binding if whole is value else with_value(binding, whole)
+            return [*self.before, new] if self.before or new is not binding else None
+        if isinstance(value, relax.Call) and value.op.same_as(_PLACE):
+            self.where[var] = placements_of(self.mesh, value.attrs.placements)
+            return None
+        if not isinstance(value, relax.Call):
+            self.where[var] = self._where(value)
+            return None
+        changed = self._bound(var, value)
+        if self.uses[var] > 1 and any(isinstance(one, Partial) for one in self.where[var] or ()):
+            part = self._fresh(f"{var.name}_part", var.ty)
+            self.where[part] = self.where[var]
+            self.before.append(relax.VarBinding(part, changed))
+            self.where[var] = tuple(
+                Replica() if isinstance(one, Partial) else one for one in self.where[var]
+            )
+            changed = self._place(part, self.where[var])
+        if changed is value:
+            return None
+        return [*self.before, with_value(binding, changed)]
+
+    def _bound(self, var: relax.Var, call: relax.Call) -> relax.Expr:
+        """Return what a variable is bound to instead of a call, and note where it lies."""
+        operands = list(_tensors(call.args))
+        found = [self._where(x) for x in operands]
+        if all(one == self.replicas for one in found):
+            self.where[var] = None
+            return call
+        try:
+            operation = operation_of(call, var.ty)
+            rule = None if operation is None else rule_of(operation)
+        except Refusal:
+            rule = None
+        decided = None
+        if rule is not None:
+            names = [str(x) for x in operands]
+            try:
+                decided = decide(self.mesh, rule, names, found)
+            except Refusal:
+                made = composed(short_name(call), call, self._compute)
+                if made is not None:
+                    self.where[var] = self._where(made)
+                    return made
+                decided = self._cheapest(rule, operands, found, var.ty)
+        targets = decided.operands if decided else [self.replicas] * len(operands)
+        if decided is None:
+            self.where[var] = None
+        elif isinstance(var.ty, relax.TensorType):
+            self.where[var] = decided.results[0]
+        else:
+            self.where[var] = decided.results
+        if short_name(call) in ("shape_of", "size"):
+            return call
+        moved = [
+            x if one in (target, self.replicas) else self._moved_to(x, target)
+            for x, one, target in zip(operands, found, targets, strict=True)
+        ]
+        if all(one is x for one, x in zip(moved, operands, strict=True)):
+            return call
+        given = iter(moved)
+        arguments = [_rebuilt(x, given) for x in call.args]
+        return typed(
+            relax.Call(call.op, arguments, call.attrs, list(call.ty_args), call.span), call.ty
+        )
+
+    def _compute(self, call: relax.Call) -> relax.Var:
+        """Return a variable that is bound to one more call, before the binding at hand."""
+        call = self.builder.normalize(call)
+        var = self._fresh(short_name(call).replace(".", "_"), call.ty)
+        self.before.append(relax.VarBinding(var, self._bound(var, call)))
+        return var
+
+    # ---- where tensors lie ------------------------------------------------------------------
+
+    def _where(self, expr: relax.Expr) -> Where:
+        if isinstance(expr, relax.Tuple):
+            return tuple(map(self._where, expr.fields))
+        found = self.where.get(expr) if isinstance(expr, relax.Var) else None
+        if isinstance(expr, relax.TupleGetItem):
+            fields = self._where(expr.tuple_value)
+            found = fields[int(expr.index)] if fields else None
+        return self.replicas if found is None and isinstance(expr.ty, relax.TensorType) else found
+
+    def _moved_to(self, x: relax.Expr, target: Placements) -> relax.Expr:
+        """Return a variable that is placed elsewhere, which is done once in a block."""
+        if self._where(x) == target:
+            return x
+        key = (x, self.block, target)
+        if key not in self.moved:
+            if not isinstance(x, relax.Var):  # a field of a tuple
+                field = self._fresh("field", x.ty)
+                self.where[field] = self._where(x)
+                self.before.append(relax.VarBinding(field, x))
+                x = field
+            moved = self._fresh(f"{x.name}_moved", x.ty)
+            self.before.append(relax.VarBinding(moved, self._place(x, target)))
+            self.where[moved] = target
+            self.moved[key] = moved
+        return self.moved[key]
+
+    def _place(self, x: relax.Var, target: Placements) -> relax.Call:
+        return typed(place(x, self.mesh, dict(zip(self.mesh.axes, target, strict=True))), x.ty)
+
+    def _fresh(self, name: str, ty: relax.Type) -> relax.Var:
+        return (relax.DataflowVar if self.dataflow[self.block] else relax.Var)(name, ty)
+
+    # ---- costs ------------------------------------------------------------------------------
+
+    def _cheapest(
+        self, rule: Rule, operands: Sequence[relax.Expr], found: Sequence[Placements], made: Any
+    ) -> Decided:
+        """Return where operands go if that moves the fewest bytes."""
+        names = [str(x) for x in operands]
+        choices: list[list[int | None]] = []
+        for index, workers in enumerate(self.mesh.axes.values()):
+            labels = {
+                of[here.axis]
+                for of, one in zip(rule.operands, found, strict=True)
+                if isinstance(here := one[index], Shard)
+            }
+            allowed = sorted(
+                label for label in labels if label is not None and not rule.why_not(label, workers)
+            )
+            choices.append([*allowed, None])
+        best: tuple[float, Decided] | None = None
+        for labels_of_axes in product(*choices):
+            try:
+                decided = placed_by(self.mesh, rule, names, found, labels_of_axes)
+            except Refusal:
+                continue
+            moves = zip(operands, found, decided.operands, strict=True)
+            cost = sum(_bytes(x.ty) * self._share(a, b) for x, a, b in moves)
+            results = made.fields if isinstance(made, relax.TupleType) else [made]
+            cost += sum(
+                _bytes(ty) * self._share(placed, self.replicas)
+                for ty, placed in zip(results, decided.results, strict=True)
+                if any(isinstance(one, Partial) for one in placed)
+            )
+            if best is None or cost < best[0]:
+                best = cost, decided
+        assert best is not None, "with nothing divided every operator works"
+        return best[1]
+
+    def _share(self, source: Placements, target: Placements) -> float:
+        """Return which share of a tensor a rank receives when it is placed elsewhere."""
+        total = 0.0
+        for workers, one, other in zip(self.mesh.axes.values(), source, target, strict=True):
+            if one == other or isinstance(one, Replica):
+                continue
+            share = (workers - 1) / workers
+            if isinstance(one, Partial) and isinstance(other, Replica):
+                share *= 2
+            elif isinstance(one, Shard) and isinstance(other, Shard):
+                share /= workers
+            total += share
+        return total
+
+
+def _bytes(ty: relax.TensorType) -> float:
+    dims = [constant(extent) for extent in extents(ty) or []]
+    count = np.prod([_TYPICAL if number is None else number for number in dims], dtype=float)
+    return float(count) * item_bytes(tvm.DataType(dtype_of(ty) or "float32"))
+
+
+def _variables(value: relax.Expr) -> Iterator[relax.Var]:
+    """Yield variables that a value uses."""
+    if isinstance(value, relax.Var):
+        yield value
+    elif isinstance(value, relax.Call):
+        for argument in value.args:
+            yield from _variables(argument)
+    elif isinstance(value, relax.Tuple):
+        for field in value.fields:
+            yield from _variables(field)
+    elif isinstance(value, relax.TupleGetItem):
+        yield from _variables(value.tuple_value)
+    elif isinstance(value, relax.SeqExpr):
+        yield from _variables(value.body)
+
+
+def _tensors(arguments: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
+    """Yield the tensors among arguments, also those in tuples."""
+    for argument in arguments:
+        if isinstance(argument, relax.Tuple):
+            yield from _tensors(argument.fields)
+        elif isinstance(argument.ty, relax.TupleType):
+            for k in range(len(argument.ty.fields)):
+                field = typed(relax.TupleGetItem(argument, k), argument.ty.fields[k])
+                yield from _tensors([field])
+        elif isinstance(argument.ty, relax.TensorType):
+            yield argument
+
+
+def _rebuilt(argument: relax.Expr, given: Iterator[relax.Expr]) -> relax.Expr:
+    if isinstance(argument, relax.Tuple):
+        fields = [_rebuilt(field, given) for field in argument.fields]
+        return relax.Tuple(fields)
+    if isinstance(argument.ty, relax.TupleType):
+        fields = [
+            next(given) if isinstance(ty, relax.TensorType) else relax.TupleGetItem(argument, k)
+            for k, ty in enumerate(argument.ty.fields)
+        ]
+        return relax.Tuple(fields)
+    return next(given) if isinstance(argument.ty, relax.TensorType) else argument

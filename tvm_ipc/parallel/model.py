@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model for one device to what each rank of a mesh runs of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ipc import arguments
+from tvm_ipc.comm import Mesh, Replica
+from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
+from tvm_ipc.comm.placements import Placements
+from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.parallel.cut import Cut
+from tvm_ipc.parallel.meet import with_meetings
+from tvm_ipc.parallel.plan import placements_by_plan
+from tvm_ipc.transform import LowerPlacements, collect_report
+from tvm_ipc.transform.placements.dist import with_places
+from tvm_ipc.transform.placements.function import mesh_of_function
+from tvm_ipc.transform.report import Decision, note
+
+
+@dataclass(frozen=True)
+class Parallelized:
+    """A model for the ranks of a mesh.
+
+    Attributes
+    ----------
+    module : what one rank runs.
+    placed : the same for all ranks, with places; `LowerPlacements` makes `module` of it.
+    mesh : of the ranks.
+    cut : how each parameter is divided, by the names that plans know.
+    decisions : which collectives were inserted, and what for.
+    """
+
+    module: tvm.IRModule
+    placed: tvm.IRModule
+    mesh: Mesh
+    cut: Mapping[str, Cut]
+    decisions: tuple[Decision, ...]
+
+    @property
+    def bytes_per_rank(self) -> int:
+        """How many bytes of parameters a rank has, without those of symbolic extents."""
+        return sum(one.bytes_per_rank or 0 for one in self.cut.values())
+
+    @property
+    def collectives(self) -> Mapping[str, int]:
+        """How many collectives of each kind the functions have, `take_part` left out."""
+        kinds = Counter(one.subject.split(" of ")[0] for one in self.decisions if _moves(one))
+        return dict(kinds)
+
+    def __str__(self) -> str:
+        lines = [f"on {self.mesh}, {self.bytes_per_rank} bytes of parameters on each rank"]
+        lines += [f"  {one}" for one in self.cut.values()]
+        lines += [f"  {one.subject}: {one.reason}" for one in self.decisions if _moves(one)]
+        return "\n".join(lines)
+
+
+def _moves(decision: Decision) -> bool:
+    return " along " in decision.subject and not decision.subject.startswith("take_part")
+
+
+def parallelize(
+    mod: tvm.IRModule,
+    plan: Mapping[str, Any],
+    mesh: Mesh | int,
+    *,
+    names: Mapping[str, str] | None = None,
+) -> Parallelized:
+    """Return what each rank runs of a model whose weights are parameters.
+
+    Where what an operator needs is not what there is, a collective stands between, the one that
+    moves the fewest bytes. Results are what every rank has.
+
+    Parameters
+    ----------
+    mod : functions that are written for one device.
+    plan : for names of parameters, or patterns of them, a placement, or a style such as "colwise"
+        of weights whose first axis is that of outputs; by axes of the mesh if it has several. Other
+        parameters are replicated.
+    mesh : the ranks; a number is a mesh with one axis, "tp".
+    names : of parameters of the functions, if plans know them by other names: what
+        `ExportedProgram.graph_signature.inputs_to_parameters` says of a model of PyTorch.
+
+    Raises
+    ------
+    ValueError
+        The plan names what there is not, or divides what cannot be divided.
+    TransformError
+        The program cannot be run by all ranks.
+    """
+    arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
+    wanted = f"a Mesh, or a number of ranks, 1 to {MAX_WORKERS}"
+    if not isinstance(mesh, Mesh):
+        mesh = Mesh({"tp": arguments.integer("parallelize: mesh", mesh, wanted, 1, MAX_WORKERS)})
+    replicas: Placements = (Replica(),) * len(mesh.axes)
+    params = _params(mod, names)
+    by_plan = placements_by_plan(plan, mesh, {name: one.shape for name, one in params.items()})
+    placed = {}
+    for global_var, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            name = str(global_var.name_hint)
+            function = with_places(name, function)
+            lie = {
+                param: by_plan[one.name]
+                for one in params.values()
+                for param in one.variables
+                if one.name in by_plan and param in set(function.params)
+            }
+            said = mesh_of_function(name, function)
+            if said is not None and said != mesh:
+                raise ValueError(
+                    f"parallelize: function {name!r} places tensors on {said}, and mesh is {mesh}"
+                )
+            if lie or said is not None:
+                function = with_meetings(function, mesh, lie)
+        placed[global_var] = function
+    result = tvm.IRModule(placed, attrs=mod.attrs, global_infos=mod.global_infos)
+    with collect_report() as report:
+        module = LowerPlacements().apply(result)
+    for decision in report.decisions:
+        note(decision)
+    cut = {
+        name: Cut(name, one.parameter, one.shape, one.dtype, mesh, by_plan.get(name, replicas))
+        for name, one in params.items()
+        if not one.is_input or name in by_plan
+    }
+    return Parallelized(module, result, mesh, cut, tuple(report.decisions))
+
+
+@dataclass
+class _Param:
+    """A parameter of one function or several."""
+
+    name: str
+    parameter: str
+    shape: tuple[Any, ...]
+    dtype: str
+    is_input: bool
+    variables: list[relax.Var]
+
+
+def _params(mod: tvm.IRModule, names: Any) -> dict[str, _Param]:
+    """Return the parameters of functions by the names that plans know them by."""
+    if names is None:
+        names = {}
+    arguments.instance(
+        "parallelize: names", names, Mapping, "names by those of parameters, or None"
+    )
+    found: dict[str, _Param] = {}
+    known = set()
+    for global_var, function in mod.functions_items():
+        if not isinstance(function, relax.Function):
+            continue
+        attributes = function.attrs or {}
+        if "params" in attributes:
+            raise ValueError(
+                f"parallelize: function {global_var.name_hint!r} has weights as an attribute, "
+                "which every rank would have whole; take them out first: mod, weights = "
+                "tvm.relax.frontend.detach_params(mod)"
+            )
+        inputs = int(attributes["num_input"]) if "num_input" in attributes else 0
+        for k, param in enumerate(function.params):
+            ty, parameter = param.ty, str(param.name)
+            known.add(parameter)
+            shape = extents(ty) if isinstance(ty, relax.TensorType) else None
+            if shape is None:
+                continue
+            name = names.get(parameter, parameter)
+            arguments.text("parallelize: names, of a parameter", name)
+            is_input = k < inputs or any(constant(extent) is None for extent in shape)
+            one = _Param(name, parameter, _numbers(shape), dtype_of(ty), is_input, [param])
+            other = found.setdefault(name, one)
+            if other is one:
+                continue
+            alike = other.dtype == one.dtype and same_extents(other.shape, one.shape)
+            if not (alike or one.is_input or other.is_input):
+                raise ValueError(
+                    f"parallelize: {name!r} is {other.shape} {other.dtype} in one function, and "
+                    f"{one.shape} {one.dtype} in another"
+                )
+            other.variables.append(param)
+    unknown = [one for one in names if one not in known]
+    if unknown:
+        near = get_close_matches(str(unknown[0]), sorted(known))
+        hint = f"near it are {', '.join(map(repr, near))}" if near else "no name is near it"
+        raise ValueError(f"parallelize: names: there is no parameter {unknown[0]!r}; {hint}")
+    return found
+
+
+def _numbers(shape: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(one if constant(one) is None else constant(one) for one in shape)
