@@ -198,3 +198,30 @@ with np.errstate(over="ignore"):
 np.testing.assert_array_equal(np.frombuffer(get(rounded, 2 * n), "float16"), expected)
 """
     )
+
+
+def test_blocks_wait_for_each_other_as_far_as_there_is_room() -> None:
+    """The first block waits for the last one; a driver would run both at a time."""
+    run(
+        """
+[meet] = kernels('''extern "C" __global__ void meet(volatile int* all, int* out) {
+  __shared__ int mine[32];
+  int me = blockIdx.x, n = gridDim.x;
+  mine[threadIdx.x] = me * 100 + threadIdx.x;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    all[n - 1 - me] = 1;
+    while (all[me] == 0) __nanosleep(50);
+  }
+  __syncthreads();
+  out[me * 32 + threadIdx.x] = mine[31 - threadIdx.x];
+}''', "meet")
+n = 40
+flags, out = device_memory(4 * n), device_memory(4 * n * 32)
+put(flags, bytes(4 * n))
+launch(meet, n, 32, flags, out)
+expected = [block * 100 + 31 - i for block in range(n) for i in range(32)]
+assert ints(out, n * 32) == expected
+"""
+    )

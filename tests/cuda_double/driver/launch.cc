@@ -82,16 +82,10 @@ void CheckAttributes(const LaunchConfig& config) {
     unsigned int value[3];
     std::memcpy(value, attribute + kAttributeValue, sizeof(value));
     Require(id != kCooperative || value[0] == 0, kNotSupported,
-            "blocks run one after another here: no cooperative launch");
+            "the double has no cooperative launches");
     Require(id != kClusterDimension || (value[0] <= 1 && value[1] <= 1 && value[2] <= 1),
-            kNotSupported, "blocks run one after another here: no clusters");
+            kNotSupported, "the double has no clusters");
   }
-}
-
-int BlocksOfMultiprocessor(const Function& function, int threads, size_t shared) {
-  int of_threads = 2048 / std::max((threads + 31) / 32 * 32, 32);
-  size_t bytes = shared + function.kernel->static_shared + 1024;
-  return std::min({of_threads, static_cast<int>(233472 / bytes), 32});
 }
 
 }  // namespace
@@ -121,7 +115,7 @@ CUDA_DOUBLE_API int cuLaunchCooperativeKernel(Handle, unsigned int, unsigned int
                                               unsigned int, unsigned int, unsigned int,
                                               unsigned int, Handle, void**) {
   return Call("cuLaunchCooperativeKernel", Needs::kContext, [&](Context&) {
-    throw Failure{kNotSupported, "blocks run one after another here: no cooperative launch"};
+    throw Failure{kNotSupported, "the double has no cooperative launches"};
   });
 }
 
@@ -177,7 +171,8 @@ CUDA_DOUBLE_API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Han
                                                                 int threads, size_t shared) {
   return Call("cuOccupancyMaxActiveBlocksPerMultiprocessor", Needs::kContext, [&](Context&) {
     Require(threads > 0 && threads <= 1024, kInvalidValue, "threads of a block");
-    *blocks = BlocksOfMultiprocessor(*FunctionOf(handle), threads, shared);
+    *blocks =
+        BlocksOfMultiprocessor(*FunctionOf(handle)->kernel, static_cast<size_t>(threads), shared);
   });
 }
 
