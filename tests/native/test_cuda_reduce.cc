@@ -10,12 +10,6 @@ namespace tvm_ipc {
 namespace kernels {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 bool Fits(Path path, uint64_t count, uint64_t width, Operation operation, int size) {
   if (path == Path::kPush) return count * width <= PushBytes(size) && operation != kReduceScatter;
   if (path == Path::kPull) return true;

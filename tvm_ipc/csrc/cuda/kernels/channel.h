@@ -172,6 +172,11 @@ TVM_IPC_DEVICE void Await(const ShowArgs& args) {
   }
 }
 
+TVM_IPC_DEVICE uint64_t PatternWord(uint64_t seed, uint64_t i) {
+  const uint64_t mixed = (seed + i) * 0x9e3779b97f4a7c15u;
+  return (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9u;
+}
+
 TVM_IPC_DEVICE void WritePattern(const PatternArgs& args) {
   const Share share = OfGrid();
   for (uint64_t i = share.worker; i < args.words; i += share.workers) {

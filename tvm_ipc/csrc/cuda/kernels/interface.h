@@ -201,9 +201,11 @@ struct alignas(128) SeatMemory {
   alignas(128) uint32_t shown[kMaxMembers];
   /*! \brief By epoch & 1. */
   alignas(128) TaggedWord headers[2][kMaxMembers][kHeaderWords];
-  /*! \brief By epoch & 1; [0] in the middle, [1] at the end; of a block to the peers' of its
-   * number. */
-  alignas(128) uint32_t flags[2][2][kMaxBlocks][kMaxMembers];
+  /*!
+   * \brief [0] in the middle, [1] at the end; of a block to the peers' of its number. One slot is
+   *        enough: a member writes them again after it has heard of the next epoch from this one.
+   */
+  alignas(128) uint32_t flags[2][kMaxBlocks][kMaxMembers];
   /*! \brief By epoch & 1. */
   alignas(128) uint8_t stage[2][kStageBytes];
 };
@@ -356,7 +358,7 @@ struct MessageArgs {
   uint64_t bytes;
 };
 
-/*! \brief Word i is PatternWord(seed, i). */
+/*! \brief Word i depends on the seed and on i. */
 struct PatternArgs {
   uint64_t* memory;
   uint64_t words;
@@ -364,11 +366,6 @@ struct PatternArgs {
   /*! \brief tvm_ipc_check_pattern adds how many words are wrong. */
   uint32_t* wrong;
 };
-
-constexpr uint64_t PatternWord(uint64_t seed, uint64_t i) {
-  const uint64_t mixed = (seed + i) * 0x9e3779b97f4a7c15u;
-  return (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9u;
-}
 
 // ---- layout ------------------------------------------------------------------------------------
 

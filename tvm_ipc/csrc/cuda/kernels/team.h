@@ -148,13 +148,13 @@ class TeamOperation {
     SyncThreads();
 #pragma unroll 1
     for (int member = Thread(); member < team_.size; member += Threads()) {
-      uint32_t* flag = &team_.seat[member]->flags[epoch_ & 1][which][Block()][team_.place];
+      uint32_t* flag = &team_.seat[member]->flags[which][Block()][team_.place];
       if (member != team_.place) StoreRelease(flag, epoch_);
     }
 #pragma unroll 1
     for (int member = Thread(); member < team_.size; member += Threads()) {
       if (member == team_.place) continue;
-      const uint32_t* flag = &own().flags[epoch_ & 1][which][Block()][member];
+      const uint32_t* flag = &own().flags[which][Block()][member];
       while (LoadAcquire(flag) != epoch_ && !GivesUp(phase, member)) continue;
     }
     SyncThreads();
@@ -214,7 +214,7 @@ class TeamOperation {
     StoreRelease(&guard.error->code, kMismatch);
   }
 
-  /*! \brief This slot, which peers write again when they have heard of the next epoch. */
+  /*! \brief What peers write again when they have heard of the next epoch, and not before. */
   TVM_IPC_DEVICE void Clear() {
     SeatMemory& seat = own();
     const uint32_t slot = epoch_ & 1;
@@ -225,7 +225,7 @@ class TeamOperation {
       }
     };
     clear(seat.headers[slot], sizeof(seat.headers[slot]));
-    clear(seat.flags[slot], sizeof(seat.flags[slot]));
+    clear(seat.flags, sizeof(seat.flags));
     clear(seat.stage[slot], sizeof(seat.stage[slot]));
   }
 
