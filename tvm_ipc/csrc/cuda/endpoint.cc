@@ -28,6 +28,17 @@ Identity IdentityOf(const Device& device) {
   return identity;
 }
 
+std::vector<Identity> IdentitiesOf(Rank& rank, const Identity& mine) {
+  std::vector<Identity> all;
+  for (const Exported& shown :
+       ExchangeWithAll(rank, "the devices of the cuda backend", {AsBytes(mine), {}})) {
+    Identity theirs;
+    memcpy(&theirs, shown.bytes.data(), std::min(shown.bytes.size(), sizeof(theirs)));
+    all.push_back(theirs);
+  }
+  return all;
+}
+
 /*! \brief Of a rank where nobody says: it shares the device's memory with programs and ranks. */
 size_t DefaultArenaOn(const Device& device, int ranks) {
   constexpr size_t kMost = size_t{1} << 30;
@@ -67,16 +78,19 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
     Fail(kind::kValue, "the backend cuda connects ", kernels::kMaxMembers, " workers at most, not ",
          rank.num_ranks(), "; the backend nccl has no such limit");
   }
-  const Identity me = IdentityOf(*device_);
+  const std::vector<Identity> all = IdentitiesOf(rank, IdentityOf(*device_));
+  const Identity& me = all[static_cast<size_t>(rank.id())];
   int ranks_on_device = 0;
   int ranks_here = 0;
-  for (const Exported& shown :
-       ExchangeWithAll(rank, "the devices of the cuda backend", {AsBytes(me), {}})) {
-    Identity theirs;
-    memcpy(&theirs, shown.bytes.data(), std::min(shown.bytes.size(), sizeof(theirs)));
+  for (const Identity& theirs : all) {
     if (!me.Shares(theirs)) continue;
     ++ranks_on_device;
     if (me.pid == theirs.pid) ++ranks_here;
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      meets_ = meets_ || (all[i].Shares(all[j]) && all[i].pid == all[j].pid);
+    }
   }
   limits_ = kernels_->LimitsFor(ranks_on_device);
   const size_t asked = rank.control().arena_bytes;
@@ -293,6 +307,10 @@ Operation::Operation(CudaEndpoint& endpoint, TeamId team)
       here_(*endpoint.device_) {
   endpoint.CheckRecord(*member.record, &member);
   stream = endpoint.Enter(member.order, &capturing);
+  if (!endpoint.meets_ || capturing || member.size == 1) return;
+  Descriptor start;
+  start.op = "launch";
+  turn.meeting.Enter(start);
 }
 
 void Operation::RequireRoot(const char* operation, int root) const {

@@ -138,6 +138,13 @@ class CudaEndpoint final : public Endpoint {
   std::unique_ptr<OwnStream> stream_;
   /*! \brief Where ranks of this process share the device: the stream of this one's program. */
   std::unique_ptr<OwnStream> program_stream_;
+  /*!
+   * \brief Whether ranks are threads of a process on one device, be it this one or not.
+   *
+   * Calls that wait for the whole device, such as those that free memory, must not come between the
+   * launches of kernels that wait for each other. So all ranks meet on the host before each.
+   */
+  bool meets_ = false;
   /*! \brief Copies of what peers show, beside the program. */
   std::unique_ptr<OwnStream> copy_stream_;
   std::unique_ptr<Regions> regions_;

@@ -164,7 +164,9 @@ Kernel Kernels::Find(const std::string& name) {
   const Driver& driver = device_->driver();
   Kernel kernel = nullptr;
   for (Module module : modules_) {
-    if (driver.cuModuleGetFunction.Try(&kernel, module, name.c_str()) == kSuccess) break;
+    const Status status = driver.cuModuleGetFunction.Try(&kernel, module, name.c_str());
+    if (status == kSuccess) break;
+    if (status != kNotFound) FailCall("cuModuleGetFunction", name.c_str(), status);
   }
   if (kernel == nullptr) {
     Fail(kind::kRuntime, "the kernels of this tvm-ipc have no ", name,

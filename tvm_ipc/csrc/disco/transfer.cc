@@ -5,6 +5,7 @@
  */
 #include <unistd.h>
 
+#include <memory>
 #include <utility>
 
 #include "core/frame.h"
@@ -42,6 +43,28 @@ Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>
   return host;
 }
 
+/*! \brief Send the controller's array, from memory of the device if that is not the CPU. */
+void SendArray(Rank& rank, const Tensor& array, int receiver) {
+  const DLTensor* view = array.operator->();
+  if (view->device.device_type == DeviceOf(rank).device_type) {
+    return rank.endpoint().Send(ViewBuffer(rank, "the controller's array", view), receiver);
+  }
+  Buffer host;
+  host.data = static_cast<uint8_t*>(view->data) + view->byte_offset;
+  host.count = static_cast<size_t>(array.Shape().Product());
+  host.type = ElementType{view->dtype.code, view->dtype.bits, view->dtype.lanes};
+  // Of the arena: to free memory of TVM's would wait for the whole device, on which a peer's kernel
+  // may wait for this rank.
+  const std::shared_ptr<Heap> heap = rank.endpoint().heap();
+  const std::shared_ptr<void> staged(heap->Allocate(host.bytes()),
+                                     [&](void* data) { heap->Free(data, host.bytes()); });
+  Buffer copy = host;
+  copy.data = staged.get();
+  rank.endpoint().Copy(host, copy);
+  rank.endpoint().Send(copy, receiver);
+  rank.endpoint().Synchronise();  // until then it is read
+}
+
 }  // namespace
 
 void Fetch(ffi::Any value, int rank, int64_t key) {
@@ -64,12 +87,7 @@ void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
     ffi::Any value;
     if (!Mailbox::Global().Take(key, &value))
       Fail(kind::kRuntime, "the controller's array is gone");
-    Tensor array = value.cast<Tensor>();
-    const DLDevice device = DeviceOf(rank);
-    if (array->device.device_type != device.device_type) array = array.CopyTo(device);
-    rank.endpoint().Send(ViewBuffer(rank, "the controller's array", array.operator->()), receiver);
-    // Until then the copy on the device is read.
-    rank.endpoint().Synchronise();
+    SendArray(rank, value.cast<Tensor>(), receiver);
   } else if (rank.id() == receiver) {
     if (!target.has_value()) {
       Fail(kind::kValue, "copy to worker ", receiver,

@@ -64,6 +64,7 @@ enum Status : int {
   kNoBinaryForGpu = 209,
   kUnsupportedPtx = 222,
   kOperatingSystem = 304,
+  kNotFound = 500,
   kNotReady = 600,
   kPeerAccessAlreadyEnabled = 704,
   kHostMemoryAlreadyRegistered = 712,

@@ -120,14 +120,16 @@ TVM_IPC_DEVICE void MovePush(const MoveArgs& args) {
   if (operation.talks()) operation.Tell<false>();
   if (operation.works()) {
     const uint64_t longest = LongestEights(args.give_bytes, size, operation.place());
+    // Item i of all members, one after the other: so block b waits for nobody but blocks b.
 #pragma unroll 1
-    for (uint64_t item = operation.worker(); item < longest * (size - 1);
-         item += operation.workers()) {
-      const int member = operation.After(static_cast<int>(item / longest) + 1);
-      const uint64_t i = item % longest;
-      const Eights<1> part(static_cast<const uint8_t*>(args.send) + args.give_from[member],
-                           args.give_bytes[member]);
-      if (i < part.size()) stage.Push(operation, member, i, part.Load(i));
+    for (uint64_t i = operation.worker(); i < longest; i += operation.workers()) {
+#pragma unroll 1
+      for (int shift = 1; shift < size; ++shift) {
+        const int member = operation.After(shift);
+        const Eights<1> part(static_cast<const uint8_t*>(args.send) + args.give_from[member],
+                             args.give_bytes[member]);
+        if (i < part.size()) stage.Push(operation, member, i, part.Load(i));
+      }
     }
   }
   if (operation.talks()) operation.Hear<false>();
@@ -135,18 +137,20 @@ TVM_IPC_DEVICE void MovePush(const MoveArgs& args) {
     TakeOwn(args, {operation.worker(), operation.workers()});
     const uint64_t longest = LongestEights(args.take_bytes, size, operation.place());
 #pragma unroll 1
-    for (uint64_t item = operation.worker(); item < longest * (size - 1) && !operation.failed();
-         item += operation.workers()) {
-      const int member = operation.After(static_cast<int>(item / longest) + 1);
-      const uint64_t i = item % longest;
-      const Eights<1> part(static_cast<uint8_t*>(args.recv) + args.take_to[member],
-                           args.take_bytes[member]);
-      if (i >= part.size()) continue;
-      Pair pair = stage.Look(operation, member, i);
-      while (!Has(pair, operation.epoch()) && !operation.GivesUp(kForData, member)) {
-        pair = stage.Look(operation, member, i);
+    for (uint64_t i = operation.worker(); i < longest && !operation.failed();
+         i += operation.workers()) {
+#pragma unroll 1
+      for (int shift = 1; shift < size; ++shift) {
+        const int member = operation.After(shift);
+        const Eights<1> part(static_cast<uint8_t*>(args.recv) + args.take_to[member],
+                             args.take_bytes[member]);
+        if (i >= part.size()) continue;
+        Pair pair = stage.Look(operation, member, i);
+        while (!Has(pair, operation.epoch()) && !operation.GivesUp(kForData, member)) {
+          pair = stage.Look(operation, member, i);
+        }
+        if (!operation.failed()) part.Store(i, Eight(pair));
       }
-      if (!operation.failed()) part.Store(i, Eight(pair));
     }
   }
   operation.End();
