@@ -76,7 +76,8 @@ int DeviceAttribute(int attribute, int device) {
   if (auto set = settings.attributes.find(attribute); set != settings.attributes.end()) {
     return set->second;
   }
-  static const std::map<int, int> known = {
+  // Never freed: destructors of others ask too.
+  static const auto& known = *new std::map<int, int>{
       {1, 1024},                                   // threads of a block
       {2, 1024},                                   // and in each dimension
       {3, 1024},     {4, 64},    {5, 2147483647},  // blocks of a grid in each dimension

@@ -30,7 +30,7 @@ int Start() {
 // The primary context of the device, kept until the process ends.
 int ContextOf(int device, Handle* context) {
   static std::mutex mutex;
-  static std::vector<Handle> contexts(256);
+  static auto& contexts = *new std::vector<Handle>(256);  // never freed
   std::lock_guard<std::mutex> lock(mutex);
   if (contexts[device] == 0) {
     int result = cuDevicePrimaryCtxRetain(&contexts[device], device);
