@@ -49,7 +49,7 @@ def test_files_that_contributors_are_told_of_are_there() -> None:
 
 
 TESTS = ROOT / "tests" / "README.md"
-NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TESTS.read_text())
+NAMED = re.findall(r"`(tests/[\w/]+\.(?:py|cc))::(\w+)`", TESTS.read_text())
 
 
 def test_tests_that_the_readme_of_tests_names_are_there() -> None:
@@ -58,7 +58,7 @@ def test_tests_that_the_readme_of_tests_names_are_there() -> None:
     missing = [
         f"{path}::{name}"
         for path, name in NAMED
-        if f"\ndef {name}(" not in (ROOT / path).read_text()
+        if not re.search(rf"\n(?:def|void) {name}\(", (ROOT / path).read_text())
     ]
     assert missing == []
 

@@ -103,6 +103,31 @@ def replays(counts: Any, dtype: str, strategy: int, memory: str, rounds: int) ->
 
 
 @register
+def replays_after_growth(small: int, large: int, dtype: str, strategy: int) -> None:
+    """Capture an all-reduce, do a larger one, for which memory grows, and replay the graph."""
+    with new_stream(places.here()) as stream, stream.current():
+        call = AllReduce(case_of(small, dtype, strategy, "private"))
+        call.fill(0)
+        call.call()
+        stream.wait()
+        with Graph(stream) as graph:
+            call.call()
+        for round_ in range(3):
+            other = AllReduce(case_of(large << round_, dtype, strategy, "private"))
+            other.fill(round_)
+            other.call()
+            stream.wait()
+            other.check()
+            call.fill(round_)
+            meet()
+            graph.launch()
+            stream.wait()
+            call.check()
+        meet()
+        graph.end()
+
+
+@register
 def takes_turns_on_streams(count: int, dtype: str, rounds: int) -> None:
     """Use a team on two streams, of which nobody waits for the other: the sum of sums."""
     with new_stream(places.here()) as first, new_stream(places.here()) as second:

@@ -81,6 +81,14 @@ def test_graphs_are_replayed(
     call(opened(2, threads), "replays", tvm_ffi.Shape(counts), "float32", auto, memory, 7)
 
 
+@PLACES
+@pytest.mark.parametrize("strategy", [AllReduceStrategy.TWOSHOT, AllReduceStrategy.AUTO])
+def test_a_graph_is_replayed_after_memory_has_grown(
+    strategy: AllReduceStrategy, threads: bool, opened: Opened
+) -> None:
+    call(opened(2, threads), "replays_after_growth", 70_001, 300_001, "float32", int(strategy))
+
+
 @pytest.mark.parametrize("strategy", AllReduceStrategy)
 @pytest.mark.parametrize("ranks", [3, 5, 8])
 def test_graphs_of_more_ranks(ranks: int, strategy: int, opened: Opened) -> None:

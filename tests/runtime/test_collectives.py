@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm_ffi
 from collective_cases import MEMORIES, MOVED, REDUCED
@@ -58,6 +59,28 @@ def start(session: tvm_ipc.Session, groups: int, in_group: bool, plan: str, *arg
 def test_allreduce_every_way(ranks: int, opened: OpenSession) -> None:
     digests = run(opened(ranks), "allreduces_by_way")
     assert len(set(digests)) == 1, "ranks have different bits"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "count", "dtype"),
+    [
+        (4, 2880 * 402, "float16"),
+        (8, 7168 * 149, "float16"),
+        (8, 5120 * 205, "float16"),
+        (8, 36, "float32"),
+    ],
+)
+def test_tails(ranks: int, count: int, dtype: str, opened: OpenSession) -> None:
+    """Sizes at which others left the end of the output as it was."""
+    session = opened(ranks)
+    numbers = (np.arange(count) % 97).astype(dtype)
+    given = session.put(numbers)
+    allreduce = session.get_global_func("tvm_ipc.allreduce")
+    for strategy in AllReduceStrategy:
+        out = session.put(np.full(count, np.nan, dtype))
+        session.call_packed(allreduce, given, 0, 0, int(strategy), 0, out)
+        for rank in (0, ranks - 1):
+            np.testing.assert_array_equal(session.get(out, rank), ranks * numbers)
 
 
 @pytest.mark.parametrize("dtype", REDUCED)
