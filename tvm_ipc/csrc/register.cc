@@ -19,6 +19,7 @@
 #include "core/machine.h"
 #include "core/worker_pipes.h"
 #include "disco/as_packed.h"
+#include "disco/device_allocator.h"
 #include "disco/errors.h"
 #include "disco/posting.h"
 #include "disco/session.h"
@@ -341,6 +342,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.blas.use_kernels", Throwing<UseBlasKernels>::Call)
       .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
       .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
+      // The name that TVM asks for, whatever the device.
+      .def("DeviceAllocator.", Throwing<FindDeviceAllocator>::Call)
       .def("tvm_ipc.refusal", Throwing<RefusalOf>::Call)
       .def("tvm_ipc.use_library", Throwing<UseLibrary>::Call)
       .def("tvm_ipc.nccl.info", [] { return FactsOfLibrary("nccl"); })

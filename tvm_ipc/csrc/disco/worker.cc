@@ -21,6 +21,7 @@
 
 #include "core/forked.h"
 #include "core/teams.h"
+#include "disco/device_allocator.h"
 #include "disco/errors.h"
 #include "disco/mailbox.h"
 #include "disco/session.h"
@@ -117,7 +118,15 @@ std::optional<DLDevice> BringUp(const Backend& backend, const DiscoWorker& worke
     Fail(kind::kValue, "init_ccl_per_worker: there is no device ", id);
   }
   ffi::Function::GetGlobalRequired("tvm_ipc.cuda.bring_up")();
-  return DLDevice{type, static_cast<int>(id)};
+  const DLDevice device{type, static_cast<int>(id)};
+  // Workers that are threads of one process; the first one may be in a process alone.
+  if (!serves_parent && std::count(device_ids.begin(), device_ids.end(), id) > 1 &&
+      !KeepBlocksByStream(device) && worker.local_worker_id != 0) {
+    Fail(kind::kRuntime, "workers of this process share device ", id,
+         ", and TVM has run programs there before, with memory that they cannot share: open the"
+         " session before that, or let its workers be processes");
+  }
+  return device;
 }
 
 }  // namespace
