@@ -29,14 +29,17 @@ class Tensor:
     high: int = 5
 
     def values(self, random: Any) -> Array:
-        """Return values of both signs, no two of which are equal, that are added exactly."""
+        """Return values of both signs, no two equal and none 0, that are added exactly.
+
+        What is infinite is not the same as a sum of parts.
+        """
         if self.dtype == "bool":
             return random.integers(0, 2, self.shape).astype("bool")
         if "int" in self.dtype:
             return random.integers(self.low, self.high, self.shape).astype(self.dtype)
         size = int(np.prod(self.shape))
         scale = 2.0 ** np.ceil(np.log2(max(size, 4)) - 1)
-        found = random.permutation(np.arange(-size, 2 * size))[:size] / scale
+        found = (random.permutation(np.arange(-size, 2 * size))[:size] * 2 + 1) / (2 * scale)
         return found.reshape(self.shape).astype(self.dtype)
 
 

@@ -175,20 +175,20 @@ def _fields(result: Any) -> list[Any]:
 
 
 def test_the_way_that_moves_the_fewest_bytes() -> None:
-    def collectives(rows: int, columns: int) -> Any:
-        builder = relax.BlockBuilder()
-        x = relax.Var("x", relax.TensorType((rows, columns), "float32"))
-        y = relax.Var("y", relax.TensorType((rows, 1), "float32"))
-        with builder.function("main", [x, y]):
-            z = builder.emit(op.add(x, builder.emit(op.exp(y))))
-            builder.emit_func_output(z)
-        return [
-            one.subject
-            for one in parallelize(builder.get(), {"x": Shard(1), "y": Shard(0)}, 2).decisions
-        ]
+    """The vector is gathered, not the matrix."""
 
-    # The vector is gathered, not the matrix cut anew.
-    assert collectives(64, 64) == ["allgather of gv along 'tp'", "allgather of gv1 along 'tp'"]
+    def collectives(first: Any, second: Any) -> list[str]:
+        builder = relax.BlockBuilder()
+        long = relax.Var("long", relax.TensorType((8, 64), "float32"))
+        short = relax.Var("short", relax.TensorType((8, 1), "float32"))
+        with builder.function("main", [long, short]):
+            result = builder.emit(op.add(long, short), "result")
+            builder.emit_func_output(result)
+        made = parallelize(builder.get(), {"long": first, "short": second}, 2)
+        return [one.subject.removesuffix(" along 'tp'") for one in made.decisions]
+
+    assert collectives(Shard(1), Shard(0)) == ["allgather of short", "allgather of result"]
+    assert collectives(Shard(0), Shard(0)) == ["allgather of result"]
 
 
 def test_a_sum_that_is_used_twice_is_reduced_once() -> None:
