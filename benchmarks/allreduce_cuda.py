@@ -130,7 +130,7 @@ def open_session(ranks: int, threads: bool, backend: str) -> tvm_ipc.Session:
     )
     session.import_python_module("cuda_worker")
     if threads:
-        session.get_global_func("benchmarks.share_process")(f"{id(session)}", ranks)
+        session.get_global_func("benchmarks.share_process")(str(time.monotonic_ns()), ranks)
     return session
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def open_session(workers: int, **options: Any) -> tvm_ipc.Session:
     session.import_python_module("collective_worker")
     session.import_python_module("gpu_worker")
     if options["threads"]:
-        session.get_global_func("tests.gpu.share_process")(f"{id(session)}", workers)
+        session.get_global_func("tests.gpu.share_process")(str(time.monotonic_ns()), workers)
     return session
 
 
