@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # not there by itself with `-P`
 
 import cuda_torch  # noqa: E402
+import tvm  # noqa: E402, F401  loads the native library of tvm_ipc
 
 import tvm_ipc  # noqa: E402
 from tvm_ipc.contract import BACKENDS, AllReduceStrategy  # noqa: E402
@@ -117,7 +118,7 @@ def name_of(ranks: int, threads: bool) -> str:
     return f"{ranks} {'threads' if threads else 'processes'}"
 
 
-def open_session(ranks: int, threads: bool, backend: str) -> tvm_ipc.Session:
+def open_session(ranks: int, threads: bool, backend: str, plan: Plan) -> tvm_ipc.Session:
     found = [one.id for one in gpus.find().devices if one.kernels or backend == "nccl"]
     session = tvm_ipc.Session(
         ranks,
@@ -126,7 +127,7 @@ def open_session(ranks: int, threads: bool, backend: str) -> tvm_ipc.Session:
         device_ids=[found[i % len(found)] for i in range(ranks)],
         backend=backend,
         timeout=60,
-        arena_limit="1G",
+        arena_limit=max(64 << 20, 6 * max(plan.sizes)),
     )
     session.import_python_module("cuda_worker")
     if threads:
@@ -137,8 +138,8 @@ def open_session(ranks: int, threads: bool, backend: str) -> tvm_ipc.Session:
 def measure(ranks: int, threads: bool, plan: Plan, results: Results, programs: Path | None) -> None:
     """All that these ranks have, size by size, ours and the peers in turns."""
     name = name_of(ranks, threads)
-    with open_session(ranks, threads, "cuda") as ours:
-        peers = open_peers(ranks, threads, results)
+    with open_session(ranks, threads, "cuda", plan) as ours:
+        peers = open_peers(ranks, threads, plan, results)
         try:
             results.add(name, "meeting", 0, call(ours, "meeting", plan.most, plan.rounds))
             for size in plan.sizes:
@@ -186,8 +187,8 @@ class Nccl:
 
     ways = ("",)
 
-    def __init__(self, ranks: int, threads: bool) -> None:
-        self._session = open_session(ranks, threads, "nccl")
+    def __init__(self, ranks: int, threads: bool, plan: Plan) -> None:
+        self._session = open_session(ranks, threads, "nccl", plan)
 
     def allreduce(self, _: str, count: int, inner: int, rounds: int) -> list[list[float]]:
         auto = STRATEGIES["auto"]
@@ -197,7 +198,7 @@ class Nccl:
         self._session.close()
 
 
-def open_peers(ranks: int, threads: bool, results: Results) -> dict[str, Any]:
+def open_peers(ranks: int, threads: bool, plan: Plan, results: Results) -> dict[str, Any]:
     """Those that run here; a note for each that does not."""
     peers: dict[str, Any] = {}
     devices = len(gpus.find().devices)
@@ -208,7 +209,7 @@ def open_peers(ranks: int, threads: bool, results: Results) -> dict[str, Any]:
         results.note(f"NCCL, {name}: it wants a GPU for each rank, and there are {devices}")
     else:
         try:
-            peers["nccl"] = Nccl(ranks, threads)
+            peers["nccl"] = Nccl(ranks, threads, plan)
         except (IPCError, ValueError) as error:
             results.note(f"NCCL, {name}: {error}")
     if threads:

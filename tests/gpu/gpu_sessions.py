@@ -12,6 +12,7 @@ from typing import Any
 
 import gpu_programs
 import pytest
+import tvm
 
 import tvm_ipc
 from tvm_ipc.contract import BACKENDS
@@ -64,8 +65,6 @@ def of_kit_or_new(target: str, made: Path) -> Path:
     """The folder with programs for a target."""
     if folder := os.environ.get(COMPILED):
         return Path(folder)
-    import tvm
-
     if tvm.base._RUNTIME_ONLY:
         pytest.skip(f"wants TVM's compiler, or a kit's programs ({COMPILED})")
     subprocess.run(
