@@ -113,8 +113,9 @@ class Graph:
             raise RuntimeError(f"cudaStreamEndCapture: {code}")
         cuda("GraphInstantiate", ctypes.byref(self._made), self._graph, ctypes.c_ulonglong(0))
 
-    def launch(self) -> None:
-        cuda("GraphLaunch", self._made, self._stream.handle)
+    def launch(self, stream: Stream | None = None) -> None:
+        """On another stream, or on the one where it was captured."""
+        cuda("GraphLaunch", self._made, (stream or self._stream).handle)
 
     def end(self) -> None:
         cuda("GraphExecDestroy", self._made)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that tests of GPUs call in workers: collectives on streams, and in CUDA graphs.
 
-They drive the CUDA runtime that TVM has loaded, and check their results themselves.
+They drive the CUDA runtime that TVM has loaded, and check their results themselves. Where ranks are
+threads that share a device, to free memory waits for the kernels of all of them, and these for each
+other: memory is there before the first call, and until all have ended.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ def replays(counts: Any, dtype: str, strategy: int, memory: str, rounds: int) ->
     """
     with new_stream(places.here()) as stream, stream.current():
         calls = [AllReduce(case_of(int(n), dtype, strategy, memory)) for n in counts]
+        meet()
         for call in calls:
             call.fill(0)
             call.call()
@@ -132,7 +135,8 @@ def takes_turns_on_streams(count: int, dtype: str, rounds: int) -> None:
     """Use a team on two streams, of which nobody waits for the other: the sum of sums."""
     with new_stream(places.here()) as first, new_stream(places.here()) as second:
         case = case_of(count, dtype, int(AllReduceStrategy.AUTO), "private")
-        calls = [AllReduce(case), AllReduce(replace(case, operation="allreduce"))]
+        calls = [AllReduce(case), AllReduce(case)]
+        meet()
         for round_ in range(rounds):
             for call in calls:
                 call.fill(2 * round_ + calls.index(call))
@@ -144,39 +148,44 @@ def takes_turns_on_streams(count: int, dtype: str, rounds: int) -> None:
             second.wait()
             for call in calls:
                 call.check()
+        meet()
 
 
 @register
-def captures_after_another_stream(count: int) -> str:
-    """Use a team on one stream and capture it on another one; return the error."""
-    with new_stream(places.here()) as first, new_stream(places.here()) as second:
+def captures_on_another_stream(count: int, rounds: int) -> None:
+    """Capture on a stream of its own, as TVM does, what is launched where the program works."""
+    with new_stream(places.here()) as program, new_stream(places.here()) as captured:
         call = AllReduce(case_of(count, "float32", int(AllReduceStrategy.AUTO), "private"))
+        meet()
         call.fill(0)
-        with first.current():
+        with program.current():
             call.call()
-        message = ""
-        with second.current():
-            try:
-                with Graph(second):
-                    call.call()
-            except Exception as error:
-                message = str(error)
-        first.wait()
+        with captured.current(), Graph(captured) as graph:
+            call.call()
+        for round_ in range(rounds):
+            program.wait()
+            call.check()
+            call.fill(round_)
+            meet()
+            graph.launch(program)
+        program.wait()
         call.check()
-        return message
+        meet()
+        graph.end()
 
 
 @register
 def digest_of_cases(counts: Any, dtype: str, kind: int, strategy: int) -> bytes:
     """All bits of the results of all-reduces, on whatever device the worker has."""
-    found = b""
-    for count in counts:
-        case = replace(case_of(int(count), dtype, strategy, "private"), kind=kind)
-        call = AllReduce(case)
+    cases_ = [replace(case_of(int(n), dtype, strategy, "private"), kind=kind) for n in counts]
+    calls, found = [AllReduce(case) for case in cases_], b""
+    meet()
+    for call in calls:
         call.fill(1)
         call.call()
         places.settle()
         found += call.check().tobytes()
+    meet()
     return found
 
 
