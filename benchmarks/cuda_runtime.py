@@ -28,7 +28,10 @@ _lock = threading.Lock()
 
 
 def share_process(session: str, ranks: int) -> None:
-    """Say that the calling rank and all others of a session are threads of this process."""
+    """Say that the calling rank and all others of a session are threads of this process.
+
+    With 1 it is alone there; a thread that has ended may have had its number before.
+    """
     with _lock:
         barrier = _sessions.setdefault(session, threading.Barrier(ranks, timeout=60))
         _of_thread[threading.get_ident()] = barrier

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from gpu_sessions import of_kit_or_new, open_session, why_no_gpu
 
 import tvm_ipc
+from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import gpus
 
 
@@ -27,12 +29,18 @@ def devices() -> tuple[gpus.Gpu, ...]:
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Callable[..., tvm_ipc.Session]]:
-    """Sessions of a module, by number of workers, and whether they are threads; on GPUs or not."""
+    """Sessions of a module, by number of workers, and whether they are threads; on GPUs or not.
+
+    One at a time is on GPUs, whose memory it takes as it starts.
+    """
     sessions: dict[tuple[int, bool, str], tvm_ipc.Session] = {}
 
     def get(workers: int, threads: bool = True, device: str = "cuda") -> tvm_ipc.Session:
         key = (workers, threads, device)
         if key not in sessions or not sessions[key].usable:
+            for other in [one for one in sessions if device == one[2] == "cuda"]:
+                with contextlib.suppress(IPCError):  # a test that failed has told
+                    sessions.pop(other).close()
             sessions[key] = open_session(workers, threads=threads, device=device)
         return sessions[key]
 
