@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CUDA kernels of several ranks do together, in every order in which they can run."""
+
+from __future__ import annotations
+
+import cuda_model
+import pytest
+from cuda_model import Protocol
+from model_checker import check
+
+WAYS = ("push", "root", "pull", "move")
+
+
+@pytest.mark.parametrize("first", WAYS)
+@pytest.mark.parametrize("second", WAYS)
+def test_operations_of_two_follow_each_other(first: str, second: str) -> None:
+    verdict = check(cuda_model.operations(2, (first, second, first, first, second)))
+    assert not verdict.wrong, str(verdict)
+    assert verdict.states > 30
+
+
+@pytest.mark.parametrize("first", WAYS)
+@pytest.mark.parametrize("second", WAYS)
+def test_operations_of_three_follow_each_other(first: str, second: str) -> None:
+    verdict = check(cuda_model.operations(3, (first, second, first)))
+    assert not verdict.wrong, str(verdict)
+    assert verdict.states > 100
+
+
+def test_a_team_goes_on_after_an_error() -> None:
+    sequence = ("push", "broken", "recover", "push", "push", "push")
+    assert not check(cuda_model.operations(2, sequence)).wrong
+
+
+@pytest.mark.parametrize(
+    ("mutation", "sequence", "how"),
+    [
+        ({"slots": 1}, ("push",) * 3, "deadlock"),
+        ({"header_slots": 1}, ("root",) * 3, "deadlock"),
+        ({"whole_words": False}, ("push",), "wrong"),
+        ({"all_hear_all": False}, ("root",) * 4, "deadlock"),
+        ({"meets_in_the_middle": False}, ("pull",), "wrong"),
+        ({"meets_at_the_end": False}, ("move", "move"), "wrong"),
+        ({"zeroes_when_all_have_left": False}, ("broken", "recover", "push"), "wrong"),
+        ({"starts_when_all_have_zeroed": False}, ("broken", "recover", "push"), "deadlock"),
+    ],
+)
+def test_mutations_are_found(mutation: dict, sequence: tuple[str, ...], how: str) -> None:
+    verdict = check(cuda_model.operations(2, sequence, Protocol(**mutation)))
+    assert verdict.wrong.startswith(how), str(verdict)
