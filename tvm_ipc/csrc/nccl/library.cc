@@ -103,7 +103,8 @@ bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator*
   *nccl_operator = kOperators[static_cast<int>(kind)];
   const bool average = kind == ReduceKind::kAvg;
   *why = nullptr;
-  if (type.lanes == 1 && type.code == kFloat && type.bits >= 16) {
+  if (type.lanes == 1 && type.code == kFloat &&
+      (type.bits == 16 || type.bits == 32 || type.bits == 64)) {
     *nccl_type = type.bits == 16 ? kFloat16 : type.bits == 32 ? kFloat32 : kFloat64;
   } else if (type == ElementType{kBFloat, 16, 1}) {
     *nccl_type = kBfloat16;
