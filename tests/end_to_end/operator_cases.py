@@ -306,6 +306,13 @@ def _whole_numbers(draw: Draw) -> Drawn:
     return drawn(together(makes), Tensor(tuple(draw.dims(2)), "int32", -90, -9))
 
 
+@case("max min", "01", partial=False)
+def _bytes(draw: Draw) -> Drawn:
+    """As exporters ask whether any element is true."""
+    makes = [lambda x, n=n: function(n)(x, axis=1) for n in ("max", "min")]
+    return drawn(together(makes), Tensor(tuple(draw.dims(2)), "int8", -9, -3))
+
+
 @case("median", "01")
 def _median(draw: Draw) -> Drawn:
     return drawn(lambda x: op.median(x, [2]), draw.dims(3))

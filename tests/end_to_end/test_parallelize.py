@@ -191,6 +191,22 @@ def test_the_way_that_moves_the_fewest_bytes() -> None:
     assert collectives(Shard(0), Shard(0)) == ["allgather of result"]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_tuples(axis: int) -> None:
+    """One that is bound to a variable, and whose fields are divided or have to be gathered."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            halves = builder.emit(op.split(x, 2, axis=1))
+            out = builder.emit_output(op.concat(halves, axis=0))
+        builder.emit_func_output(out)
+    made = parallelize(builder.get(), {"x": Shard(axis)}, 2)
+    array = np.arange(24, dtype="float32").reshape(4, 6)
+    for found in run(made, "main", [array]):
+        assert np.array_equal(found.numpy(), np.concatenate(np.split(array, 2, 1)))
+
+
 def test_a_sum_that_is_used_twice_is_reduced_once() -> None:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4, 6), "float32"))

@@ -284,8 +284,7 @@ def _tensors(arguments: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
             yield from _tensors(argument.fields)
         elif isinstance(argument.ty, relax.TupleType):
             for k in range(len(argument.ty.fields)):
-                field = typed(relax.TupleGetItem(argument, k), argument.ty.fields[k])
-                yield from _tensors([field])
+                yield from _tensors([relax.TupleGetItem(argument, k)])
         elif isinstance(argument.ty, relax.TensorType):
             yield argument
 

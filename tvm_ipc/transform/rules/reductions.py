@@ -39,7 +39,12 @@ def _reducing(op: Operation) -> Rule:
         return str(here[0]) == f"P[{reduction}]"
 
     mean = op.name == "mean"
-    if not reduces(reduction, op.dtype()) or (mean and "float" not in op.dtype()):
+    # Of truth values TVM has no such kernel.
+    if (
+        not reduces(reduction, op.dtype())
+        or op.dtype() == "bool"
+        or (mean and "float" not in op.dtype())
+    ):
         return Rule((labels,), (result,), whole=needs_all(*axes), keeps=linear)
     count = reduce(mul, [op.dims()[axis] for axis in sorted(axes)], tirx.IntImm("int64", 1))
 
