@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_sessions_on_gpus.py does with sessions on GPUs, each scenario in a process of its own.
+
+python sessions_on_gpus.py SCENARIO WORKERS processes|threads
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.runtime import disco
+
+import tvm_ipc
+from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
+
+GPUS = 4
+
+
+def open_session(workers: int, threads: bool, **options: Any) -> tvm_ipc.Session:
+    ids = [rank % GPUS for rank in range(workers)]
+    settings: dict[str, Any] = {"device_ids": ids, "threads": threads, "timeout": 60, **options}
+    session = tvm_ipc.Session(workers, device="cuda", **settings)
+    for name in ("collective_worker", "worker_functions"):
+        session.import_python_module(name)
+    return session
+
+
+def adds(session: Any, workers: int) -> None:
+    """An all-reduce of what each worker has, which all of them must have right."""
+    rows = np.arange(workers * 700, dtype="float32").reshape(workers, 700)
+    given, total = session.scatter(rows), session.empty((700,), "float32")
+    session.allreduce(given, total)
+    for rank in range(workers):
+        np.testing.assert_array_equal(
+            total.debug_get_from_remote(rank).numpy(), rows.sum(axis=0, dtype="float32")
+        )
+
+
+def collectives(workers: int, threads: bool) -> None:
+    """Every collective, with the bits of NumPy, in place and not, of many sizes and types."""
+    with open_session(workers, threads) as session:
+        run = session.get_global_func("tests.run_collectives")
+        for plan, *arguments in (
+            ("small_ones",),
+            ("storm", 7, 60),
+            ("again_and_again", "bfloat16"),
+        ):
+            run(1, True, plan, *arguments)
+            session.sync()
+
+
+def values(workers: int, threads: bool) -> None:
+    """Values go to all workers and to one, come back, and stay what they are."""
+    with open_session(workers, threads) as session:
+        for array in (np.arange(6.0).reshape(2, 3), np.int8([3]), np.zeros((0, 4), "float32")):
+            everywhere = session.put(array)
+            for rank in range(workers):
+                np.testing.assert_array_equal(session.get(everywhere, rank), array)
+        place = session.empty((3,), "int32")
+        for rank in range(workers):
+            place.debug_copy_from(rank, np.full(3, rank, "int32"))
+        for rank in range(workers):
+            np.testing.assert_array_equal(session.get(place, rank), [rank] * 3)
+        device = session.get_global_func("tvm_ipc.worker.device")()
+        found = [str(device.debug_get_from_remote(rank)) for rank in range(workers)]
+        assert found == [f"cuda:{rank % GPUS}" for rank in range(workers)]
+        assert session.device == "cuda"
+        on_cpu = session.empty((3,), "int32", device="cpu")
+        session.allreduce(on_cpu, place)
+        with pytest.raises(WorkerError, match="on the CPU") as error:
+            session.sync()
+        assert len(error.value.errors) == workers
+        adds(session, workers)
+
+
+def errors(workers: int, threads: bool) -> None:
+    """What goes wrong in one worker ends the kernels in which others wait; then it goes on."""
+    with open_session(workers, threads) as session:
+        x = session.empty((4,), "float32")
+        gathered = session.empty((4 * workers,), "float32")
+        for _ in range(2):
+            call = session.get_global_func("tests.call_unless")
+            call(1, "tvm_ipc.allreduce", x, 0, 0, 3, 0, x)  # and rank 1 does nothing at all
+            session.get_global_func("tests.fail_on")(1, "ValueError", "it broke")
+            with pytest.raises(WorkerError, match="it broke") as error:
+                session.sync()
+            assert [one.rank for one in error.value.errors] == [1]
+            adds(session, workers)
+            call = session.get_global_func("tests.call_elsewhere")
+            send = (x, 0, 0, 3, 0, x)
+            call(0, "tvm_ipc.allreduce", "tvm_ipc.allgather", 6, *send, x, 0, 0, gathered)
+            with pytest.raises(WorkerError, match="the ranks disagree: rank 0 called allreduce"):
+                session.sync()
+            adds(session, workers)
+
+
+def deadline(workers: int, threads: bool) -> None:
+    """A worker that does not come is named when the time is over, and the session goes on."""
+    with open_session(workers, threads, timeout=1.5) as session:
+        x = session.empty((4,), "float32")
+        session.get_global_func("tests.call_unless")(1, "tvm_ipc.allreduce", x, 0, 0, 3, 0, x)
+        with pytest.raises(DeadlineError, match=r"waited 1\.5 s for rank 1"):
+            session.sync()
+        adds(session, workers)
+
+
+def death(workers: int, threads: bool) -> None:
+    """A worker that is killed while others wait for it in a kernel is an error in time."""
+    session = open_session(workers, threads)
+    session.import_python_module("fault_scenarios")
+    session.sync()
+    threading.Timer(0.3, os.kill, (session.pids[1], signal.SIGKILL)).start()
+    session.get_global_func("tests.reduce_for_ever")(1000)
+    with pytest.raises(WorkerDiedError) as error:
+        session.sync()
+    assert error.value.ranks == (1,)
+    session.close()
+    with open_session(workers, threads) as another:
+        adds(another, workers)
+
+
+def of_disco(workers: int, threads: bool) -> None:
+    """A session that the user made gets the backend by its name, as programs for TVM do."""
+    session = (disco.ThreadedSession if threads else disco.ProcessSession)(workers)
+    session.init_ccl("cuda", *[rank % GPUS for rank in range(workers)])
+    adds(session, workers)
+    x = session.empty((9,), "float32")
+    custom = session.get_global_func("runtime.disco.cuda_ipc.custom_allreduce")
+    session.broadcast(np.ones(9, "float32"), x)
+    custom(x, 1, x)
+    session.sync_worker_0()
+    np.testing.assert_array_equal(x.debug_get_from_remote(workers - 1).numpy(), [workers] * 9)
+
+
+SCENARIOS: dict[str, Callable[[int, bool], None]] = {
+    scenario.__name__: scenario
+    for scenario in (collectives, values, errors, deadline, death, of_disco)
+}
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))  # workers import modules from there
+    name, count, kind = sys.argv[1:]
+    SCENARIOS[name](int(count), kind == "threads")
+    print("done")
