@@ -205,6 +205,20 @@ void Absence(int size, Path path, bool aborted) {
   members.ExpectNoError();
 }
 
+/*! \brief A wait without an end in sight is no wait that has ended. */
+void LongestDeadline() {
+  Members members(2);
+  members.Run([&](int place, Stream& stream) {
+    if (place == 1) usleep(30000);
+    MeetArgs args{};
+    args.team = members.Args(place);
+    args.team.guard.timeout = ~0ull;
+    args.header.operation = kMeet;
+    stream.Launch("tvm_ipc_meet", args);
+  });
+  members.ExpectNoError();
+}
+
 MessageArgs Message(Members& members, int place, bool sends, uint64_t bytes) {
   const int peer = 1 - place;
   MessageArgs args{};
@@ -270,6 +284,7 @@ int main() {
   }
   Disagreement(2, Path::kPush, [](Header& header) { header.parts = 1ull << 40; });
   Disagreement(2, Path::kPush, [](Header& header) { header.root = 1; });
+  LongestDeadline();
   MessagesThatFail();
   std::printf("ok\n");
 }

@@ -41,7 +41,7 @@ TVM_IPC_RARE uint64_t LookAround(const Guard& guard, Waiting waiting, const Head
                                  uint64_t until, bool far) {
   if (LoadRelaxed(guard.failed) != 0) return 0;
   const uint64_t now = Clock();
-  if (until == 0) until = now + guard.timeout;
+  if (until == 0) until = guard.timeout < ~now ? now + guard.timeout : ~0ull;
   ErrorCode code = now > until ? kDeadline : kNoError;
   if (far && guard.abort != nullptr && LoadRelaxed(guard.abort) != 0) code = kAborted;
   if (code == kNoError) return until;
