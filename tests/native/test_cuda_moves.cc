@@ -274,7 +274,7 @@ void Normalised(const Norms& norms, Members& members, int place, Stream& stream,
   EXPECT(residual_out == expected, name, norms.type.name, ": residual_out, ", norms.rows, " x ",
          norms.row);
   const std::vector<uint8_t> rows = norms.NormOut(expected);
-  EXPECT(std::memcmp(norm_out.data(), rows.data(), rows.size()) == 0, name, norms.type.name, " to ",
+  EXPECT(std::equal(rows.begin(), rows.end(), norm_out.begin()), name, norms.type.name, " to ",
          norms.out.name, ": norm_out, ", norms.rows, " x ", norms.row, ", ", norms.centred);
   EXPECT(norm_out.back() == 0x5a, "after the end");
 }
