@@ -59,6 +59,16 @@ def test_devices_and_what_lies_between_them(machine: Any) -> None:
     assert rows["CUDA library of TVM"] == "loaded by TVM"
 
 
+def test_links_are_told_where_there_is_no_trial(machine: Any) -> None:
+    links = (("same device", "nvlink"), ("nvlink", "same device"))
+    rows = machine(Gpus("13.0", "", (H200, OLD), (), links), {})
+    assert rows["GPUs 0-1"] == "each maps the other's memory, the driver says, over NVLink"
+    rows = machine(
+        Gpus("13.0", "", (H200, OLD), (), (("same device", ""), ("", "same device"))), {}
+    )
+    assert rows["GPUs 0-1"].startswith("no direct way, the driver says")
+
+
 def test_without_a_driver_it_says_what_is_missing(machine: Any) -> None:
     missing = "libcuda.so.1 cannot be loaded: no such file"
     nccl = {"tvm_ipc.nccl.info": {"version": 0, "path": "", "reason": "pip install it"}}

@@ -17,7 +17,11 @@ _RUNGS = {
     "legacy": "each maps the other's memory, by CUDA IPC handles",
     "host": "through pinned memory of the host",
     "none": "nothing of ours works",
+    "direct": "each maps the other's memory, the driver says",
+    "apart": "no direct way, the driver says: through pinned memory of the host",
 }
+#: Characters of the first column of the table.
+_LABEL = 20
 _LINKS = {"same device": "one device", "nvlink": "NVLink", "pcie": "PCIe"}
 
 
@@ -49,7 +53,8 @@ def examine(problem: str | None) -> dict[str, Any]:
     facts["nccl"] = _nccl()
     facts["toolkit"], facts["toolkit_reason"] = _toolkit()
     if facts["devices"]:
-        facts["pairs"], facts["pairs_reason"] = _pairs([one["id"] for one in facts["devices"]])
+        ids = [one["id"] for one in facts["devices"]]
+        facts["pairs"], facts["pairs_reason"] = _pairs(ids, found.links)
     return facts
 
 
@@ -72,17 +77,26 @@ def _toolkit() -> tuple[str | None, str | None]:
         return None, reason_of(IPCError(str(error)))
 
 
-def _pairs(devices: list[int]) -> tuple[list[dict[str, Any]] | None, str | None]:
-    """Let each pair of devices export, import, write and read memory; a failure is an answer."""
+def _pairs(
+    devices: list[int], links: tuple[tuple[str, ...], ...]
+) -> tuple[list[dict[str, Any]] | None, str | None]:
+    """Let each pair of devices export, import, write and read memory; a failure is an answer.
+
+    Where the library has no such trial, what the driver says of their links is the answer.
+    """
     try:
         said = gpus.ask("tvm_ipc.cuda.probe", devices)
     except Exception as error:
         return None, reason_of(error)
-    if said is None:
+    if said is None and not links:
         return None, "not in this version of tvm_ipc"
-    rows = said["pairs"]
+    rows = said["pairs"] if said is not None else [[_linked(one) for one in row] for row in links]
     places = combinations_with_replacement(range(len(devices)), 2)
     return [{"devices": [devices[i], devices[j]], **rows[i][j]} for i, j in places], None
+
+
+def _linked(link: str) -> dict[str, str]:
+    return {"rung": "direct" if link else "apart", "link": link, "reason": ""}
 
 
 def rows(facts: dict[str, Any], tvm: str | None) -> Iterator[tuple[str, str]]:
@@ -119,6 +133,8 @@ def _between(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     alike: dict[str, list[str]] = {}
     for pair in facts["pairs"] or ():
         first, second = pair["devices"]
+        if first == second and pair["rung"] == "direct":
+            continue
         how = _RUNGS.get(pair["rung"], pair["rung"])
         if pair["link"] and first != second:
             how += f", over {_LINKS.get(pair['link'], pair['link'])}"
@@ -126,4 +142,5 @@ def _between(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             how += f" ({pair['reason']})"
         alike.setdefault(how, []).append(str(first) if first == second else f"{first}-{second}")
     for how, which in alike.items():
-        yield f"GPUs {', '.join(which)}", how
+        label, pairs = f"GPUs {', '.join(which)}", ", ".join(which)
+        yield (label, how) if len(label) <= _LABEL else ("between GPUs", f"{pairs}: {how}")

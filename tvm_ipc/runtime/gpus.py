@@ -48,12 +48,15 @@ class Gpus:
     reason : why there is no driver, or no device.
     devices : those that this process may use.
     architectures : what our kernels are compiled for; nothing if they are not in this library.
+    links : by the places of two devices, how they reach each other's memory, as the driver says;
+        empty where they do not.
     """
 
     driver: str
     reason: str
     devices: tuple[Gpu, ...]
     architectures: tuple[str, ...]
+    links: tuple[tuple[str, ...], ...] = ()
 
 
 def ask(name: str, *args: Any) -> dict[str, Any] | None:
@@ -76,6 +79,7 @@ def find() -> Gpus:
         found["driver"]["reason"],
         devices,
         tuple(found["architectures"]),
+        tuple(map(tuple, found.get("links", ()))),
     )
 
 
