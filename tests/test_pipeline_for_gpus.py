@@ -14,7 +14,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
-from tvm_ipc import pipeline
+from tvm_ipc import comm, pipeline
 from tvm_ipc.calibration import Calibration, Times
 from tvm_ipc.contract import find
 from tvm_ipc.errors import TransformError
@@ -112,6 +112,28 @@ def test_the_program_compiles(rows: int | str) -> None:
     (device,) = host.imports
     assert (host.kind, device.kind) == ("llvm", "cuda")
     assert "__global__" in device.inspect_source()
+
+
+def test_kernels_read_no_bools() -> None:
+    """TVM's code for GPUs reads two bools as two of 16 bits: what it masks ends elsewhere."""
+    mesh = comm.Mesh({"tp": 2})
+    builder = relax.BlockBuilder()
+    x, w, v = (
+        relax.Var(name, R.Tensor(shape, "float32"))
+        for name, shape in (("x", (5, 6)), ("w", (6, 7)), ("v", (7, 8)))
+    )
+    with builder.function("main", [x, w, v]):
+        with builder.dataflow():
+            columns = builder.emit(comm.place(w, mesh, {"tp": comm.Shard(1)}))
+            h = builder.emit(relax.op.exp(builder.emit(relax.op.matmul(x, columns))))
+            rows = builder.emit(comm.place(v, mesh, {"tp": comm.Shard(0)}))
+            y = builder.emit_output(relax.op.matmul(h, rows))
+        builder.emit_func_output(y)
+    with collect_report() as report:
+        pipeline_ = tvm_ipc.get_pipeline(TARGET, 2)
+        executable = tvm.compile(builder.get(), TARGET, relax_pipeline=pipeline_)
+    assert any(one.verdict == "filled with 0" for one in report.decisions)
+    assert "bool*" not in executable.mod.imports[0].imports[0].inspect_source()
 
 
 def test_rows_are_read_where_they_lie_beside_products() -> None:

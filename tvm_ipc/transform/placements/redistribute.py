@@ -143,7 +143,9 @@ class Redistribution:
                 shape = [length[0] if k == axis else 1 for k in range(count)]
                 inside = self.builder.emit(relax.op.reshape(inside, shape))
             other = relax.const(value, dtype_of(x.whole))
-            filled = relax.op.where(inside, self.bound(x.value), other)
+            # Of int32 in memory: kernels for GPUs that TVM compiles read bools in pairs, and wrong.
+            holds = self.builder.emit(relax.op.greater(inside, relax.const(0, "int32")))
+            filled = relax.op.where(holds, self.bound(x.value), other)
             x = replace(x, value=self.builder.normalize(filled))
         return replace(x, zeros=x.zeros | axes if value == 0 else x.zeros - axes)
 
@@ -161,7 +163,7 @@ class Redistribution:
             if of == index and same_extents([known], [extent]):
                 return inside
         name = list(self.mesh.axes)[index]
-        ones = self.builder.emit(relax.op.ones((extent,), "bool"))
+        ones = self.builder.emit(relax.op.ones((extent,), "int32"))
         call = comm.take_part(ones, team=self.mesh.teams(name), workers=workers, uneven=True)
         inside = self.builder.emit(call)
         self._inside.append((extent, index, inside))
