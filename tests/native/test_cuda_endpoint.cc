@@ -330,7 +330,8 @@ void Do(Rank& rank, const Order& order) {
                                 buffer.buffer);
       EXPECT(buffer.Get() == Sums(world, 100), "two streams");
       ProgramStreams().use(2, rank.options().device, before);
-      return;
+      TheDriver().cuStreamDestroy_v2("a test", stream);  // the team's last one, which is gone now
+      return reduce(100, ReduceKind::kSum);
     }
     default:
       return;
@@ -378,6 +379,7 @@ void TestSession(Ranks::Kind kind, int n) {
   if (n > 1) Expect(ranks, kTeams, 0, "");
   if (n > 1) Expect(ranks, kTeams, 1, "");
   Expect(ranks, kStreams, 1, "");
+  Expect(ranks, kStreams, 0, "");
 }
 
 /*! \brief A whole session of two threads that may fail anywhere; it ends in any case. */

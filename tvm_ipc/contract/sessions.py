@@ -64,6 +64,7 @@ SESSION_FUNCTIONS: Final = (
     Function("tvm_ipc.nccl.info", "() -> str", "JSON: what NCCL is here, or why there is none"),
     Function("tvm_ipc.native_info", "() -> str", "JSON: what the native library found here"),
     Function("tvm_ipc.cuda.info", "() -> str", "JSON: what of CUDA is here"),
+    Function("tvm_ipc.cuda.probe", "(devices: Shape) -> str", "JSON: how pairs share memory"),
     Function("tvm_ipc.numbers", "() -> str", "JSON: what is in contract.values, for a test"),
     Function(
         "tvm_ipc.configure",

@@ -264,9 +264,9 @@ ffi::String FactsOfLibrary(ffi::String backend) {
 
 void UseLibrary(ffi::String backend, ffi::String path) { FindBackend(backend).UseLibrary(path); }
 
-ffi::String CompiledCCL() { return BackendOfMachine().name(); }
-
-ffi::String CudaInfo() { return FindBackend("cuda").Info(); }
+ffi::String CudaProbe(ffi::Shape devices) {
+  return FindBackend("cuda").Probe(std::vector<int>(devices.begin(), devices.end()));
+}
 
 /*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
 void RegisterBackend(const Backend* backend) {
@@ -319,7 +319,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   for (const Backend* backend : Backends()) RegisterBackend(backend);
   RegisterCollectives();
   tvm::ffi::reflection::GlobalDef()
-      .def("runtime.disco.compiled_ccl", CompiledCCL)
+      .def("runtime.disco.compiled_ccl", [] { return ffi::String(BackendOfMachine().name()); })
       .def("runtime.disco.cuda_ipc.alloc_storage", Throwing<AllocStorage>::Call)
       .def("runtime.disco.cuda_ipc.custom_allreduce", OfWorker<CustomAllReduce>())
       .def("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
@@ -347,7 +347,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("tvm_ipc.refusal", Throwing<RefusalOf>::Call)
       .def("tvm_ipc.use_library", Throwing<UseLibrary>::Call)
       .def("tvm_ipc.nccl.info", [] { return FactsOfLibrary("nccl"); })
-      .def("tvm_ipc.cuda.info", Throwing<CudaInfo>::Call)
+      .def("tvm_ipc.cuda.info", [] { return ffi::String(FindBackend("cuda").Info()); })
+      .def("tvm_ipc.cuda.probe", Throwing<CudaProbe>::Call)
       .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)
       .def("tvm_ipc.numbers", Throwing<Numbers>::Call)
       .def("tvm_ipc.configure", Throwing<Configure>::Call)

@@ -234,6 +234,8 @@ class Backend {
   virtual std::unique_ptr<Endpoint> Start(Rank& rank) const = 0;
   /*! \brief What it finds here, as JSON; it never throws. */
   virtual std::string Info() const { return "{}"; }
+  /*! \brief How ranks on these devices reach each other, tried, as JSON. */
+  virtual std::string Probe(const std::vector<int>& devices) const { return "{}"; }
   /*! \brief Whether it can reduce elements of the type. */
   virtual bool Reduces(ElementType type, ReduceKind kind) const = 0;
   /*! \brief What its kernels are compiled for and run on here, the best first. */

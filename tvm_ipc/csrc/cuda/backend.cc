@@ -8,6 +8,7 @@
 
 #include "cuda/endpoint.h"
 #include "cuda/info.h"
+#include "cuda/probe.h"
 
 namespace tvm_ipc {
 
@@ -34,6 +35,7 @@ class CudaBackend final : public Backend {
     return cuda::Refusal(devices);
   }
   std::string Info() const final { return cuda::Info(); }
+  std::string Probe(const std::vector<int>& devices) const final { return cuda::Probe(devices); }
   // Kernels are chosen by the device.
   std::vector<std::string> instruction_sets() const final { return {}; }
   std::string instruction_set() const final { return ""; }

@@ -69,6 +69,8 @@ class CudaEndpoint final : public Endpoint {
 
   const std::shared_ptr<Heap>& heap() const final { return regions_->heap(); }
 
+  const Regions& regions() const { return *regions_; }
+
   void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
                  const Buffer& recv) final;
   void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm, TeamId team,

@@ -15,5 +15,8 @@ std::string Info();
 /*! \brief Why a session cannot have a rank on each of these devices, or nothing. */
 std::string Refusal(const std::vector<int>& devices);
 
+/*! \brief A text as JSON has it. */
+std::string Quoted(const std::string& text);
+
 }  // namespace tvm_ipc::cuda
 #endif  // TVM_IPC_CUDA_INFO_H_

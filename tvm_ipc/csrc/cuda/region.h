@@ -88,11 +88,12 @@ class Regions {
   Rung rung_ = Rung::kNone;
   std::string reasons_;
   int me_ = 0;
-  std::vector<std::shared_ptr<Memory>> mapped_;
   std::shared_ptr<OwnMemory> own_;
   std::vector<Address> bases_;
   std::shared_ptr<Heap> heap_;
   std::shared_ptr<Heap> room_;
+  /*! \brief Ends first: peers that end too wait until nobody maps theirs. */
+  std::vector<std::shared_ptr<Memory>> mapped_;
 
   friend class Ladder;
 };
