@@ -19,7 +19,7 @@ set(TVM_IPC_SHM_SOURCES
 set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc)
 set(TVM_IPC_CUDA_SOURCES
   backend.cc checks.cc endpoint.cc errors.cc info.cc memory.cc messages.cc modules.cc moves.cc
-  probe.cc reductions.cc region.cc shows.cc)
+  pinned.cc probe.cc reductions.cc region.cc shows.cc)
 set(TVM_IPC_NCCL_SOURCES
   backend.cc collectives.cc communicator.cc communicators.cc flights.cc library.cc memory.cc
   point_to_point.cc reductions.cc)

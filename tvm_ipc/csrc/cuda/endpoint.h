@@ -24,6 +24,7 @@
 
 #include "core/backend.h"
 #include "core/group.h"
+#include "cuda/pinned.h"
 #include "cuda/region.h"
 
 namespace tvm_ipc::cuda {

@@ -9,14 +9,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "core/error.h"
 #include "core/file.h"
 #include "cuda/layout.h"
+#include "cuda/pinned.h"
 
 namespace tvm_ipc::cuda {
 
@@ -354,35 +353,6 @@ std::shared_ptr<Memory> Import(Rung rung, const std::shared_ptr<Device>& device,
     return std::make_shared<ImportedLegacy>(device, exported, std::move(mapped));
   }
   return std::make_shared<ImportedHost>(device, exported, std::move(mapped));
-}
-
-std::shared_ptr<Pinned> Pinned::Register(const std::shared_ptr<Device>& device, void* data,
-                                         size_t bytes) {
-  static std::mutex mutex;
-  static std::map<void*, std::weak_ptr<Pinned>> registered;
-  std::lock_guard<std::mutex> lock(mutex);
-  std::weak_ptr<Pinned>& known = registered[data];
-  std::shared_ptr<Pinned> pinned = known.lock();
-  if (pinned == nullptr) {
-    const Here here(*device);
-    device->driver().cuMemHostRegister_v2("to pin memory of the host for devices", data, bytes,
-                                          kPortableMapped);
-    pinned.reset(new Pinned(device, data));
-    known = pinned;
-  }
-  return pinned;
-}
-
-Pinned::~Pinned() {
-  Quietly(*device_, [this](const Driver& driver) { driver.cuMemHostUnregister.Try(data_); });
-}
-
-Address Pinned::On(const Device& device, void* data) {
-  const Here here(device);
-  Address address = 0;
-  device.driver().cuMemHostGetDevicePointer_v2("where a device sees pinned memory", &address, data,
-                                               0);
-  return address;
 }
 
 }  // namespace tvm_ipc::cuda
