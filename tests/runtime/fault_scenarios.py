@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there by itself with `-P`
 import places
 from tvm_ffi import Shape, get_global_func, register_global_func
 
