@@ -88,7 +88,7 @@ def calibration(bandwidth: float) -> Calibration:
     line = Times(((1, 1 << 20),), (1e-6, 1e-3))
     return Calibration(
         machine="one",
-        backend="memory",
+        backend="shm",
         workers=2,
         bandwidth=bandwidth,
         latency=0.0,

@@ -39,9 +39,8 @@ def build() -> Path:
     digest = hashlib.sha256(os.environ.get("CXX", "").encode())
     root = HERE.parents[1]
     kernels = [*(root / "tests/native").glob("cuda_*"), *(root / KERNELS).glob("*")]
-    for source in sorted(
-        [*(path for path in HERE.rglob("*") if path.suffix in SUFFIXES), *kernels]
-    ):
+    double = (path for path in HERE.rglob("*") if path.suffix in SUFFIXES)
+    for source in sorted(path for path in (*double, *kernels) if path.is_file()):
         digest.update(str(source.relative_to(root)).encode() + source.read_bytes())
     folder = _cache() / digest.hexdigest()[:16]
     with Path(f"{folder}.lock").open("w") as lock:

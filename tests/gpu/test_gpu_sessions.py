@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,26 +11,29 @@ from pathlib import Path
 import pytest
 from gpu_sessions import HELPERS, HERE
 
+from tvm_ipc.runtime import gpus
+
 pytestmark = pytest.mark.gpu
-#: Of tests/runtime: what sessions do is the same on every device.
-FILES = (
-    "test_collectives.py",
-    "test_allreduce_norm.py",
-    "test_disco_collectives.py",
-    "test_divisions.py",
-    "test_teams.py",
-    "test_session_disagreement.py",
-    "test_faults.py",
-)
 MOST_SECONDS = 300
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_as_on_cpus(name: str) -> None:
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+@pytest.mark.parametrize(
+    ("scenario", "workers"),
+    [
+        *(("collectives", 2), ("collectives", 3), ("values", 2), ("errors", 3)),
+        *(("deadline", 2), ("death", 3), ("of_disco", 2)),
+    ],
+)
+def test_scenarios_of_sessions(scenario: str, workers: int, kind: str) -> None:
+    if kind == "threads" and scenario == "death":
+        pytest.skip("a thread cannot be killed")
+    if kind == "threads" and workers > len(gpus.find().devices):
+        pytest.skip(
+            f"wants {workers} GPUs: those that share one are tried in test_gpu_collectives.py"
+        )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HELPERS / name)],
-        cwd=HERE.parents[1],
-        env={**os.environ, "TVM_IPC_TEST_BACKEND": "cuda"},
+        [sys.executable, str(HELPERS / "sessions_on_gpus.py"), scenario, str(workers), kind],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -39,7 +41,7 @@ def test_as_on_cpus(name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]
-    assert " passed" in done.stdout.splitlines()[-1], done.stdout[-2000:]
+    assert "done" in done.stdout
 
 
 COLLECTIVES = """

@@ -20,8 +20,9 @@ from tvm.runtime import disco
 
 import tvm_ipc
 from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
+from tvm_ipc.runtime import gpus
 
-GPUS = 4
+GPUS = len(gpus.find().devices)
 
 
 def open_session(workers: int, threads: bool, **options: Any) -> tvm_ipc.Session:
