@@ -78,6 +78,8 @@ for dtype in ("float32", "int64", "float16", "bool"):
         there = tvm.runtime.tensor(array, tvm.cuda(0))
         other = tvm.runtime.empty(shape, dtype, tvm.cuda(1))
         there.copyto(other)
+        tvm.cuda(0).sync()  # a copy from device to device, which `numpy` does not wait for
+        tvm.cuda(1).sync()
         np.testing.assert_array_equal(other.numpy(), array)
 del there, other
 """

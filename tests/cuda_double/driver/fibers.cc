@@ -10,7 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "memory.h"
 
@@ -51,6 +53,48 @@ namespace {
 
 constexpr size_t kStackBytes = 128 << 10;
 constexpr size_t kGuardBytes = 4096;
+constexpr size_t kAtOnce = 64;
+/*! \brief At the end of a stack: it is another number where a fiber went beyond it. */
+constexpr uint64_t kLeft = 0x5ac5ac5ac5ac5ac5;
+
+/*!
+ * \brief Stacks, many of them in one mapping: a process has 65,530 mappings at most, and a launch
+ *        tens of thousands of threads.
+ */
+class Stacks {
+ public:
+  static Stacks& Global() {
+    static auto* stacks = new Stacks;  // outlives whoever gives one back at the end
+    return *stacks;
+  }
+  char* Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) Make();
+    char* const stack = free_.back();
+    free_.pop_back();
+    return stack;
+  }
+  void Give(char* stack) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(stack);
+  }
+
+ private:
+  void Make() {
+    void* memory = mmap(nullptr, kAtOnce * kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, kGuardBytes, PROT_NONE) != 0) {
+      std::perror("cuda double: stacks for the threads of a block");
+      std::abort();
+    }
+    for (size_t i = 0; i < kAtOnce; ++i) {
+      free_.push_back(static_cast<char*>(memory) + kGuardBytes + i * kStackBytes);
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<char*> free_;
+};
 
 struct Running {
   Fiber* fiber = nullptr;
@@ -94,24 +138,23 @@ void CatchFaults() {
   running.fiber = nullptr;
 }
 
-Fiber::Fiber() {
-  void* memory = mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, kGuardBytes, PROT_NONE) != 0) {
-    std::perror("cuda double: a stack for a thread of a block");
+Fiber::Fiber() : stack_(Stacks::Global().Take()) { *reinterpret_cast<uint64_t*>(stack_) = kLeft; }
+
+Fiber::~Fiber() {
+  if (*reinterpret_cast<uint64_t*>(stack_) != kLeft) {
+    std::fprintf(stderr, "cuda double: a thread of a block used more than %zu bytes of stack\n",
+                 kStackBytes);
     std::abort();
   }
-  stack_ = static_cast<char*>(memory);
+  Stacks::Global().Give(stack_);
 }
-
-Fiber::~Fiber() { munmap(stack_, kStackBytes + kGuardBytes); }
 
 void Fiber::Begin(std::function<void()> body) {
   body_ = std::move(body);
   ended_ = false;
   // What cuda_double_resume takes from a stack: six registers, then the place to go to. The place
   // that Enter would return to is never used, but keeps the stack as a call aligns it.
-  auto* top = reinterpret_cast<uint64_t*>(stack_ + kGuardBytes + kStackBytes);
+  auto* top = reinterpret_cast<uint64_t*>(stack_ + kStackBytes);
   *--top = 0;
   *--top = reinterpret_cast<uint64_t>(&Fiber::Enter);
   for (int i = 0; i < 6; ++i) *--top = 0;
