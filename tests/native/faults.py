@@ -464,10 +464,10 @@ FAULTS = [
         "a packet is filled one too early",
         "shm/point_to_point.cc",
         """    ++packet;
-    Await(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
+    AwaitMessage(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
     CopyBytes""",
         """    ++packet;
-    Await(rank, channel.taken, packet - 3, channel.sender_sleeps, mine, "send to", receiver);
+    AwaitMessage(rank, channel.taken, packet - 3, channel.sender_sleeps, mine, "send to", receiver);
     CopyBytes""",
         STRESS,
         THREAD,
@@ -488,7 +488,7 @@ FAULTS = [
         "a sender does not wait until its memory was read",
         "shm/point_to_point.cc",
         """    publish();
-    Await(rank, channel.taken, packet, channel.sender_sleeps, mine, "send to", receiver);
+    AwaitMessage(rank, channel.taken, packet, channel.sender_sleeps, mine, "send to", receiver);
 """,
         "    publish();\n",
         STRESS,

@@ -3,20 +3,11 @@
  * \file messages.cc
  * \brief Messages from one rank to another: through a channel in the regions of both.
  */
+#include "core/messages.h"
+
 #include "cuda/endpoint.h"
 
 namespace tvm_ipc::cuda {
-
-namespace {
-
-void CheckPeer(const Rank& rank, const char* op, int peer) {
-  if (peer < 0 || peer >= rank.num_ranks()) {
-    Fail(kind::kValue, op, ": there is no rank ", peer, " among ", rank.num_ranks(), " workers");
-  }
-  if (peer == rank.id()) Fail(kind::kValue, op, ": rank ", peer, " is the caller itself");
-}
-
-}  // namespace
 
 kernels::MessageArgs CudaEndpoint::MessageOf(const Buffer& buffer, int peer) {
   Follow(rank_.control().generation.load(std::memory_order_acquire));

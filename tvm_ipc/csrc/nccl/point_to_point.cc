@@ -12,48 +12,12 @@
  * several exchange at once goes by `permute`.
  */
 #include "core/meeting.h"
+#include "core/messages.h"
 #include "core/wait.h"
 #include "nccl/endpoint.h"
 #include "nccl/team.h"
 
 namespace tvm_ipc::nccl {
-
-namespace {
-
-void Await(Rank& rank, const std::atomic<uint32_t>& word, uint32_t step,
-           std::atomic<uint32_t>& sleepers, const Descriptor& mine, const char* verb, int peer) {
-  Control& control = rank.control();
-  switch (
-      WaitFor(word, step, sleepers, control.abort, rank.options().wait, rank.options().deadline)) {
-    case WaitResult::kReached:
-      return;
-    case WaitResult::kAborted:
-      Fail(kind::kPeer, verb, " rank ", peer, ", ", Describe(mine),
-           ", was stopped: ", DescribeAbort(control));
-    case WaitResult::kDeadline:
-      Fail(kind::kDeadline, verb, " rank ", peer, " (pid ",
-           control.ranks[peer].pid.load(std::memory_order_relaxed), "), ", Describe(mine),
-           ", waited ", std::chrono::duration<double>(rank.options().deadline).count(),
-           " s for it; raise the timeout (TVM_IPC_TIMEOUT) if it needs longer");
-  }
-}
-
-void CheckPeer(const Rank& rank, const char* op, int peer) {
-  if (peer < 0 || peer >= rank.num_ranks()) {
-    Fail(kind::kValue, op, ": there is no rank ", peer, " among ", rank.num_ranks(), " workers");
-  }
-  if (peer == rank.id()) Fail(kind::kValue, op, ": rank ", peer, " is the caller itself");
-}
-
-Descriptor DescribeMessage(const Buffer& buffer) {
-  Descriptor descriptor;
-  descriptor.op = "send";
-  descriptor.type = buffer.type;
-  descriptor.count = buffer.count;
-  return descriptor;
-}
-
-}  // namespace
 
 void NcclEndpoint::Send(const Buffer& send, int receiver) {
   CheckPeer(rank_, "send_to_worker", receiver);
@@ -62,7 +26,7 @@ void NcclEndpoint::Send(const Buffer& send, int receiver) {
   Channel& channel = link.channel;
   const Descriptor mine = DescribeMessage(send);
   const uint32_t packet = ++link.packet;
-  Await(rank_, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
+  AwaitMessage(rank_, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
   Slot& slot = channel.slot[packet & 1];
   slot.descriptor = mine;
   Publish(slot.seq, packet, channel.receiver_sleeps);
@@ -81,7 +45,7 @@ void NcclEndpoint::Receive(const Buffer& recv, int sender) {
   const Descriptor mine = DescribeMessage(recv);
   const uint32_t packet = ++link.packet;
   Slot& slot = channel.slot[packet & 1];
-  Await(rank_, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
+  AwaitMessage(rank_, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
   const Descriptor theirs = slot.descriptor;
   if (!theirs.Agrees(mine)) {
     Fail(kind::kMismatch, "the ranks disagree: rank ", sender, " called ", Describe(theirs),

@@ -17,46 +17,10 @@
  */
 #include <algorithm>
 
+#include "core/messages.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
-
-namespace {
-
-void Await(Rank& rank, const std::atomic<uint32_t>& word, uint32_t step,
-           std::atomic<uint32_t>& sleepers, const Descriptor& mine, const char* verb, int peer) {
-  Control& control = rank.control();
-  switch (
-      WaitFor(word, step, sleepers, control.abort, rank.options().wait, rank.options().deadline)) {
-    case WaitResult::kReached:
-      return;
-    case WaitResult::kAborted:
-      Fail(kind::kPeer, verb, " rank ", peer, ", ", Describe(mine),
-           ", was stopped: ", DescribeAbort(control));
-    case WaitResult::kDeadline:
-      Fail(kind::kDeadline, verb, " rank ", peer, " (pid ",
-           control.ranks[peer].pid.load(std::memory_order_relaxed), "), ", Describe(mine),
-           ", waited ", std::chrono::duration<double>(rank.options().deadline).count(),
-           " s for it; raise the timeout (TVM_IPC_TIMEOUT) if it needs longer");
-  }
-}
-
-void CheckPeer(const Rank& rank, const char* op, int peer) {
-  if (peer < 0 || peer >= rank.num_ranks()) {
-    Fail(kind::kValue, op, ": there is no rank ", peer, " among ", rank.num_ranks(), " workers");
-  }
-  if (peer == rank.id()) Fail(kind::kValue, op, ": rank ", peer, " is the caller itself");
-}
-
-Descriptor DescribeMessage(const Buffer& buffer) {
-  Descriptor descriptor;
-  descriptor.op = "send";
-  descriptor.type = buffer.type;
-  descriptor.count = buffer.count;
-  return descriptor;
-}
-
-}  // namespace
 
 void Send(Rank& rank, const Buffer& send, int receiver) {
   CheckPeer(rank, "send_to_worker", receiver);
@@ -72,15 +36,15 @@ void Send(Rank& rank, const Buffer& send, int receiver) {
   const int64_t offset = rank.OffsetOf(send.data, send.bytes());
   if (offset >= 0 && send.bytes() > kPacketBytes) {
     ++packet;
-    Await(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
+    AwaitMessage(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
     mine.offset = offset;
     publish();
-    Await(rank, channel.taken, packet, channel.sender_sleeps, mine, "send to", receiver);
+    AwaitMessage(rank, channel.taken, packet, channel.sender_sleeps, mine, "send to", receiver);
     return;
   }
   for (size_t at = 0; at < send.bytes() || at == 0; at += kPacketBytes) {
     ++packet;
-    Await(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
+    AwaitMessage(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
     CopyBytes(rank.packet_buffer(rank.id(), receiver, packet), send.begin() + at,
               std::min(kPacketBytes, send.bytes() - at), false);
     publish();
@@ -96,7 +60,7 @@ void Receive(Rank& rank, const Buffer& recv, int sender) {
   for (size_t at = 0; at < recv.bytes() || at == 0; at += kPacketBytes) {
     ++packet;
     Slot& slot = channel.slot[packet & 1];
-    Await(rank, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
+    AwaitMessage(rank, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
     const Descriptor theirs = slot.descriptor;
     if (!theirs.Agrees(mine)) {
       Fail(kind::kMismatch, "the ranks disagree: rank ", sender, " called ", Describe(theirs),
