@@ -23,11 +23,12 @@ ALLOWED = {
     "contract": (),
     "errors": (),
     "arguments": (),
+    "parts": (),
     "machine": (),
     "calibration": ("contract", "errors", "arguments", "machine"),
     "comm": ("contract", "arguments"),
     "transform": ("contract", "errors", "arguments", "calibration", "comm"),
-    "parallel": ("contract", "arguments", "comm", "transform"),
+    "parallel": ("contract", "arguments", "comm", "parts", "transform"),
     "blas": ("errors",),
     "pipeline": ("contract", "errors", "arguments", "calibration", "comm", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas", "machine"),
@@ -51,7 +52,7 @@ ALLOWED = {
     ),
 }
 #: Parts that need no TVM.
-NO_TVM = {"contract", "errors", "arguments", "machine", "calibration"}
+NO_TVM = {"contract", "errors", "arguments", "parts", "machine", "calibration"}
 #: What folders of `transform` may import of it, besides themselves; others are not restrained.
 #: The checker is a second opinion: a mistake of what plans must not be its own too. It shares the
 #: arithmetic of sizes, which knows no program.

@@ -155,5 +155,5 @@ def test_parts(shape: tuple[int, int], placements: Any) -> None:
     every, counts = np.unique(np.concatenate(seen), return_counts=True)
     assert np.array_equal(every, whole.ravel())
     assert set(counts) == {2 if Replica() in placements else 1}
-    with pytest.raises(ValueError, match=r"part: 'w' is .*, and the array \(9, 9\)"):
+    with pytest.raises(ValueError, match=r"part: whole: 'w' is .*, not \(9, 9\)"):
         cut.part(np.zeros((9, 9)), 0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.comm.operator import constant, item_bytes, largest_part
 from tvm_ipc.comm.placements import Placements, show
+from tvm_ipc.parts import Runs, all_of, even, take
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Cut:
     dtype : of its elements.
     mesh : whose ranks have it.
     placements : by axes of the mesh.
+    is_input : whether it is given with each call; the others are weights.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Cut:
     dtype: str
     mesh: Mesh
     placements: Placements
+    is_input: bool = False
 
     @property
     def part_shape(self) -> tuple[Any, ...]:
@@ -53,46 +57,51 @@ class Cut:
             return None
         return int(np.prod(extents, dtype=np.int64)) * item_bytes(tvm.DataType(self.dtype))
 
-    def part(self, whole: Any, rank: int) -> np.ndarray[Any, Any]:
-        """Return what a rank has of an array, with zeros beyond the end of the array.
+    def runs(self, rank: int, shape: Sequence[int] | None = None) -> Runs:
+        """Return which indices of the whole a rank has, along each axis; see `tvm_ipc.parts`.
 
         Parameters
         ----------
-        whole : an array of the shape of the parameter.
         rank : one of the mesh.
+        shape : of the whole, where extents of the parameter are symbolic.
         """
-        array = np.asarray(whole)
-        wanted = [constant(extent) for extent in self.shape]
-        alike = len(wanted) == array.ndim and all(
-            number is None or number == extent
-            for number, extent in zip(wanted, array.shape, strict=False)
-        )
-        if not alike:
-            shown = ", ".join(map(str, self.shape))
-            raise ValueError(f"part: {self.name!r} is ({shown}), and the array {array.shape}")
+        whole = self._shape("runs: shape", self.shape if shape is None else shape)
         ranks = self.mesh.ranks
-        if arguments.integer("part: rank", rank, "a rank of the mesh") not in ranks:
-            raise arguments.wrong_value("part: rank", f"a rank of {self.mesh}", rank)
+        if arguments.integer("runs: rank", rank, "a rank of the mesh") not in ranks:
+            raise arguments.wrong_value("runs: rank", f"a rank of {self.mesh}", rank)
         place = np.unravel_index(ranks.index(rank), tuple(self.mesh.axes.values()))
+        found = [all_of(extent) for extent in whole]
         for one, index, workers in zip(
             self.placements, place, self.mesh.axes.values(), strict=True
         ):
             if isinstance(one, Shard):
-                array = _part(array, one.axis, int(index), workers)
-        return np.ascontiguousarray(array).reshape(array.shape)
+                found[one.axis] = even(whole[one.axis], int(index), workers)
+        return tuple(found)
+
+    def part(self, whole: Any, rank: int) -> np.ndarray[Any, Any]:
+        """Return what a rank has of an array, with zeros where the array has nothing for it.
+
+        Parameters
+        ----------
+        whole : an array of the shape of the parameter; of a file that is mapped into memory only
+            the part is read.
+        rank : one of the mesh.
+        """
+        array = np.asarray(whole)
+        return take(array, self.runs(rank, self._shape("part: whole", array.shape)))
+
+    def _shape(self, name: str, given: Any) -> tuple[int, ...]:
+        """Return the extents of a whole, which must be those of the parameter."""
+        found = arguments.integers(name, given, "extents, 0 or more")
+        wanted = [constant(extent) for extent in self.shape]
+        if len(wanted) != len(found) or any(
+            number is not None and number != extent
+            for number, extent in zip(wanted, found, strict=True)
+        ):
+            shown = ", ".join(map(str, self.shape))
+            raise ValueError(f"{name}: {self.name!r} is ({shown}), not {found}")
+        return found
 
     def __str__(self) -> str:
         extents = ", ".join(map(str, self.shape))
         return f"{self.name} ({extents}) {self.dtype}: {show(self.mesh, self.placements)}"
-
-
-def _part(array: np.ndarray[Any, Any], axis: int, index: int, workers: int) -> Any:
-    extent = -(-array.shape[axis] // workers)
-    found = array.take(
-        range(min(index * extent, array.shape[axis]), min((index + 1) * extent, array.shape[axis])),
-        axis,
-    )
-    missing = extent - found.shape[axis]
-    if not missing:
-        return found
-    return np.pad(found, [(0, missing if k == axis else 0) for k in range(array.ndim)])

@@ -128,7 +128,15 @@ def parallelize(
     for decision in report.decisions:
         note(decision)
     cut = {
-        name: Cut(name, one.parameter, one.shape, one.dtype, mesh, by_plan.get(name, replicas))
+        name: Cut(
+            name,
+            one.parameter,
+            one.shape,
+            one.dtype,
+            mesh,
+            by_plan.get(name, replicas),
+            one.is_input,
+        )
         for name, one in params.items()
         if not one.is_input or name in by_plan
     }
