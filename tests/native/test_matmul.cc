@@ -149,7 +149,7 @@ int main() {
                                {1, 70, 300},  {66, 33, 290}, {2, 0, 3},     {0, 3, 3},
                                {520, 20, 20}, {3, 4500, 9},  {1, 9000, 17}, {33, 4200, 5}};
   int kinds = 0;
-  for (const char* kernels : {"auto", "avx512", "avx2", "portable"}) {
+  for (const char* kernels : {"auto", "avx512bf16", "avx512", "avx2", "portable"}) {
     if (!UseBlasInstructionSet(kernels)) continue;
     ++kinds;
     for (FloatType type : {kFloat16, kBFloat16, kFloat32, kFloat64}) {

@@ -41,7 +41,7 @@ def available(name: str) -> bool:
     return True
 
 
-KERNELS = [name for name in ("auto", "avx512", "avx2", "portable") if available(name)]
+KERNELS = [name for name in ("auto", "avx512bf16", "avx512", "avx2", "portable") if available(name)]
 
 
 @pytest.fixture(params=KERNELS)

@@ -27,7 +27,7 @@ set(TVM_IPC_NCCL_SOURCES
 set(TVM_IPC_BACKENDS_SOURCES backends.cc)
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc
-  kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_tiles.cc)
+  kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_avx512bf16.cc kernels_tiles.cc)
 
 # One result on every machine: a compiler may not fuse a multiply and an add on one of them.
 set(TVM_IPC_OPTIONS -ffp-contract=off -Wall -Wextra -Wno-unused-parameter)
@@ -52,6 +52,7 @@ compile_with(shm/reduce_avx512bf16.cc ${avx512} -mavx512bf16)
 compile_with(blas/kernels_portable.cc ${blas})
 compile_with(blas/kernels_avx2.cc ${blas} ${avx2} ${fma})
 compile_with(blas/kernels_avx512.cc ${blas} ${avx512} ${fma})
+compile_with(blas/kernels_avx512bf16.cc -O3 ${avx512} -mavx512bf16)
 compile_with(blas/kernels_tiles.cc -O3 ${tiles})
 
 # core_library(<folder> <library>...): what is in a folder, and what it needs.

@@ -271,7 +271,7 @@ ffi::String BlasInfo() {
 void UseBlasKernels(ffi::String name) {
   if (!UseBlasInstructionSet(name.c_str())) {
     Fail(kind::kValue, "this machine has no kernels ", std::string(name),
-         "; auto, avx512, avx2 and portable are known");
+         "; auto, avx512bf16, avx512, avx2 and portable are known");
   }
 }
 

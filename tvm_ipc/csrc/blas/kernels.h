@@ -67,7 +67,7 @@ struct BlasKernels {
                  int num_steps, char* target, FloatType type, int64_t ld_target);
 };
 
-// ---- products of bfloat16 in tile registers (kernels_tiles.cc) ---------------------------------
+// ---- products of bfloat16 (kernels_tiles.cc, kernels_avx512bf16.cc) ----------------------------
 
 constexpr int64_t kTileStep = 32;  // elements of k
 constexpr int64_t kTileEdge = 32;  // rows of a block, columns of a panel
@@ -84,6 +84,7 @@ struct TileMatrix {
  *        to kTileStep, aligned to 64 bytes.
  */
 struct TileKernels {
+  const char* name;
   /*! \brief Before the first and after the last call of `block` on a thread. */
   void (*begin)();
   void (*pack_a)(const TileMatrix& a, int64_t row, int64_t rows, int64_t k, char* to);
@@ -99,7 +100,8 @@ extern const BlasKernels kPortableBlas;
 #if defined(__x86_64__)
 extern const BlasKernels kAvx2Blas;
 extern const BlasKernels kAvx512Blas;
-extern const TileKernels kTileKernels;
+extern const TileKernels kTileKernels;  // in tile registers
+extern const TileKernels kPairKernels;  // in vectors
 #endif
 
 }  // namespace tvm_ipc

@@ -6,9 +6,10 @@
  *
  * Few rows (a decoder's next token): every weight is used once per row, so memory decides. The
  * kernels of kernels_rows.h read each weight once for up to four rows, 16-bit ones at their size.
- * bfloat16 otherwise goes through tile registers (kernels_tiles.cc) where there are some. The rest
- * is the BLAS's: float32 and float64 in place, 16-bit floats in blocks that are widened into
- * scratch memory and summed over k there.
+ * bfloat16 otherwise goes through tile registers (kernels_tiles.cc) where there are some, or
+ * through vectors that multiply pairs (kernels_avx512bf16.cc). The rest is the BLAS's: float32 and
+ * float64 in place, 16-bit floats in blocks that are widened into scratch memory and summed over k
+ * there.
  */
 #include "blas/matmul_piece.h"
 

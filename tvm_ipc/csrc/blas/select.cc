@@ -33,21 +33,29 @@ const BlasKernels* KernelsFor(const char* name) {
   return std::strcmp(name, "portable") == 0 ? &kPortableBlas : nullptr;
 }
 
-/*! \brief The tile registers, if this process may use them. They are asked for once. */
+/*! \brief Products of bfloat16 in vectors, where the processor has them. */
+const TileKernels* Pairs() {
+#if defined(__x86_64__)
+  const bool pairs = KernelsFor("avx512") != nullptr && __builtin_cpu_supports("avx512bf16");
+  return pairs ? &kPairKernels : nullptr;
+#else
+  return nullptr;
+#endif
+}
+
+/*! \brief Products of bfloat16 in tile registers, if this process may use them, which is asked for
+ *         once; else in vectors. */
 const TileKernels* FindTiles() {
 #if defined(__x86_64__) && defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kTile = 1u << 24, kBrain = 1u << 22;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTile) == 0 || (d & kBrain) == 0) {
-    return nullptr;
-  }
+  const bool tiles =
+      __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kTile) != 0 && (d & kBrain) != 0;
   // The system saves 8 KB of registers only for processes that said that they use them.
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return nullptr;
-  return &kTileKernels;
-#else
-  return nullptr;
+  if (tiles && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return &kTileKernels;
 #endif
+  return Pairs();
 }
 
 const TileKernels* Tiles() {
@@ -64,7 +72,8 @@ const BlasKernels* BestKernels() {
 
 // The tables are constant, so the pointer needs no ordering with anything.
 std::atomic<const BlasKernels*> current{nullptr};
-std::atomic<bool> without_tiles{false};
+enum class Brain { kBest, kPairs, kNone };
+std::atomic<Brain> brain{Brain::kBest};
 
 }  // namespace
 
@@ -78,18 +87,31 @@ const BlasKernels& CurrentBlasKernels() {
 }
 
 const TileKernels* CurrentTiles() {
-  return without_tiles.load(std::memory_order_relaxed) ? nullptr : Tiles();
+  switch (brain.load(std::memory_order_relaxed)) {
+    case Brain::kBest:
+      return Tiles();
+    case Brain::kPairs:
+      return Pairs();
+    default:
+      return nullptr;
+  }
 }
 
 std::string BlasInstructionSet() {
-  return std::string(CurrentBlasKernels().name) + (CurrentTiles() != nullptr ? ", amx" : "");
+  const TileKernels* tiles = CurrentTiles();
+  return std::string(CurrentBlasKernels().name) + (tiles ? ", " : "") + (tiles ? tiles->name : "");
 }
 
 bool UseBlasInstructionSet(const char* name) {
-  const BlasKernels* kernels = std::strcmp(name, "auto") == 0 ? BestKernels() : KernelsFor(name);
+  const bool best = std::strcmp(name, "auto") == 0, pairs = std::strcmp(name, "avx512bf16") == 0;
+  const BlasKernels* kernels =
+      best || (pairs && Pairs() != nullptr) ? BestKernels() : KernelsFor(name);
   if (kernels == nullptr) return false;
   current.store(kernels, std::memory_order_relaxed);
-  without_tiles.store(std::strcmp(name, "auto") != 0, std::memory_order_relaxed);
+  brain.store(best    ? Brain::kBest
+              : pairs ? Brain::kPairs
+                      : Brain::kNone,
+              std::memory_order_relaxed);
   return true;
 }
 

@@ -15,14 +15,14 @@ namespace tvm_ipc {
 /*! \brief The kernels in use: the best ones, until a test wants others. */
 const BlasKernels& CurrentBlasKernels();
 
-/*! \brief Tile registers, or nullptr where there are none or the kernels in use were named. */
+/*! \brief Products of bfloat16, or nullptr where the processor has none or others were named. */
 const TileKernels* CurrentTiles();
 
 /*! \brief Name of the instruction set of the kernels in use. */
 std::string BlasInstructionSet();
 
-/*! \brief Use the kernels of `avx512`, `avx2`, `portable` alone, or the best and tile registers
- *         (`auto`); whether they run here. */
+/*! \brief Use the kernels of `avx512`, `avx2`, `portable` alone, those of `avx512bf16`, or the best
+ *         and tile registers (`auto`); whether they run here. */
 bool UseBlasInstructionSet(const char* name);
 
 }  // namespace tvm_ipc

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file kernels_avx512bf16.cc
+ * \brief Products of bfloat16 in vectors, where there are no tile registers; compiled with AVX-512
+ *        and its extension for bfloat16 enabled. Empty elsewhere.
+ *
+ * One instruction multiplies 16 pairs of b, of 16 columns, with one pair of a, and adds both
+ * products to the sums of these columns. It takes denormal numbers for zeros, as tile registers do.
+ */
+#include "blas/kernels.h"
+
+#if defined(__x86_64__)
+#include "blas/kernels_pairs.h"
+
+namespace tvm_ipc {
+namespace {
+
+constexpr int64_t kStepBytes = 2 * kTileBytes;
+constexpr int64_t kLine = 64;  // bytes of one row of a, or of one pair of rows of b, in a tile
+
+/*! \brief Where a row of a block of a begins in the tiles of one step. */
+constexpr int64_t RowAt(int64_t row) { return row / kHalf * kTileBytes + row % kHalf * kLine; }
+
+/*! \brief The sums of some rows of a block and one panel of columns, which all stay in registers.
+ */
+template <int kFirst, int kRows>
+void Rows(const char* a, const char* b, int64_t steps, float* sums, int64_t ld) {
+  __m512 left[kRows], right[kRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) left[r] = right[r] = _mm512_setzero_ps();
+  for (int64_t p = 0; p < steps; ++p, a += kStepBytes, b += kStepBytes) {
+    for (int64_t pair = 0; pair < kStep / 2; ++pair) {
+      const __m512bh of_left = (__m512bh)_mm512_load_si512(b + pair * kLine);
+      const __m512bh of_right = (__m512bh)_mm512_load_si512(b + kTileBytes + pair * kLine);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        int word;
+        __builtin_memcpy(&word, a + RowAt(kFirst + r) + 4 * pair, 4);
+        const __m512bh of_a = (__m512bh)_mm512_set1_epi32(word);
+        left[r] = _mm512_dpbf16_ps(left[r], of_a, of_left);
+        right[r] = _mm512_dpbf16_ps(right[r], of_a, of_right);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    _mm512_storeu_ps(sums + (kFirst + r) * ld, left[r]);
+    _mm512_storeu_ps(sums + (kFirst + r) * ld + kHalf, right[r]);
+  }
+}
+
+void Block(const char* a, const char* b, int64_t steps, bool two_rows, float* sums, int64_t ld) {
+  if (two_rows) {
+    Rows<0, 11>(a, b, steps, sums, ld);
+    Rows<11, 11>(a, b, steps, sums, ld);
+    Rows<22, 10>(a, b, steps, sums, ld);
+  } else {
+    Rows<0, 8>(a, b, steps, sums, ld);
+    Rows<8, 8>(a, b, steps, sums, ld);
+  }
+}
+
+void Nothing() {}
+
+}  // namespace
+
+constexpr TileKernels kPairKernels = {"avx512bf16", Nothing, PackA, PackB, Block, Nothing};
+
+}  // namespace tvm_ipc
+#endif  // __x86_64__
