@@ -218,3 +218,30 @@ def test_a_sum_that_is_used_twice_is_reduced_once() -> None:
             out = builder.emit_output(z)
         builder.emit_func_output(out)
     assert parallelize(builder.get(), {"w": Shard(0)}, 2).collectives == {"allreduce": 1}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"experts.up": "grouped_gemm", "experts.down": "grouped_gemm"},
+        {"experts.up": "colwise", "experts.down": "rowwise", "experts": "moe_tp_experts"},
+    ],
+)
+def test_experts(plan: Any) -> None:
+    """Of a stack of matrices each rank has some, or some of the rows and columns of each."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 6), "float32"))
+    up = relax.Var("experts.up", relax.TensorType((4, 5, 6), "float32"))
+    down = relax.Var("experts.down", relax.TensorType((4, 6, 5), "float32"))
+    with builder.function("main", [x, up, down], attrs={"num_input": 1}):
+        h = builder.emit(op.nn.relu(op.matmul(x, op.permute_dims(up, [0, 2, 1]))))
+        y = builder.emit(op.matmul(h, op.permute_dims(down, [0, 2, 1])))
+        builder.emit_func_output(builder.emit(op.sum(y, 0)))
+    random = np.random.default_rng(0)
+    arrays = [random.uniform(-1, 1.2, shape) for shape in ((3, 6), (4, 5, 6), (4, 6, 5))]
+    h = np.maximum(arrays[0] @ arrays[1].transpose(0, 2, 1), 0)
+    expected = (h @ arrays[2].transpose(0, 2, 1)).sum(0)
+    made = parallelize(builder.get(), plan, 2)
+    assert made.collectives == {"allreduce": 1}
+    for found in run(made, "main", [one.astype("float32") for one in arrays]):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)

@@ -15,7 +15,7 @@ from tvm.relax import op
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard
 from tvm_ipc.parallel import Cut
-from tvm_ipc.parallel.plan import placements_by_plan
+from tvm_ipc.parallel.plan import read_plan
 
 PAIR = Mesh({"tp": 2})
 GRID = Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1])
@@ -44,9 +44,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
 def test_patterns(pattern: str, names: list[str] | None) -> None:
     if names is None:
         with pytest.raises(ValueError, match="is the name of no parameter"):
-            placements_by_plan({pattern: "replicated"}, PAIR, SHAPES)
+            read_plan({pattern: "replicated"}, PAIR, SHAPES)
         return
-    found = placements_by_plan({pattern: "replicated"}, PAIR, SHAPES)
+    found = read_plan({pattern: "replicated"}, PAIR, SHAPES).placements
     assert len(found) == len(names)
     assert all(any(one in name for one in names) for name in found)
 
@@ -62,10 +62,10 @@ def test_patterns(pattern: str, names: list[str] | None) -> None:
     ],
 )
 def test_styles(style: Any, matrix: Any, vector: Any) -> None:
-    found = placements_by_plan({"layers.0.attn.q_proj": style}, PAIR, SHAPES)
+    found = read_plan({"layers.0.attn.q_proj": style}, PAIR, SHAPES).placements
     assert found["model.layers.0.attn.q_proj.weight"] == (matrix,)
     assert found["model.layers.0.attn.q_proj.bias"] == (vector,)
-    on_two = placements_by_plan({"q_proj.weight": {"tp": style}}, GRID, SHAPES)
+    on_two = read_plan({"q_proj.weight": {"tp": style}}, GRID, SHAPES).placements
     assert on_two["model.layers.0.attn.q_proj.weight"] == (Replica(), matrix)
 
 
@@ -93,7 +93,7 @@ def test_styles(style: Any, matrix: Any, vector: Any) -> None:
 )
 def test_what_is_refused(plan: Any, mesh: Mesh, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        placements_by_plan(plan, mesh, SHAPES)
+        read_plan(plan, mesh, SHAPES)
 
 
 def module(**shapes: tuple[Any, ...]) -> tvm.IRModule:

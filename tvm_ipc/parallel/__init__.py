@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a model for one device to what each rank of a mesh runs of it.
 
-plan   which weights are cut how: patterns of names, and styles
+plan   which weights are cut how: patterns of names
+styles what transformers and PyTorch call the ways to cut them
+uses   where in the program weights meet other values
 meet   places in the program where what operators need is not what there is
 cut    what a rank has of a parameter
 model  all of it together

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -19,7 +19,9 @@ from tvm_ipc.comm.placements import Placements
 from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.parallel.cut import Cut
 from tvm_ipc.parallel.meet import with_meetings
-from tvm_ipc.parallel.plan import placements_by_plan
+from tvm_ipc.parallel.plan import read_plan
+from tvm_ipc.parallel.styles import Use
+from tvm_ipc.parallel.uses import Meeting, meetings_of, use_of
 from tvm_ipc.transform import LowerPlacements, collect_report
 from tvm_ipc.transform.placements.dist import with_places
 from tvm_ipc.transform.placements.function import mesh_of_function
@@ -69,7 +71,7 @@ def _moves(decision: Decision) -> bool:
 
 def parallelize(
     mod: tvm.IRModule,
-    plan: Mapping[str, Any],
+    plan: Any,
     mesh: Mesh | int,
     *,
     names: Mapping[str, str] | None = None,
@@ -84,7 +86,7 @@ def parallelize(
     mod : functions that are written for one device.
     plan : for names of parameters, or patterns of them, a placement, or a style such as "colwise"
         of weights whose first axis is that of outputs; by axes of the mesh if it has several. Other
-        parameters are replicated.
+        parameters are replicated. A model of transformers stands for the plan that it has.
     mesh : the ranks; a number is a mesh with one axis, "tp".
     names : of parameters of the functions, if plans know them by other names: what
         `ExportedProgram.graph_signature.inputs_to_parameters` says of a model of PyTorch.
@@ -102,7 +104,15 @@ def parallelize(
         mesh = Mesh({"tp": arguments.integer("parallelize: mesh", mesh, wanted, 1, MAX_WORKERS)})
     replicas: Placements = (Replica(),) * len(mesh.axes)
     params = _params(mod, names)
-    by_plan = placements_by_plan(plan, mesh, {name: one.shape for name, one in params.items()})
+    shapes = {name: one.shape for name, one in params.items()}
+    planned = read_plan(plan, mesh, shapes, _uses(mod, params))
+    by_plan = planned.placements
+    for name, styles in planned.styles.items():
+        if any(one.result is not None for one in styles.values()):
+            raise ValueError(
+                f"parallelize: plan, of {name!r}: styles that divide activations along the "
+                "sequence are not known yet"
+            )
     placed = {}
     for global_var, function in mod.functions_items():
         if isinstance(function, relax.Function):
@@ -201,6 +211,16 @@ def _params(mod: tvm.IRModule, names: Any) -> dict[str, _Param]:
         hint = f"near it are {', '.join(map(repr, near))}" if near else "no name is near it"
         raise ValueError(f"parallelize: names: there is no parameter {unknown[0]!r}; {hint}")
     return found
+
+
+def _uses(mod: tvm.IRModule, params: Mapping[str, _Param]) -> Callable[[str], Use]:
+    """Return what functions do with each parameter."""
+    variables = {one for param in params.values() for one in param.variables}
+    found: dict[relax.Var, list[Meeting]] = {}
+    for _, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            found |= meetings_of(function, [one for one in function.params if one in variables])
+    return lambda name: use_of(one for var in params[name].variables for one in found[var])
 
 
 def _numbers(shape: Sequence[Any]) -> tuple[Any, ...]:

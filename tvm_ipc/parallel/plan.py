@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters are cut how: patterns of names, and styles.
+"""Which parameters are cut how: patterns of names, and styles or placements.
 
     {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise"}
 
@@ -9,61 +9,128 @@ of a module whose weight and bias are meant; `*` stands for anything between two
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.placements import Placements, placement_of
-
-#: Styles, for weights whose first axis is that of outputs, and for vectors.
-STYLES: Final[dict[str, tuple[Placement, Placement]]] = {
-    **dict.fromkeys(
-        ("colwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise"),
-        (Shard(0), Shard(0)),
-    ),
-    **dict.fromkeys(("rowwise", "rowwise_rep", "embedding_colwise"), (Shard(1), Replica())),
-    **dict.fromkeys(("replicated", "replicate"), (Replica(), Replica())),
-}
-_WANTED: Final = (
-    "a placement, such as comm.Shard(0), or one of the styles "
-    f"{', '.join(map(repr, STYLES))}; or these by axes of the mesh"
-)
+from tvm_ipc.parallel.styles import Style, Use, placement_of_torch, style_of, unknown_style
 
 #: Extents of parameters by their names.
 Shapes = Mapping[str, Sequence[Any]]
 
 
-def placements_by_plan(plan: Any, mesh: Mesh, shapes: Shapes) -> dict[str, Placements]:
-    """Return where parameters lie that a plan names; raise ValueError where it fits nothing."""
-    arguments.instance("parallelize: plan", plan, Mapping, "a mapping from patterns of names")
-    found: dict[str, Placements] = {}
+@dataclass(frozen=True)
+class Planned:
+    """What a plan says of a model.
+
+    Attributes
+    ----------
+    placements : where parameters lie.
+    styles : of parameters, by the axes of the mesh along which they have one.
+    """
+
+    placements: dict[str, Placements] = field(default_factory=dict)
+    styles: dict[str, dict[str, Style]] = field(default_factory=dict)
+
+
+def read_plan(
+    plan: Any, mesh: Mesh, shapes: Shapes, use_of: Callable[[str], Use] = lambda _: Use()
+) -> Planned:
+    """Return what a plan says; raise ValueError where it fits nothing.
+
+    Parameters
+    ----------
+    plan : a mapping from patterns, or a model of transformers that has a plan of its own.
+    shapes : of parameters.
+    use_of : what the program does with a parameter.
+    """
+    if _is_model(plan):
+        plan = _plan_of_model(plan)
+    arguments.instance(
+        "parallelize: plan", plan, Mapping, "a mapping from patterns of names, or a model with one"
+    )
+    planned = Planned()
     by: dict[str, str] = {}
     for pattern, given in plan.items():
         arguments.text("parallelize: plan, a pattern", pattern, "a name, or a pattern of names")
-        names = [name for name in shapes if _matches(pattern, name)]
+        by_axis = _by_axis(f"parallelize: plan, of {pattern!r}", given, mesh)
+        names = _names(pattern, by_axis, shapes)
         if not names:
             near = _near(pattern, shapes)
             raise ValueError(f"parallelize: plan: {pattern!r} is the name of no parameter; {near}")
+        if all(isinstance(one, Style) and one.hook for one in by_axis.values()):
+            continue
         for name in names:
-            placements = _placements(pattern, given, mesh, name, shapes[name])
-            if found.setdefault(name, placements) != placements:
+            placements = _placements(pattern, by_axis, mesh, name, shapes[name], use_of(name))
+            if planned.placements.setdefault(name, placements) != placements:
                 raise ValueError(
                     f"parallelize: plan: {by[name]!r} and {pattern!r} are both patterns of "
                     f"{name!r}, and differ; leave one of them out"
                 )
             by[name] = pattern
-    return found
+            planned.styles[name] = {
+                axis: one for axis, one in by_axis.items() if isinstance(one, Style)
+            }
+    return planned
 
 
-def _matches(pattern: str, name: str) -> bool:
-    wanted, parts = pattern.split("."), name.split(".")
-    return any(
-        len(wanted) <= len(one) and all(map(fnmatchcase, one[len(one) - len(wanted) :], wanted))
-        for one in (parts, parts[:-1])
+# ---- models of transformers ------------------------------------------------------------------
+
+
+def _is_model(plan: Any) -> bool:
+    return not isinstance(plan, (Mapping, str)) and all(
+        hasattr(plan, one) for one in ("tp_plan", "named_modules", "named_parameters")
     )
+
+
+def _plan_of_model(model: Any) -> dict[str, Any]:
+    """Return a model's own plan, without what is for layers that this one does not have."""
+    kind = type(model).__name__
+    if not model.tp_plan:
+        raise ValueError(
+            f"parallelize: plan: {kind} has no plan of its own; write one, or 'auto' finds one"
+        )
+    names = [name for name, _ in model.named_modules()]
+    names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return {
+        pattern: style
+        for pattern, style in model.tp_plan.items()
+        if any(matches(pattern, f"{name}.weight") for name in names)
+    }
+
+
+# ---- patterns --------------------------------------------------------------------------------
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern means a parameter, by its name or that of its module."""
+    wanted, parts = pattern.split("."), name.split(".")
+    return any(_ends(one, wanted) for one in (parts, parts[:-1]))
+
+
+def _ends(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    return len(wanted) <= len(parts) and all(map(fnmatchcase, parts[-len(wanted) :], wanted))
+
+
+def _names(pattern: str, by_axis: Mapping[str, Placement | Style], shapes: Shapes) -> list[str]:
+    """Return which parameters a pattern means; a hook may be one of any module around them."""
+    found = [name for name in shapes if matches(pattern, name)]
+    if found or not any(isinstance(one, Style) and one.hook for one in by_axis.values()):
+        return found
+    wanted = pattern.split(".")
+    if any(isinstance(one, Style) and one.weightless for one in by_axis.values()):
+        wanted.pop()
+    return [name for name in shapes if any(_ends(one, wanted) for one in _modules(name))]
+
+
+def _modules(name: str) -> Iterable[list[str]]:
+    parts = name.split(".")
+    return (parts[:end] for end in range(1, len(parts)))
 
 
 def _near(pattern: str, shapes: Shapes) -> str:
@@ -80,16 +147,17 @@ def _near(pattern: str, shapes: Shapes) -> str:
     return f"there are {', '.join(map(repr, list(shapes)[:5]))} and so on"
 
 
-def _placements(
-    pattern: str, given: Any, mesh: Mesh, name: str, shape: Sequence[Any]
-) -> Placements:
-    where = f"parallelize: plan, of {pattern!r}"
+# ---- what is said of them --------------------------------------------------------------------
+
+
+def _by_axis(where: str, given: Any, mesh: Mesh) -> dict[str, Any]:
+    """Return styles and placements by axes of the mesh."""
     if isinstance(given, Mapping):
         unknown = [axis for axis in given if axis not in mesh.axes]
         if unknown:
             known = ", ".join(map(repr, mesh.axes))
             raise ValueError(f"{where}: {unknown[0]!r} is no axis of the mesh, which has {known}")
-        by_axis = given
+        by_axis = dict(given)
     elif len(mesh.axes) == 1:
         by_axis = dict.fromkeys(mesh.axes, given)
     else:
@@ -97,9 +165,31 @@ def _placements(
             f"{where}: {arguments.show(given)} is along which axis of {mesh}? Say it by the name "
             "of the axis"
         )
-    placements = tuple(
-        _placement(where, by_axis.get(axis, Replica()), len(shape)) for axis in mesh.axes
-    )
+    return {axis: style_of(where, one) or one for axis, one in by_axis.items()}
+
+
+def _placements(
+    pattern: str,
+    by_axis: Mapping[str, Any],
+    mesh: Mesh,
+    name: str,
+    shape: Sequence[Any],
+    use: Use,
+) -> Placements:
+    where = f"parallelize: plan, of {pattern!r}"
+
+    def placement(given: Any) -> Placement:
+        if isinstance(given, Style):
+            return given.cuts(where, name, shape, use)
+        try:
+            found = placement_of_torch(given, len(shape)) or placement_of(where, given)
+        except (TypeError, ValueError):
+            raise unknown_style(where, given) from None
+        if isinstance(found, Partial):
+            raise ValueError(f"{where}: a parameter is no part of a reduction: {given}")
+        return found
+
+    placements = tuple(placement(by_axis.get(axis, Replica())) for axis in mesh.axes)
     cut = [one.axis for one in placements if isinstance(one, Shard)]
     for axis in cut:
         if axis >= len(shape):
@@ -108,15 +198,3 @@ def _placements(
         if cut.count(axis) > 1:
             raise ValueError(f"{where}: axis {axis} of {name!r} is divided twice, on {mesh}")
     return placements
-
-
-def _placement(where: str, given: Any, ndim: int) -> Placement:
-    if isinstance(given, str) and given in STYLES:
-        return STYLES[given][ndim < 2]
-    try:
-        placement = placement_of(where, given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{where} is {_WANTED}, not {arguments.show(given)}") from None
-    if isinstance(placement, Partial):
-        raise ValueError(f"{where}: a parameter is no part of a reduction: {given}")
-    return placement
