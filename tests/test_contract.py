@@ -120,6 +120,36 @@ def test_numbers_and_names_are_those_of_the_library(run_python: Callable[..., st
     assert set(values.REDUCED_TYPES) == set(reduced["SUM"])
 
 
+def test_wrong_arguments_of_packed_functions_are_refused_with_the_types_that_are_right(
+    run_python: Callable[..., str],
+) -> None:
+    code = """
+import tvm_ipc, tvm_ffi
+tvm_ipc.Session
+for name, *arguments in [
+    ("tvm_ipc.require_bounds", "n", 1, 2),
+    ("tvm_ipc.require_bounds", "n", "m", 1, 2),
+    ("tvm_ipc.allreduce", 1, 2, 3, 4, 5, 6),
+    ("runtime.disco.shm.sync_worker", None),
+]:
+    try:
+        tvm_ffi.get_global_func(name)(*arguments)
+    except TypeError as error:
+        print(error)
+"""
+    bounds = "`tvm_ipc.require_bounds(0: str, 1: int, 2: int, 3: int) -> void`. Expected "
+    team = "2: Variant<int, ffi.Shape>"
+    reduce = f"`tvm_ipc.allreduce(0: DLTensor*, 1: int, {team}, 3: int, 4: int, 5: DLTensor*)"
+    wrong_type = "Mismatched type on argument #{} when calling: "
+    wrong_number = "Mismatched number of arguments when calling: "
+    assert run_python(code).splitlines() == [
+        f"{wrong_number}{bounds}4 but got 3 arguments",
+        f"{wrong_type.format(1)}{bounds}`int` but got `ffi.SmallStr`",
+        f"{wrong_type.format(5)}{reduce} -> void`. Expected `DLTensor*` but got `int`",
+        f"{wrong_number}`runtime.disco.shm.sync_worker() -> void`. Expected 0 but got 1 arguments",
+    ]
+
+
 @pytest.mark.parametrize("folder", ["transform", "explain", "inspection", "pipeline.py"])
 def test_compilers_take_names_from_the_contract(folder: str) -> None:
     names = {function.name for function in contract.FUNCTIONS}

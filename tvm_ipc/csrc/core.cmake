@@ -55,6 +55,13 @@ compile_with(blas/kernels_avx512.cc ${blas} ${avx512} ${fma})
 compile_with(blas/kernels_avx512bf16.cc -O3 ${avx512} -mavx512bf16)
 compile_with(blas/kernels_tiles.cc -O3 ${tiles})
 
+# Sources that are each compiled alone where a folder is otherwise compiled as one: those whose names
+# are those of others on purpose, and those that a test compiles once more in the place of these.
+set_source_files_properties(
+  ${CMAKE_CURRENT_LIST_DIR}/core/meeting.cc ${CMAKE_CURRENT_LIST_DIR}/shm/allreduce.cc
+  ${CMAKE_CURRENT_LIST_DIR}/shm/reduce_portable.cc
+  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+
 # core_library(<folder> <library>...): what is in a folder, and what it needs.
 function(core_library folder)
   string(TOUPPER ${folder} name)

@@ -10,7 +10,6 @@
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/json.h>
-#include <tvm/ffi/reflection/registry.h>
 #include <unistd.h>
 
 #include "backends.h"
@@ -20,12 +19,12 @@
 #include "core/worker_pipes.h"
 #include "disco/as_packed.h"
 #include "disco/device_allocator.h"
-#include "disco/errors.h"
 #include "disco/posting.h"
 #include "disco/session.h"
 #include "disco/shows.h"
 #include "disco/storage.h"
 #include "disco/tensor_view.h"
+#include "disco/typed.h"
 #include "disco/worker.h"
 #include "numbers.h"
 
@@ -34,24 +33,6 @@ namespace tvm_ipc {
 namespace {
 
 namespace ffi = tvm::ffi;
-
-/*! \brief The function, with the core's errors as TVM's. */
-template <auto function>
-struct Throwing;
-template <typename Result, typename... Args, Result (*function)(Args...)>
-struct Throwing<function> {
-  static Result Call(Args... args) {
-    return WithErrors([&] { return function(std::move(args)...); });
-  }
-};
-
-/*! \brief The same of a function that reads its arguments itself. */
-template <void (*function)(ffi::PackedArgs, ffi::Any*)>
-struct ThrowingPacked {
-  static void Call(ffi::PackedArgs args, ffi::Any* result) {
-    WithErrors([&] { function(args, result); });
-  }
-};
 
 /*!
  * \brief A function of a worker, which gets its rank first.
@@ -62,14 +43,17 @@ template <auto function>
 struct OfWorker;
 template <typename Result, typename... Args, Result (*function)(Rank&, Args...)>
 struct OfWorker<function> {
-  const Backend* backend = nullptr;
+  static constexpr const Signature& kSignature = SignatureOf<Result, Args...>::kValue;
 
-  Result operator()(Args... args) const {
-    return WithErrors([&] { return function(RequireRankOf(backend), std::move(args)...); });
+  static void Run(const PackedCall& call, ffi::Any* result) {
+    auto with_rank = [&](Args... args) {
+      return function(RequireRankOf(call.backend), std::move(args)...);
+    };
+    CallWithArguments<Result, Args...>(call, result, with_rank, std::index_sequence_for<Args...>());
   }
 };
 
-Buffer View(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
+Buffer ViewOf(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
   return ViewBuffer(rank, what, tensor);
 }
 
@@ -78,29 +62,30 @@ using Optional = ffi::Optional<ffi::Tensor>;
 void PlainAllReduce(Rank& rank, ffi::TensorView send, int64_t kind, TeamArgument team,
                     ffi::TensorView recv) {
   const ReduceKind reduction = ReduceKindOf("allreduce", kind);
-  rank.endpoint().AllReduce(View(rank, "allreduce: send", send), reduction, TeamFor(rank, team),
-                            Strategy::kRing, 0, View(rank, "allreduce: recv", recv));
+  rank.endpoint().AllReduce(ViewOf(rank, "allreduce: send", send), reduction, TeamFor(rank, team),
+                            Strategy::kRing, 0, ViewOf(rank, "allreduce: recv", recv));
 }
 
 void PlainAllGather(Rank& rank, ffi::TensorView send, TeamArgument team, ffi::TensorView recv) {
-  rank.endpoint().AllGather(View(rank, "allgather: send", send), TeamFor(rank, team), 0,
-                            View(rank, "allgather: recv", recv));
+  rank.endpoint().AllGather(ViewOf(rank, "allgather: send", send), TeamFor(rank, team), 0,
+                            ViewOf(rank, "allgather: recv", recv));
 }
 
 void PlainBroadcast(Rank& rank, Optional send, TeamArgument team, ffi::TensorView recv) {
   const Passed<const Buffer*> from(rank, "broadcast", true, send);
   rank.endpoint().Broadcast(from.value, 0, TeamFor(rank, team), 0,
-                            View(rank, "broadcast: recv", recv));
+                            ViewOf(rank, "broadcast: recv", recv));
 }
 
 void PlainScatter(Rank& rank, Optional send, TeamArgument team, ffi::TensorView recv) {
   const Passed<const Buffer*> from(rank, "scatter", true, send);
-  rank.endpoint().Scatter(from.value, 0, TeamFor(rank, team), 0, View(rank, "scatter: recv", recv));
+  rank.endpoint().Scatter(from.value, 0, TeamFor(rank, team), 0,
+                          ViewOf(rank, "scatter: recv", recv));
 }
 
 void PlainGather(Rank& rank, ffi::TensorView send, TeamArgument team, Optional recv) {
   const Passed<const Buffer*> to(rank, "gather", false, recv);
-  rank.endpoint().Gather(View(rank, "gather: send", send), 0, TeamFor(rank, team), 0, to.value);
+  rank.endpoint().Gather(ViewOf(rank, "gather: send", send), 0, TeamFor(rank, team), 0, to.value);
 }
 
 void CustomAllReduce(Rank& rank, ffi::TensorView send, int64_t strategy, ffi::TensorView recv) {
@@ -111,8 +96,8 @@ void CustomAllReduce(Rank& rank, ffi::TensorView send, int64_t strategy, ffi::Te
          ", which calls tvm_ipc.allreduce instead");
   }
   const Strategy way = StrategyOf("allreduce", strategy);
-  rank.endpoint().AllReduce(View(rank, "allreduce: send", send), ReduceKind::kSum, kWorld, way, 0,
-                            View(rank, "allreduce: recv", recv));
+  rank.endpoint().AllReduce(ViewOf(rank, "allreduce: send", send), ReduceKind::kSum, kWorld, way, 0,
+                            ViewOf(rank, "allreduce: recv", recv));
 }
 
 void AllReduceRMSNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
@@ -120,41 +105,41 @@ void AllReduceRMSNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual
                       int64_t flags, ffi::TensorView residual_out, ffi::TensorView norm_out) {
   // Whole names, which take no time to put together.
   rank.endpoint().AllReduceNorm(
-      View(rank, "allreduce_rms_norm: send", send),
-      View(rank, "allreduce_rms_norm: residual", residual),
-      {View(rank, "allreduce_rms_norm: weight", weight), nullptr, epsilon}, TeamFor(rank, team),
+      ViewOf(rank, "allreduce_rms_norm: send", send),
+      ViewOf(rank, "allreduce_rms_norm: residual", residual),
+      {ViewOf(rank, "allreduce_rms_norm: weight", weight), nullptr, epsilon}, TeamFor(rank, team),
       StrategyOf("allreduce_rms_norm", strategy), FlagsOf("allreduce_rms_norm", flags),
-      View(rank, "allreduce_rms_norm: residual_out", residual_out),
-      View(rank, "allreduce_rms_norm: norm_out", norm_out));
+      ViewOf(rank, "allreduce_rms_norm: residual_out", residual_out),
+      ViewOf(rank, "allreduce_rms_norm: norm_out", norm_out));
 }
 
 void AllReduceLayerNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
                         ffi::TensorView weight, ffi::TensorView bias, double epsilon,
                         TeamArgument team, int64_t strategy, int64_t flags,
                         ffi::TensorView residual_out, ffi::TensorView norm_out) {
-  const Buffer shift = View(rank, "allreduce_layer_norm: bias", bias);
+  const Buffer shift = ViewOf(rank, "allreduce_layer_norm: bias", bias);
   rank.endpoint().AllReduceNorm(
-      View(rank, "allreduce_layer_norm: send", send),
-      View(rank, "allreduce_layer_norm: residual", residual),
-      {View(rank, "allreduce_layer_norm: weight", weight), &shift, epsilon}, TeamFor(rank, team),
+      ViewOf(rank, "allreduce_layer_norm: send", send),
+      ViewOf(rank, "allreduce_layer_norm: residual", residual),
+      {ViewOf(rank, "allreduce_layer_norm: weight", weight), &shift, epsilon}, TeamFor(rank, team),
       StrategyOf("allreduce_layer_norm", strategy), FlagsOf("allreduce_layer_norm", flags),
-      View(rank, "allreduce_layer_norm: residual_out", residual_out),
-      View(rank, "allreduce_layer_norm: norm_out", norm_out));
+      ViewOf(rank, "allreduce_layer_norm: residual_out", residual_out),
+      ViewOf(rank, "allreduce_layer_norm: norm_out", norm_out));
 }
 
 void SendToWorker(Rank& rank, ffi::TensorView send, int64_t receiver) {
   const int to = IntOf("send_to_worker", receiver);
-  rank.endpoint().Send(View(rank, "send_to_worker: send", send), to);
+  rank.endpoint().Send(ViewOf(rank, "send_to_worker: send", send), to);
 }
 
 void RecvFromWorker(Rank& rank, ffi::TensorView recv, int64_t sender) {
   const int from = IntOf("recv_from_worker", sender);
-  rank.endpoint().Receive(View(rank, "recv_from_worker: recv", recv), from);
+  rank.endpoint().Receive(ViewOf(rank, "recv_from_worker: recv", recv), from);
 }
 
 void RecvFromWorker0(Rank& rank, ffi::TensorView recv) {
   if (rank.id() == 0) Fail(kind::kValue, "recv_from_worker0: rank 0 is the caller itself");
-  rank.endpoint().Receive(View(rank, "recv_from_worker0: recv", recv), 0);
+  rank.endpoint().Receive(ViewOf(rank, "recv_from_worker0: recv", recv), 0);
 }
 
 void SendToNextGroup(Rank& rank, ffi::TensorView send) {
@@ -162,7 +147,7 @@ void SendToNextGroup(Rank& rank, ffi::TensorView send) {
   if (receiver >= rank.num_ranks()) {
     Fail(kind::kValue, "send_to_next_group: rank ", rank.id(), " is in the last group");
   }
-  rank.endpoint().Send(View(rank, "send_to_next_group: send", send), receiver);
+  rank.endpoint().Send(ViewOf(rank, "send_to_next_group: send", send), receiver);
 }
 
 void RecvFromPrevGroup(Rank& rank, ffi::TensorView recv) {
@@ -170,7 +155,7 @@ void RecvFromPrevGroup(Rank& rank, ffi::TensorView recv) {
   if (sender < 0) {
     Fail(kind::kValue, "recv_from_prev_group: rank ", rank.id(), " is in the first group");
   }
-  rank.endpoint().Receive(View(rank, "recv_from_prev_group: recv", recv), sender);
+  rank.endpoint().Receive(ViewOf(rank, "recv_from_prev_group: recv", recv), sender);
 }
 
 void SyncWorker(Rank& rank) { rank.endpoint().Synchronise(); }
@@ -199,7 +184,7 @@ void ExerciseSend(Rank& rank, ffi::TensorView buffer) {
  * kernels in front of what tells them a shape.
  */
 void PlaceInTeam(Rank& rank, TeamArgument team, ffi::TensorView recv) {
-  const Buffer buffer = View(rank, "place_in_team: recv", recv);
+  const Buffer buffer = ViewOf(rank, "place_in_team: recv", recv);
   const DLDataType dtype = recv.dtype();
   if (dtype.code != kDLInt || dtype.bits != 64 || dtype.lanes != 1 || buffer.count != 1) {
     Fail(kind::kType, "place_in_team: recv is one int64");
@@ -264,136 +249,138 @@ ffi::String FactsOfLibrary(ffi::String backend) {
 
 void UseLibrary(ffi::String backend, ffi::String path) { FindBackend(backend).UseLibrary(path); }
 
+ffi::String NcclInfo() { return FactsOfLibrary("nccl"); }
+
+ffi::String CudaInfo() { return FindBackend("cuda").Info(); }
+
 ffi::String CudaProbe(ffi::Shape devices) {
   return FindBackend("cuda").Probe(std::vector<int>(devices.begin(), devices.end()));
 }
 
+ffi::String CompiledCcl() { return BackendOfMachine().name(); }
+
+void KeepFile(int64_t file) { KeepFromChildren(static_cast<int>(file)); }
+
+void CloseKeptFile(int64_t file) { CloseKept(static_cast<int>(file)); }
+
 /*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
 void RegisterBackend(const Backend* backend) {
   const std::string prefix = PrefixOf(*backend);
-  tvm::ffi::reflection::GlobalDef all;
-  auto def = [&](const char* name, auto function) {
-    function.backend = backend;
-    all.def((prefix + name).c_str(), function);
-  };
-  all.def((prefix + "init_ccl_per_worker").c_str(),
-          [backend](ffi::Shape device_ids, ffi::Bytes invitation) {
-            WithErrors([&] { worker::InitCCLPerWorker(*backend, device_ids, invitation); });
-          });
-  def("allreduce", OfWorker<PlainAllReduce>());
-  def("allgather", OfWorker<PlainAllGather>());
-  def("broadcast_from_worker0", OfWorker<PlainBroadcast>());
-  def("scatter_from_worker0", OfWorker<PlainScatter>());
-  def("gather_to_worker0", OfWorker<PlainGather>());
-  def("recv_from_worker0", OfWorker<RecvFromWorker0>());
-  def("send_to_next_group", OfWorker<SendToNextGroup>());
-  def("recv_from_prev_group", OfWorker<RecvFromPrevGroup>());
-  def("send_to_worker", OfWorker<SendToWorker>());
-  def("recv_from_worker", OfWorker<RecvFromWorker>());
-  def("sync_worker", OfWorker<SyncWorker>());
-  def("test_send_to_next_group_recv_from_prev_group", OfWorker<ExerciseGroups>());
-  def("test_worker2_sends_to_worker0", OfWorker<ExerciseSend>());
+  Define<OfBackend<worker::InitCCLPerWorker>>(prefix + "init_ccl_per_worker", backend);
+  Define<OfWorker<PlainAllReduce>>(prefix + "allreduce", backend);
+  Define<OfWorker<PlainAllGather>>(prefix + "allgather", backend);
+  Define<OfWorker<PlainBroadcast>>(prefix + "broadcast_from_worker0", backend);
+  Define<OfWorker<PlainScatter>>(prefix + "scatter_from_worker0", backend);
+  Define<OfWorker<PlainGather>>(prefix + "gather_to_worker0", backend);
+  Define<OfWorker<RecvFromWorker0>>(prefix + "recv_from_worker0", backend);
+  Define<OfWorker<SendToNextGroup>>(prefix + "send_to_next_group", backend);
+  Define<OfWorker<RecvFromPrevGroup>>(prefix + "recv_from_prev_group", backend);
+  Define<OfWorker<SendToWorker>>(prefix + "send_to_worker", backend);
+  Define<OfWorker<RecvFromWorker>>(prefix + "recv_from_worker", backend);
+  Define<OfWorker<SyncWorker>>(prefix + "sync_worker", backend);
+  Define<OfWorker<ExerciseGroups>>(prefix + "test_send_to_next_group_recv_from_prev_group",
+                                   backend);
+  Define<OfWorker<ExerciseSend>>(prefix + "test_worker2_sends_to_worker0", backend);
+}
+
+template <typename How>
+void DefinePostable(const char* name) {
+  Define<How>(name);
+  MakePostable(name);
 }
 
 /*! \brief Collectives with teams and flags, which programs call or post. */
 void RegisterCollectives() {
-  tvm::ffi::reflection::GlobalDef all;
-  auto def = [&](const char* name, auto function) {
-    all.def(name, function);
-    MakePostable(name);
-  };
-  def("tvm_ipc.allreduce", AsPacked<&Endpoint::AllReduce>("allreduce"));
-  def("tvm_ipc.allreduce_rms_norm", OfWorker<AllReduceRMSNorm>());
-  def("tvm_ipc.allreduce_layer_norm", OfWorker<AllReduceLayerNorm>());
-  def("tvm_ipc.reduce_scatter", AsPacked<&Endpoint::ReduceScatter>("reduce_scatter"));
-  def("tvm_ipc.reduce", AsPacked<&Endpoint::Reduce>("reduce"));
-  def("tvm_ipc.all_to_all", AsPacked<&Endpoint::AllToAll>("all_to_all"));
-  def("tvm_ipc.allgather", AsPacked<&Endpoint::AllGather>("allgather"));
-  def("tvm_ipc.broadcast", AsPacked<&Endpoint::Broadcast>("broadcast"));
-  def("tvm_ipc.scatter", AsPacked<&Endpoint::Scatter>("scatter"));
-  def("tvm_ipc.gather", AsPacked<&Endpoint::Gather>("gather"));
-  def("tvm_ipc.permute", AsPacked<&Endpoint::Permute>("permute"));
+  DefinePostable<AsPacked<&Endpoint::AllReduce>>("tvm_ipc.allreduce");
+  DefinePostable<OfWorker<AllReduceRMSNorm>>("tvm_ipc.allreduce_rms_norm");
+  DefinePostable<OfWorker<AllReduceLayerNorm>>("tvm_ipc.allreduce_layer_norm");
+  DefinePostable<AsPacked<&Endpoint::ReduceScatter>>("tvm_ipc.reduce_scatter");
+  DefinePostable<AsPacked<&Endpoint::Reduce>>("tvm_ipc.reduce");
+  DefinePostable<AsPacked<&Endpoint::AllToAll>>("tvm_ipc.all_to_all");
+  DefinePostable<AsPacked<&Endpoint::AllGather>>("tvm_ipc.allgather");
+  DefinePostable<AsPacked<&Endpoint::Broadcast>>("tvm_ipc.broadcast");
+  DefinePostable<AsPacked<&Endpoint::Scatter>>("tvm_ipc.scatter");
+  DefinePostable<AsPacked<&Endpoint::Gather>>("tvm_ipc.gather");
+  DefinePostable<AsPacked<&Endpoint::Permute>>("tvm_ipc.permute");
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   for (const Backend* backend : Backends()) RegisterBackend(backend);
   RegisterCollectives();
-  tvm::ffi::reflection::GlobalDef()
-      .def("runtime.disco.compiled_ccl", [] { return ffi::String(BackendOfMachine().name()); })
-      .def("runtime.disco.cuda_ipc.alloc_storage", Throwing<AllocStorage>::Call)
-      .def("runtime.disco.cuda_ipc.custom_allreduce", OfWorker<CustomAllReduce>())
-      .def("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear", Throwing<ClearArena>::Call)
-      .def_packed("tvm_ipc.post", ThrowingPacked<Post>::Call)
-      .def("tvm_ipc.wait", Throwing<Wait>::Call)
-      .def("tvm_ipc.show", OfWorker<ShowTensor>())
-      .def("tvm_ipc.peer", OfWorker<PeerTensor>())
-      .def_packed("tvm_ipc.hide", ThrowingPacked<HideTensors>::Call)
-      .def("tvm_ipc.part", OfWorker<PartTensor>())
-      .def_packed("tvm_ipc.reduce_parts", ThrowingPacked<ReduceParts>::Call)
-      .def_packed("tvm_ipc.join", ThrowingPacked<JoinParts>::Call)
-      .def("tvm_ipc.team", Throwing<worker::TeamOfRanks>::Call)
-      .def("tvm_ipc.place_in_team", OfWorker<PlaceInTeam>())
-      .def("tvm_ipc.alloc_tensor", Throwing<AllocTensor>::Call)
-      .def("tvm_ipc.view", Throwing<ViewTensor>::Call)
-      .def("tvm_ipc.require_bounds", Throwing<RequireBounds>::Call)
-      .def("tvm_ipc.copy", Throwing<CopyTensor>::Call)
-      .def_packed("tvm_ipc.blas.matmul", ThrowingPacked<BlasMatmul>::Call)
-      .def("tvm_ipc.blas.info", Throwing<BlasInfo>::Call)
-      .def("tvm_ipc.blas.use_kernels", Throwing<UseBlasKernels>::Call)
-      .def("tvm_ipc.arena_stats", Throwing<ArenaStatistics>::Call)
-      .def("tvm_ipc.arena_offset", Throwing<ArenaOffset>::Call)
-      // The name that TVM asks for, whatever the device.
-      .def("DeviceAllocator.", Throwing<FindDeviceAllocator>::Call)
-      .def("tvm_ipc.refusal", Throwing<RefusalOf>::Call)
-      .def("tvm_ipc.use_library", Throwing<UseLibrary>::Call)
-      .def("tvm_ipc.nccl.info", [] { return FactsOfLibrary("nccl"); })
-      .def("tvm_ipc.cuda.info", [] { return ffi::String(FindBackend("cuda").Info()); })
-      .def("tvm_ipc.cuda.probe", Throwing<CudaProbe>::Call)
-      .def("tvm_ipc.native_info", Throwing<NativeInfo>::Call)
-      .def("tvm_ipc.numbers", Throwing<Numbers>::Call)
-      .def("tvm_ipc.configure", Throwing<Configure>::Call)
-      .def("tvm_ipc.session.open", Throwing<Open>::Call)
-      .def("tvm_ipc.session.wait_joined", Throwing<controller::WaitJoined>::Call)
-      .def_packed("tvm_ipc.session.send", ThrowingPacked<controller::Send>::Call)
-      .def("tvm_ipc.session.send_ticket", Throwing<controller::SendTicket>::Call)
-      .def("tvm_ipc.session.get_function", Throwing<controller::GetFunction>::Call)
-      .def("tvm_ipc.session.wait", Throwing<controller::Wait>::Call)
-      .def("tvm_ipc.session.report", Throwing<controller::Report>::Call)
-      .def("tvm_ipc.session.expect", Throwing<controller::Expect>::Call)
-      .def("tvm_ipc.session.team", Throwing<controller::TeamOfRanks>::Call)
-      .def("tvm_ipc.session.recover", Throwing<controller::Recover>::Call)
-      .def("tvm_ipc.session.abort", Throwing<controller::Abort>::Call)
-      .def("tvm_ipc.session.close", Throwing<controller::Close>::Call)
-      .def("tvm_ipc.session.wait_left", Throwing<controller::WaitLeft>::Call)
-      .def("tvm_ipc.session.put", Throwing<controller::Put>::Call)
-      .def("tvm_ipc.session.fail_at_exit", Throwing<controller::FailAtExit>::Call)
-      .def("tvm_ipc.session.rank_here", Throwing<controller::RankHere>::Call)
-      .def("tvm_ipc.session.of", Throwing<controller::SessionOf>::Call)
-      .def("tvm_ipc.pipes.watch", Throwing<WatchPipe>::Call)
-      .def("tvm_ipc.pipes.close", Throwing<ClosePipe>::Call)
-      .def("tvm_ipc.keep_from_children",
-           [](int64_t file) { KeepFromChildren(static_cast<int>(file)); })
-      .def("tvm_ipc.close_kept", [](int64_t file) { CloseKept(static_cast<int>(file)); })
-      .def("tvm_ipc.worker.serve_parent", Throwing<worker::ServeParent>::Call)
-      .def_packed("tvm_ipc.worker.guard", worker::Guard)
-      .def("tvm_ipc.worker.done", Throwing<worker::Done>::Call)
-      .def("tvm_ipc.worker.fetch", Throwing<worker::Fetch>::Call)
-      .def("tvm_ipc.worker.copy_from_host", Throwing<worker::CopyFromHost>::Call)
-      .def("tvm_ipc.worker.copy_to_host", Throwing<worker::CopyToHost>::Call)
-      .def("tvm_ipc.worker.get_global_func", Throwing<worker::GetGlobalFunc>::Call)
-      .def("tvm_ipc.worker.find_function", Throwing<worker::FindFunction>::Call)
-      .def_packed("tvm_ipc.worker.append", ThrowingPacked<worker::Append>::Call)
-      .def("tvm_ipc.worker.join_pieces", Throwing<worker::JoinPieces>::Call)
-      .def("tvm_ipc.worker.call_with_list", Throwing<worker::CallWithList>::Call)
-      .def_packed("tvm_ipc.worker.call_in_team", ThrowingPacked<worker::CallInTeam>::Call)
-      .def("tvm_ipc.worker.rank", Throwing<worker::RankOfThread>::Call)
-      .def("tvm_ipc.worker.device", Throwing<worker::DeviceOfThread>::Call)
-      .def("tvm_ipc.worker.share_rank", Throwing<worker::ShareRank>::Call)
-      .def("tvm_ipc.worker.emulate_link", Throwing<worker::EmulateLink>::Call)
-      .def("tvm_ipc.worker.set_threads", Throwing<worker::SetThreads>::Call)
-      .def("tvm_ipc.worker.get_function", Throwing<worker::GetFunction>::Call)
-      .def("tvm_ipc.worker.call_if_present", Throwing<worker::CallIfPresent>::Call)
-      .def("tvm_ipc.require_workers", Throwing<worker::RequireWorkers>::Call);
+  Define<Plain<CompiledCcl>>("runtime.disco.compiled_ccl");
+  Define<Plain<AllocStorage>>("runtime.disco.cuda_ipc.alloc_storage");
+  Define<OfWorker<CustomAllReduce>>("runtime.disco.cuda_ipc.custom_allreduce");
+  Define<Plain<ClearArena>>("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear");
+  Define<Variadic<Post>>("tvm_ipc.post");
+  Define<Plain<Wait>>("tvm_ipc.wait");
+  Define<OfWorker<ShowTensor>>("tvm_ipc.show");
+  Define<OfWorker<PeerTensor>>("tvm_ipc.peer");
+  Define<Variadic<HideTensors>>("tvm_ipc.hide");
+  Define<OfWorker<PartTensor>>("tvm_ipc.part");
+  Define<Variadic<ReduceParts>>("tvm_ipc.reduce_parts");
+  Define<Variadic<JoinParts>>("tvm_ipc.join");
+  Define<Plain<worker::TeamOfRanks>>("tvm_ipc.team");
+  Define<OfWorker<PlaceInTeam>>("tvm_ipc.place_in_team");
+  Define<Plain<AllocTensor>>("tvm_ipc.alloc_tensor");
+  Define<Plain<ViewTensor>>("tvm_ipc.view");
+  Define<Plain<RequireBounds>>("tvm_ipc.require_bounds");
+  Define<Plain<CopyTensor>>("tvm_ipc.copy");
+  Define<Variadic<BlasMatmul>>("tvm_ipc.blas.matmul");
+  Define<Plain<BlasInfo>>("tvm_ipc.blas.info");
+  Define<Plain<UseBlasKernels>>("tvm_ipc.blas.use_kernels");
+  Define<Plain<ArenaStatistics>>("tvm_ipc.arena_stats");
+  Define<Plain<ArenaOffset>>("tvm_ipc.arena_offset");
+  // The name that TVM asks for, whatever the device.
+  Define<Plain<FindDeviceAllocator>>("DeviceAllocator.");
+  Define<Plain<RefusalOf>>("tvm_ipc.refusal");
+  Define<Plain<UseLibrary>>("tvm_ipc.use_library");
+  Define<Plain<NcclInfo>>("tvm_ipc.nccl.info");
+  Define<Plain<CudaInfo>>("tvm_ipc.cuda.info");
+  Define<Plain<CudaProbe>>("tvm_ipc.cuda.probe");
+  Define<Plain<NativeInfo>>("tvm_ipc.native_info");
+  Define<Plain<Numbers>>("tvm_ipc.numbers");
+  Define<Plain<Configure>>("tvm_ipc.configure");
+  Define<Plain<Open>>("tvm_ipc.session.open");
+  Define<Plain<controller::WaitJoined>>("tvm_ipc.session.wait_joined");
+  Define<Variadic<controller::Send>>("tvm_ipc.session.send");
+  Define<Plain<controller::SendTicket>>("tvm_ipc.session.send_ticket");
+  Define<Plain<controller::GetFunction>>("tvm_ipc.session.get_function");
+  Define<Plain<controller::Wait>>("tvm_ipc.session.wait");
+  Define<Plain<controller::Report>>("tvm_ipc.session.report");
+  Define<Plain<controller::Expect>>("tvm_ipc.session.expect");
+  Define<Plain<controller::TeamOfRanks>>("tvm_ipc.session.team");
+  Define<Plain<controller::Recover>>("tvm_ipc.session.recover");
+  Define<Plain<controller::Abort>>("tvm_ipc.session.abort");
+  Define<Plain<controller::Close>>("tvm_ipc.session.close");
+  Define<Plain<controller::WaitLeft>>("tvm_ipc.session.wait_left");
+  Define<Plain<controller::Put>>("tvm_ipc.session.put");
+  Define<Plain<controller::FailAtExit>>("tvm_ipc.session.fail_at_exit");
+  Define<Plain<controller::RankHere>>("tvm_ipc.session.rank_here");
+  Define<Plain<controller::SessionOf>>("tvm_ipc.session.of");
+  Define<Plain<WatchPipe>>("tvm_ipc.pipes.watch");
+  Define<Plain<ClosePipe>>("tvm_ipc.pipes.close");
+  Define<Plain<KeepFile>>("tvm_ipc.keep_from_children");
+  Define<Plain<CloseKeptFile>>("tvm_ipc.close_kept");
+  Define<Plain<worker::ServeParent>>("tvm_ipc.worker.serve_parent");
+  Define<Variadic<worker::Guard>>("tvm_ipc.worker.guard");
+  Define<Plain<worker::Done>>("tvm_ipc.worker.done");
+  Define<Plain<worker::Fetch>>("tvm_ipc.worker.fetch");
+  Define<Plain<worker::CopyFromHost>>("tvm_ipc.worker.copy_from_host");
+  Define<Plain<worker::CopyToHost>>("tvm_ipc.worker.copy_to_host");
+  Define<Plain<worker::GetGlobalFunc>>("tvm_ipc.worker.get_global_func");
+  Define<Plain<worker::FindFunction>>("tvm_ipc.worker.find_function");
+  Define<Variadic<worker::Append>>("tvm_ipc.worker.append");
+  Define<Plain<worker::JoinPieces>>("tvm_ipc.worker.join_pieces");
+  Define<Plain<worker::CallWithList>>("tvm_ipc.worker.call_with_list");
+  Define<Variadic<worker::CallInTeam>>("tvm_ipc.worker.call_in_team");
+  Define<Plain<worker::RankOfThread>>("tvm_ipc.worker.rank");
+  Define<Plain<worker::DeviceOfThread>>("tvm_ipc.worker.device");
+  Define<Plain<worker::ShareRank>>("tvm_ipc.worker.share_rank");
+  Define<Plain<worker::EmulateLink>>("tvm_ipc.worker.emulate_link");
+  Define<Plain<worker::SetThreads>>("tvm_ipc.worker.set_threads");
+  Define<Plain<worker::GetFunction>>("tvm_ipc.worker.get_function");
+  Define<Plain<worker::CallIfPresent>>("tvm_ipc.worker.call_if_present");
+  Define<Plain<worker::RequireWorkers>>("tvm_ipc.require_workers");
 }
 
 }  // namespace

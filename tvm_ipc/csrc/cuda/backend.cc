@@ -17,10 +17,7 @@ namespace {
 class CudaBackend final : public Backend {
  public:
   const char* name() const final { return "cuda"; }
-  Capabilities capabilities() const final {
-    constexpr int32_t kCuda = 2;  // DLPack's kDLCUDA
-    return {kCuda, true, true};
-  }
+  Capabilities capabilities() const final { return {cuda::kDeviceType, true, true}; }
   /*! \brief None: regions are memory that the workers make. */
   std::vector<File> Prepare(const Control&) const final { return {}; }
   /*! \brief By the memory of their devices, which they know. */

@@ -15,9 +15,6 @@ namespace tvm_ipc::cuda {
 
 namespace {
 
-/*! \brief DLPack's kDLCUDA. */
-constexpr int32_t kCuda = 2;
-
 constexpr size_t kPageOfHost = 4096;
 
 Identity IdentityOf(const Device& device) {
@@ -108,7 +105,7 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
     // On the default stream, which they would share, the kernel of one would stand before that of
     // another, for which it waits.
     program_stream_ = std::make_unique<OwnStream>(device_);
-    ProgramStreams().use(kCuda, device_->ordinal(), program_stream_->get());
+    ProgramStreams().use(kDeviceType, device_->ordinal(), program_stream_->get());
   }
 }
 
@@ -123,7 +120,7 @@ CudaEndpoint::~CudaEndpoint() {
 }
 
 Stream CudaEndpoint::CurrentStream() const {
-  return static_cast<Stream>(ProgramStreams().current(kCuda, device_->ordinal()));
+  return static_cast<Stream>(ProgramStreams().current(kDeviceType, device_->ordinal()));
 }
 
 bool CudaEndpoint::IsCapturing(Stream stream) const {

@@ -20,8 +20,8 @@
 #include "core/group.h"
 #include "core/teams.h"
 #include "core/works.h"
-#include "disco/errors.h"
 #include "disco/tensor_view.h"
+#include "disco/typed.h"
 #include "disco/worker.h"
 
 namespace tvm_ipc {
@@ -142,7 +142,7 @@ struct Passed<const Buffer*> {
 };
 
 template <auto collective>
-class AsPacked;
+struct AsPacked;
 
 /*! \brief The calling thread's rank, if its session has the backend; nullptr is any. */
 inline Rank& RequireRankOf(const Backend* backend) {
@@ -160,26 +160,22 @@ inline Rank& RequireRankOf(const Backend* backend) {
  * With a backend it refuses to run in the sessions of others.
  */
 template <typename... Parameters, void (Endpoint::*collective)(Parameters...)>
-class AsPacked<collective> {
- public:
-  /*! \param name For errors. */
-  explicit AsPacked(const char* name) : name_(name) {}
+struct AsPacked<collective> {
+  static constexpr const Signature& kSignature =
+      SignatureOf<void, typename Passed<Parameters>::Type...>::kValue;
 
-  const Backend* backend = nullptr;
-
-  void operator()(typename Passed<Parameters>::Type... arguments) const {
-    WithErrors([&] {
-      Rank& rank = RequireRankOf(backend);
+  static void Run(const PackedCall& call, tvm::ffi::Any* result) {
+    auto with_rank = [&](typename Passed<Parameters>::Type... arguments) {
+      Rank& rank = RequireRankOf(call.backend);
       bool first = true;
       // In braces: one after the other.
-      std::tuple<Passed<Parameters>...> passed{
-          Passed<Parameters>(rank, name_, std::exchange(first, false), std::move(arguments))...};
+      std::tuple<Passed<Parameters>...> passed{Passed<Parameters>(
+          rank, call.what, std::exchange(first, false), std::move(arguments))...};
       std::apply([&](auto&... one) { (rank.endpoint().*collective)(one.value...); }, passed);
-    });
+    };
+    CallWithArguments<void, typename Passed<Parameters>::Type...>(
+        call, result, with_rank, std::index_sequence_for<Parameters...>());
   }
-
- private:
-  std::string name_;
 };
 
 }  // namespace tvm_ipc

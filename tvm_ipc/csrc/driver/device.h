@@ -15,6 +15,9 @@
 
 namespace tvm_ipc::cuda {
 
+/*! \brief What DLPack calls these devices: kDLCUDA. */
+constexpr int32_t kDeviceType = 2;
+
 /*! \brief What a device is. To ask makes no context. */
 struct DeviceFacts {
   int ordinal = 0;

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/group.h"
+#include "driver/device.h"
 #include "nccl/endpoint.h"
 #include "nccl/library.h"
 #include "nccl/memory.h"
@@ -14,9 +15,6 @@ namespace tvm_ipc {
 namespace nccl {
 
 namespace {
-
-/*! \brief DLPack's kDLCUDA. */
-constexpr int32_t kCuda = 2;
 
 /*! \brief The library first: it says what to install. */
 std::shared_ptr<cuda::Device> DeviceOf(const Rank& rank) {
@@ -28,7 +26,7 @@ class NcclBackend final : public Backend {
  public:
   const char* name() const final { return "nccl"; }
   Capabilities capabilities() const final {
-    Capabilities capabilities{kCuda, false};
+    Capabilities capabilities{cuda::kDeviceType, false};
     capabilities.streams = true;
     return capabilities;
   }

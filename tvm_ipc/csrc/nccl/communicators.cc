@@ -16,8 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/*! \brief DLPack's kDLCUDA. */
-constexpr int32_t kCuda = 2;
 /*! \brief How often the watch looks while something is on its way. */
 constexpr std::chrono::milliseconds kLook{5};
 /*! \brief How long what is on its way may take to come to its end when the session has stopped. */
@@ -79,7 +77,7 @@ void Communicators::Leave() {
 }
 
 cuda::Stream Communicators::stream() const {
-  return static_cast<cuda::Stream>(ProgramStreams().current(kCuda, device_->ordinal()));
+  return static_cast<cuda::Stream>(ProgramStreams().current(cuda::kDeviceType, device_->ordinal()));
 }
 
 void Communicators::Run(Turn& turn, const Descriptor& mine, const Work& work) {
