@@ -40,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--operator-rounds", type=int, default=1, help="how many random calls of each operator"
     )
+    parser.addoption(
+        "--every-model", action="store_true", help="models of all types, on 1 to 8 workers"
+    )
     parser.addoption("--operator", help="only random calls of this operator, such as nn.conv2d")
     parser.addoption(
         "--packages", type=Path, help="folder of the built packages to test, instead of new ones"

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of `transformers` with random weights: what TVM imports of them, and their plans.
+
+All heads are divided by 2, 3 and 4 ranks, so that models exchange what they must; vocabularies and
+the inner rows of MLPs are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import tvm
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+
+#: Of models that are made of attention with 24 heads, 12 of them of keys and values.
+SIZES = {
+    "hidden_size": 96,
+    "intermediate_size": 90,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 12,
+    "vocab_size": 67,
+    "max_position_embeddings": 64,
+    "attn_implementation": "sdpa",
+    "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+}
+#: How many sequences, or images, a model is given at a time.
+ROWS = 1
+EXPERTS = {
+    "num_experts_per_tok": 2,
+    "experts_implementation": "batched_mm",  # the only one without sizes that depend on values
+}
+#: Rows of the vocabulary, and one product less: the logits are gathered.
+TWO_A_LAYER = {"allreduce": 4, "allgather": 1}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of `transformers`.
+
+    Attributes
+    ----------
+    name : of its configuration.
+    task : how its class ends.
+    sizes : of its configuration.
+    plan : which of its weights are divided how, the model's own one where it has None.
+    collectives : that it has on 2, 3 and 4 workers.
+    """
+
+    name: str
+    task: str = "ForCausalLM"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] | None = None
+    collectives: Mapping[str, int] = field(default_factory=lambda: TWO_A_LAYER)
+
+    @property
+    def sees(self) -> bool:
+        """Whether it is given images."""
+        return self.task == "ForImageClassification"
+
+
+#: Until plans know the styles for experts: their second product is divided.
+_OF_EXPERTS = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "experts.down_proj": "S[2]",
+    "lm_head": "colwise",
+}
+MODELS = {
+    "Llama": Model("Llama"),
+    "Qwen2": Model("Qwen2"),
+    "Mistral": Model("Mistral", sizes={"sliding_window": 4}),
+    # The table of the vocabulary is divided, which is that of the logits too.
+    "Gemma2": Model(
+        "Gemma2",
+        sizes={
+            "attn_implementation": "eager",  # caps scores
+            "head_dim": 4,
+            "query_pre_attn_scalar": 4,
+            "sliding_window": 4,
+            "tie_word_embeddings": True,
+        },
+        collectives={"allreduce": 5, "allgather": 1},
+    ),
+    "Qwen3": Model(
+        "Qwen3",
+        sizes={"head_dim": 4},
+        plan={
+            "self_attn.q_proj": "colwise",
+            "self_attn.k_proj": "colwise",
+            "self_attn.v_proj": "colwise",
+            "self_attn.o_proj": "rowwise",
+            "mlp.gate_proj": "colwise",
+            "mlp.up_proj": "colwise",
+            "mlp.down_proj": "rowwise",
+            "lm_head": "colwise",
+        },
+    ),
+    "Phi3": Model(
+        "Phi3",
+        sizes={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        plan={"self_attn.o_proj": "rowwise", "mlp.down_proj": "rowwise", "lm_head": "colwise"},
+    ),
+    "GPT2": Model(
+        "GPT2",
+        "LMHeadModel",
+        sizes={
+            "n_embd": 96,
+            "n_layer": 2,
+            "n_head": 24,
+            "n_inner": 90,
+            "n_positions": 64,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+        # Its weights have outputs last.
+        plan={
+            "attn.c_proj.weight": "S[0]",
+            "mlp.c_fc.weight": "S[1]",
+            "mlp.c_fc.bias": "S[0]",
+            "mlp.c_proj.weight": "S[0]",
+            "lm_head": "colwise",
+        },
+    ),
+    "Mixtral": Model("Mixtral", sizes={**EXPERTS, "num_local_experts": 4}, plan=_OF_EXPERTS),
+    "Qwen3Moe": Model(
+        "Qwen3Moe",
+        sizes={**EXPERTS, "num_experts": 4, "moe_intermediate_size": 30, "head_dim": 4},
+        plan=_OF_EXPERTS,
+    ),
+    "Bert": Model(
+        "Bert",
+        "ForMaskedLM",
+        plan={
+            "attention.self.query": "colwise",
+            "attention.self.key": "colwise",
+            "attention.self.value": "colwise",
+            "attention.output.dense": "rowwise",
+            "intermediate.dense": "colwise",
+            "layer.*.output.dense": "rowwise",
+            "cls.predictions.decoder": "colwise",
+        },
+    ),
+    "ViT": Model(
+        "ViT",
+        "ForImageClassification",
+        sizes={"image_size": 16, "patch_size": 4, "num_labels": 7},
+        plan={
+            "attention.q_proj": "colwise",
+            "attention.k_proj": "colwise",
+            "attention.v_proj": "colwise",
+            "attention.o_proj": "rowwise",
+            "mlp.fc1": "colwise",
+            "mlp.fc2": "rowwise",
+            "classifier": "colwise",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model as TVM imports it.
+
+    Attributes
+    ----------
+    module : with weights as parameters.
+    weights : in the order of the parameters.
+    names : of the parameters, as PyTorch has them.
+    plan : for these.
+    inputs : that it is given, as NumPy has them.
+    logits : that PyTorch makes of these.
+    exact : the same with 32 bits throughout.
+    """
+
+    module: tvm.IRModule
+    weights: list[tvm.runtime.Tensor]
+    names: dict[str, str]
+    plan: Mapping[str, Any]
+    inputs: list[Any]
+    logits: Any
+    exact: Any
+
+
+@cache
+def imported(key: str, dtype: str = "float32", dynamic: bool = True, **sizes: Any) -> Imported:
+    """Return a model with random weights, and what it makes of random inputs."""
+    one = MODELS[key]
+    torch.manual_seed(0)
+    known = {**SIZES, **one.sizes, **sizes}
+    model = getattr(transformers, f"{one.name}{one.task}")(
+        getattr(transformers, f"{one.name}Config")(**known)
+    ).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases that do something
+            torch.nn.init.normal_(parameter, 1.0, 0.3)
+    model = model.to(getattr(torch, dtype))
+    given = _inputs(one, dtype)
+    whole = _Logits(model, one)
+    with torch.no_grad():
+        logits = whole(*given).float().numpy()
+        wide = [x.float() if x.is_floating_point() else x for x in given]
+        exact = _Logits(deepcopy(model).float(), one)(*wide).numpy()
+    shapes = None
+    if dynamic and not one.sees:
+        length = torch.export.Dim("length", min=2, max=known["max_position_embeddings"])
+        shapes = {"inputs": tuple({1: length} for _ in given)}
+    program = torch.export.export(whole, tuple(given), dynamic_shapes=shapes)
+    mod, weights = relax.frontend.detach_params(
+        from_exported_program(program, keep_params_as_input=True)
+    )
+    own = {
+        **(getattr(model.config, "base_model_tp_plan", None) or {}),
+        **(getattr(type(model), "_tp_plan", None) or {}),
+    }
+    return Imported(
+        mod,
+        weights["main"],
+        dict(program.graph_signature.inputs_to_parameters),
+        own if one.plan is None else one.plan,
+        [tvm.runtime.from_dlpack(x.contiguous()).numpy() for x in given],
+        logits,
+        exact,
+    )
+
+
+class _Logits(torch.nn.Module):
+    def __init__(self, model: Any, one: Model) -> None:
+        super().__init__()
+        self.inner = model
+        self.one = one
+
+    def forward(self, *inputs: Any) -> Any:
+        if self.one.sees:
+            return self.inner(pixel_values=inputs[0]).logits
+        given: dict[str, Any] = {"input_ids": inputs[0], "attention_mask": inputs[1]}
+        if self.one.task == "ForMaskedLM":
+            given |= {"token_type_ids": inputs[2], "position_ids": inputs[3]}
+        else:
+            given["use_cache"] = False
+        return self.inner(**given).logits
+
+
+def _inputs(one: Model, dtype: str) -> list[Any]:
+    """Return random sequences, the last of which is shorter, or images."""
+    if one.sees:
+        return [torch.randn(ROWS, 3, 16, 16).to(getattr(torch, dtype))]
+    ids = torch.randint(0, SIZES["vocab_size"], (ROWS, 7))
+    mask = torch.ones(ROWS, 7, dtype=torch.int64)
+    mask[-1, 5:] = 0
+    if one.task != "ForMaskedLM":
+        return [ids, mask]
+    return [ids, mask, torch.randint(0, 2, (ROWS, 7)), torch.arange(7).repeat(ROWS, 1)]
+
+
+def error_of(found: Any, right: Any) -> float:
+    """Return how far numbers are apart, relative to how large they are."""
+    found, right = np.asarray(found, "float64"), np.asarray(right, "float64")
+    return float(np.sqrt(np.mean((found - right) ** 2) / np.mean(right**2)))
