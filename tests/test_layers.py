@@ -32,6 +32,7 @@ ALLOWED = {
     "blas": ("errors",),
     "pipeline": ("contract", "errors", "arguments", "calibration", "comm", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas", "machine"),
+    "weights": ("contract", "errors", "arguments", "parts", "parallel", "runtime", "terminal"),
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
     "doctor": ("tvm_ipc", "contract", "errors", "machine", "runtime"),
@@ -48,7 +49,7 @@ ALLOWED = {
     "__main__": ("command_line",),
     "__init__": (
         *("calibration", "comm", "contract", "errors", "parallel", "pipeline", "runtime"),
-        "transform",
+        *("transform", "weights"),
     ),
 }
 #: Parts that need no TVM.

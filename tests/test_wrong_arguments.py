@@ -24,6 +24,7 @@ from tvm.script import relax as R
 import tvm_ipc
 from tvm_ipc import comm, transform
 from tvm_ipc.arguments import show
+from tvm_ipc.parallel import Cut
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 
 
@@ -83,6 +84,7 @@ def session_calls(session: Any) -> dict[str, Call]:
     x = session.put(np.ones(2))
     host = tvm.runtime.tensor(np.ones(2))
     function = session.get_global_func("runtime.disco.worker_rank")
+    whole = Cut("w", "w", (4,), "float32", comm.Mesh({"tp": 1}), (comm.Replica(),))
     in_group = {"in_group": FLAGS}
     both = {"src": REFERENCES, "dst": REFERENCES, **in_group}
     arrays = {"from_array": REFERENCES, "to_array": REFERENCES, **in_group}
@@ -121,6 +123,18 @@ def session_calls(session: Any) -> dict[str, Call]:
             session.emulate_link,
             {},
             {"latency": AMOUNTS, "bandwidth": AMOUNTS, "jitter": AMOUNTS},
+        ),
+        "load_weights": Call(
+            tvm_ipc.load_weights,
+            {"session": session, "source": {"w": np.ones(4)}, "cut": {"w": whole}},
+            {
+                "session": [3, None, "session", tvm_ipc.Session, disco.ThreadedSession, ANYTHING],
+                "source": [3, None, "", b"file", [1], max, ANYTHING],
+                "cut": [3, None, "w", ["w"], ANYTHING],
+                "names": [3, "w", ["w"], ANYTHING],
+                "ignore": [3, None, "w", [3], [""], ANYTHING],
+                "progress": FLAGS,
+            },
         ),
         "call_packed": Call(session.call_packed, {"func": function}, {"func": REFERENCES}),
         "get": Call(session.get, {"reference": x}, {"reference": REFERENCES, "rank": RANKS}),
@@ -557,6 +571,7 @@ def public_session() -> Iterator[tuple[str, Any]]:
     """Everything that a user may call of sessions and references, by its name here."""
     yield "Session", tvm_ipc.Session
     yield "init_ccl", tvm_ipc.init_ccl
+    yield "load_weights", tvm_ipc.load_weights
     ffi = {"id_", "is_", "same_as"}  # of every object of tvm_ffi
     for kind in (tvm_ipc.Session, DRef, DPackedFunc, DModule):
         for name, value in inspect.getmembers(kind, callable):

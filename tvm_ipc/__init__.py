@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.session import Session, init_ccl
     from tvm_ipc.runtime.teams import CurrentRank, Team
+    from tvm_ipc.weights.load import load_weights
 
     __version__: str
 
@@ -34,6 +35,7 @@ __all__ = [
     "errors",
     "get_pipeline",
     "init_ccl",
+    "load_weights",
     "parallelize",
     "transform",
 ]
@@ -65,6 +67,11 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
             value = importlib.import_module("tvm_ipc.pipeline").get_pipeline
         elif name == "parallelize":
             value = importlib.import_module("tvm_ipc.parallel").parallelize
+        elif name == "load_weights":
+            from tvm_ipc import runtime
+
+            runtime.ready()
+            value = importlib.import_module("tvm_ipc.weights.load").load_weights
         elif name == "__version__":
             from importlib.metadata import version
 

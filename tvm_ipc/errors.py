@@ -25,6 +25,10 @@ class TransformError(IPCError):
     """A pass refused a module, which it left as it was; the message says where and why."""
 
 
+class WeightsError(IPCError):
+    """Weights are not what the program wants, or their files are damaged; nothing was loaded."""
+
+
 class SessionClosedError(IPCError):
     """The session was closed, or is no longer usable; its message says why."""
 

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights onto the workers of a session, to each its parts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from tvm_ipc import arguments, terminal
+from tvm_ipc.errors import WeightsError
+from tvm_ipc.parts import Runs, extents, take
+from tvm_ipc.runtime.references import DRef
+from tvm_ipc.runtime.session import Session
+from tvm_ipc.weights import folder, held, match, worker
+from tvm_ipc.weights.held import Held
+from tvm_ipc.weights.reading import converted
+from tvm_ipc.weights.stored import Stored
+
+if TYPE_CHECKING:
+    from tvm_ipc.parallel import Cut
+
+#: What weights are called in a source, by the names of parameters, or a function that says it.
+Names: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
+
+_CUT: Final = "what parallelize says of each parameter: parallel.cut"
+_NAMES: Final = (
+    "names in the source by those of parameters, a function from these to those, or None"
+)
+#: Bytes of parts on their way to the workers; then they are waited for.
+_AT_ONCE: Final = 1 << 28
+
+
+def load_weights(
+    session: Session,
+    source: Any,
+    cut: Mapping[str, Cut],
+    *,
+    names: Names = None,
+    ignore: Sequence[str] = (),
+    progress: bool = True,
+) -> dict[str, DRef]:
+    """Return the weights of a model on the workers, in the order of its parameters.
+
+    Each worker has its part of each. Of files it reads them itself, and only them, while the others
+    read theirs; the controller reads names alone. All names, shapes and types are compared before
+    anything is loaded. Floats are converted to the type that the program wants, and integers where
+    nothing is lost.
+
+        parallel = tvm_ipc.parallelize(mod, plan, 4, names=names)
+        weights = tvm_ipc.load_weights(session, "folder", parallel.cut)
+        main(ids, *weights.values())
+
+    Parameters
+    ----------
+    session : whose workers get them.
+    source : a safetensors file; a folder with one, or with several and an index; a folder that
+        `tvm.contrib.tvmjs` or mlc-llm wrote; an ExportedProgram or a model of PyTorch; a mapping
+        from names to arrays or tensors.
+    cut : how each parameter is divided: `Parallelized.cut`. Inputs in it are left out.
+    names : of weights in the source, where they are others than those of the parameters. Parameters
+        may share one: `{"lm_head.weight": "model.embed_tokens.weight"}`.
+    ignore : patterns of names in the source that no parameter need have, such as "*.inv_freq".
+        Others that no parameter has are an error. Of models of PyTorch all are ignored.
+    progress : show on a terminal how much is loaded.
+
+    Raises
+    ------
+    WeightsError
+        Weights are missing, too many or others than the program wants, or a file is damaged.
+    WorkerError
+        A worker could not read its part; the session goes on.
+    """
+    arguments.instance("load_weights: session", session, Session, "a tvm_ipc.Session")
+    cuts = _weights(cut, session.num_workers)
+    progress = arguments.flag("load_weights: progress", progress)
+    patterns = arguments.texts("load_weights: ignore", ignore, "patterns of names in the source")
+    tensors: Mapping[str, Stored | Held]
+    if isinstance(source, (str, os.PathLike)):
+        path = arguments.path("load_weights: source", source, "a file or a folder")
+        tensors, other_names, strict = folder.stored_in(path), {}, True
+        where = str(path)
+    else:
+        found = held.tensors_of(source)
+        tensors, other_names, strict = found.by_name, found.other_names, found.chosen
+        where = f"the {type(source).__name__}"
+    called = _names(names, cuts, other_names)
+    match.check(where, cuts, called, tensors, patterns, strict)
+    loading = _Loading(session, cuts, progress)
+    with loading.shown():
+        return {name: loading.load(name, tensors[called[name]], one) for name, one in cuts.items()}
+
+
+class _Loading:
+    """Weights on their way; those that are the same on each rank are loaded once."""
+
+    def __init__(self, session: Session, cuts: Mapping[str, Cut], progress: bool) -> None:
+        self.session, self.progress = session, progress
+        self.ranks = range(session.num_workers)
+        self.all_bytes = sum(one.bytes_per_rank or 0 for one in cuts.values())
+        self.bytes = 0
+        self.on_their_way = 0
+        self.loaded: dict[Any, DRef] = {}
+        session.import_python_module(worker.__name__)
+        self.read = session.get_global_func(worker.READ)
+        self.make = session.get_global_func(worker.MAKE)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Wait for what is on its way at the end, and let nothing of the progress be left."""
+        try:
+            yield
+            self.session.sync()
+        finally:
+            if self.progress:
+                terminal.clear()
+
+    def load(self, name: str, tensor: Stored | Held, cut: Cut) -> DRef:
+        """Return a weight that is there, or on its way."""
+        of_rank = {r: cut.runs(r, tensor.shape) for r in self.ranks if r in cut.mesh.ranks}
+        source = tensor if isinstance(tensor, Stored) else id(tensor.value)
+        key = (source, cut.dtype, tuple(of_rank.items()))
+        if key not in self.loaded:
+            if isinstance(tensor, Stored):
+                self.loaded[key] = self._stored(name, tensor, cut.dtype, of_rank)
+            else:
+                self.loaded[key] = self._held(name, tensor, cut.dtype, of_rank)
+        self._count(name, cut)
+        return self.loaded[key]
+
+    def _stored(self, name: str, one: Stored, dtype: str, of_rank: dict[int, Runs]) -> DRef:
+        different = list(dict.fromkeys(of_rank.values()))
+        said = {
+            "name": name,
+            "path": one.file.path,
+            "state": one.file.state,
+            "stored": one.dtype,
+            "shape": one.shape,
+            "offset": one.offset,
+            "dtype": dtype,
+            "runs": different,
+            "of_rank": {rank: different.index(runs) for rank, runs in of_rank.items()},
+        }
+        return self.read(json.dumps(said))
+
+    def _held(self, name: str, one: Held, dtype: str, of_rank: dict[int, Runs]) -> DRef:
+        whole = one.array()
+        different = list(dict.fromkeys(of_rank.values()))
+        shapes = {str(rank): extents(runs) for rank, runs in of_rank.items()}
+        target = None
+        for runs in different:
+            try:
+                part = converted(take(whole, runs), dtype)
+            except ValueError as error:
+                raise WeightsError(f"load_weights: {name!r}: {error}") from error
+            if len(different) == 1 and len(of_rank) == len(self.ranks):
+                return self.session.put(part)
+            if target is None:
+                target = self.make(json.dumps({"dtype": dtype, "shapes": shapes}))
+            for rank in (rank for rank, has in of_rank.items() if has == runs):
+                target.debug_copy_from(rank, part)
+        assert target is not None
+        return target
+
+    def _count(self, name: str, cut: Cut) -> None:
+        self.bytes += cut.bytes_per_rank or 0
+        self.on_their_way += cut.bytes_per_rank or 0
+        if self.on_their_way >= _AT_ONCE:
+            self.session.sync()
+            self.on_their_way = 0
+        if self.progress:
+            terminal.progress_bar(self.bytes / max(1, self.all_bytes), f"loading {name}")
+
+
+def _weights(cut: Any, workers: int) -> dict[str, Cut]:
+    """Return the parameters that are weights."""
+    name = "load_weights: cut"
+    arguments.instance(name, cut, Mapping, _CUT)
+    for key, one in cut.items():
+        arguments.text(f"{name}, a name", key)
+        if not hasattr(one, "runs") or not hasattr(one, "mesh"):
+            raise arguments.wrong_type(f"{name}, of {key!r}", "a Cut, as in parallel.cut", one)
+        if max(one.mesh.ranks) >= workers:
+            raise ValueError(
+                f"{name}: {key!r} is divided among the ranks of {one.mesh}, and the session has "
+                f"{workers} workers: open it with {max(one.mesh.ranks) + 1}"
+            )
+    return {key: one for key, one in cut.items() if not one.is_input}
+
+
+def _names(names: Any, cuts: Mapping[str, Cut], other_names: Mapping[str, str]) -> dict[str, str]:
+    """Return what the weight of each parameter is called in the source."""
+    if names is None:
+        names = {}
+    if callable(names):
+        found = {name: names(name) for name in cuts}
+    elif isinstance(names, Mapping):
+        unknown = [one for one in names if one not in cuts]
+        if unknown:
+            near = get_close_matches(str(unknown[0]), cuts)
+            hint = f"near it are {', '.join(map(repr, near))}" if near else "no name is near it"
+            raise ValueError(
+                f"load_weights: names: there is no parameter {arguments.show(unknown[0])}; {hint}"
+            )
+        found = {name: names.get(name, name) for name in cuts}
+    else:
+        raise arguments.wrong_type("load_weights: names", _NAMES, names)
+    for name, called in found.items():
+        arguments.text(f"load_weights: names, of {name!r}", called)
+    return {name: other_names.get(called, called) for name, called in found.items()}

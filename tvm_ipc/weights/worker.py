@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the workers call; imported into each of them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from typing import Any, Final
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from tvm_ipc.contract import DEVICES
+from tvm_ipc.parts import Runs, extents
+from tvm_ipc.weights.reading import Reading
+
+_rank = tvm_ffi.get_global_func("tvm_ipc.worker.rank")
+_device = tvm_ffi.get_global_func("tvm_ipc.worker.device")
+#: The functions below, by their names in a worker.
+READ: Final = "tvm_ipc.weights.read"
+MAKE: Final = "tvm_ipc.weights.make"
+
+
+@tvm_ffi.register_global_func(READ)  # type: ignore[untyped-decorator]
+def read(text: str) -> Any:
+    """Return this rank's part of a tensor in a file; None if it has none.
+
+    Parameters
+    ----------
+    text : JSON. `name` is for errors; `path`, `state`, `stored`, `shape` and `offset` say what lies
+        where; `dtype` what it is to be; `runs` has parts, and `of_rank` which of them a rank has.
+    """
+    said = json.loads(text)
+    which = said["of_rank"].get(str(_rank()))
+    if which is None:
+        return None
+    runs: Runs = tuple(
+        tuple((start, count) for start, count in axis) for axis in said["runs"][which]
+    )
+    device = _device()
+    on_cpu = device.dlpack_device_type() == DEVICES["cpu"]
+    part = tvm.runtime.empty(extents(runs), said["dtype"], device)
+    array = array_of(part) if on_cpu else np.empty(extents(runs), np.dtype(said["dtype"]))
+    shape = tuple(said["shape"])
+    try:
+        with Reading(
+            said["path"], tuple(said["state"]), said["stored"], shape, said["offset"]
+        ) as reading:
+            reading.read(runs, array)
+    except (OSError, ValueError) as error:
+        raise type(error)(f"load_weights: {said['name']!r}: {error}") from error
+    if not on_cpu:
+        part.copyfrom(array)
+    return part
+
+
+@tvm_ffi.register_global_func(MAKE)  # type: ignore[untyped-decorator]
+def make(text: str) -> Any:
+    """Return a tensor for this rank's part; None if it has none.
+
+    Parameters
+    ----------
+    text : JSON. `dtype` of the tensor, and `shapes` by ranks.
+    """
+    said = json.loads(text)
+    shape = said["shapes"].get(str(_rank()))
+    return None if shape is None else tvm.runtime.empty(tuple(shape), said["dtype"], _device())
+
+
+def array_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """Return the memory of a tensor of the CPU as an array, of whatever type."""
+    dtype, shape = np.dtype(str(tensor.dtype)), tuple(tensor.shape)
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_uint8 * size).from_address(tensor.data_ptr())
+    return np.frombuffer(memory, dtype).reshape(shape)
