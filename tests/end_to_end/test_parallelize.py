@@ -97,6 +97,93 @@ def test_two_axes_of_a_mesh() -> None:
     check(plan, mesh)
 
 
+SEQUENCE = {
+    **WHOLE_VOCABULARY,
+    "layers.*.*_layernorm": "sequence_parallel",
+    "model.norm": "sequence_parallel",
+}
+
+
+class Divided:
+    """A placement of PyTorch, which is recognised by its name."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+
+Divided.__name__ = "Shard"
+
+
+class RowwiseParallel:
+    """The style of PyTorch."""
+
+    def __init__(self, output_layouts: Any) -> None:
+        self.output_layouts = (output_layouts,)
+
+
+class SequenceParallel:
+    """The style of PyTorch."""
+
+    sequence_sharding = (Divided(1),)
+
+
+#: As PyTorch's tutorial has it for Llama.
+OF_TORCH = {
+    **dict.fromkeys(PLAN, "ColwiseParallel"),
+    "model.embed_tokens": RowwiseParallel(Divided(1)),
+    "layers.*.self_attn.o_proj": RowwiseParallel(Divided(1)),
+    "layers.*.mlp.down_proj": RowwiseParallel(Divided(1)),
+    "layers.*.*_layernorm": SequenceParallel(),
+    "model.norm": SequenceParallel(),
+}
+
+
+@pytest.mark.parametrize("plan", [SEQUENCE, OF_TORCH], ids=["transformers", "torch"])
+@pytest.mark.parametrize(("mesh", "gathers"), [(2, 6), (3, 10)])
+def test_activations_are_divided_along_the_sequence(plan: Any, mesh: int, gathers: int) -> None:
+    """A reduce-scatter and an all-gather stand where an all-reduce was; the length is odd."""
+    made = check(plan, mesh)
+    assert made.collectives == {"reduce_scatter": 5, "allgather": gathers}
+
+
+def test_collectives_of_a_divided_sequence_are_overlapped() -> None:
+    """Products are beside each of them, but for the lookup of tokens and the result."""
+    made = parallelize(Decoder(length=8, width=8, inner=32).module, SEQUENCE, 2)
+    with tvm_ipc.transform.collect_report() as report:
+        tvm_ipc.transform.OverlapCommunication(chunks=2)(made.module)
+    sites = [one.subject.split(" of ")[0] for one in report.decisions if "chunks" in one.verdict]
+    assert sites == [*["allgather", "reduce_scatter"] * 4, "allgather"]
+
+
+def test_sequences_of_two_axes_of_a_mesh() -> None:
+    """The batch, of one, is not divided along the other axis; weights are."""
+    mesh = Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1])
+    plan: dict[str, Any] = {pattern: {"tp": style} for pattern, style in SEQUENCE.items()}
+    plan["layers.*.mlp.up_proj"] = {"dp": "rowwise", "tp": "colwise"}
+    made = check(plan, mesh)
+    assert made.collectives["reduce_scatter"] == 5
+
+
+def test_a_sequence_of_one_is_not_divided() -> None:
+    """In a step of decode there is nothing to divide, which the report says."""
+    decoder = Decoder(length=1)
+    with tvm_ipc.transform.collect_report() as report:
+        made = parallelize(decoder.module, SEQUENCE, 2)
+    assert made.collectives == {"allreduce": 5, "allgather": 1}
+    left = [one for one in report.decisions if one.verdict == "left whole"]
+    assert len(left) == 5
+    assert "is less than 2 ranks" in left[0].reason
+
+
+def test_an_axis_that_activations_do_not_have() -> None:
+    with pytest.raises(ValueError, match=r"what comes of 'model.norm.weight' is .*divides axis 4"):
+        SequenceParallel.sequence_sharding = (Divided(4),)
+        try:
+            parallelize(Decoder().module, {"model.norm": SequenceParallel()}, 2)
+        finally:
+            SequenceParallel.sequence_sharding = (Divided(1),)
+
+
 def test_nothing_is_divided() -> None:
     made = parallelize(Decoder().module, {"lm_head": "replicated"}, 2)
     assert made.collectives == {}

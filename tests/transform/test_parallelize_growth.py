@@ -35,3 +35,31 @@ def test_work_grows_linearly() -> None:
     plan = {"layers.*.up": "S[1]", "layers.*.down": "S[0]"}
     modules = {size: layers(size) for size in (4, 8, 16)}
     assert power(lambda size: parallelize(modules[size], plan, 2), 4) < 1.1
+
+
+def normed(count: int) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    weights = [
+        relax.Var(f"layers.{k}.{name}", relax.TensorType(shape, "float32"))
+        for k in range(count)
+        for name, shape in (("norm", (8,)), ("up", (8, 7)), ("down", (7, 8)))
+    ]
+    with builder.function("main", [x, *weights], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit(op.nn.relu(x))
+            for k in range(count):
+                norm, up, down = weights[3 * k : 3 * k + 3]
+                h = builder.emit(op.nn.rms_norm(y, norm, axes=-1))
+                h = builder.emit(op.nn.relu(builder.emit(op.matmul(h, up))))
+                y = builder.emit(op.add(y, builder.emit(op.matmul(h, down))))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_work_of_divided_activations_grows_linearly() -> None:
+    """Although each norm is followed back to where its sequence begins."""
+    plan = {"layers.*.up": "S[1]", "layers.*.down": "S[0]", "layers.*.norm": "sequence_parallel"}
+    modules = {size: normed(size) for size in (4, 8, 16)}
+    assert power(lambda size: parallelize(modules[size], plan, 2), 4) < 1.1

@@ -57,6 +57,13 @@ def with_meetings(
     return _Meeting(function, mesh, params).function
 
 
+def where_tensors_lie(
+    function: relax.Function, mesh: Mesh, params: Mapping[relax.Var, Placements]
+) -> Mapping[relax.Var, Where]:
+    """Return where tensors lie that the bindings of a function make, None for replicas."""
+    return _Meeting(function, mesh, params).where
+
+
 class _Meeting:
     def __init__(
         self, function: relax.Function, mesh: Mesh, params: Mapping[relax.Var, Placements]

@@ -17,6 +17,7 @@ from tvm_ipc.comm import Mesh, Replica
 from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.parallel.activations import with_activations
 from tvm_ipc.parallel.cut import Cut
 from tvm_ipc.parallel.meet import with_meetings
 from tvm_ipc.parallel.plan import read_plan
@@ -107,28 +108,26 @@ def parallelize(
     shapes = {name: one.shape for name, one in params.items()}
     planned = read_plan(plan, mesh, shapes, _uses(mod, params))
     by_plan = planned.placements
-    for name, styles in planned.styles.items():
-        if any(one.result is not None for one in styles.values()):
-            raise ValueError(
-                f"parallelize: plan, of {name!r}: styles that divide activations along the "
-                "sequence are not known yet"
-            )
     placed = {}
     for global_var, function in mod.functions_items():
         if isinstance(function, relax.Function):
             name = str(global_var.name_hint)
             function = with_places(name, function)
-            lie = {
-                param: by_plan[one.name]
+            its_params = set(function.params)
+            name_of = {
+                param: one.name
                 for one in params.values()
                 for param in one.variables
-                if one.name in by_plan and param in set(function.params)
+                if one.name in by_plan and param in its_params
             }
+            lie = {param: by_plan[one] for param, one in name_of.items()}
             said = mesh_of_function(name, function)
             if said is not None and said != mesh:
                 raise ValueError(
                     f"parallelize: function {name!r} places tensors on {said}, and mesh is {mesh}"
                 )
+            styles = {param: planned.styles[one] for param, one in name_of.items()}
+            function = with_activations(name, function, mesh, lie, styles)
             if lie or said is not None:
                 function = with_meetings(function, mesh, lie)
         placed[global_var] = function
