@@ -26,6 +26,8 @@ BENCHMARKS = HERE.parents[1] / "benchmarks"
 sys.path += [str(HELPERS), str(BENCHMARKS)]
 #: Set by a kit: where its compiled programs are.
 COMPILED = "TVM_IPC_TEST_PROGRAMS"
+# Threads capture collectives here, and nobody allocates memory while graphs are replayed.
+os.environ["TVM_IPC_CUDA_GRAPHS_OF_THREADS"] = "1"
 #: In the names of devices of the double of the driver, which runs no machine code.
 DOUBLE = "Pretend"
 

@@ -82,6 +82,19 @@ def values(workers: int, threads: bool) -> None:
         adds(session, workers)
 
 
+def waits(workers: int, threads: bool) -> None:
+    """Calls that wait for all of a process's work on GPUs come anywhere between operations."""
+    with open_session(workers, threads) as session:
+        session.import_python_module("gpu_threads")
+        for seed in range(4):
+            session.get_global_func("tests.wait_between")(seed, 6)
+            session.sync()
+        session.get_global_func("tests.capture")()
+        with pytest.raises(WorkerError, match="allreduce: a CUDA graph is being captured, and wo"):
+            session.sync()
+        adds(session, workers)
+
+
 def errors(workers: int, threads: bool) -> None:
     """What goes wrong in one worker ends the kernels in which others wait; then it goes on."""
     with open_session(workers, threads) as session:
@@ -143,7 +156,7 @@ def of_disco(workers: int, threads: bool) -> None:
 
 SCENARIOS: dict[str, Callable[[int, bool], None]] = {
     scenario.__name__: scenario
-    for scenario in (collectives, values, errors, deadline, death, of_disco)
+    for scenario in (collectives, values, waits, errors, deadline, death, of_disco)
 }
 
 if __name__ == "__main__":

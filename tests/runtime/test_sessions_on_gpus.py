@@ -17,25 +17,27 @@ SCENARIOS = Path(__file__).with_name("sessions_on_gpus.py")
 
 
 @pytest.mark.parametrize(
-    ("scenario", "workers", "kind"),
+    ("scenario", "workers", "kind", "devices"),
     [
-        ("collectives", 2, "processes"),
-        ("collectives", 3, "threads"),
-        ("collectives", 4, "processes"),
-        ("values", 3, "processes"),
-        ("values", 2, "threads"),
-        ("errors", 3, "processes"),
-        ("errors", 3, "threads"),
-        ("deadline", 2, "processes"),
-        ("deadline", 2, "threads"),
-        ("death", 3, "processes"),
-        ("of_disco", 2, "processes"),
-        ("of_disco", 2, "threads"),
+        ("collectives", 2, "processes", 4),
+        ("collectives", 3, "threads", 4),
+        ("collectives", 4, "processes", 4),
+        ("values", 3, "processes", 4),
+        ("values", 2, "threads", 4),
+        ("waits", 3, "threads", 1),
+        ("waits", 2, "threads", 2),
+        ("errors", 3, "processes", 4),
+        ("errors", 3, "threads", 4),
+        ("deadline", 2, "processes", 4),
+        ("deadline", 2, "threads", 1),
+        ("death", 3, "processes", 4),
+        ("of_disco", 2, "processes", 4),
+        ("of_disco", 2, "threads", 4),
     ],
 )
-def test_session(scenario: str, workers: int, kind: str, tmp_path: Path) -> None:
+def test_session(scenario: str, workers: int, kind: str, devices: int, tmp_path: Path) -> None:
     report = tmp_path / "report"
-    settings = {"devices": 4, "memory": 1 << 30, "report": report}
+    settings = {"devices": devices, "memory": 1 << 30, "report": report}
     done = subprocess.run(
         [sys.executable, str(SCENARIOS), scenario, str(workers), kind],
         env=cuda_double.environment(**settings),

@@ -69,12 +69,7 @@ void Free(Pointer pointer) {
     Require(found != TheSpace().ranges.end() && found->second.kind == Kind::kDevice, kInvalidValue,
             "a pointer that cuMemAlloc did not give, or that was freed");
   }
-  Context* owner;
-  {
-    std::lock_guard<std::mutex> lock(TheSpace().mutex);
-    owner = TheSpace().ranges.at(pointer).context;
-  }
-  WaitForContext(*owner);
+  WaitForDevices();
   CheckTail(pointer);
   Range range = Take(pointer, Kind::kDevice, kInvalidValue, "freed meanwhile");
   for (auto& importer : range.segment->header().importers) {
@@ -224,8 +219,8 @@ CUDA_DOUBLE_API int cuMemAllocHost_v2(void** pointer, size_t bytes) {
 }
 
 CUDA_DOUBLE_API int cuMemFreeHost(void* pointer) {
-  return Call("cuMemFreeHost", Needs::kUnsafe, [&](Context& context) {
-    WaitForContext(context);
+  return Call("cuMemFreeHost", Needs::kUnsafe, [&](Context&) {
+    WaitForDevices();
     Range range = Take(reinterpret_cast<Pointer>(pointer), Kind::kHost, kInvalidValue,
                        "a pointer that cuMemHostAlloc did not give, or that was freed");
     munmap(pointer, range.mapped);
@@ -239,8 +234,8 @@ CUDA_DOUBLE_API int cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned i
 }
 
 CUDA_DOUBLE_API int cuMemHostUnregister(void* pointer) {
-  return Call("cuMemHostUnregister", Needs::kUnsafe, [&](Context& context) {
-    WaitForContext(context);
+  return Call("cuMemHostUnregister", Needs::kUnsafe, [&](Context&) {
+    WaitForDevices();
     Take(reinterpret_cast<Pointer>(pointer), Kind::kRegistered, kNotRegistered,
          "a pointer that is not registered");
   });

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <mutex>
 #include <random>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 
@@ -19,6 +20,9 @@ namespace cuda_double {
 namespace {
 
 struct Engine {
+  // Held by whoever gives work to a stream; alone by a call that waits for devices, as a driver's
+  // lock is: until what is on them has ended, no other thread can give them work.
+  std::shared_mutex door;
   std::mutex mutex;
   std::condition_variable progress;  // an operation ended
   std::vector<std::weak_ptr<Capture>> captures;
@@ -165,6 +169,7 @@ std::shared_ptr<Stream> NewStream(Context& context, bool blocking, bool legacy) 
 
 std::shared_ptr<Operation> Submit(Stream& stream, Work work) {
   Engine& engine = TheEngine();
+  std::shared_lock<std::shared_mutex> door(engine.door);
   std::lock_guard<std::mutex> lock(engine.mutex);
   if (stream.capture != nullptr) {
     AddNode(stream, std::move(work));
@@ -175,6 +180,7 @@ std::shared_ptr<Operation> Submit(Stream& stream, Work work) {
 
 void Record(Event& event, Stream& stream) {
   Engine& engine = TheEngine();
+  std::shared_lock<std::shared_mutex> door(engine.door);
   std::lock_guard<std::mutex> lock(engine.mutex);
   event.capture = stream.capture;
   if (stream.capture != nullptr) {
@@ -188,6 +194,7 @@ void Record(Event& event, Stream& stream) {
 
 void WaitEvent(Stream& stream, const std::shared_ptr<Event>& event) {
   Engine& engine = TheEngine();
+  std::shared_lock<std::shared_mutex> door(engine.door);
   std::lock_guard<std::mutex> lock(engine.mutex);
   if (event->capture != nullptr) {
     Require(event->capture->origin != nullptr, kCaptureInvalidated, "its capture has ended");
@@ -273,6 +280,7 @@ void LaunchGraph(const std::shared_ptr<GraphExec>& exec, Stream& stream) {
     for (const Node& node : exec->graph.nodes) node.work(runner);
   };
   Engine& engine = TheEngine();
+  std::shared_lock<std::shared_mutex> door(engine.door);
   std::lock_guard<std::mutex> lock(engine.mutex);
   if (stream.capture != nullptr) return AddNode(stream, std::move(work));
   std::vector<std::shared_ptr<Operation>> after;
@@ -331,6 +339,11 @@ void WaitForContext(Context& context) {
     }
   }
   for (auto& operation : all) WaitFor(operation);
+}
+
+void WaitForDevices() {
+  std::unique_lock<std::shared_mutex> door(TheEngine().door);
+  for (int device = 0; device < DeviceCount(); ++device) WaitForContext(PrimaryContext(device));
 }
 
 void Close(Stream& stream) {

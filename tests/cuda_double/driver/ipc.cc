@@ -112,8 +112,8 @@ CUDA_DOUBLE_API int cuIpcOpenMemHandle_v2(Pointer* pointer, IpcHandle handle, un
 }
 
 CUDA_DOUBLE_API int cuIpcCloseMemHandle(Pointer pointer) {
-  return Call("cuIpcCloseMemHandle", Needs::kUnsafe, [&](Context& context) {
-    WaitForContext(context);
+  return Call("cuIpcCloseMemHandle", Needs::kUnsafe, [&](Context&) {
+    WaitForDevices();
     Range range;
     {
       std::lock_guard<std::mutex> lock(TheSpace().mutex);

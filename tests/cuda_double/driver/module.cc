@@ -121,7 +121,7 @@ using namespace cuda_double;
 
 CUDA_DOUBLE_API int cuModuleLoadData(Handle* handle, const void* image) {
   return Call("cuModuleLoadData", Needs::kUnsafe, [&](Context& context) {
-    WaitForContext(context);  // as loading code may
+    WaitForDevices();  // as loading code may
     *handle = Modules().Add(Load(context, image));
   });
 }
@@ -138,7 +138,7 @@ CUDA_DOUBLE_API int cuModuleLoadFatBinary(Handle* handle, const void* image) {
 CUDA_DOUBLE_API int cuModuleUnload(Handle handle) {
   return Call("cuModuleUnload", Needs::kUnsafe, [&](Context&) {
     std::shared_ptr<Module> module = Modules().Remove(handle);
-    WaitForContext(*module->context);
+    WaitForDevices();
     for (auto& [name, function] : module->functions) Functions().Remove(function);
   });
 }

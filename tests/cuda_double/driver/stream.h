@@ -107,6 +107,9 @@ bool IsDone(const std::shared_ptr<Operation>& operation);
 void WaitFor(const std::shared_ptr<Operation>& operation);
 void WaitForStream(Stream& stream);     // refused while it is captured
 void WaitForContext(Context& context);  // all its streams
+// All streams of the process, as what changes memory may, whose devices see each other; no other
+// thread gives them work meanwhile.
+void WaitForDevices();
 void Close(Stream& stream);
 
 // What the thread cares for: 0 captures of all threads, 1 its own, 2 none. Gives what it was; -1

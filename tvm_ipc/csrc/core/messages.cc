@@ -44,4 +44,9 @@ Descriptor DescribeMessage(const Buffer& buffer) {
   return descriptor;
 }
 
+void FailMessage(const Rank& rank, int sender, const Descriptor& theirs, const Descriptor& mine) {
+  Fail(kind::kMismatch, "the ranks disagree: rank ", sender, " called ", Describe(theirs),
+       " to rank ", rank.id(), ", which wanted to receive ", mine.count, " x ", Name(mine.type));
+}
+
 }  // namespace tvm_ipc

@@ -19,6 +19,9 @@ namespace tvm_ipc {
 void CheckPeer(const Rank& rank, const char* op, int peer);
 /*! \brief What both ends of a message say of it. */
 Descriptor DescribeMessage(const Buffer& buffer);
+/*! \brief Throw what a receiver says where the sender's message is another one. */
+[[noreturn]] void FailMessage(const Rank& rank, int sender, const Descriptor& theirs,
+                              const Descriptor& mine);
 /*!
  * \brief Wait until a word of a channel reaches a step.
  * \param sleepers Of the word.

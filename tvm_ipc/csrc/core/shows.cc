@@ -21,7 +21,8 @@ std::string Describe(const ShownMemory& memory) {
 
 Board& Shows::board(int index) const { return meeting_.seat(index).board; }
 
-uint32_t Shows::Show(const ShownMemory& memory, std::shared_ptr<const void> keep) {
+uint32_t Shows::Show(const ShownMemory& memory, std::shared_ptr<const void> keep,
+                     const std::function<void(uint32_t)>& start) {
   const uint32_t number = last_ + 1;
   const uint32_t place = number % kMaxShown;
   if ((open_ >> place & 1) != 0) {
@@ -31,6 +32,7 @@ uint32_t Shows::Show(const ShownMemory& memory, std::shared_ptr<const void> keep
          " in all are not; a rank can show ", kMaxShown,
          " tensors at a time, so hide them before. One that was dropped without that stays shown");
   }
+  if (start) start(number);
   Board& own = board(meeting_.index());
   own.memory[place] = memory;
   numbers_[place] = number;
@@ -73,7 +75,7 @@ const ShownMemory& Shows::Of(int index, uint32_t number) const {
   return theirs;
 }
 
-void Shows::Hide(std::vector<uint32_t> numbers) {
+void Shows::Hide(std::vector<uint32_t> numbers, const std::function<void()>& met) {
   // Numbers that are open are apart by less than the places of the board, even where they wrap.
   const uint32_t first = last_ - kMaxShown;
   std::sort(numbers.begin(), numbers.end(),
@@ -84,6 +86,7 @@ void Shows::Hide(std::vector<uint32_t> numbers) {
   mine.parts = 14695981039346656037u;  // FNV-1a, number by number
   for (uint32_t number : numbers) mine.parts = (mine.parts ^ number) * 1099511628211u;
   meeting_.Enter(mine);
+  if (met) met();
   for (uint32_t number : numbers) {
     open_ &= ~(uint64_t{1} << number % kMaxShown);
     keep_[number % kMaxShown] = nullptr;

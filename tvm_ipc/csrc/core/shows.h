@@ -18,6 +18,7 @@
 #define TVM_IPC_CORE_SHOWS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -35,8 +36,10 @@ class Shows {
   /*!
    * \brief From now on the others may read the memory. Returns its number.
    * \param keep What keeps the memory, which is held until the number is hidden.
+   * \param start Called with the number before anybody else can know it.
    */
-  uint32_t Show(const ShownMemory& memory, std::shared_ptr<const void> keep);
+  uint32_t Show(const ShownMemory& memory, std::shared_ptr<const void> keep,
+                const std::function<void(uint32_t)>& start = {});
   /*! \brief What a member has shown with this number: waits for it. Throws when they disagree. */
   const ShownMemory& Of(int index, uint32_t number) const;
   /*! \brief Whether the number was shown, and not hidden. */
@@ -44,8 +47,11 @@ class Shows {
     const uint32_t place = number % kMaxShown;
     return (open_ >> place & 1) != 0 && numbers_[place] == number;
   }
-  /*! \brief Meet; then nobody reads these any more, which are open. */
-  void Hide(std::vector<uint32_t> numbers);
+  /*!
+   * \brief Meet; then nobody reads these any more, which are open.
+   * \param met Called when all have met, before anything is let go of.
+   */
+  void Hide(std::vector<uint32_t> numbers, const std::function<void()>& met = {});
 
   /*! \brief The session has recovered: nothing was shown. */
   void Forget();

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "core/exchange.h"
@@ -85,10 +87,10 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
     if (me.pid == theirs.pid) ++ranks_here;
   }
   for (size_t i = 0; i < all.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      meets_ = meets_ || (all[i].Shares(all[j]) && all[i].pid == all[j].pid);
-    }
+    for (size_t j = 0; j < i; ++j) meets_ = meets_ || all[i].pid == all[j].pid;
   }
+  const char* const captures = getenv("TVM_IPC_CUDA_GRAPHS_OF_THREADS");
+  captures_ = captures != nullptr && std::string(captures) == "1";
   limits_ = kernels_->LimitsFor(ranks_on_device);
   const size_t asked = rank.control().arena_bytes;
   const size_t arena = asked != 0 ? asked : DefaultArenaOn(*device_, ranks_on_device);
@@ -304,10 +306,37 @@ Operation::Operation(CudaEndpoint& endpoint, TeamId team)
       here_(*endpoint.device_) {
   endpoint.CheckRecord(*member.record, &member);
   stream = endpoint.Enter(member.order, &capturing);
-  if (!endpoint.meets_ || capturing || member.size == 1) return;
-  Descriptor start;
-  start.op = "launch";
-  turn.meeting.Enter(start);
+}
+
+void Operation::LaunchTogether(const char* what, Kernel kernel, const kernels::Launch& grid,
+                               const kernels::Header& header, void* arguments) const {
+  if (endpoint_.meets_ && member.size > 1) {
+    if (capturing) {
+      endpoint_.RequireReplays(what);
+      return Launch(what, kernel, grid, arguments);
+    }
+    turn.meeting.Enter(DescriptorOf(header, &member));
+  }
+  LaunchMet(what, kernel, grid, arguments);
+}
+
+void Operation::LaunchMet(const char* what, Kernel kernel, const kernels::Launch& grid,
+                          void* arguments) const {
+  Launch(what, kernel, grid, arguments);
+  if (!endpoint_.meets_ || member.size == 1) return;
+  Descriptor launched;
+  launched.op = "launch";
+  turn.meeting.Enter(launched);
+}
+
+void CudaEndpoint::RequireReplays(const char* operation) const {
+  if (captures_) return;
+  Fail(kind::kRuntime, operation,
+       ": a CUDA graph is being captured, and workers are threads of one process: replays do not"
+       " meet on the host, and a call of one worker that allocates or frees memory would wait for"
+       " kernels that wait for that worker. Let workers be processes, or leave collectives out of"
+       " graphs; TVM_IPC_CUDA_GRAPHS_OF_THREADS=1 lets those capture them who make no such call"
+       " from the first replay to the end of the last one");
 }
 
 void Operation::RequireRoot(const char* operation, int root) const {

@@ -132,6 +132,8 @@ class CudaEndpoint final : public Endpoint {
   /*! \brief What both ends of a message have in their arguments. */
   kernels::MessageArgs MessageOf(const Buffer& buffer, int peer);
   void Move(Operation& operation, const char* what, kernels::Header header, const MovePlan& plan);
+  /*! \brief Throw where what is captured would have to meet on the host. */
+  void RequireReplays(const char* operation) const;
 
   Rank& rank_;
   std::shared_ptr<Device> device_;
@@ -142,12 +144,17 @@ class CudaEndpoint final : public Endpoint {
   /*! \brief Where ranks of this process share the device: the stream of this one's program. */
   std::unique_ptr<OwnStream> program_stream_;
   /*!
-   * \brief Whether ranks are threads of a process on one device, be it this one or not.
+   * \brief Whether ranks are threads of one process.
    *
-   * Calls that wait for the whole device, such as those that free memory, must not come between the
-   * launches of kernels that wait for each other. So all ranks meet on the host before each.
+   * Then calls that change memory or load code wait for what all of them have on their devices, and
+   * keep the others from launching meanwhile. None of them must come between the launches of
+   * kernels that wait for each other: who launches one meets the others on the host before, when
+   * all are about to launch, and after, when all have. What waits for what a peer does alone is
+   * launched when the peer has launched that.
    */
   bool meets_ = false;
+  /*! \brief Whether threads may capture all the same: TVM_IPC_CUDA_GRAPHS_OF_THREADS. */
+  bool captures_ = false;
   /*! \brief Copies of what peers show, beside the program. */
   std::unique_ptr<OwnStream> copy_stream_;
   std::unique_ptr<Regions> regions_;
@@ -180,9 +187,16 @@ class Operation {
   void* Scratch(size_t bytes, uint64_t* offset);
   /*! \brief Room for a sum, until the team's next one. */
   void* Sum(size_t bytes) { return endpoint_.Grow(member.sum, bytes); }
+  /*! \brief A kernel that waits for no other one. */
   void Launch(const char* what, Kernel kernel, const kernels::Launch& grid, void* arguments) const {
     endpoint_.Launch(what, kernel, grid, stream, arguments);
   }
+  /*! \brief Kernels that wait for each other, one of each member with such a header. */
+  void LaunchTogether(const char* what, Kernel kernel, const kernels::Launch& grid,
+                      const kernels::Header& header, void* arguments) const;
+  /*! \brief The same, when all members have met already. */
+  void LaunchMet(const char* what, Kernel kernel, const kernels::Launch& grid,
+                 void* arguments) const;
   void Copy(void* target, const void* source, size_t bytes) const {
     if (target != source) endpoint_.CopyOnStream(target, source, bytes, stream);
   }
@@ -197,6 +211,8 @@ class Operation {
   Here here_;
 };
 
+/*! \brief What a header says, as the host compares and tells it. */
+Descriptor DescriptorOf(const kernels::Header& header, const Member* member);
 /*! \brief How headers carry the type of elements, and the flags of a collective, which kernels
  *         compare and do not act upon: an input may have been copied to where the next one goes. */
 kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_t count,

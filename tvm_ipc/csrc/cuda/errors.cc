@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/meeting.h"
+#include "core/messages.h"
 #include "cuda/endpoint.h"
 
 namespace tvm_ipc::cuda {
@@ -49,7 +50,18 @@ OpName NameOf(uint32_t operation) {
   }
 }
 
+std::string NameOf(const Rank& rank, int id) {
+  const int pid = rank.control().ranks[id].pid.load(std::memory_order_relaxed);
+  return Text("rank ", id, " (pid ", pid, ")");
+}
+
 std::string Describe(const kernels::Header& header, const Member* member) {
+  return tvm_ipc::Describe(DescriptorOf(header, member));
+}
+
+}  // namespace
+
+Descriptor DescriptorOf(const kernels::Header& header, const Member* member) {
   Descriptor descriptor;
   descriptor.op = NameOf(header.operation);
   descriptor.reduces =
@@ -65,15 +77,8 @@ std::string Describe(const kernels::Header& header, const Member* member) {
   if (header.root >= 0 && member != nullptr && header.root < member->size) {
     descriptor.root = member->ranks[header.root];
   }
-  return tvm_ipc::Describe(descriptor);
+  return descriptor;
 }
-
-std::string NameOf(const Rank& rank, int id) {
-  const int pid = rank.control().ranks[id].pid.load(std::memory_order_relaxed);
-  return Text("rank ", id, " (pid ", pid, ")");
-}
-
-}  // namespace
 
 void FailRecord(const Rank& rank, const kernels::ErrorRecord& record, const Member* member) {
   const int known = member == nullptr ? rank.num_ranks() : member->size;
@@ -87,12 +92,11 @@ void FailRecord(const Rank& rank, const kernels::ErrorRecord& record, const Memb
   if (message) mine = Text(sends ? "send to " : "receive from ", "rank ", other, ", ", mine, ",");
   switch (record.code) {
     case kernels::kMismatch: {
-      const std::string theirs = Describe(record.theirs, member);
       if (message) {
-        Fail(kind::kMismatch, "the ranks disagree: rank ", other, " called ", theirs, " to rank ",
-             rank.id(), ", which wanted to receive ", record.mine.count, " of a type or a number",
-             " that differs");
+        FailMessage(rank, other, DescriptorOf(record.theirs, member),
+                    DescriptorOf(record.mine, member));
       }
+      const std::string theirs = Describe(record.theirs, member);
       Fail(kind::kMismatch, "the ranks disagree", where, ": rank ", rank.id(), " called ", mine,
            "; rank ", other, " called ", theirs);
     }

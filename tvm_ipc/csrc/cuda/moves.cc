@@ -56,8 +56,8 @@ void CudaEndpoint::Move(Operation& operation, const char* what, kernels::Header 
   if (pulls) {
     args.header.input = given == 0 ? kArenaStart : operation.Place(send, plan.send->bytes());
   }
-  operation.Launch(what, pulls ? kernels_->move : kernels_->move_push,
-                   kernels::LaunchMove(path, plan.longest, limits_), &args);
+  operation.LaunchTogether(what, pulls ? kernels_->move : kernels_->move_push,
+                           kernels::LaunchMove(path, plan.longest, limits_), args.header, &args);
 }
 
 void CudaEndpoint::AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) {

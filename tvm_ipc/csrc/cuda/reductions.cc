@@ -40,8 +40,9 @@ kernels::ReduceArgs ArgumentsOf(Operation& operation, kernels::Header header, Pa
   return args;
 }
 
-int StrategyOf(Strategy strategy) {
-  return static_cast<int>(strategy == Strategy::kRing ? Strategy::kAuto : strategy);
+/*! \brief What a strategy comes to here. */
+uint32_t WayOf(Strategy strategy) {
+  return static_cast<uint32_t>(strategy == Strategy::kRing ? Strategy::kAuto : strategy);
 }
 
 }  // namespace
@@ -54,14 +55,14 @@ void CudaEndpoint::AllReduce(const Buffer& send, ReduceKind kind, TeamId team, S
   Operation operation(*this, team);
   const int n = operation.size();
   if (n == 1) return operation.Copy(recv.data, send.data, send.bytes());
-  const int way = StrategyOf(strategy);
-  const Path path =
-      kernels::ChooseAllReduce(send.count, send.type.bytes(), n, static_cast<uint32_t>(way));
+  const Path path = kernels::ChooseAllReduce(send.count, send.type.bytes(), n, WayOf(strategy));
+  const int asked = static_cast<int>(strategy);
   kernels::ReduceArgs args =
-      ArgumentsOf(operation, HeaderOf(kernels::kAllReduce, send, kind, way, flags), path, send,
+      ArgumentsOf(operation, HeaderOf(kernels::kAllReduce, send, kind, asked, flags), path, send,
                   recv.data, true);
-  operation.Launch("allreduce", Of(of_type, path),
-                   kernels::LaunchReduce(path, send.bytes(), n, limits_), &args);
+  operation.LaunchTogether("allreduce", Of(of_type, path),
+                           kernels::LaunchReduce(path, send.bytes(), n, limits_), args.header,
+                           &args);
 }
 
 void CudaEndpoint::ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
@@ -84,8 +85,9 @@ void CudaEndpoint::ReduceScatter(const Buffer& send, ReduceKind kind, TeamId tea
   kernels::ReduceArgs args =
       ArgumentsOf(operation, HeaderOf(kernels::kReduceScatter, send, kind, -1, flags), path, send,
                   recv.data, false);
-  operation.Launch("reduce_scatter", Of(of_type, path),
-                   kernels::LaunchReduce(path, send.bytes(), operation.size(), limits_), &args);
+  operation.LaunchTogether("reduce_scatter", Of(of_type, path),
+                           kernels::LaunchReduce(path, send.bytes(), operation.size(), limits_),
+                           args.header, &args);
 }
 
 void CudaEndpoint::Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
@@ -105,8 +107,9 @@ void CudaEndpoint::Reduce(const Buffer& send, ReduceKind kind, int root, TeamId 
   header.root = root;
   kernels::ReduceArgs args =
       ArgumentsOf(operation, header, path, send, receives ? recv->data : nullptr, true);
-  operation.Launch("reduce", Of(of_type, path),
-                   kernels::LaunchReduce(path, send.bytes(), operation.size(), limits_), &args);
+  operation.LaunchTogether("reduce", Of(of_type, path),
+                           kernels::LaunchReduce(path, send.bytes(), operation.size(), limits_),
+                           args.header, &args);
 }
 
 void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm,
@@ -125,9 +128,8 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
   const uint64_t row = norm.weight.count;
   const uint64_t width = send.type.bytes();
   const uint64_t rows = row == 0 ? 0 : send.count / row;
-  const int way = StrategyOf(strategy);
   kernels::Header header = HeaderOf(centred ? kernels::kAllReduceLayer : kernels::kAllReduceRms,
-                                    send, ReduceKind::kSum, way, flags);
+                                    send, ReduceKind::kSum, static_cast<int>(strategy), flags);
   int64_t epsilon = 0;
   memcpy(&epsilon, &norm.epsilon, sizeof(epsilon));
   header.parts = HashOf({static_cast<int64_t>(row), epsilon});
@@ -143,18 +145,19 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
   if (n > 1 && kernels::FitsPushNorm(send.count, width, row, n)) {
     header.path = static_cast<uint32_t>(Path::kPush);
     args.reduce = {operation.member.args, header, send.data, nullptr, nullptr};
-    return operation.Launch(name, of_type.push_norm, grid, &args);
+    return operation.LaunchTogether(name, of_type.push_norm, grid, header, &args);
   }
   const void* sum = send.data;
   if (n > 1) {
     // Into residual_out, unless the residual lies there.
     const bool apart = residual_out.data != residual.data;
     void* const reduced = apart ? residual_out.data : operation.Sum(send.bytes());
-    Path path = kernels::ChooseAllReduce(send.count, width, n, static_cast<uint32_t>(way));
+    const Path path = kernels::ChooseAllReduce(send.count, width, n, WayOf(strategy));
     kernels::ReduceArgs all = ArgumentsOf(operation, header, path, send, reduced, true);
     const TypeKernels& reduces = kernels_->OfReduction(name, send.type, ReduceKind::kSum);
-    operation.Launch(name, Of(reduces, path), kernels::LaunchReduce(path, send.bytes(), n, limits_),
-                     &all);
+    operation.LaunchTogether(name, Of(reduces, path),
+                             kernels::LaunchReduce(path, send.bytes(), n, limits_), all.header,
+                             &all);
     sum = reduced;
   }
   args.reduce = {operation.member.args, header, sum, nullptr, nullptr};

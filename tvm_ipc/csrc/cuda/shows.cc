@@ -130,12 +130,15 @@ Shown CudaEndpoint::Show(const Buffer& tensor, TeamId team, std::shared_ptr<cons
   }
   landing->shown.Record(operation.stream);
   shown.keep = landing;
+  // The kernel first: who waits for the number on its device finds it on the way.
+  auto launch = [&](uint32_t number) {
+    kernels::ShowArgs args{operation.member.args,
+                           HeaderOf(kernels::kShow, tensor.type, tensor.count, 0), number,
+                           operation.place()};
+    operation.Launch("show", kernels_->show, kernels::LaunchMeet(limits_), &args);
+  };
   shown.number = operation.turn.meeting.shows().Show(
-      {offset, tensor.count, tensor.type, EmulatedLink::Now()}, shown.keep);
-  kernels::ShowArgs args{operation.member.args,
-                         HeaderOf(kernels::kShow, tensor.type, tensor.count, 0), shown.number,
-                         operation.place()};
-  operation.Launch("show", kernels_->show, kernels::LaunchMeet(limits_), &args);
+      {offset, tensor.count, tensor.type, EmulatedLink::Now()}, shown.keep, launch);
   return shown;
 }
 
@@ -191,8 +194,9 @@ void CudaEndpoint::Hide(TeamId team, const std::vector<const Shown*>& all) {
     }
   }
   kernels::MeetArgs args{operation.member.args, HeaderOf(kernels::kMeet, {}, numbers.size(), 0)};
-  operation.Launch("hide", kernels_->meet, kernels::LaunchMeet(limits_), &args);
-  meeting.shows().Hide(std::move(numbers));
+  meeting.shows().Hide(std::move(numbers), [&] {
+    operation.LaunchMet("hide", kernels_->meet, kernels::LaunchMeet(limits_), &args);
+  });
 }
 
 }  // namespace tvm_ipc::cuda

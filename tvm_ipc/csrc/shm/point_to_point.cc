@@ -62,11 +62,7 @@ void Receive(Rank& rank, const Buffer& recv, int sender) {
     Slot& slot = channel.slot[packet & 1];
     AwaitMessage(rank, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
     const Descriptor theirs = slot.descriptor;
-    if (!theirs.Agrees(mine)) {
-      Fail(kind::kMismatch, "the ranks disagree: rank ", sender, " called ", Describe(theirs),
-           " to rank ", rank.id(), ", which wanted to receive ", mine.count, " x ",
-           Name(mine.type));
-    }
+    if (!theirs.Agrees(mine)) FailMessage(rank, sender, theirs, mine);
     const bool whole = theirs.offset >= 0;
     const uint8_t* from = whole ? rank.segments()->base(sender) + theirs.offset
                                 : rank.packet_buffer(sender, rank.id(), packet);
