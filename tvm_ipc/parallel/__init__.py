@@ -5,6 +5,7 @@ plan   which weights are cut how: patterns of names
 styles what transformers and PyTorch call the ways to cut them
 uses   where in the program weights meet other values
 activations  places where a plan divides what is between weights
+products  those of batches that were joined with heads, as they were before
 meet   places in the program where what operators need is not what there is
 cut    what a rank has of a parameter
 model  all of it together

@@ -21,6 +21,7 @@ from tvm_ipc.parallel.activations import with_activations
 from tvm_ipc.parallel.cut import Cut
 from tvm_ipc.parallel.meet import with_meetings
 from tvm_ipc.parallel.plan import read_plan
+from tvm_ipc.parallel.products import with_batches
 from tvm_ipc.parallel.styles import Use
 from tvm_ipc.parallel.uses import Meeting, meetings_of, use_of
 from tvm_ipc.transform import LowerPlacements, collect_report
@@ -129,7 +130,7 @@ def parallelize(
             styles = {param: planned.styles[one] for param, one in name_of.items()}
             function = with_activations(name, function, mesh, lie, styles)
             if lie or said is not None:
-                function = with_meetings(function, mesh, lie)
+                function = with_meetings(with_batches(function), mesh, lie)
         placed[global_var] = function
     result = tvm.IRModule(placed, attrs=mod.attrs, global_infos=mod.global_infos)
     with collect_report() as report:
