@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,14 @@ PLAN = {
     "layers.*.mlp.down_proj": "rowwise",
     "lm_head": "colwise_gather_output",
 }
+#: Of one with fused weights, as `transformers` has Phi-3.
+FUSED_PLAN = {
+    "layers.*.self_attn.qkv_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+    "lm_head": "colwise_gather_output",
+}
 
 
 class Decoder:
@@ -37,7 +45,9 @@ class Decoder:
         inner: int = 22,
         vocabulary: int = 37,
         length: int | None = None,
+        fused: bool = False,
     ) -> None:
+        self.fused = fused
         self.heads, self.kv_heads, self.width = heads, kv_heads, width
         self.hidden, self.inner, self.vocabulary = heads * width, inner, vocabulary
         self.weights: dict[str, tuple[int, ...]] = {}
@@ -83,12 +93,19 @@ class Decoder:
             layer = f"model.layers.{k}."
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 shapes[f"{layer}{norm}.weight"] = (hidden,)
-            for name, rows in (("q", hidden), ("k", kv), ("v", kv), ("o", hidden)):
+            projections = [("q", hidden), ("k", kv), ("v", kv), ("o", hidden)]
+            if self.fused:
+                projections = [("qkv", hidden + 2 * kv), ("o", hidden)]
+            for name, rows in projections:
                 shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, hidden)
-            shapes[f"{layer}self_attn.q_proj.bias"] = (hidden,)
+            first, rows = projections[0]
+            shapes[f"{layer}self_attn.{first}_proj.bias"] = (rows,)
             shapes[f"{layer}self_attn.o_proj.bias"] = (hidden,)
-            shapes[f"{layer}mlp.gate_proj.weight"] = (self.inner, hidden)
-            shapes[f"{layer}mlp.up_proj.weight"] = (self.inner, hidden)
+            if self.fused:
+                shapes[f"{layer}mlp.gate_up_proj.weight"] = (2 * self.inner, hidden)
+            else:
+                shapes[f"{layer}mlp.gate_proj.weight"] = (self.inner, hidden)
+                shapes[f"{layer}mlp.up_proj.weight"] = (self.inner, hidden)
             shapes[f"{layer}mlp.down_proj.weight"] = (hidden, self.inner)
         shapes["model.norm.weight"] = (hidden,)
         shapes["lm_head.weight"] = (self.vocabulary, hidden)
@@ -132,11 +149,25 @@ class Decoder:
         y = self.emit(op.broadcast_to(y, shape))
         return self.emit(op.reshape(y, (1, self.heads, self.length, self.width)))
 
+    def _projected(self, x: relax.Var, name: str) -> Iterator[relax.Var]:
+        """Yield queries, keys and values."""
+        if not self.fused:
+            for one in "qkv":
+                yield self._linear(x, f"{name}{one}_proj")
+            return
+        both = self._linear(x, f"{name}qkv_proj")
+        begin = 0
+        for heads in (self.heads, self.kv_heads, self.kv_heads):
+            end = begin + heads * self.width
+            yield self.emit(op.strided_slice(both, [2], [begin], [end], [1]))
+            begin = end
+
     def _layer(self, x: relax.Var, name: str) -> relax.Var:
         y = self._norm(x, f"{name}input_layernorm.weight")
-        q = self._rotated(self._heads(self._linear(y, f"{name}self_attn.q_proj"), self.heads))
-        k = self._rotated(self._heads(self._linear(y, f"{name}self_attn.k_proj"), self.kv_heads))
-        v = self._heads(self._linear(y, f"{name}self_attn.v_proj"), self.kv_heads)
+        q, k, v = self._projected(y, f"{name}self_attn.")
+        q = self._rotated(self._heads(q, self.heads))
+        k = self._rotated(self._heads(k, self.kv_heads))
+        v = self._heads(v, self.kv_heads)
         k, v = self._repeated(k), self._repeated(v)
         scores = self.emit(op.matmul(q, self.emit(op.permute_dims(k, [0, 1, 3, 2]))))
         later = self.emit(op.full((self.length, self.length), relax.const(-1e9, "float32")))
@@ -146,8 +177,13 @@ class Decoder:
         y = self.emit(op.reshape(y, (1, self.length, self.hidden)))
         x = self.emit(op.add(x, self._linear(y, f"{name}self_attn.o_proj")))
         y = self._norm(x, f"{name}post_attention_layernorm.weight")
-        gate = self.emit(op.nn.silu(self._linear(y, f"{name}mlp.gate_proj")))
-        y = self.emit(op.multiply(gate, self._linear(y, f"{name}mlp.up_proj")))
+        if self.fused:
+            both = self.emit(op.split(self._linear(y, f"{name}mlp.gate_up_proj"), 2, -1))
+            gate, up = (self.emit(relax.TupleGetItem(both, k)) for k in range(2))
+        else:
+            gate = self._linear(y, f"{name}mlp.gate_proj")
+            up = self._linear(y, f"{name}mlp.up_proj")
+        y = self.emit(op.multiply(self.emit(op.nn.silu(gate)), up))
         return self.emit(op.add(x, self._linear(y, f"{name}mlp.down_proj")))
 
 

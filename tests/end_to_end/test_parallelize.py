@@ -13,7 +13,7 @@ import pytest
 import tvm
 from operator_cases import CASES, Draw
 from placed_programs import compare, session_of
-from small_decoder import PLAN, Decoder, whole_model
+from small_decoder import FUSED_PLAN, PLAN, Decoder, whole_model
 from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
 from tvm.relax import op
@@ -68,26 +68,104 @@ def check(plan: Any, mesh: Any, **sizes: int) -> Parallelized:
     return made
 
 
+@pytest.mark.parametrize("mesh", [2, 3, 4])
+def test_a_decoder(mesh: int) -> None:
+    """Two sums a layer and one of the embedding, and the columns of the last product.
+
+    Three and four ranks divide neither two heads of keys and values, nor six heads of queries.
+    """
+    made = check(WHOLE_VOCABULARY, mesh)
+    assert made.collectives == {"allreduce": 5, "allgather": 1}
+    whole = sum(np.prod(shape) * 4 for shape in Decoder().weights.values())
+    assert whole / mesh <= made.bytes_per_rank < whole / mesh * 1.4
+
+
 @pytest.mark.parametrize(
-    ("mesh", "collectives"),
+    ("mesh", "sizes", "queries", "keys"),
     [
-        (2, {"allreduce": 5, "allgather": 1}),
-        # Two heads of keys and values are not divided among three ranks, and are gathered.
-        (3, {"allreduce": 5, "allgather": 5}),
-        # Nor are six heads of queries among four.
-        (4, {"allreduce": 5, "allgather": 7}),
+        # Four ranks have the first head of keys, and two heads of queries each.
+        (8, {"heads": 16, "kv_heads": 2}, (8, 64), (4, 64)),
+        (8, {"heads": 8, "kv_heads": 1}, (4, 32), (4, 32)),
+        # Two ranks have three heads of queries: two and one.
+        (4, {"heads": 6, "kv_heads": 2}, (8, 24), (4, 24)),
+        # Both heads on each rank are fewer bytes than three heads of queries on two of three.
+        (3, {"heads": 6, "kv_heads": 2}, (8, 24), (8, 24)),
+        # No head is in two parts: two heads on two ranks, one on the third one.
+        (3, {"heads": 5, "kv_heads": 5}, (8, 20), (8, 20)),
+        (4, {"heads": 2, "kv_heads": 2}, (4, 8), (4, 8)),
     ],
 )
-def test_a_decoder(mesh: int, collectives: dict[str, int]) -> None:
-    """Two sums a layer and one of the embedding, and the columns of the last product."""
-    made = check(WHOLE_VOCABULARY, mesh)
-    assert made.collectives == collectives
-    whole = sum(np.prod(shape) * 4 for shape in Decoder().weights.values())
-    assert whole / mesh <= made.bytes_per_rank < whole / mesh * 1.2
+def test_heads_that_ranks_do_not_divide(
+    mesh: int, sizes: dict[str, int], queries: tuple[int, int], keys: tuple[int, int]
+) -> None:
+    """A rank has the heads of keys and values that its heads of queries need: two sums a layer."""
+    made = check(PLAN, mesh, layers=1, length=7, **sizes)
+    assert made.collectives == {"allreduce": 2, "allgather": 1}
+    attention = "model.layers.0.self_attn."
+    assert made.cut[f"{attention}q_proj.weight"].part_shape == queries
+    assert made.cut[f"{attention}o_proj.weight"].part_shape == queries[::-1]
+    for one in ("k_proj", "v_proj"):
+        assert made.cut[f"{attention}{one}.weight"].part_shape == keys
 
 
-def test_more_ranks_than_heads_of_keys() -> None:
-    check(PLAN, 8, layers=1, heads=8, kv_heads=2, length=7)
+@pytest.mark.parametrize(
+    ("mesh", "heads", "kv_heads", "fused"),
+    [
+        (1, 6, 2, "32"),
+        (2, 6, 2, "24/2+8/2+8/2"),
+        (3, 6, 2, "2/3x12+2/3x4+2/3x4"),
+        (4, 6, 2, "2/2x3/2x4+8/2+8/2"),
+        (8, 16, 2, "64/8+8/2+8/2"),
+    ],
+)
+def test_fused_weights(mesh: int, heads: int, kv_heads: int, fused: str) -> None:
+    """Queries, keys and values in one weight are divided one by one, and so are gate and up."""
+    made = check(FUSED_PLAN, mesh, layers=2, heads=heads, kv_heads=kv_heads, fused=True)
+    if mesh == 1:
+        return
+    assert made.collectives == {"allreduce": 4, "allgather": 1}
+    for one in ("weight", "bias"):
+        cut = made.cut[f"model.layers.1.self_attn.qkv_proj.{one}"]
+        assert cut.placements == (Shard(0, fused),)
+    cut = made.cut["model.layers.0.mlp.gate_up_proj.weight"]
+    assert cut.placements == (Shard(0, f"22/{mesh}+22/{mesh}"),)
+
+
+@pytest.mark.parametrize("order", ["3 h w", "h 3 w"])
+@pytest.mark.parametrize("mesh", [2, 3, 4])
+def test_fused_weights_in_one_reshape(mesh: int, order: str) -> None:
+    """Three in one weight whose inputs come first, in both orders, as vision models have them."""
+    heads, width = 5, 4
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((7, 6), "float32"))
+    w = relax.Var("w", relax.TensorType((6, 3 * heads * width), "float32"))
+    out = relax.Var("out", relax.TensorType((heads * width, 6), "float32"))
+    axis = order.split().index("3")
+    shape = [{"3": 3, "h": heads, "w": width}[one] for one in order.split()]
+    with builder.function("main", [x, w, out], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit(op.reshape(op.matmul(x, w), (7, *shape)))
+            q, k, v = (
+                builder.emit(
+                    op.squeeze(op.strided_slice(y, [axis + 1], [one], [one + 1]), [axis + 1])
+                )
+                for one in range(3)
+            )
+            q, k, v = (builder.emit(op.permute_dims(one, [1, 0, 2])) for one in (q, k, v))
+            scores = op.nn.softmax(op.matmul(q, op.permute_dims(k, [0, 2, 1])), -1)
+            z = builder.emit(op.permute_dims(op.matmul(scores, v), [1, 0, 2]))
+            result = builder.emit_output(op.matmul(op.reshape(z, (7, heads * width)), out))
+        builder.emit_func_output(result)
+    made = parallelize(builder.get(), {"w": Shard(1), "out": Shard(0)}, mesh)
+    assert made.collectives == {"allreduce": 1}
+    random = np.random.default_rng(0)
+    given = [random.uniform(-1, 1.5, one).astype("float32") for one in ((7, 6), (6, 60), (20, 6))]
+    y = np.moveaxis((given[0] @ given[1]).reshape(7, *shape), axis + 1, 0)
+    q, k, v = y.transpose(0, 2, 1, 3)
+    e = np.exp(q @ k.swapaxes(1, 2))
+    right = (e / e.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(7, 20) @ given[2]
+    for found in run(made, "main", given):
+        np.testing.assert_allclose(found.numpy(), right, rtol=1e-4, atol=1e-5)
 
 
 def test_two_axes_of_a_mesh() -> None:

@@ -29,6 +29,7 @@ import tvm.relax.script.parser
 
 from tvm_ipc.comm import legalize as _legalize  # noqa: F401 - registers it
 from tvm_ipc.comm.attributes import CollectiveAttrs
+from tvm_ipc.comm.division import Division
 from tvm_ipc.comm.kinds import KINDS, Kind
 from tvm_ipc.comm.mesh import Mesh, Teams
 from tvm_ipc.comm.operator import collective
@@ -58,6 +59,7 @@ for _script in (tvm.relax.script, tvm.relax.script.parser):
 __all__ = [
     "KINDS",
     "CollectiveAttrs",
+    "Division",
     "Kind",
     "Mesh",
     "Partial",

@@ -3,10 +3,11 @@
 
     Replica()           all of it, the same on each rank           printed as "R"
     Shard(0)            a part each, along axis 0                  "S[0]"
+    Shard(0, "8/2+4/2") likewise, of 8 indices and of the next 4   "S[0: 8/2+4/2]"
     Partial("sum")      a tensor each, whose sum is the tensor     "P[sum]"
 
 Parts along an axis that the ranks do not divide have the extent of the largest one, with zeros
-beyond the end, as those of uneven collectives.
+beyond the end, as those of uneven collectives. Other ways to divide an axis are in `division`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import tvm_ffi
 
 from tvm_ipc import arguments
+from tvm_ipc.comm.division import Division
 from tvm_ipc.comm.mesh import Mesh
 from tvm_ipc.contract import REDUCED_TYPES, ReduceKind
 
@@ -36,16 +38,29 @@ class Replica:
 
 @dataclass(frozen=True)
 class Shard:
-    """Every rank has a part along an axis of the tensor."""
+    """Every rank has a part along an axis of the tensor.
+
+    Parameters
+    ----------
+    axis : of the tensor.
+    division : how it is divided, a `Division` or its text; None for consecutive parts.
+    """
 
     axis: int
+    division: Division | None = None
 
     def __post_init__(self) -> None:
         axis = arguments.integer("Shard: axis", self.axis, "an axis of the tensor, from 0 on")
         object.__setattr__(self, "axis", axis)
+        given: Any = self.division
+        if isinstance(given, str):
+            object.__setattr__(self, "division", Division.of("Shard: division", given))
+        elif given is not None:
+            wanted = "a Division, its text, or None"
+            arguments.instance("Shard: division", given, Division, wanted)
 
     def __str__(self) -> str:
-        return f"S[{self.axis}]"
+        return f"S[{self.axis}]" if self.division is None else f"S[{self.axis}: {self.division}]"
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,9 @@ Placement: TypeAlias = Replica | Shard | Partial
 #: By the axes of a mesh, in their order.
 Placements: TypeAlias = tuple[Placement, ...]
 
-_TEXT: Final = re.compile(r"R|S\[(?P<axis>\d+)\]|P\[(?P<reduction>\w+)\]")
+_TEXT: Final = re.compile(
+    r"R|S\[(?P<axis>\d+)(?:: *(?P<division>[^\]]+))?\]|P\[(?P<reduction>\w+)\]"
+)
 _WANTED: Final = "placements by axes of the mesh, such as {'tp': comm.Shard(0)}"
 
 
@@ -80,7 +97,8 @@ def placement_of(name: str, given: Any) -> Placement:
             name, wanted, given
         )
     if found["axis"] is not None:
-        return Shard(int(found["axis"]))
+        text = found["division"]
+        return Shard(int(found["axis"]), Division.of(name, text) if text else None)
     return Replica() if found["reduction"] is None else Partial(found["reduction"])
 
 
@@ -106,9 +124,20 @@ def placements_of(mesh: Mesh, given: Any) -> Placements:
     else:
         raise arguments.wrong_type("place: placements", _WANTED, given)
     return tuple(
-        placement_of(f"place: placements, along {name!r}", one)
-        for name, one in zip(mesh.axes, listed, strict=True)
+        along(f"place: placements, along {name!r}", one, workers)
+        for (name, workers), one in zip(mesh.axes.items(), listed, strict=True)
     )
+
+
+def along(name: str, given: Any, workers: int) -> Placement:
+    """Return a placement along an axis of a mesh with some ranks, in the one way to say it."""
+    placement = placement_of(name, given)
+    if not isinstance(placement, Shard) or placement.division is None:
+        return placement
+    why_not = placement.division.why_not(None, workers)
+    if why_not:
+        raise ValueError(f"{name}: {why_not}")
+    return Shard(placement.axis) if placement.division.is_plain(workers) else placement
 
 
 def show(mesh: Mesh, placements: Sequence[Placement]) -> str:

@@ -12,9 +12,10 @@ import tvm
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Shard
-from tvm_ipc.comm.operator import constant, item_bytes, largest_part
+from tvm_ipc.comm.operator import constant, item_bytes
 from tvm_ipc.comm.placements import Placements, show
 from tvm_ipc.parts import Runs, all_of, even, take
+from tvm_ipc.transform.placements.placed import local_extent
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Cut:
         found = list(self.shape)
         for one, workers in zip(self.placements, self.mesh.axes.values(), strict=True):
             if isinstance(one, Shard):
-                found[one.axis] = largest_part(found[one.axis], workers)
+                found[one.axis] = local_extent(one, workers, found[one.axis])
         return tuple(extent if constant(extent) is None else constant(extent) for extent in found)
 
     @property
@@ -74,7 +75,9 @@ class Cut:
         for one, index, workers in zip(
             self.placements, place, self.mesh.axes.values(), strict=True
         ):
-            if isinstance(one, Shard):
+            if isinstance(one, Shard) and one.division is not None:
+                found[one.axis] = one.division.runs(int(index), workers)
+            elif isinstance(one, Shard):
                 found[one.axis] = even(whole[one.axis], int(index), workers)
         return tuple(found)
 

@@ -33,7 +33,7 @@ from tvm_ipc.comm.placements import Placements, placements_of
 from tvm_ipc.transform.ir.rewrite import begin_with, rewrite, typed, walk, with_value
 from tvm_ipc.transform.rules.composed import composed
 from tvm_ipc.transform.rules.operation import operation_of, short_name
-from tvm_ipc.transform.rules.rule import Decided, Refusal, Rule, decide, placed_by
+from tvm_ipc.transform.rules.rule import Choice, Decided, Refusal, Rule, decide, placed_by
 from tvm_ipc.transform.rules.table import rule_of
 
 _PLACE: Final = tvm.ir.Op.get(PLACE)
@@ -217,21 +217,23 @@ class _Meeting:
     ) -> Decided:
         """Return where operands go if that moves the fewest bytes."""
         names = [str(x) for x in operands]
-        choices: list[list[int | None]] = []
+        choices: list[list[Choice]] = []
         for index, workers in enumerate(self.mesh.axes.values()):
-            labels = {
-                of[here.axis]
+            there = {
+                (of[here.axis], here.division): None
                 for of, one in zip(rule.operands, found, strict=True)
                 if isinstance(here := one[index], Shard)
             }
-            allowed = sorted(
-                label for label in labels if label is not None and not rule.why_not(label, workers)
-            )
+            allowed: list[Choice] = [
+                (label, division)
+                for label, division in there
+                if label is not None and not rule.why_not(label, workers, division)
+            ]
             choices.append([*allowed, None])
         best: tuple[float, Decided] | None = None
-        for labels_of_axes in product(*choices):
+        for of_axes in product(*choices):
             try:
-                decided = placed_by(self.mesh, rule, names, found, labels_of_axes)
+                decided = placed_by(self.mesh, rule, names, found, of_axes)
             except Refusal:
                 continue
             moves = zip(operands, found, decided.operands, strict=True)

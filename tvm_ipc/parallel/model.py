@@ -18,10 +18,13 @@ from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.parallel.activations import with_activations
+from tvm_ipc.parallel.axes import Axes
 from tvm_ipc.parallel.cut import Cut
+from tvm_ipc.parallel.divisions import divided_by_use
 from tvm_ipc.parallel.meet import with_meetings
 from tvm_ipc.parallel.plan import read_plan
 from tvm_ipc.parallel.products import with_batches
+from tvm_ipc.parallel.repeats import with_repeats
 from tvm_ipc.parallel.styles import Use
 from tvm_ipc.parallel.uses import Meeting, meetings_of, use_of
 from tvm_ipc.transform import LowerPlacements, collect_report
@@ -108,7 +111,15 @@ def parallelize(
     params = _params(mod, names)
     shapes = {name: one.shape for name, one in params.items()}
     planned = read_plan(plan, mesh, shapes, _uses(mod, params))
-    by_plan = planned.placements
+    mod = _with_repeats(mod)
+    weights = {x: name for name, one in params.items() if not one.is_input for x in one.variables}
+    functions = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
+    by_plan = planned.placements | divided_by_use(
+        Axes(functions, weights),
+        mesh,
+        {name: one for name, one in planned.placements.items() if not params[name].is_input},
+        shapes,
+    )
     placed = {}
     for global_var, function in mod.functions_items():
         if isinstance(function, relax.Function):
@@ -151,6 +162,14 @@ def parallelize(
         if not one.is_input or name in by_plan
     }
     return Parallelized(module, result, mesh, cut, tuple(report.decisions))
+
+
+def _with_repeats(mod: tvm.IRModule) -> tvm.IRModule:
+    changed = {
+        name: with_repeats(function) if isinstance(function, relax.Function) else function
+        for name, function in mod.functions_items()
+    }
+    return tvm.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 @dataclass

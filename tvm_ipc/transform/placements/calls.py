@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -113,14 +113,15 @@ def _by_rule(values: RankValues, var: relax.Var, call: relax.Call, operands: _Op
     if short_name(call) in _SAYS_ITS_TYPE or callee_of(call) is not None:
         changed = _with_local_types(values, changed, decided, operands, wholes)
     if rule.local is not None:
-        labels = zip(decided.labels, mesh.axes.items(), strict=True)
-        axes = {label: axis for label, axis in labels if label is not None}
+        choices = zip(decided.choices, mesh.axes.items(), strict=True)
+        axes = {choice[0]: (choice[1], *axis) for choice, axis in choices if choice is not None}
         part = Part(
             changed,
             tuple(dims),
-            {label: workers for label, (_, workers) in axes.items()},
+            {label: workers for label, (_, _, workers) in axes.items()},
+            {label: division for label, (division, _, _) in axes.items()},
             values.builder,
-            lambda label: values.moves.rank(axes[label][0]),
+            lambda label: values.moves.rank(axes[label][1]),
         )
         changed = rule.local(part)
     zeros = [
@@ -152,7 +153,7 @@ def _rebuilt(values: RankValues, argument: relax.Expr, given: Iterator[Placed]) 
 
 
 def _zeros(
-    rule: Rule, labels: Sequence[int | None], axes: Mapping[int, int], moved: Sequence[Placed]
+    rule: Rule, labels: Sequence[int | None], axes: Iterable[int], moved: Sequence[Placed]
 ) -> frozenset[int]:
     """Return the axes of a result beyond whose end it has zeros."""
     found = set()

@@ -42,20 +42,30 @@ def is_replicated(placements: Placements) -> bool:
     return all(str(one) == "R" for one in placements)
 
 
-def divided(mesh: Mesh, placements: Placements) -> dict[int, int]:
-    """Return the axes of a tensor that are divided, and among how many ranks."""
+def divided(mesh: Mesh, placements: Placements) -> dict[int, tuple[Shard, int]]:
+    """Return the axes of a tensor that are divided, how, and among how many ranks."""
     pairs = zip(placements, mesh.axes.values(), strict=True)
-    return {one.axis: workers for one, workers in pairs if isinstance(one, Shard)}
+    return {one.axis: (one, workers) for one, workers in pairs if isinstance(one, Shard)}
 
 
 def uneven(mesh: Mesh, placements: Placements, whole: relax.TensorType) -> frozenset[int]:
     """Return the axes of a tensor that ranks may not divide into equal parts."""
     dims = extents(whole)
-    return frozenset(
-        axis
-        for axis, workers in divided(mesh, placements).items()
-        if dims is None or not divides(workers, dims[axis])
-    )
+
+    def is_uneven(one: Shard, workers: int) -> bool:
+        if one.division is not None:
+            return one.division.padded
+        return dims is None or not divides(workers, dims[one.axis])
+
+    found = divided(mesh, placements)
+    return frozenset(axis for axis, how in found.items() if is_uneven(*how))
+
+
+def local_extent(one: Shard, workers: int, extent: tirx.Expr) -> tirx.Expr:
+    """Return the extent of what a rank has of an axis that is divided."""
+    if one.division is not None:
+        return tirx.IntImm("int64", one.division.part)
+    return largest_part(extent, workers)
 
 
 def local_extents(
@@ -64,7 +74,7 @@ def local_extents(
     """Return the extents of what a rank has of a tensor."""
     by_axis = divided(mesh, placements)
     return [
-        largest_part(extent, by_axis[axis]) if axis in by_axis else extent
+        local_extent(*by_axis[axis], extent) if axis in by_axis else extent
         for axis, extent in enumerate(dims)
     ]
 

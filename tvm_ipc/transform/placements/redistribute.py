@@ -7,20 +7,23 @@
     P to R           allreduce
     P to S[a]        reduce_scatter
 
-They are done in an order in which what comes later moves less.
+They are done in an order in which what comes later moves less. Where an axis is divided into other
+parts than consecutive ones, see `rearrange`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tvm import relax
 
 from tvm_ipc import comm
-from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
-from tvm_ipc.comm.operator import divides, dtype_of, extents, same_extents
+from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
+from tvm_ipc.comm.operator import constant, divides, dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.transform.placements.placed import Placed, divided, local_type, uneven
+from tvm_ipc.transform.placements.rearrange import Rearrangement, order_of, places_in, table_of
 from tvm_ipc.transform.report import Decision, note
 
 NAME = "LowerPlacements"
@@ -40,8 +43,8 @@ class Redistribution:
         self.builder = builder
         self.mesh = mesh
         self.function = function
-        #: By extent, ranks and axis of the mesh: which places of a part are before the end.
-        self._inside: list[tuple[relax.Expr, int, relax.Var]] = []
+        #: By extent, axis of the mesh and division: which places of a part are no zeros.
+        self._inside: list[tuple[relax.Expr, tuple[int, Division | None], relax.Var]] = []
         self._ranks: dict[str, relax.Var] = {}
 
     def end_block(self) -> None:
@@ -70,7 +73,7 @@ class Redistribution:
     def move(self, x: Placed, target: Placements, subject: str, verdict: str, why: str) -> Placed:
         """Return a tensor as it is placed elsewhere, and note each collective that this takes."""
         while x.placements != target:
-            index, step = self._next(x.placements, target)
+            index, step = self._next(x, target)
             name = list(self.mesh.axes)[index]
             kind, moved = self._step(x, index, step)
             about = f"{kind} of {subject} along {name!r}"
@@ -78,21 +81,44 @@ class Redistribution:
             x = moved
         return x
 
-    def _next(self, found: Placements, target: Placements) -> tuple[int, Placement]:
+    def _next(self, x: Placed, target: Placements) -> tuple[int, Placement]:
         """Return the axis of the mesh to do next, and what a tensor is along it afterwards.
 
         An axis of the tensor is divided once at any time. Where two of them change places, one is
         gathered in between.
         """
+        found = x.placements
         taken = divided(self.mesh, found)
         differ = [k for k in range(len(found)) if found[k] != target[k]]
         free = [
             k for k in differ if not (isinstance(step := target[k], Shard) and step.axis in taken)
         ]
+        for index in differ:
+            if self._is_there(x, index, target[index]):
+                return index, target[index]
         if not free:
             return differ[0], Replica()
         index = min(free, key=lambda k: _ORDER.index((type(found[k]), type(target[k]))))
-        return index, target[index]
+        source, step = found[index], target[index]
+        if isinstance(source, Shard) and isinstance(step, Shard) and _by_table(source, step):
+            return index, Replica()
+        return index, step
+
+    def _is_there(self, x: Placed, index: int, target: Placement) -> bool:
+        """Whether each rank has what it gets, in other parts of the same axis."""
+        source = x.placements[index]
+        if not (isinstance(source, Shard) and isinstance(target, Shard)):
+            return False
+        if source.axis != target.axis or not _by_table(source, target):
+            return False
+        return places_in(*self._tables(x, index, source, target)) is not None
+
+    def _tables(self, x: Placed, index: int, *given: Shard) -> list[Any]:
+        """Return the indices that ranks have of an axis, by how it is divided."""
+        workers = list(self.mesh.axes.values())[index]
+        dims = extents(x.whole)
+        assert dims is not None, "only tensors of known shape are divided"
+        return [table_of(one, constant(dims[one.axis]), workers) for one in given]
 
     def _step(self, x: Placed, index: int, target: Placement) -> tuple[str, Placed]:
         """Return what is done along one axis of the mesh, and the tensor afterwards."""
@@ -102,6 +128,11 @@ class Redistribution:
         assert dims is not None, "only tensors of known shape are divided"
         source = x.placements[index]
         value = self.bound(x.value)
+        if _by_table(source, target):
+            kind, made = self._step_by_table(x, index, target)
+            placements = (*x.placements[:index], target, *x.placements[index + 1 :])
+            zeros = x.zeros | ({target.axis} if isinstance(target, Shard) else set())
+            return kind, self.placed(made, x.whole, placements, zeros)
         parts_differ = isinstance(target, Shard) and not divides(workers, dims[target.axis])
         extent = None
         if isinstance(source, Shard) and (parts_differ or not divides(workers, dims[source.axis])):
@@ -126,16 +157,46 @@ class Redistribution:
         zeros = x.zeros | ({target.axis} if isinstance(target, Shard) else set())
         return str(call.attrs.kind), self.placed(call, x.whole, placements, zeros)
 
+    def _step_by_table(self, x: Placed, index: int, target: Placement) -> tuple[str, relax.Expr]:
+        """Return what is done along one axis of the mesh where parts are those of a table."""
+        source = x.placements[index]
+        value = self.bound(x.value)
+        one = source if isinstance(source, Shard) else target
+        assert isinstance(one, Shard)
+        rearrange = self._rearrangement(index, one.axis)
+        team = rearrange.team
+        (table,) = self._tables(x, index, one)
+        if isinstance(source, Shard):
+            if isinstance(target, Shard):
+                places = places_in(*self._tables(x, index, source, target))
+                assert places is not None
+                made, chosen = rearrange.own(value, places)
+                return str(chosen.attrs.kind), made
+            call = comm.allgather(value, axis=one.axis, team=team)
+            order = order_of(table)
+            return str(call.attrs.kind), rearrange.ordered(self.builder.emit(call), order)
+        if isinstance(source, Partial):
+            value = rearrange.ordered(value, table.ravel())
+            call = comm.reduce_scatter(value, source.reduction, axis=one.axis, team=team)
+            return str(call.attrs.kind), call
+        made, chosen = rearrange.own(value, table)
+        return str(chosen.attrs.kind), made
+
+    def _rearrangement(self, index: int, axis: int) -> Rearrangement:
+        name = list(self.mesh.axes)[index]
+        return Rearrangement(self.builder, self.mesh.teams(name), self.mesh.extent(name), axis)
+
     def fill(self, x: Placed, axes: frozenset[int], value: float, subject: str, why: str) -> Placed:
         """Return the tensor with a value beyond the ends of some axes."""
-        by_axis = divided(self.mesh, x.placements)
+        by_axis = {one.axis: k for k, one in enumerate(x.placements) if isinstance(one, Shard)}
         dims = extents(x.whole)
         assert dims is not None
         for axis in sorted(axes):
             about = f"{subject} beyond the end of axis {axis}"
             note(Decision(NAME, self.function, about, f"filled with {value}", why))
-            index = x.placements.index(Shard(axis))
-            inside = self._is_inside(dims[axis], by_axis[axis], index)
+            one = x.placements[by_axis[axis]]
+            assert isinstance(one, Shard)
+            inside = self._is_inside(dims[axis], one, by_axis[axis])
             count = len(dims)
             if count > 1:
                 length = extents(inside.ty)
@@ -157,17 +218,27 @@ class Redistribution:
             self._ranks[name] = self.builder.emit(own)
         return self._ranks[name]
 
-    def _is_inside(self, extent: relax.Expr, workers: int, index: int) -> relax.Var:
-        """Return which places of a rank's part of an axis are before the end."""
+    def _is_inside(self, extent: relax.Expr, one: Shard, index: int) -> relax.Var:
+        """Return which places of a rank's part of an axis are no zeros."""
+        how = (index, one.division)
         for known, of, inside in self._inside:
-            if of == index and same_extents([known], [extent]):
+            if of == how and same_extents([known], [extent]):
                 return inside
-        name = list(self.mesh.axes)[index]
-        ones = self.builder.emit(relax.op.ones((extent,), "int32"))
-        call = comm.take_part(ones, team=self.mesh.teams(name), workers=workers, uneven=True)
-        inside = self.builder.emit(call)
-        self._inside.append((extent, index, inside))
+        if one.division is not None:
+            inside = self._rearrangement(index, 0).inside(one.division)
+        else:
+            name = list(self.mesh.axes)[index]
+            team, workers = self.mesh.teams(name), self.mesh.extent(name)
+            ones = self.builder.emit(relax.op.ones((extent,), "int32"))
+            call = comm.take_part(ones, team=team, workers=workers, uneven=True)
+            inside = self.builder.emit(call)
+        self._inside.append((extent, how, inside))
         return inside
+
+
+def _by_table(*given: Placement) -> bool:
+    """Whether a tensor is divided into other parts than consecutive ones."""
+    return any(isinstance(one, Shard) and one.division is not None for one in given)
 
 
 #: First what makes the tensor smaller, last what makes it larger.

@@ -43,6 +43,7 @@ def _take(op: Operation) -> Rule:
         ((*labels[:axis], *indices, *labels[axis + 1 :]),),
         reduced={axis: "sum"} if can else {},
         whole={} if can else needs_all(axis),
+        plain=frozenset({axis}),
         keeps=keeps.first_alike,
         zeros=_first,
         beyond={1: 0},

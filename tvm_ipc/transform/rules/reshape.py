@@ -6,23 +6,30 @@ divided must be the first one that is longer than 1, before and after: a rank's 
 piece then, and is the same piece afterwards, if the parts have as many elements.
 
     (b, 12, 64) -> (b, 4, 3, 64)        groups b | 12 -> 4, 3 | 64; 12 and 4 can be divided
+
+Where extents are known, other divisions go through too: what is outside of a divided axis and what
+is inside of it become factors, or are taken from them.
+
+    (b, 10, 64) -> (b, 640)             10 heads among 4 ranks, 3 at most, are 10/4x64 of 640
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import prod
 from operator import mul
 from typing import Final
 
 import tvm
 from tvm import relax, tirx
 
+from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.legalize import reshaped
 from tvm_ipc.comm.operator import constant, largest_part
 from tvm_ipc.transform.rules import keeps
 from tvm_ipc.transform.rules.operation import Operation
-from tvm_ipc.transform.rules.rule import Part, Rule
+from tvm_ipc.transform.rules.rule import Part, Rule, shard
 
 #: Axes before, and the axes after that have as many elements.
 Group = tuple[list[int], list[int]]
@@ -35,7 +42,8 @@ def reshape(op: Operation) -> Rule:
     made: list[int] = [len(before) + axis for axis in range(len(after))]  # of no operand
     whole: dict[int, str] = {}
     among: dict[int, Callable[[int], str]] = {}
-    for old, new in _groups(before, after):
+    groups = groups_of(before, after)
+    for old, new in groups:
         first, target = _first(before, old), _first(after, new)
         if first is None and target is None and old and new:  # all are 1 long
             first, target = old[0], new[0]
@@ -48,6 +56,19 @@ def reshape(op: Operation) -> Rule:
                 made[target] = axis
                 among[axis] = _divides_alike(before, after, old, new, axis, target)
 
+    def carry(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if division is None:
+            why_not = whole.get(label) or among[label](workers)
+            if not why_not:
+                return [Shard(made.index(label))]
+        else:
+            why_not = f"its parts, {division}, are none of the result's axes"
+        extent = constant(before[label])
+        if division is None and extent:
+            division = Division.plain(extent, workers)
+        found = division and _through(division, before, after, groups, label)
+        return [shard(*found, workers)] if found else why_not
+
     def local(part: Part) -> relax.Expr:
         return reshaped(part.builder, part.call.args[0], part.results[0])
 
@@ -56,10 +77,34 @@ def reshape(op: Operation) -> Rule:
         (tuple(made),),
         whole=whole,
         among=among,
+        carry=carry,
         keeps=keeps.all_alike,
         zeros=all,
         local=local,
     )
+
+
+def _through(
+    division: Division,
+    before: Sequence[tirx.Expr],
+    after: Sequence[tirx.Expr],
+    groups: Sequence[Group],
+    label: int,
+) -> tuple[int, Division] | None:
+    """Return which axis of the result is divided, and how; None if that is none."""
+    old, new = next((old, new) for old, new in groups if label in old)
+    was = [constant(before[axis]) or 0 for axis in old]
+    made = [constant(after[axis]) or 0 for axis in new]
+    if 0 in was or 0 in made:  # or not known
+        return None
+    place = old.index(label)
+    flat = division.times(prod(was[place + 1 :])).within(prod(was[:place]))
+    for place, axis in enumerate(new):
+        rest = flat.over(prod(made[place + 1 :]))
+        found = rest and rest.under(prod(made[:place]))
+        if found and found.extent == made[place]:
+            return axis, found
+    return None
 
 
 def _divides_alike(
@@ -80,7 +125,7 @@ def _divides_alike(
     return why_not
 
 
-def _groups(before: Sequence[tirx.Expr], after: Sequence[tirx.Expr]) -> list[Group]:
+def groups_of(before: Sequence[tirx.Expr], after: Sequence[tirx.Expr]) -> list[Group]:
     """Return the smallest groups of equal product, in their order."""
     analyzer = tvm.sym.Analyzer()
     groups: list[Group] = []

@@ -16,11 +16,15 @@ from typing import Any, Final, TypeAlias
 
 from tvm import relax
 
-from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
+from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.placements import Placements
 
 #: Labels of the axes of a tensor; None for an axis of extent 1 that is repeated.
 Labels: TypeAlias = tuple[int | None, ...]
+#: Which label an axis of the mesh divides and how, None for none.
+Choice: TypeAlias = tuple[int, Division | None] | None
+#: Given a label, how it is divided, and among how many ranks: where results are, or why not.
+Carry: TypeAlias = Callable[[int, Division | None, int], Sequence[Placement] | str]
 
 #: Why an axis is not divided.
 ALL_OF_IT: Final = "it needs all of that axis"
@@ -39,6 +43,7 @@ class Part:
     call : with what the rank has of its operands.
     results : the extents of what the rank has of the results.
     workers : among how many ranks a label is divided, for those that are.
+    divisions : how, None for consecutive parts.
     builder : of the function that a rank runs.
     rank : the place of the rank among those that divide a label, a tensor of one int64.
     """
@@ -46,6 +51,7 @@ class Part:
     call: relax.Call
     results: tuple[list[Any], ...]
     workers: Mapping[int, int]
+    divisions: Mapping[int, Division | None]
     builder: relax.BlockBuilder
     rank: Callable[[int], relax.Expr]
 
@@ -69,6 +75,9 @@ class Rule:
     reduced : labels that no result has, and the reduction that makes the result of parts.
     whole : labels of which every rank needs all, and why.
     among : for labels that only some numbers of ranks divide: given the number, why not, or "".
+    plain : labels of which parts have to be consecutive.
+    carry : where results are if a label is divided in some way, for rules whose results have
+        another extent along it; it is asked where `whole` and `among` allow nothing, too.
     keeps : given the placements of the operands along one axis of the mesh, some of which are
         partial and none a shard: whether the results are partial in the same way.
     zeros : given for each operand whether it has zeros beyond the end of a label: whether results
@@ -82,18 +91,41 @@ class Rule:
     reduced: Mapping[int, str] = field(default_factory=dict)
     whole: Mapping[int, str] = field(default_factory=dict)
     among: Mapping[int, Callable[[int], str]] = field(default_factory=dict)
+    plain: frozenset[int] = frozenset()
+    carry: Carry | None = None
     keeps: Callable[[Sequence[Placement]], bool] = _never
     zeros: Callable[[Sequence[bool]], bool] = _never
     beyond: Mapping[int, int] = field(default_factory=dict)
     local: Callable[[Part], relax.Expr] | None = None
 
-    def why_not(self, label: int | None, workers: int) -> str:
+    def why_not(self, label: int | None, workers: int, division: Division | None = None) -> str:
         """Return why a label is not divided among some ranks, "" if it is."""
         if label is None:
             return "that axis is repeated"
+        if division is not None and label in self.reduced and division.copies(workers) > 1:
+            return "it reduces over that axis, of which several ranks have the same"
+        if self.carry is not None:
+            found = self.carry(label, division, workers)
+            return found if isinstance(found, str) else ""
         if label in self.whole:
             return self.whole[label]
+        if division is not None and (label in self.plain or label in self.among):
+            return f"parts of that axis are not consecutive, but {division}"
         return self.among[label](workers) if label in self.among else ""
+
+    def results_of(self, choice: Choice, workers: int) -> list[Placement]:
+        """Return where results are along an axis of the mesh that divides a label."""
+        if choice is None:
+            return [Replica() for _ in self.results]
+        label, division = choice
+        if label in self.reduced:
+            return [Partial(self.reduced[label]) for _ in self.results]
+        if self.carry is None:
+            return [_along(axes, choice) for axes in self.results]
+        found = self.carry(label, division, workers)
+        if isinstance(found, str):
+            raise Refusal(found)
+        return list(found)
 
 
 def needs_all(*labels: int | None) -> dict[int, str]:
@@ -108,21 +140,21 @@ class Decided:
     Attributes
     ----------
     operands, results : their placements.
-    labels : which label each axis of the mesh divides, None for none.
+    choices : which label each axis of the mesh divides, and how.
     """
 
     operands: tuple[Placements, ...]
     results: tuple[Placements, ...]
-    labels: tuple[int | None, ...]
+    choices: tuple[Choice, ...]
 
 
 def decide(mesh: Mesh, rule: Rule, names: Sequence[str], found: Sequence[Placements]) -> Decided:
     """Return where operands have to be; raise `Refusal` where that is not clear."""
-    labels = [
-        _label(rule, names, [one[index] for one in found], name, workers)
+    choices = [
+        _choice(rule, names, [one[index] for one in found], name, workers)
         for index, (name, workers) in enumerate(mesh.axes.items())
     ]
-    return placed_by(mesh, rule, names, found, labels)
+    return placed_by(mesh, rule, names, found, choices)
 
 
 def placed_by(
@@ -130,61 +162,68 @@ def placed_by(
     rule: Rule,
     names: Sequence[str],
     found: Sequence[Placements],
-    labels: Sequence[int | None],
+    choices: Sequence[Choice],
 ) -> Decided:
     """Return where operands have to be if each axis of the mesh divides a label."""
     operands: list[list[Placement]] = [[] for _ in found]
     results: list[list[Placement]] = [[] for _ in rule.results]
-    for index, label in enumerate(labels):
+    for index, (choice, workers) in enumerate(zip(choices, mesh.axes.values(), strict=True)):
         here = [one[index] for one in found]
         targets: Sequence[Placement]
         partial = [one for one in here if isinstance(one, Partial)]
-        if partial and label is None and rule.keeps(here):
+        if partial and choice is None and rule.keeps(here):
             targets = here
             outs: list[Placement] = [partial[0] for _ in results]
         else:
-            targets = [_along(axes, label) for axes in rule.operands]
-            outs = [_along(axes, label) for axes in rule.results]
-            if label is not None and label in rule.reduced:
-                outs = [Partial(rule.reduced[label]) for _ in results]
+            targets = [_along(axes, choice) for axes in rule.operands]
+            outs = rule.results_of(choice, workers)
         for into, targets_of in ((operands, targets), (results, outs)):
             for one, target in zip(into, targets_of, strict=True):
                 one.append(target)
     of_results = ["the result"] * len(results)
     for what, placements in zip([*names, *of_results], [*operands, *results], strict=True):
         _check_once(mesh, what, placements)
-    return Decided(tuple(map(tuple, operands)), tuple(map(tuple, results)), tuple(labels))
+    return Decided(tuple(map(tuple, operands)), tuple(map(tuple, results)), tuple(choices))
 
 
-def _label(
+def _choice(
     rule: Rule, names: Sequence[str], here: Sequence[Placement], mesh_axis: str, workers: int
-) -> int | None:
+) -> Choice:
     """Return the label that is divided along an axis of the mesh, None if none is."""
-    divided: dict[int, str] = {}
+    divided: dict[tuple[int, Division | None], str] = {}
     for what, labels, one in zip(names, rule.operands, here, strict=True):
         if not isinstance(one, Shard):
             continue
         label = labels[one.axis]
-        why_not = rule.why_not(label, workers)
+        why_not = rule.why_not(label, workers, one.division)
         if label is None or why_not:
             raise Refusal(f"{what} is {one} along {mesh_axis!r}, and {why_not}")
-        divided.setdefault(label, f"{what} is {one}")
+        divided.setdefault((label, one.division), f"{what} is {one}")
     if len(divided) > 1:
         both = " and ".join(divided.values())
-        raise Refusal(f"{both} along {mesh_axis!r}, which are different axes for it")
+        different = "axes" if len({label for label, _ in divided}) > 1 else "parts of one axis"
+        raise Refusal(f"{both} along {mesh_axis!r}, which are different {different} for it")
     return next(iter(divided), None)
 
 
-def _along(labels: Labels, label: int | None) -> Placement:
-    return Shard(labels.index(label)) if label is not None and label in labels else Replica()
+def shard(axis: int, division: Division | None, workers: int) -> Shard:
+    """Return a placement in the one way to say it."""
+    return Shard(axis, None if division is None or division.is_plain(workers) else division)
+
+
+def _along(labels: Labels, choice: Choice) -> Placement:
+    if choice is None or choice[0] not in labels:
+        return Replica()
+    return Shard(labels.index(choice[0]), choice[1])
 
 
 def _check_once(mesh: Mesh, what: str, placements: Sequence[Placement]) -> None:
-    seen: dict[Shard, str] = {}
+    seen: dict[int, str] = {}
     for name, one in zip(mesh.axes, placements, strict=True):
         if isinstance(one, Shard):
-            if one in seen:
+            if one.axis in seen:
                 raise Refusal(
-                    f"axis {one.axis} of {what} would be divided along {seen[one]!r} and {name!r}"
+                    f"axis {one.axis} of {what} would be divided along {seen[one.axis]!r} and "
+                    f"{name!r}"
                 )
-            seen[one] = name
+            seen[one.axis] = name

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How axes of weights are divided so that what is made of them needs no collective.
+
+    wq (24, h) -> q (n, 24) -> (n, 6, 4)        6 heads of 4 on 4 ranks: 6/4x4, which is 2 at most
+    wk (8, h) -> k (n, 8) -> (n, 2, 4), each of which is repeated 3 times: 2 heads on 4 ranks are
+        2/2x4, on two ranks each, and 6 heads of queries 2/2x3/2x4: those of one head of keys
+    qkv (40, h) -> (n, 40) -> slices of 24, 8, 8: 2/2x3/2x4+2/2x4+2/2x4
+
+Where there is a choice, the one with the fewest bytes on a rank is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from typing import Any, Final
+
+from tvm_ipc.comm import Division, Mesh, Shard
+from tvm_ipc.comm.division import joined
+from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.placements import Placements
+from tvm_ipc.parallel.axes import Axes, MadeOf, Node
+
+#: Slices of one axis, beyond which it is not looked at.
+_MOST_SLICES: Final = 64
+
+
+def divided_by_use(
+    axes: Axes, mesh: Mesh, placed: Mapping[str, Placements], shapes: Mapping[str, Sequence[Any]]
+) -> dict[str, Placements]:
+    """Return where weights lie, with axes divided as the program uses them.
+
+    Parameters
+    ----------
+    axes : of the program.
+    mesh : of the placements.
+    placed : where a plan says that weights lie.
+    shapes : of the weights.
+    """
+    found = {name: list(placements) for name, placements in placed.items()}
+    for index, workers in enumerate(mesh.axes.values()):
+        sizes: dict[Node, int] = {}
+        weights: Counter[Node] = Counter()
+        for name, placements in placed.items():
+            one, dims = placements[index], [constant(extent) for extent in shapes[name]]
+            if isinstance(one, Shard) and one.division is None and all(dims):
+                node = axes.of((name, (), one.axis))
+                sizes[node] = dims[one.axis] or 0
+                weights[node] += prod(extent or 0 for extent in dims)
+        dividing = _Dividing(axes, workers, sizes, weights)
+        for name, placements in placed.items():
+            one = placements[index]
+            if isinstance(one, Shard) and (node := axes.of((name, (), one.axis))) in sizes:
+                division = dividing.of(node)
+                if one.division is None and not division.is_plain(workers):
+                    found[name][index] = replace(one, division=division)
+    return {name: tuple(placements) for name, placements in found.items()}
+
+
+class _Dividing:
+    """Finds divisions of axes that are divided along one axis of the mesh.
+
+    Parameters
+    ----------
+    axes : of the program.
+    workers : along the axis of the mesh.
+    sizes : the extents of the axes that are divided.
+    weights : how many elements the tensors have that are divided along them.
+    """
+
+    def __init__(
+        self, axes: Axes, workers: int, sizes: Mapping[Node, int], weights: Mapping[Node, int]
+    ) -> None:
+        self.axes, self.workers, self.sizes = axes, workers, sizes
+        #: Axes that are repeated, and among how many ranks axes of an extent are divided then.
+        self.repeated = {one.base for made in axes.made.values() for one in made if one.times > 1}
+        self.ways: dict[int, int] = {}
+        extents = {extent: node for node in sizes for extent in self._bases(node, sizes[node])}
+        for extent in extents:
+            ways = [n for n in range(1, workers + 1) if workers % n == 0]
+            self.ways[extent] = min(
+                ways, key=lambda n: (self._elements({**self.ways, extent: n}, weights), n)
+            )
+
+    def of(self, node: Node) -> Division:
+        """Return how an axis is divided."""
+        return self._division(node, self.sizes[node], self.ways)
+
+    def _elements(self, ways: Mapping[int, int], weights: Mapping[Node, int]) -> float:
+        """Return how many elements a rank has of the tensors that are divided."""
+        return sum(
+            count * self._division(node, self.sizes[node], ways).part / self.sizes[node]
+            for node, count in weights.items()
+        )
+
+    def _bases(self, node: Node, extent: int) -> set[int]:
+        """Return the extents of axes which an axis is made of, and which are repeated."""
+        made, pieces = self._made_of(node, extent), self._pieces(node, extent)
+        if made is not None:
+            return self._bases(made.base, _base_extent(made, extent))
+        if pieces:
+            found = [self._bases(piece, size) for piece, size in pieces if piece is not None]
+            return set().union(*found)
+        return {extent} if node in self.repeated else set()
+
+    def _division(self, node: Node, extent: int, ways: Mapping[int, int]) -> Division:
+        made, pieces = self._made_of(node, extent), self._pieces(node, extent)
+        if made is not None:
+            base = self._division(made.base, _base_extent(made, extent), ways)
+            if made.times > 1:
+                return base.repeated(made.times, self.workers)
+            return base.times(made.inner).within(made.outer)
+        if pieces:
+            plain = [Division.plain(size, self.workers) for _, size in pieces]
+            return joined(
+                one if piece is None else self._division(piece, size, ways)
+                for one, (piece, size) in zip(plain, pieces, strict=True)
+            )
+        among = ways.get(extent, self.workers) if node in self.repeated else self.workers
+        return Division.plain(extent, among)
+
+    def _made_of(self, node: Node, extent: int) -> MadeOf | None:
+        """Return how an axis is made of the smallest axis that it is made of, None if of none."""
+        if node in self.axes.consecutive or self._pieces(node, extent):
+            return None
+        ways = [one for one in self.axes.made.get(node, ()) if _base_extent(one, extent) < extent]
+        return min(ways, key=lambda one: self._smallest(one, extent), default=None)
+
+    def _smallest(self, made: MadeOf, extent: int) -> int:
+        base = _base_extent(made, extent)
+        further = self._made_of(made.base, base)
+        return base if further is None else self._smallest(further, base)
+
+    def _pieces(self, node: Node, extent: int) -> list[tuple[Node | None, int]]:
+        """Return the pieces in which an axis is used: which axis each is, and its extent."""
+        slices = self.axes.slices.get(node, {})
+        if not 0 < len(slices) <= _MOST_SLICES or node in self.axes.consecutive:
+            return []
+        bounds = sorted({0, extent, *(bound for both in slices for bound in both)})
+        return [(slices.get(both), both[1] - both[0]) for both in pairwise(bounds)]
+
+
+def _base_extent(made: MadeOf, extent: int) -> int:
+    return extent // (made.outer * made.inner * made.times)
