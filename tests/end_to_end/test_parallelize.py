@@ -217,11 +217,11 @@ OF_TORCH = {
 
 
 @pytest.mark.parametrize("plan", [SEQUENCE, OF_TORCH], ids=["transformers", "torch"])
-@pytest.mark.parametrize(("mesh", "gathers"), [(2, 6), (3, 10)])
-def test_activations_are_divided_along_the_sequence(plan: Any, mesh: int, gathers: int) -> None:
+@pytest.mark.parametrize("mesh", [2, 3])
+def test_activations_are_divided_along_the_sequence(plan: Any, mesh: int) -> None:
     """A reduce-scatter and an all-gather stand where an all-reduce was; the length is odd."""
     made = check(plan, mesh)
-    assert made.collectives == {"reduce_scatter": 5, "allgather": gathers}
+    assert made.collectives == {"reduce_scatter": 5, "allgather": 6}
 
 
 def test_collectives_of_a_divided_sequence_are_overlapped() -> None:
