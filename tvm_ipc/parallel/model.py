@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 import tvm
 from tvm import relax
@@ -15,7 +15,8 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Replica
 from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
-from tvm_ipc.comm.placements import Placements
+from tvm_ipc.comm.place_operator import NAME as PLACE
+from tvm_ipc.comm.placements import Placements, placements_of, show
 from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.parallel.activations import with_activations
 from tvm_ipc.parallel.axes import Axes
@@ -28,9 +29,12 @@ from tvm_ipc.parallel.repeats import with_repeats
 from tvm_ipc.parallel.styles import Use
 from tvm_ipc.parallel.uses import Meeting, meetings_of, use_of
 from tvm_ipc.transform import LowerPlacements, collect_report
+from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.placements.dist import with_places
 from tvm_ipc.transform.placements.function import mesh_of_function
 from tvm_ipc.transform.report import Decision, note
+
+_PLACE: Final = tvm.ir.Op.get(PLACE)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ def parallelize(
     plan : for names of parameters, or patterns of them, a placement, or a style such as "colwise"
         of weights whose first axis is that of outputs; by axes of the mesh if it has several. Other
         parameters are replicated. A model of transformers stands for the plan that it has.
-    mesh : the ranks; a number is a mesh with one axis, "tp".
+    mesh : the ranks; a number is the mesh of the program if that has as many, else one with one
+        axis, "tp".
     names : of parameters of the functions, if plans know them by other names: what
         `ExportedProgram.graph_signature.inputs_to_parameters` says of a model of PyTorch.
 
@@ -104,44 +109,53 @@ def parallelize(
         The program cannot be run by all ranks.
     """
     arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
-    wanted = f"a Mesh, or a number of ranks, 1 to {MAX_WORKERS}"
-    if not isinstance(mesh, Mesh):
-        mesh = Mesh({"tp": arguments.integer("parallelize: mesh", mesh, wanted, 1, MAX_WORKERS)})
+    mod = _with_repeats(mod)
+    whole = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
+    functions = {
+        global_var: with_places(str(global_var.name_hint), function)
+        for global_var, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+    }
+    said = {one: mesh_of_function(str(one.name_hint), f) for one, f in functions.items()}
+    mesh = _mesh(mesh, [one for one in said.values() if one is not None])
     replicas: Placements = (Replica(),) * len(mesh.axes)
     params = _params(mod, names)
     shapes = {name: one.shape for name, one in params.items()}
     planned = read_plan(plan, mesh, shapes, _uses(mod, params))
-    mod = _with_repeats(mod)
+    for global_var, of_function in said.items():
+        if of_function is not None and of_function != mesh:
+            raise ValueError(
+                f"parallelize: function {global_var.name_hint!r} places tensors on {of_function}, "
+                f"and mesh is {mesh}"
+            )
     weights = {x: name for name, one in params.items() if not one.is_input for x in one.variables}
-    functions = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
-    by_plan = planned.placements | divided_by_use(
-        Axes(functions, weights),
-        mesh,
-        {name: one for name, one in planned.placements.items() if not params[name].is_input},
-        shapes,
-    )
-    placed = {}
-    for global_var, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            name = str(global_var.name_hint)
-            function = with_places(name, function)
-            its_params = set(function.params)
-            name_of = {
-                param: one.name
-                for one in params.values()
-                for param in one.variables
-                if one.name in by_plan and param in its_params
-            }
-            lie = {param: by_plan[one] for param, one in name_of.items()}
-            said = mesh_of_function(name, function)
-            if said is not None and said != mesh:
-                raise ValueError(
-                    f"parallelize: function {name!r} places tensors on {said}, and mesh is {mesh}"
-                )
-            styles = {param: planned.styles[one] for param, one in name_of.items()}
-            function = with_activations(name, function, mesh, lie, styles)
-            if lie or said is not None:
-                function = with_meetings(with_batches(function), mesh, lie)
+    by_plan = {
+        **_placed_in_program(mesh, functions, params),
+        **planned.placements,
+        **divided_by_use(
+            Axes(whole, weights),
+            mesh,
+            {name: one for name, one in planned.placements.items() if not params[name].is_input},
+            shapes,
+        ),
+    }
+    placed = dict(mod.functions_items())
+    for global_var, function in functions.items():
+        name = str(global_var.name_hint)
+        its_params = set(function.params)
+        name_of = {
+            param: one.name
+            for one in params.values()
+            for param in one.variables
+            if one.name in by_plan and param in its_params
+        }
+        lie = {param: by_plan[one] for param, one in name_of.items()}
+        styles = {
+            param: planned.styles[one] for param, one in name_of.items() if one in planned.styles
+        }
+        function = with_activations(name, function, mesh, lie, styles)
+        if lie or said[global_var] is not None:
+            function = with_meetings(with_batches(function), mesh, lie)
         placed[global_var] = function
     result = tvm.IRModule(placed, attrs=mod.attrs, global_infos=mod.global_infos)
     with collect_report() as report:
@@ -182,6 +196,41 @@ class _Param:
     dtype: str
     is_input: bool
     variables: list[relax.Var]
+
+
+def _mesh(given: Mesh | int, said: Sequence[Mesh]) -> Mesh:
+    """Return a mesh; of a number of ranks the one of the program, if that has as many."""
+    if isinstance(given, Mesh):
+        return given
+    wanted = f"a Mesh, or a number of ranks, 1 to {MAX_WORKERS}"
+    workers = arguments.integer("parallelize: mesh", given, wanted, 1, MAX_WORKERS)
+    if said and len(said[0].ranks) == workers:
+        return said[0]
+    return Mesh({"tp": workers})
+
+
+def _placed_in_program(
+    mesh: Mesh, functions: Mapping[Any, relax.Function], params: Mapping[str, _Param]
+) -> dict[str, Placements]:
+    """Return where parameters lie of which functions say it themselves."""
+    name_of = {param: one.name for one in params.values() for param in one.variables}
+    found: dict[str, tuple[Placements, str]] = {}
+    for global_var, function in functions.items():
+        function_name = str(global_var.name_hint)
+        seen = set()
+        for call in calls(function):
+            name = name_of.get(call.args[0]) if call.op.same_as(_PLACE) else None
+            if name is None or name in seen:  # the first place on it says where it lies
+                continue
+            seen.add(name)
+            placements = placements_of(mesh, call.attrs.placements)
+            other, where = found.setdefault(name, (placements, function_name))
+            if other != placements:
+                raise ValueError(
+                    f"parallelize: function {where!r} places {name!r} on {show(mesh, other)}, and "
+                    f"function {function_name!r} on {show(mesh, placements)}; place it alike"
+                )
+    return {name: placements for name, (placements, _) in found.items()}
 
 
 def _params(mod: tvm.IRModule, names: Any) -> dict[str, _Param]:
