@@ -159,7 +159,7 @@ class _Loading:
             if len(different) == 1 and len(of_rank) == len(self.ranks):
                 return self.session.put(part)
             if target is None:
-                target = self.make(json.dumps({"dtype": dtype, "shapes": shapes}))
+                target = self.make(json.dumps({"name": name, "dtype": dtype, "shapes": shapes}))
             for rank in (rank for rank, has in of_rank.items() if has == runs):
                 target.debug_copy_from(rank, part)
         assert target is not None
