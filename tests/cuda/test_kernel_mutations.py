@@ -59,8 +59,20 @@ MUTATIONS = (
     (
         "no meeting at the end",
         "pull.h",
-        "operation.Meet(kForEnd);",
-        "M || operation.Meet(kForEnd);",
+        "operation.Meet(kForEnd, args.leaves_early == 0);",
+        "if (!M) operation.Meet(kForEnd, args.leaves_early == 0);",
+    ),
+    (
+        "who leaves early whose input does not stay",
+        "pull.h",
+        "args.leaves_early == 0);",
+        "!M && args.leaves_early == 0);",
+    ),
+    (
+        "who leaves early does not tell that it has read",
+        "team.h",
+        "if (member != team_.place) ",
+        "if (member != team_.place && !(M && !hears)) ",
     ),
     (
         "who pushes need not hear from all",

@@ -9,11 +9,12 @@ members push lies in slot epoch % 2 of each other's seats. An operation is one o
     root     likewise, but for member 0 alone; the others hear from all by their headers
     pull     headers; read a slice of all inputs; write a scratch; a meeting; read all scratches
     move     headers; read all inputs; a meeting
+    early    the same, but member 0, whose input stays as it is, does not wait for those who read it
     broken   everyone pushes and leaves, as after an error: `recover` follows
     recover  all have left; everyone zeroes its own seat; all have; the epochs begin again
 
-The input is overwritten as soon as an operation has returned: the next one writes it. Channels are
-those of packets_model.py, whose `seq` is the tag of a header.
+The input is overwritten as soon as an operation has returned: the next one writes it, unless it is
+a push. Channels are those of packets_model.py, whose `seq` is the tag of a header.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Protocol:
     all_hear_all: bool = True
     meets_in_the_middle: bool = True
     meets_at_the_end: bool = True
+    who_leaves_early_tells: bool = True
+    #: Its input is a copy, in the place where the next operation's goes.
+    only_what_stays_leaves_early: bool = True
     zeroes_when_all_have_left: bool = True
     starts_when_all_have_zeroed: bool = True
 
@@ -88,10 +92,10 @@ class Member:
 
         self.add(f"wait for {cell} of epoch {epoch}", look)
 
-    def meet(self, kind: str) -> None:
-        for peer in self.peers:
+    def meet(self, kind: str, tells: bool = True, hears: bool = True) -> None:
+        for peer in self.peers if tells else ():
             self.tell(kind, peer, 1)
-        for peer in self.peers:
+        for peer in self.peers if hears else ():
             self.hear(kind, peer, 1)
 
     def headers(self) -> None:
@@ -127,6 +131,13 @@ class Member:
         self.write(("input", self.me), mine)
         self.headers()
         self.read("input")
+        if operation == "early":
+            leaves = self.me == 0 or not self.protocol.only_what_stays_leaves_early
+            tells = self.protocol.who_leaves_early_tells or not leaves
+            self.meet("end", tells=tells, hears=not leaves)
+            if self.me != 0:
+                self.write(("input", self.me), None)
+            return None
         if operation == "move":
             if self.protocol.meets_at_the_end:
                 self.meet("end")

@@ -27,6 +27,19 @@ def test_operations_of_three_follow_each_other(first: str, second: str) -> None:
     assert verdict.states > 100
 
 
+@pytest.mark.parametrize("meeting", ["push", "root"])
+@pytest.mark.parametrize("after", WAYS)
+def test_a_member_leaves_early_until_a_meeting(meeting: str, after: str) -> None:
+    for size, more in ((2, ("early", meeting, "move")), (3, ())):
+        verdict = check(cuda_model.operations(size, ("early", meeting, after, *more)))
+        assert not verdict.wrong, str(verdict)
+
+
+def test_what_stays_has_to_stay_until_a_meeting() -> None:
+    verdict = check(cuda_model.operations(2, ("early", "move")))
+    assert verdict.wrong.startswith("wrong"), str(verdict)
+
+
 def test_a_team_goes_on_after_an_error() -> None:
     sequence = ("push", "broken", "recover", "push", "push", "push")
     assert not check(cuda_model.operations(2, sequence)).wrong
@@ -41,6 +54,8 @@ def test_a_team_goes_on_after_an_error() -> None:
         ({"all_hear_all": False}, ("root",) * 4, "deadlock"),
         ({"meets_in_the_middle": False}, ("pull",), "wrong"),
         ({"meets_at_the_end": False}, ("move", "move"), "wrong"),
+        ({"who_leaves_early_tells": False}, ("early",), "deadlock"),
+        ({"only_what_stays_leaves_early": False}, ("early", "push"), "wrong"),
         ({"zeroes_when_all_have_left": False}, ("broken", "recover", "push"), "wrong"),
         ({"starts_when_all_have_zeroed": False}, ("broken", "recover", "push"), "deadlock"),
     ],

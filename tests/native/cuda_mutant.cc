@@ -62,6 +62,29 @@ void Reductions(int size, Launch launch, int rounds) {
   members.ExpectNoError();
 }
 
+/*! \brief One member does not wait for those who read its input, and leaves it as it is. */
+void LeavesEarly(int size) {
+  Members members(size, 5);
+  members.Run(
+      [&](int place, Stream& stream) {
+        for (int round = 0; round < 12; ++round) {
+          Case one;
+          one.type = kType;
+          one.path = Path::kPull;
+          one.operation = kReduceScatter;
+          one.count = 30 * size;
+          one.seed = round;
+          one.leave_early = place == 0;
+          Reduce(members, place, stream, one, 0);
+          one.operation = kAllReduce;
+          one.leave_early = false;
+          Reduce(members, place, stream, one, 1);
+        }
+      },
+      300);
+  members.ExpectNoError();
+}
+
 /*! \brief Only the root waits for data: others are kept from running ahead by the headers. */
 void ReducesToOne(int size) {
   Members members(size, 5);
@@ -142,6 +165,7 @@ int main(int argc, char** argv) {
   Reductions(3, {2, 2, 1}, 24);
   Reductions(2, {1, 1, 1}, 24);
   ReducesToOne(3);
+  LeavesEarly(3);
   Messages();
   Wrap();
   std::printf("ok\n");

@@ -108,7 +108,7 @@ inline std::vector<uint8_t> Expected(const Case& one, int size) {
 inline Header HeaderOf(const Case& one) {
   Header header;
   header.operation = one.operation;
-  header.mode = Mode(one.kind, 3, one.leave_early ? kLeaveEarly : 0);
+  header.mode = Mode(one.kind, 3, 0);
   header.type = one.type.type.code | one.type.type.bits << 8 | 1 << 16;
   header.root = one.operation == kReduce ? static_cast<int32_t>(one.seed % 2) : -1;
   header.count = one.count;
@@ -142,6 +142,7 @@ inline void Reduce(Members& members, int place, Stream& stream, const Case& one,
   args.send = send;
   args.recv = recv;
   args.scratch = members.region(place) + Members::kScratch;
+  args.leaves_early = one.leave_early;
   const bool wanted = one.operation != kReduce || place == args.header.root;
   if (!wanted) args.recv = nullptr;
   const uint64_t result_bytes = part * width;

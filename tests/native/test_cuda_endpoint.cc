@@ -201,6 +201,19 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
     all.insert(all.end(), part.begin(), part.end());
   }
   EXPECT(other.Get() == all, "all-to-all of ", count);
+  // Two inputs that stay as they are: nobody waits, unless both are copied to the same place.
+  OnDevice second(rank, Values(rank.id() + 5, count), in_arena);
+  endpoint.AllGather(send.buffer, team, kNoExitBarrier, whole.buffer);
+  endpoint.AllGather(second.buffer, team, kNoExitBarrier, other.buffer);
+  std::vector<int32_t> firsts;
+  all.clear();
+  for (int r : ranks) {
+    const std::vector<int32_t> one = Values(r, count);
+    const std::vector<int32_t> two = Values(r + 5, count);
+    firsts.insert(firsts.end(), one.begin(), one.end());
+    all.insert(all.end(), two.begin(), two.end());
+  }
+  EXPECT(whole.Get() == firsts && other.Get() == all, "all-gathers without an end, of ", count);
   Sources sources(n, -1);  // to the next one, but the first gets nothing
   for (size_t i = 1; i < n; ++i) sources[i] = static_cast<int64_t>(i) - 1;
   endpoint.Permute(send.buffer, sources, team, 0, same.buffer);

@@ -345,15 +345,14 @@ void Operation::RequireRoot(const char* operation, int root) const {
        "; it is a place in the team, from 0 on");
 }
 
-uint64_t Operation::Place(const void* data, size_t bytes) {
-  if (bytes == 0) return kArenaStart;
-  int64_t offset = endpoint_.regions_->OffsetOf(data, bytes);
-  if (offset < 0) {
-    void* const stage = endpoint_.Grow(member.stage, bytes);
-    Copy(stage, data, bytes);
-    offset = endpoint_.regions_->OffsetOf(stage, bytes);
-  }
-  return static_cast<uint64_t>(offset);
+Operation::Input Operation::Place(const void* data, size_t bytes, uint8_t flags) {
+  if (bytes == 0) return {kArenaStart, true};
+  const int64_t offset = endpoint_.regions_->OffsetOf(data, bytes);
+  if (offset >= 0) return {static_cast<uint64_t>(offset), (flags & kNoExitBarrier) != 0};
+  void* const stage = endpoint_.Grow(member.stage, bytes);
+  Copy(stage, data, bytes);
+  // The next operation's input may be copied there before anybody hears of that.
+  return {static_cast<uint64_t>(endpoint_.regions_->OffsetOf(stage, bytes)), false};
 }
 
 void* Operation::Scratch(size_t bytes, uint64_t* offset) {
@@ -366,8 +365,7 @@ kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_
                          uint8_t flags) {
   kernels::Header header;
   header.operation = operation;
-  // One bit up: where kernels look for flags there is none.
-  header.mode = kernels::Mode(0, 0, static_cast<uint32_t>(flags) << 1);
+  header.mode = kernels::Mode(0, 0, flags);
   header.type = static_cast<uint32_t>(type.code) | static_cast<uint32_t>(type.bits) << 8 |
                 static_cast<uint32_t>(type.lanes) << 16;
   header.count = count;

@@ -181,8 +181,13 @@ class Operation {
   int size() const { return member.size; }
   int place() const { return member.place; }
   void RequireRoot(const char* operation, int root) const;
+  struct Input {
+    uint64_t offset;
+    /*! \brief Whether peers may be left reading it. */
+    bool stays;
+  };
   /*! \brief Where an input lies in this rank's region, copied there if it lies elsewhere. */
-  uint64_t Place(const void* data, size_t bytes);
+  Input Place(const void* data, size_t bytes, uint8_t flags);
   /*! \brief Room in the region for reduced slices, and where it lies. */
   void* Scratch(size_t bytes, uint64_t* offset);
   /*! \brief Room for a sum, until the team's next one. */
@@ -213,8 +218,7 @@ class Operation {
 
 /*! \brief What a header says, as the host compares and tells it. */
 Descriptor DescriptorOf(const kernels::Header& header, const Member* member);
-/*! \brief How headers carry the type of elements, and the flags of a collective, which kernels
- *         compare and do not act upon: an input may have been copied to where the next one goes. */
+/*! \brief How headers carry the type of elements, and the flags of a collective. */
 kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_t count,
                          uint8_t flags);
 /*! \brief Throw what a record says. */

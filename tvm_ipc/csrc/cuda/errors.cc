@@ -68,7 +68,7 @@ Descriptor DescriptorOf(const kernels::Header& header, const Member* member) {
       header.operation >= kernels::kAllReduce && header.operation <= kernels::kAllReduceLayer;
   descriptor.kind = static_cast<ReduceKind>(kernels::KindOf(header.mode));
   descriptor.strategy = static_cast<int8_t>((header.mode >> 8 & 0xff) - 1);
-  descriptor.flags = static_cast<uint8_t>(kernels::FlagsOf(header.mode) >> 1);
+  descriptor.flags = static_cast<uint8_t>(kernels::FlagsOf(header.mode));
   descriptor.type.code = static_cast<uint8_t>(header.type);
   descriptor.type.bits = static_cast<uint8_t>(header.type >> 8);
   descriptor.type.lanes = static_cast<uint16_t>(header.type >> 16);

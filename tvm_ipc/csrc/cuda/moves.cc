@@ -54,7 +54,11 @@ void CudaEndpoint::Move(Operation& operation, const char* what, kernels::Header 
   }
   const bool pulls = path == kernels::Path::kPull;
   if (pulls) {
-    args.header.input = given == 0 ? kArenaStart : operation.Place(send, plan.send->bytes());
+    const auto flags = static_cast<uint8_t>(kernels::FlagsOf(header.mode));
+    const Operation::Input input =
+        operation.Place(send, given == 0 ? 0 : plan.send->bytes(), flags);
+    args.header.input = input.offset;
+    args.leaves_early = static_cast<uint32_t>(input.stays);
   }
   operation.LaunchTogether(what, pulls ? kernels_->move : kernels_->move_push,
                            kernels::LaunchMove(path, plan.longest, limits_), args.header, &args);

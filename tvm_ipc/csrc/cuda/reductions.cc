@@ -30,9 +30,12 @@ Kernel Of(const TypeKernels& of_type, Path path) {
 kernels::ReduceArgs ArgumentsOf(Operation& operation, kernels::Header header, Path path,
                                 const Buffer& send, void* recv, bool scratch) {
   header.path = static_cast<uint32_t>(path);
-  kernels::ReduceArgs args{operation.member.args, header, send.data, recv, nullptr};
+  kernels::ReduceArgs args{operation.member.args, header, send.data, recv, nullptr, 0};
   if (path != Path::kPull) return args;
-  args.header.input = operation.Place(send.data, send.bytes());
+  const auto flags = static_cast<uint8_t>(kernels::FlagsOf(header.mode));
+  const Operation::Input input = operation.Place(send.data, send.bytes(), flags);
+  args.header.input = input.offset;
+  args.leaves_early = static_cast<uint32_t>(input.stays);
   if (scratch) {
     const size_t bytes = kernels::ScratchBytes(send.count, send.type.bytes(), operation.size());
     args.scratch = operation.Scratch(bytes, &args.header.scratch);
@@ -144,7 +147,7 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
   args.pieces = grid.pieces;
   if (n > 1 && kernels::FitsPushNorm(send.count, width, row, n)) {
     header.path = static_cast<uint32_t>(Path::kPush);
-    args.reduce = {operation.member.args, header, send.data, nullptr, nullptr};
+    args.reduce = {operation.member.args, header, send.data, nullptr, nullptr, 0};
     return operation.LaunchTogether(name, of_type.push_norm, grid, header, &args);
   }
   const void* sum = send.data;
@@ -160,7 +163,7 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
                              &all);
     sum = reduced;
   }
-  args.reduce = {operation.member.args, header, sum, nullptr, nullptr};
+  args.reduce = {operation.member.args, header, sum, nullptr, nullptr, 0};
   operation.Launch(name, of_type.norm, grid, &args);
 }
 

@@ -124,8 +124,6 @@ constexpr uint32_t Mode(uint32_t kind, uint32_t strategy, uint32_t flags) {
 }
 constexpr uint32_t KindOf(uint32_t mode) { return mode & 0xff; }
 constexpr uint32_t FlagsOf(uint32_t mode) { return mode >> 16 & 0xff; }
-/*! \brief kNoExitBarrier of core/backend.h: peers may be left reading the input. */
-constexpr uint32_t kLeaveEarly = 1;
 
 /*! \brief ReduceKind of core/element.h. */
 enum Kind : uint32_t { kSum = 0, kProd = 1, kMin = 2, kMax = 3, kAvg = 4 };
@@ -283,6 +281,8 @@ struct ReduceArgs {
   void* recv;
   /*! \brief tvm_ipc_pull: this member's own, at header.scratch, of ScratchBytes; else unused. */
   void* scratch;
+  /*! \brief tvm_ipc_pull of a reduce-scatter: as in MoveArgs. */
+  uint32_t leaves_early;
 };
 
 /*! \brief recv[i] = parts[0][i] op parts[1][i] ...: in this order. recv may be one of the parts. */
@@ -332,6 +332,12 @@ struct MoveArgs {
   uint64_t take_from[kMaxMembers];
   uint64_t take_to[kMaxMembers];
   uint64_t take_bytes[kMaxMembers];
+  /*!
+   * \brief tvm_ipc_move: not zero if what this member gives stays as it is until the team's next
+   *        operation has begun everywhere. Then it does not wait for those who still read it; each
+   *        member has its own word, and all tell that they have read.
+   */
+  uint32_t leaves_early;
 };
 
 /*! \brief `member`: of tvm_ipc_await, whose number. */

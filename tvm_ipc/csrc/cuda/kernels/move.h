@@ -97,7 +97,7 @@ TVM_IPC_DEVICE void Move(const MoveArgs& args) {
          args.take_bytes[member], OfGrid());
   }
   TakeOwn(args, OfGrid());
-  if ((FlagsOf(args.header.mode) & kLeaveEarly) == 0) operation.Meet(kForEnd);
+  operation.Meet(kForEnd, args.leaves_early == 0);
   operation.End();
 }
 

@@ -122,7 +122,7 @@ TVM_IPC_DEVICE void Pull(const ReduceArgs& args) {
     if (args.recv != nullptr) own.Store(i, result);
   }
   if (scatters) {
-    if ((FlagsOf(args.header.mode) & kLeaveEarly) == 0) operation.Meet(kForEnd);
+    operation.Meet(kForEnd, args.leaves_early == 0);
     return operation.End();
   }
 

@@ -142,8 +142,9 @@ class TeamOperation {
   /*!
    * \brief Blocks of this number meet: what they wrote before can be read after. False, for all
    *        threads of the block, if one is not heard of.
+   * \param hears Whether this one needs to know that all have come; they may wait for it.
    */
-  TVM_IPC_DEVICE bool Meet(Phase phase) {
+  TVM_IPC_DEVICE bool Meet(Phase phase, bool hears = true) {
     const int which = phase == kForEnd;
     SyncThreads();
 #pragma unroll 1
@@ -152,7 +153,7 @@ class TeamOperation {
       if (member != team_.place) StoreRelease(flag, epoch_);
     }
 #pragma unroll 1
-    for (int member = Thread(); member < team_.size; member += Threads()) {
+    for (int member = Thread(); member < team_.size && hears; member += Threads()) {
       if (member == team_.place) continue;
       const uint32_t* flag = &own().flags[which][Block()][member];
       while (LoadAcquire(flag) != epoch_ && !GivesUp(phase, member)) continue;
