@@ -44,11 +44,15 @@ ALLOWED = {
         *("tvm_ipc", "blas", "calibration", "comm", "contract", "errors", "machine"),
         *("terminal", "transform"),
     ),
+    "hf": (
+        *("arguments", "comm", "contract", "errors", "parallel", "pipeline", "runtime"),
+        *("terminal", "transform", "weights"),
+    ),
     "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
     "command_line": ("tvm_ipc", "errors", "terminal", "bench", "doctor", "demo", "explain"),
     "__main__": ("command_line",),
     "__init__": (
-        *("calibration", "comm", "contract", "errors", "parallel", "pipeline", "runtime"),
+        *("calibration", "comm", "contract", "errors", "hf", "parallel", "pipeline", "runtime"),
         *("transform", "weights"),
     ),
 }

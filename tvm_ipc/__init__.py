@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_ipc import contract, errors
 
 if TYPE_CHECKING:
-    from tvm_ipc import comm, transform
+    from tvm_ipc import comm, hf, transform
     from tvm_ipc.calibration import Calibration
     from tvm_ipc.parallel import parallelize
     from tvm_ipc.pipeline import get_pipeline
@@ -34,6 +34,7 @@ __all__ = [
     "contract",
     "errors",
     "get_pipeline",
+    "hf",
     "init_ccl",
     "load_weights",
     "parallelize",
@@ -59,7 +60,7 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
 
             runtime.ready()
             value = getattr(importlib.import_module(f"tvm_ipc.runtime.{_MODULES[name]}"), name)
-        elif name in ("comm", "transform"):
+        elif name in ("comm", "hf", "transform"):
             value = importlib.import_module(f"tvm_ipc.{name}")
         elif name == "Calibration":
             value = importlib.import_module("tvm_ipc.calibration").Calibration

@@ -29,6 +29,10 @@ class WeightsError(IPCError):
     """Weights are not what the program wants, or their files are damaged; nothing was loaded."""
 
 
+class ModelError(IPCError):
+    """A model's folder, configuration or architecture cannot be used; the message says why."""
+
+
 class SessionClosedError(IPCError):
     """The session was closed, or is no longer usable; its message says why."""
 

@@ -9,6 +9,8 @@
                        portable; every one gives the same bits (default auto)
 `TVM_IPC_LOG`          print what is logged, from this level on: debug, info, warning or error
                        (default: print nothing)
+`TVM_IPC_CACHE`        folder that keeps compiled models (default: tvm_ipc in `XDG_CACHE_HOME`, or
+                       in .cache of the home folder); it may be removed at any time
 =====================  =====================================================================
 """
 
@@ -19,6 +21,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tvm_ipc import arguments
@@ -101,6 +104,20 @@ def log_level() -> int | None:
         raise IPCError(f"TVM_IPC_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}")
     level: int = getattr(logging, text.upper())
     return level
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps what takes long to make again."""
+    given = os.environ.get("TVM_IPC_CACHE", "").strip()
+    if given:
+        return Path(given).absolute()
+    caches = os.environ.get("XDG_CACHE_HOME", "").strip()
+    try:
+        return (Path(caches) if caches else Path.home() / ".cache").absolute() / "tvm_ipc"
+    except RuntimeError as error:
+        raise IPCError(
+            f"there is no home folder to keep compiled models in ({error}); set TVM_IPC_CACHE"
+        ) from error
 
 
 def thread_settings() -> dict[str, str | None]:

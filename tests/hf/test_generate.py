@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder that transformers saved continues texts on workers as PyTorch does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import SIZES, continued, saved
+
+import tvm_ipc
+
+PROMPT = [5, 61, 17, 3, 44, 60, 2, 29, 31]
+
+
+def on_workers(folder: Path, workers: int, prompt: list[int], count: int) -> list[int]:
+    with tvm_ipc.Session(workers, threads=True, timeout=60) as session:
+        model = tvm_ipc.hf.load(folder, session)
+        return list(model.generate(prompt, count, stop=[]))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_llama_says_what_pytorch_says(workers: int, tmp_path: Path) -> None:
+    model = saved(tmp_path, "Llama")
+    expected = continued(model, PROMPT, 16)
+    assert len(set(expected)) > 3, "else it could be by chance"
+    assert on_workers(tmp_path, workers, PROMPT, 16) == expected
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_every_model(name: str, workers: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if not pytestconfig.getoption("--every-model"):
+        pytest.skip("--every-model tries all architectures")
+    model = saved(tmp_path, name)
+    for prompt in (PROMPT, PROMPT[:1]):
+        assert on_workers(tmp_path, workers, prompt, 16) == continued(model, prompt, 16)
+
+
+def test_one_model_many_texts(tmp_path: Path) -> None:
+    """Each text has keys and values of its own, also while others are being continued."""
+    model = saved(tmp_path, "Llama")
+    long = np.random.default_rng(0).integers(67, size=40).tolist()
+    with tvm_ipc.Session(2, threads=True, timeout=60) as session:
+        ours = tvm_ipc.hf.load(tmp_path, session)
+        first, second = ours.generate(PROMPT, 8, stop=[]), ours.generate(long, 8, stop=[])
+        taken = list(zip(first, second, strict=True))
+        expected = list(zip(continued(model, PROMPT, 8), continued(model, long, 8), strict=True))
+        assert taken == expected
+        # The last token that there is room for, and one of a prompt alone.
+        assert list(ours.generate([7], 63, stop=[])) == continued(model, [7], 63)
+        end = expected[2][0]
+        assert list(ours.generate(PROMPT, 8, stop=[end])) == [
+            *[one for one, _ in expected[: [one for one, _ in expected].index(end)]],
+            end,
+        ]
+        drawn = [list(ours.generate(PROMPT, 8, temperature=2.0, seed=1)) for _ in range(2)]
+        assert drawn[0] == drawn[1] != list(ours.generate(PROMPT, 8, temperature=2.0, seed=2))
+        with pytest.raises(ValueError, match="9 tokens and 60 new ones are more than the 64"):
+            ours.generate(PROMPT, 60)
+        with pytest.raises(ValueError, match="ids is a sequence of tokens, each 0 to 66"):
+            ours.generate([67])
+        with pytest.raises(ValueError, match="at least one"):
+            ours.generate([])
+
+
+def test_long_prompts_are_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_ipc.hf import model as module
+
+    monkeypatch.setattr(module, "_AT_ONCE", 4)
+    model = saved(tmp_path, "Llama")
+    assert on_workers(tmp_path, 2, PROMPT, 4) == continued(model, PROMPT, 4)
