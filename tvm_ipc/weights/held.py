@@ -36,6 +36,13 @@ class Held:
     shape: tuple[int, ...]
     value: Any = field(repr=False, compare=False)
 
+    @property
+    def memory(self) -> tuple[object, ...]:
+        """What tensors that are the same memory have in common."""
+        if _of_torch(self.value):
+            return str(self.value.device), self.value.data_ptr(), self.value.stride()
+        return (id(self.value),)
+
     def array(self) -> np.ndarray[Any, Any]:
         """Return it as an array, of its own memory where that is possible."""
         if not _of_torch(self.value):

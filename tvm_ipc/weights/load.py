@@ -121,8 +121,8 @@ class _Loading:
     def load(self, name: str, tensor: Stored | Held, cut: Cut) -> DRef:
         """Return a weight that is there, or on its way."""
         of_rank = {r: cut.runs(r, tensor.shape) for r in self.ranks if r in cut.mesh.ranks}
-        source = tensor if isinstance(tensor, Stored) else id(tensor.value)
-        key = (source, cut.dtype, tuple(of_rank.items()))
+        of_source = (tensor,) if isinstance(tensor, Stored) else (tensor, tensor.memory)
+        key = (of_source, cut.dtype, tuple(of_rank.items()))
         if key not in self.loaded:
             if isinstance(tensor, Stored):
                 self.loaded[key] = self._stored(name, tensor, cut.dtype, of_rank)
