@@ -347,6 +347,7 @@ def compiler_calls() -> dict[str, Call]:
                 "plan": [3, None, "colwise", ["x"], ANYTHING],
                 "mesh": [*one_less(COUNTS, None), None, 65, "tp"],
                 "names": [3, "x", ["x"], ANYTHING],
+                "caches": [3, None, "x", ["x"], [3], ANYTHING],
             },
         ),
         "declare_rule": Call(

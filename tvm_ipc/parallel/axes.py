@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -78,15 +78,20 @@ class Axes:
         #: Axes of which parts have to be consecutive.
         self.consecutive = {self.of(node) for node in self._consecutive}
         needed = {self.of(node) for node in self._needed}
-        #: How axes are made of others.
-        self.made: dict[Node, list[MadeOf]] = defaultdict(list)
-        for node, made in self._made:
-            self._note(node, made)
         for node, factors in self._products:
             first = 1 if len(factors) > 2 and self.of(factors[0][0]) in needed else 0
             sizes = [extent for _, extent in factors]
             outer, inner = prod(sizes[:first]), prod(sizes[first + 1 :])
-            self._note(node, MadeOf(factors[first][0], outer, inner))
+            self._made.append((node, MadeOf(factors[first][0], outer, inner)))
+        while self._merge():
+            pass
+        #: How axes are made of others.
+        self.made: dict[Node, list[MadeOf]] = defaultdict(list)
+        for node, made in self._made:
+            node, base = self.of(node), self.of(made.base)
+            found = replace(made, base=base)
+            if node != base and found not in self.made[node]:
+                self.made[node].append(found)
         #: Pieces of axes: where each begins and ends, and which axis it is.
         self.slices: dict[Node, dict[tuple[int, int], Node]] = defaultdict(dict)
         for node, begin, end, piece in self._slices:
@@ -100,11 +105,17 @@ class Axes:
             node = parent
         return node
 
-    def _note(self, node: Node, made: MadeOf) -> None:
-        node, base = self.of(node), self.of(made.base)
-        found = MadeOf(base, made.outer, made.inner, made.times)
-        if node != base and found not in self.made[node]:
-            self.made[node].append(found)
+    def _merge(self) -> bool:
+        """Let axes be one of which the same axis is made in the same way; say whether some are."""
+        merged = False
+        known: dict[tuple[Node, int, int, int], Node] = {}
+        for node, made in self._made:
+            key = (self.of(node), made.outer, made.inner, made.times)
+            base = known.setdefault(key, made.base)
+            if self.of(base) != self.of(made.base):
+                self._same(base, made.base)
+                merged = True
+        return merged
 
     def _same(self, one: Node, other: Node) -> None:
         one, other = self.of(one), self.of(other)

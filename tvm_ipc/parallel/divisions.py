@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tvm_ipc.comm import Division, Mesh, Shard
 from tvm_ipc.comm.division import joined
@@ -28,10 +28,16 @@ from tvm_ipc.parallel.axes import Axes, MadeOf, Node
 _MOST_SLICES: Final = 64
 
 
+#: How axes of the program are divided along an axis of the mesh.
+Divided: TypeAlias = Mapping[Node, Division]
+
+
 def divided_by_use(
     axes: Axes, mesh: Mesh, placed: Mapping[str, Placements], shapes: Mapping[str, Sequence[Any]]
-) -> dict[str, Placements]:
+) -> tuple[dict[str, Placements], list[Divided]]:
     """Return where weights lie, with axes divided as the program uses them.
+
+    Beside them what they are made of, for each axis of the mesh.
 
     Parameters
     ----------
@@ -41,6 +47,7 @@ def divided_by_use(
     shapes : of the weights.
     """
     found = {name: list(placements) for name, placements in placed.items()}
+    divided: list[Divided] = []
     for index, workers in enumerate(mesh.axes.values()):
         sizes: dict[Node, int] = {}
         weights: Counter[Node] = Counter()
@@ -57,7 +64,8 @@ def divided_by_use(
                 division = dividing.of(node)
                 if one.division is None and not division.is_plain(workers):
                     found[name][index] = replace(one, division=division)
-    return {name: tuple(placements) for name, placements in found.items()}
+        divided.append(dividing.found)
+    return {name: tuple(placements) for name, placements in found.items()}, divided
 
 
 class _Dividing:
@@ -75,19 +83,23 @@ class _Dividing:
         self, axes: Axes, workers: int, sizes: Mapping[Node, int], weights: Mapping[Node, int]
     ) -> None:
         self.axes, self.workers, self.sizes = axes, workers, sizes
+        #: Axes that are divided, and those that they are made of.
+        self.found: dict[Node, Division] = {}
         #: Axes that are repeated, and among how many ranks axes of an extent are divided then.
         self.repeated = {one.base for made in axes.made.values() for one in made if one.times > 1}
         self.ways: dict[int, int] = {}
         extents = {extent: node for node in sizes for extent in self._bases(node, sizes[node])}
         for extent in extents:
-            ways = [n for n in range(1, workers + 1) if workers % n == 0]
-            self.ways[extent] = min(
-                ways, key=lambda n: (self._elements({**self.ways, extent: n}, weights), n)
-            )
+            costs = {
+                n: (self._elements({**self.ways, extent: n}, weights), extent % n, -n)
+                for n in range(1, workers + 1)
+                if workers % n == 0
+            }
+            self.ways[extent] = min(costs, key=lambda n: costs[n])
 
     def of(self, node: Node) -> Division:
-        """Return how an axis is divided."""
-        return self._division(node, self.sizes[node], self.ways)
+        """Return how an axis is divided, and note how those are that it is made of."""
+        return self._division(node, self.sizes[node], self.ways, note=True)
 
     def _elements(self, ways: Mapping[int, int], weights: Mapping[Node, int]) -> float:
         """Return how many elements a rank has of the tensors that are divided."""
@@ -106,21 +118,28 @@ class _Dividing:
             return set().union(*found)
         return {extent} if node in self.repeated else set()
 
-    def _division(self, node: Node, extent: int, ways: Mapping[int, int]) -> Division:
+    def _division(
+        self, node: Node, extent: int, ways: Mapping[int, int], note: bool = False
+    ) -> Division:
         made, pieces = self._made_of(node, extent), self._pieces(node, extent)
         if made is not None:
-            base = self._division(made.base, _base_extent(made, extent), ways)
+            base = self._division(made.base, _base_extent(made, extent), ways, note)
             if made.times > 1:
-                return base.repeated(made.times, self.workers)
-            return base.times(made.inner).within(made.outer)
-        if pieces:
+                found = base.repeated(made.times, self.workers)
+            else:
+                found = base.times(made.inner).within(made.outer)
+        elif pieces:
             plain = [Division.plain(size, self.workers) for _, size in pieces]
-            return joined(
-                one if piece is None else self._division(piece, size, ways)
+            found = joined(
+                one if piece is None else self._division(piece, size, ways, note)
                 for one, (piece, size) in zip(plain, pieces, strict=True)
             )
-        among = ways.get(extent, self.workers) if node in self.repeated else self.workers
-        return Division.plain(extent, among)
+        else:
+            among = ways.get(extent, self.workers) if node in self.repeated else self.workers
+            found = Division.plain(extent, among)
+        if note:
+            self.found[node] = found
+        return found
 
     def _made_of(self, node: Node, extent: int) -> MadeOf | None:
         """Return how an axis is made of the smallest axis that it is made of, None if of none."""

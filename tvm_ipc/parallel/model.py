@@ -20,6 +20,7 @@ from tvm_ipc.comm.placements import Placements, placements_of, show
 from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.parallel.activations import with_activations
 from tvm_ipc.parallel.axes import Axes
+from tvm_ipc.parallel.caches import Caches, names_of_caches
 from tvm_ipc.parallel.cut import Cut
 from tvm_ipc.parallel.divisions import divided_by_use
 from tvm_ipc.parallel.meet import with_meetings
@@ -84,6 +85,7 @@ def parallelize(
     mesh: Mesh | int,
     *,
     names: Mapping[str, str] | None = None,
+    caches: Sequence[str] = (),
 ) -> Parallelized:
     """Return what each rank runs of a model whose weights are parameters.
 
@@ -100,6 +102,9 @@ def parallelize(
         axis, "tp".
     names : of parameters of the functions, if plans know them by other names: what
         `ExportedProgram.graph_signature.inputs_to_parameters` says of a model of PyTorch.
+    caches : names of inputs, or patterns of them, such as keys and values of earlier tokens: a rank
+        keeps those of the heads that it has, and of results that are made of them. All of them
+        where weights are not divided by heads.
 
     Raises
     ------
@@ -109,7 +114,7 @@ def parallelize(
         The program cannot be run by all ranks.
     """
     arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
-    mod = _with_repeats(mod)
+    mod = _as_it_is_divided(mod)
     whole = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
     functions = {
         global_var: with_places(str(global_var.name_hint), function)
@@ -128,20 +133,24 @@ def parallelize(
                 f"parallelize: function {global_var.name_hint!r} places tensors on {of_function}, "
                 f"and mesh is {mesh}"
             )
+    kept = _caches(caches, params, planned.placements)
     weights = {x: name for name, one in params.items() if not one.is_input for x in one.variables}
+    axes = Axes(whole, weights)
+    of_weights = {
+        name: one for name, one in planned.placements.items() if not params[name].is_input
+    }
+    lying, divided = divided_by_use(axes, mesh, of_weights, shapes)
+    follow = Caches(axes, mesh, divided, {name: params[name].variables for name in kept})
     by_plan = {
         **_placed_in_program(mesh, functions, params),
         **planned.placements,
-        **divided_by_use(
-            Axes(whole, weights),
-            mesh,
-            {name: one for name, one in planned.placements.items() if not params[name].is_input},
-            shapes,
-        ),
+        **lying,
+        **follow.placements,
     }
     placed = dict(mod.functions_items())
     for global_var, function in functions.items():
         name = str(global_var.name_hint)
+        function = follow.with_results(function)
         its_params = set(function.params)
         name_of = {
             param: one.name
@@ -155,7 +164,7 @@ def parallelize(
         }
         function = with_activations(name, function, mesh, lie, styles)
         if lie or said[global_var] is not None:
-            function = with_meetings(with_batches(function), mesh, lie)
+            function = with_meetings(function, mesh, lie)
         placed[global_var] = function
     result = tvm.IRModule(placed, attrs=mod.attrs, global_infos=mod.global_infos)
     with collect_report() as report:
@@ -178,12 +187,23 @@ def parallelize(
     return Parallelized(module, result, mesh, cut, tuple(report.decisions))
 
 
-def _with_repeats(mod: tvm.IRModule) -> tvm.IRModule:
-    changed = {
-        name: with_repeats(function) if isinstance(function, relax.Function) else function
-        for name, function in mod.functions_items()
-    }
+def _as_it_is_divided(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the module with operators that can be divided, where several spell one."""
+    changed = {}
+    for name, function in mod.functions_items():
+        is_relax = isinstance(function, relax.Function)
+        changed[name] = with_repeats(with_batches(function)) if is_relax else function
     return tvm.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _caches(
+    given: object, params: Mapping[str, _Param], planned: Mapping[str, Placements]
+) -> list[str]:
+    found = names_of_caches(given, [name for name, one in params.items() if one.is_input])
+    both = [name for name in found if name in planned]
+    if both:
+        raise ValueError(f"parallelize: {both[0]!r} is in caches and in the plan; leave one out")
+    return found
 
 
 @dataclass

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values of earlier tokens, of which each rank keeps those of its heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from placed_programs import session_of
+from test_placed_operators import FAST_TO_COMPILE
+from tvm import relax, tirx
+from tvm.relax import op
+
+import tvm_ipc
+from tvm_ipc import parallelize
+from tvm_ipc.comm import Replica, Shard
+
+HIDDEN, WIDTH = 12, 4
+PLAN = {"q": Shard(0), "k": Shard(0), "v": Shard(0), "o": Shard(1)}
+
+
+def attention(heads: int, kv_heads: int) -> tvm.IRModule:
+    """Attention that starts with tokens, and goes on with one more after those of before."""
+    builder = relax.BlockBuilder()
+    for name in ("prefill", "decode"):
+        n = tirx.Var("n", "int64")
+        m = tirx.Var("m", "int64")
+        rows: Any = n if name == "prefill" else 1
+        x = relax.Var("x", relax.TensorType((1, rows, HIDDEN), "float32"))
+        cache = relax.TensorType((1, kv_heads, m, WIDTH), "float32")
+        past = [relax.Var(f"past_{one}", cache) for one in "kv"] if name == "decode" else []
+        sizes = {"q": heads, "k": kv_heads, "v": kv_heads, "o": heads}
+        shapes = {one: (count * WIDTH, HIDDEN) for one, count in sizes.items()}
+        shapes["o"] = (HIDDEN, heads * WIDTH)
+        params = {
+            k: relax.Var(k, relax.TensorType(shape, "float32")) for k, shape in shapes.items()
+        }
+        inputs = [x, *past]
+        with builder.function(name, [*inputs, *params.values()], attrs={"num_input": len(inputs)}):
+            with builder.dataflow():
+
+                def linear(x: Any, name: str, params: Any = params) -> Any:
+                    return builder.emit(op.matmul(x, op.permute_dims(params[name])))
+
+                def split(x: Any, count: int, rows: Any = rows) -> Any:
+                    x = builder.emit(op.reshape(x, (1, rows, count, WIDTH)))
+                    return builder.emit(op.permute_dims(x, [0, 2, 1, 3]))
+
+                q, k, v = (split(linear(x, one), sizes[one]) for one in "qkv")
+                if past:
+                    k, v = (
+                        builder.emit(op.concat(both, 2)) for both in zip(past, (k, v), strict=True)
+                    )
+                total = k.ty.shape.values[2]
+                wide = []
+                for one in (k, v):
+                    one = builder.emit(op.expand_dims(one, 2))
+                    shape = (1, kv_heads, heads // kv_heads, total, WIDTH)
+                    one = builder.emit(op.broadcast_to(one, shape))
+                    wide.append(builder.emit(op.reshape(one, (1, heads, total, WIDTH))))
+                scores = builder.emit(op.matmul(q, op.permute_dims(wide[0], [0, 1, 3, 2])))
+                y = builder.emit(op.matmul(op.nn.softmax(scores), wide[1]))
+                y = builder.emit(op.permute_dims(y, [0, 2, 1, 3]))
+                y = linear(builder.emit(op.reshape(y, (1, rows, heads * WIDTH))), "o")
+                out = builder.emit_output(relax.Tuple([y, k, v]))
+            builder.emit_func_output(out)
+    return builder.get()
+
+
+def put(session: Any, parts: list[Any]) -> Any:
+    reference = session.empty(parts[0].shape, str(parts[0].dtype))
+    for rank, part in enumerate(parts):
+        reference.debug_copy_from(rank, part)
+    return reference
+
+
+@pytest.mark.parametrize(
+    ("workers", "heads", "kv_heads", "kept"),
+    [(1, 6, 2, 2), (2, 6, 2, 1), (3, 6, 2, 2), (4, 6, 2, 1), (4, 5, 5, 2), (8, 8, 2, 1)],
+)
+def test_tokens_one_after_the_other(workers: int, heads: int, kv_heads: int, kept: int) -> None:
+    """Two functions that share weights: a sum each, and no gather, for a rank keeps its heads."""
+    module = attention(heads, kv_heads)
+    made = parallelize(module, PLAN, workers, caches=["past_*"])
+    if workers > 1:
+        assert made.collectives == {"allreduce": 2}
+    assert made.cut["past_k"].part_shape[1] == made.cut["past_v"].part_shape[1] == kept
+    assert [one for one in made.cut if made.cut[one].is_input] == ["past_k", "past_v"]
+    random = np.random.default_rng(0)
+    weights = [
+        random.uniform(-1, 1.3, made.cut[one].shape).astype("float32")
+        for one in ("q", "k", "v", "o")
+    ]
+    whole = relax.VirtualMachine(tvm.compile(module, FAST_TO_COMPILE), tvm.cpu())
+    pipeline = tvm_ipc.get_pipeline("llvm", workers)
+    executable = tvm.compile(made.module, FAST_TO_COMPILE, relax_pipeline=pipeline)
+    with session_of(made.mesh) as session:
+        program = session.load_vm_module(executable)
+        parts = [
+            put(session, [made.cut[one].part(weight, rank) for rank in range(workers)])
+            for one, weight in zip(("q", "k", "v", "o"), weights, strict=True)
+        ]
+        past: list[Any] = []
+        own: list[Any] = []
+        for step in range(4):
+            x = random.uniform(-1, 1, (1, 1 if step else 3, HIDDEN)).astype("float32")
+            name = "decode" if step else "prefill"
+            given = map(tvm.runtime.tensor, [x, *past, *weights])
+            right, *past = (one.numpy() for one in whole[name](*given))
+            result = program[name](put(session, [x] * workers), *own, *parts)
+            ranks = [
+                [one.numpy() for one in result.debug_get_from_remote(rank)]
+                for rank in range(workers)
+            ]
+            own = []
+            for k in range(2):
+                of_ranks = [found[k + 1] for found in ranks]
+                assert all(one.shape == (1, kept, 3 + step, WIDTH) for one in of_ranks)
+                for rank, one in enumerate(of_ranks):
+                    wanted = made.cut["past_k"].part(past[k], rank)
+                    np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5)
+                own.append(put(session, of_ranks))
+            for found, *_ in ranks:
+                np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_caches_of_heads_that_are_not_divided() -> None:
+    """Where one product needs parts of heads alone, caches are parts, and weights are whole."""
+    module, caches = attention(4, 2), ["past_k", "past_v"]
+    made = parallelize(module, {"o": Shard(1)}, 2, caches=caches)
+    assert made.cut["past_k"].placements == (Shard(1),)
+    assert made.cut["k"].placements == (Replica(),)
+    assert made.collectives == {"allreduce": 2}
+    made = parallelize(module, {"o": Shard(0)}, 2, caches=caches)
+    assert made.cut["past_k"].placements == (Replica(),)
+
+
+def test_caches_that_there_are_not() -> None:
+    with pytest.raises(ValueError, match="'pass_k' is the name of no input; there are 'past_k'"):
+        parallelize(attention(4, 2), PLAN, 2, caches=["pass_k"])
+    with pytest.raises(ValueError, match="'past_k' is in caches and in the plan"):
+        parallelize(attention(4, 2), {**PLAN, "past_k": Shard(1)}, 2, caches=["past_*"])
