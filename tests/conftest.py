@@ -43,6 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-model", action="store_true", help="models of all types, on 1 to 8 workers"
     )
+    parser.addoption(
+        "--graphs", type=int, default=16, help="how many random graphs are cut by random plans"
+    )
+    parser.addoption("--first-graph", type=int, default=0, help="the seed of the first of these")
     parser.addoption("--operator", help="only random calls of this operator, such as nn.conv2d")
     parser.addoption(
         "--packages", type=Path, help="folder of the built packages to test, instead of new ones"

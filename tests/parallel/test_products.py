@@ -116,6 +116,22 @@ def test_a_weight_that_is_repeated() -> None:
     same(Before, Expected)
 
 
+def test_a_matrix_that_makes_the_batches() -> None:
+    """The other operand has none, so that the product would lack them."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((5, 8), "float32"), w: R.Tensor((8, 6), "float32")):
+            with R.dataflow():
+                weights = R.broadcast_to(w, R.shape([3, 8, 6]))
+                y = R.matmul(x, weights)
+                R.output(y)
+            return y
+
+    same(Before, Before)
+
+
 def test_heads_of_a_batch_stay_divided() -> None:
     """None of them is gathered, however many rows the batch has."""
     builder = relax.BlockBuilder()

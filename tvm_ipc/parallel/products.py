@@ -43,7 +43,7 @@ def with_batches(function: relax.Function) -> relax.Function:
         a, b = value.args
         found = _before_joining(made, a, b)
         if found is None:
-            weight = _repeated(made, b)
+            weight = _repeated(made, a, b)
             if weight is None:
                 return None
             call = relax.Call(value.op, [a, weight], value.attrs)
@@ -73,12 +73,13 @@ def _before_joining(
     return sources if kept and same_extents(dims[0][:-2], dims[1][:-2]) else None
 
 
-def _repeated(made: dict[relax.Var, relax.Expr], x: relax.Expr) -> relax.Expr | None:
-    """Return the matrix that a tensor is so many times, None where it is not."""
-    source = _operand(made, x, "broadcast_to")
-    if source is None or len(_dims(source)) != 2 or len(_dims(x)) < 3:
+def _repeated(made: dict[relax.Var, relax.Expr], a: relax.Expr, b: relax.Expr) -> relax.Expr | None:
+    """Return the matrix that `b` is once for each batch of `a`, None where it is not."""
+    source = _operand(made, b, "broadcast_to")
+    if source is None or len(_dims(source)) != 2 or len(_dims(b)) < 3:
         return None
-    return source if same_extents(_dims(source), _dims(x)[-2:]) else None
+    for_batches = same_extents(_dims(a)[:-2], _dims(b)[:-2])
+    return source if for_batches and same_extents(_dims(source), _dims(b)[-2:]) else None
 
 
 def _operand(made: dict[relax.Var, relax.Expr], x: relax.Expr, operator: str) -> Any:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random graphs that are cut by random plans, in real workers, against the same on one worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from placed_programs import session_of
+from random_graphs import Graph, draw, shrunk
+from test_placed_operators import FAST_TO_COMPILE
+from tvm import relax
+
+import tvm_ipc
+from tvm_ipc import parallelize
+from tvm_ipc.comm import Mesh, Shard
+
+MESHES = (Mesh({"tp": 2}), Mesh({"tp": 3}), Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1]), Mesh({"tp": 4}))
+#: How many are compiled together.
+TOGETHER = 25
+
+
+def differences(session: Any, mesh: Mesh, graphs: dict[str, Graph]) -> tuple[dict[str, str], Any]:
+    """Return which graphs have wrong results on some rank, and the collectives of all."""
+    builder = relax.BlockBuilder()
+    plan = {}
+    for name, graph in graphs.items():
+        graph.emit(builder, name)
+        for k, axes in enumerate(graph.plan):
+            if axes:
+                plan[f"{name}_p{k}"] = {axis: Shard(cut) for axis, cut in axes.items()}
+    whole = builder.get()
+    made = parallelize(whole, plan, mesh)
+    functions = {}
+    for name in graphs:
+        functions[name] = made.module[name]
+        other = relax.utils.copy_with_new_vars(whole[name])
+        functions[f"{name}_whole"] = other.with_attr("global_symbol", f"{name}_whole")
+    pipeline = tvm_ipc.get_pipeline("llvm", len(mesh.ranks))
+    executable = tvm.compile(tvm.IRModule(functions), FAST_TO_COMPILE, relax_pipeline=pipeline)
+    loaded = session.load_vm_module(executable)
+    found = {}
+    for name, graph in graphs.items():
+        parts, wholes = [], []
+        for k, array in enumerate(graph.arrays()):
+            cut = made.cut[f"{name}_p{k}"]
+            parts.append(_put(session, {rank: cut.part(array, rank) for rank in mesh.ranks}))
+            wholes.append(_put(session, dict.fromkeys(mesh.ranks, array)))
+        result, right = loaded[name](*parts), loaded[f"{name}_whole"](*wholes)
+        expected = np.array(right.debug_get_from_remote(0).numpy())
+        scale = max(1.0, float(np.abs(expected).max(initial=0)))
+        for rank in mesh.ranks:
+            got = np.array(result.debug_get_from_remote(rank).numpy())
+            if got.shape != expected.shape:
+                found[name] = f"rank {rank} has {got.shape}, not {expected.shape}"
+            elif not np.allclose(got, expected, rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
+                found[name] = f"rank {rank} is off by {np.abs(got - expected).max()}"
+    return found, made.collectives
+
+
+def _put(session: Any, parts: dict[int, Any]) -> Any:
+    one = next(iter(parts.values()))
+    reference = session.empty(one.shape, str(one.dtype))
+    for rank, part in parts.items():
+        reference.debug_copy_from(rank, part)
+    return reference
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_random_graphs(mesh: Mesh, pytestconfig: pytest.Config) -> None:
+    count = pytestconfig.getoption("--graphs") // len(MESHES)
+    first = pytestconfig.getoption("--first-graph")
+    kinds: Counter[str] = Counter()
+    with session_of(mesh) as session:
+
+        def fails(graph: Graph) -> bool:
+            try:
+                return bool(differences(session, mesh, {"f": graph})[0])
+            except Exception:
+                return True
+
+        for start in range(first, first + count, TOGETHER):
+            seeds = range(start, min(start + TOGETHER, first + count))
+            graphs = {f"f{seed}": draw(seed, tuple(mesh.axes)) for seed in seeds}
+            try:
+                wrong, collectives = differences(session, mesh, graphs)
+            except Exception as error:
+                wrong = {name: str(error) for name, graph in graphs.items() if fails(graph)}
+                assert wrong, f"graphs that only fail together: {error}"
+                collectives = {}
+            kinds.update(collectives)
+            for name, why in wrong.items():
+                raise AssertionError(f"{name}: {why}; as small as {shrunk(graphs[name], fails)}")
+    assert {"allgather", "allreduce"} <= kinds.keys(), "the graphs are of interest"
