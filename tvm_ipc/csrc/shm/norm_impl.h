@@ -146,9 +146,16 @@ TVM_IPC_INLINE float SumOf(const typename InOrder<Format>::Element* row, size_t 
   return lanes[0];
 }
 
-template <typename From, typename To, bool kCentred>
-TVM_IPC_INLINE void NormaliseAs(typename InOrder<To>::Element* out,
-                                const typename InOrder<From>::Element* row, const NormRow& norm) {
+/*! \brief What is taken from each element of a row, and what it is multiplied by then. */
+struct Moments {
+  float mean;
+  float scale;
+};
+
+// Not inline: it is most of what there is to compile, and does not depend on what is written.
+template <typename From, bool kCentred>
+__attribute__((noinline)) Moments MomentsOf(const typename InOrder<From>::Element* row,
+                                            const NormRow& norm) {
   const size_t count = norm.count;
   const float size = static_cast<float>(count);
   float mean = 0;
@@ -158,7 +165,16 @@ TVM_IPC_INLINE void NormaliseAs(typename InOrder<To>::Element* out,
     const Floats difference = kCentred ? x - middle : x;
     return difference * difference;
   });
-  const Floats scale = Floats{} + 1.0f / __builtin_sqrtf(squares / size + norm.epsilon);
+  return {mean, 1.0f / __builtin_sqrtf(squares / size + norm.epsilon)};
+}
+
+template <typename From, typename To, bool kCentred>
+TVM_IPC_INLINE void NormaliseAs(typename InOrder<To>::Element* out,
+                                const typename InOrder<From>::Element* row, const NormRow& norm) {
+  const size_t count = norm.count;
+  const Moments moments = MomentsOf<From, kCentred>(row, norm);
+  const Floats middle = Floats{} + moments.mean;
+  const Floats scale = Floats{} + moments.scale;
   auto normalised = [&](Lanes x, const Lanes& weight, const Lanes& bias) {
     for (size_t i = 0; i < kRegisters; ++i) {
       if (kCentred) {

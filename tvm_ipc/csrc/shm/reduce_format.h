@@ -143,6 +143,8 @@ struct Float16 : Plain {
 
 struct Sum {
   static constexpr bool kSticky = true, kDivide = false, kTruth = false;
+  // Whether two sources, of most sessions, have code of their own.
+  static constexpr bool kOften = true;
   template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
     return Format::Add(a, x);
@@ -154,6 +156,7 @@ struct Average : Sum {
 };
 
 struct Product : Sum {
+  static constexpr bool kOften = false;
   template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
     return a * x;
@@ -161,7 +164,7 @@ struct Product : Sum {
 };
 
 struct Minimum : Sum {
-  static constexpr bool kSticky = false;
+  static constexpr bool kSticky = false, kOften = false;
   template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
     return x < a ? x : a;

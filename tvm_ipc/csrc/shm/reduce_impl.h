@@ -167,8 +167,7 @@ __attribute__((noinline, cold)) void ReduceCarefully(char* dst, const void* cons
   }
 }
 
-/*! \brief What a step needs to know; kSources is their number, or 0 if known only when run. */
-template <int kSources>
+/*! \brief What a step needs to know. */
 struct Job {
   char* dst;
   const void* const* src;
@@ -178,7 +177,12 @@ struct Job {
   size_t bytes;
   bool stream;
 
-  TVM_IPC_INLINE int Sources() const { return kSources != 0 ? kSources : num_src; }
+  // kSources is their number, or 0 if that is known only when run.
+  template <int kSources>
+  TVM_IPC_INLINE int Sources() const {
+    return kSources != 0 ? kSources : num_src;
+  }
+  template <int kSources>
   TVM_IPC_INLINE const char* Source(int k) const {
     if (kSources == 2) return k == 0 ? first : second;
     return static_cast<const char*>(src[k]);
@@ -186,8 +190,8 @@ struct Job {
 };
 
 /*! \brief kVectors vectors to byte `at`, or `part` bytes of one if that is not 0. */
-template <typename Format, int kVectors, int kSources>
-TVM_IPC_INLINE void StoreBlock(const Job<kSources>& job, size_t at, size_t part,
+template <typename Format, int kVectors>
+TVM_IPC_INLINE void StoreBlock(const Job& job, size_t at, size_t part,
                                const typename Format::Vector* v) {
   char* out = job.dst + at;
   for (int i = 0; i < kVectors; ++i) {
@@ -208,20 +212,20 @@ TVM_IPC_INLINE void StoreBlock(const Job<kSources>& job, size_t at, size_t part,
  *        bytes of one.
  */
 template <typename Format, typename Op, int kVectors, int kSources>
-TVM_IPC_INLINE void Step(const Job<kSources>& job, size_t at, size_t part) {
+TVM_IPC_INLINE void Step(const Job& job, size_t at, size_t part) {
   constexpr bool kFloats = HoldsFloats<Format>::value;
   using Scalar = typename Format::Scalar;
   using Block = Registers<Format, kVectors>;
-  int num_src = job.Sources();
+  int num_src = job.Sources<kSources>();
   Block acc, x;
   bool nan = false;
   bool prefetch = kVectors > 1 && at + kAhead + kVectors * kVector <= job.bytes;
-  acc.Read(job.Source(0) + at, part);
-  if (prefetch) Prefetch<kVectors * kVector>(job.Source(0) + at);
+  acc.Read(job.Source<kSources>(0) + at, part);
+  if (prefetch) Prefetch<kVectors * kVector>(job.Source<kSources>(0) + at);
   if constexpr (kFloats && !Op::kSticky) nan |= acc.HasNan();
   for (int k = 1; k < num_src; ++k) {
-    x.Read(job.Source(k) + at, part);
-    if (prefetch) Prefetch<kVectors * kVector>(job.Source(k) + at);
+    x.Read(job.Source<kSources>(k) + at, part);
+    if (prefetch) Prefetch<kVectors * kVector>(job.Source<kSources>(k) + at);
     if constexpr (kFloats && !Op::kSticky) nan |= x.HasNan();
     for (int i = 0; i < Block::kCount; ++i) acc.v[i] = Op::template Apply<Format>(acc.v[i], x.v[i]);
   }
@@ -254,11 +258,24 @@ TVM_IPC_INLINE void Step(const Job<kSources>& job, size_t at, size_t part) {
   StoreBlock<Format, kVectors>(job, at, part, acc.v);
 }
 
+/*!
+ * \brief The bytes from `at` to `end`: the few before and after what is done four vectors at a
+ * time.
+ *
+ * One function for any number of sources, since inlined it is most of what there is to compile. It
+ * has a job of its own: that of the caller stays in registers only where nobody has its address.
+ */
+template <typename Format, typename Op>
+__attribute__((noinline)) void ReduceFew(Job job, size_t at, size_t end) {
+  for (; at + kVector <= end; at += kVector) Step<Format, Op, 1, 0>(job, at, 0);
+  if (at < end) Step<Format, Op, 1, 0>(job, at, end - at);
+}
+
 template <typename Format, typename Op, int kSources>
 void Run(void* dst, const void* const* src, int num_src, size_t count, bool stream) {
   constexpr size_t kElement = sizeof(typename Format::Element);
   size_t bytes = count * kElement;
-  Job<kSources> job;
+  Job job;
   job.dst = static_cast<char*>(dst);
   job.src = src;
   job.num_src = num_src;
@@ -269,26 +286,23 @@ void Run(void* dst, const void* const* src, int num_src, size_t count, bool stre
   size_t at = 0;
   size_t to_line = (0 - reinterpret_cast<uintptr_t>(dst)) % kLine;
   if (stream && Isa::kHasStream && to_line % kElement == 0 && bytes >= to_line + kLine) {
-    for (; at + kVector <= to_line; at += kVector) Step<Format, Op, 1>(job, at, 0);
-    if (at < to_line) Step<Format, Op, 1>(job, at, to_line - at);
+    ReduceFew<Format, Op>(job, 0, to_line);
     at = to_line;
     job.stream = true;
   }
   for (; at + kUnroll * kVector <= bytes; at += kUnroll * kVector)
-    Step<Format, Op, kUnroll>(job, at, 0);
-  for (; at + kVector <= bytes; at += kVector) Step<Format, Op, 1>(job, at, 0);
-  if (at < bytes) Step<Format, Op, 1>(job, at, bytes - at);
+    Step<Format, Op, kUnroll, kSources>(job, at, 0);
+  if (at < bytes) ReduceFew<Format, Op>(job, at, bytes);
   if (job.stream) Isa::Fence();
 }
 
 template <typename Format, typename Op>
 void Reduce(void* dst, const void* const* src, int num_src, size_t count, bool stream) {
   if (count == 0 || num_src < 1) return;
-  if (num_src == 2) {
-    Run<Format, Op, 2>(dst, src, num_src, count, stream);
-  } else {
-    Run<Format, Op, 0>(dst, src, num_src, count, stream);
+  if constexpr (Op::kOften) {
+    if (num_src == 2) return Run<Format, Op, 2>(dst, src, num_src, count, stream);
   }
+  Run<Format, Op, 0>(dst, src, num_src, count, stream);
 }
 
 /*! \brief A copy of two lines or more; the library's prefetches nothing and streams late. */
