@@ -61,6 +61,30 @@ def moves(runs: Runs) -> Iterator[tuple[Place, Place | None]]:
         )
 
 
+def moves_of_box(
+    runs: Runs, begin: Sequence[int], shape: Sequence[int]
+) -> Iterator[tuple[Place, Place]]:
+    """Yield places in a part, and where each of them is in a box of the whole, if it is there."""
+    for target, source in moves(runs):
+        if source is None:
+            continue
+        places = [
+            (max(place.start, low), min(place.stop, low + extent))
+            for place, low, extent in zip(source, begin, shape, strict=True)
+        ]
+        if all(start < stop for start, stop in places):
+            yield (
+                tuple(
+                    slice(to.start + start - place.start, to.start + stop - place.start)
+                    for (start, stop), to, place in zip(places, target, source, strict=True)
+                ),
+                tuple(
+                    slice(start - low, stop - low)
+                    for (start, stop), low in zip(places, begin, strict=True)
+                ),
+            )
+
+
 def take(whole: np.ndarray[Any, Any], runs: Sequence[Sequence[Run]]) -> np.ndarray[Any, Any]:
     """Return a part of an array, in memory of its own; what it does not have is not read."""
     found = tuple(map(tuple, runs))

@@ -17,6 +17,7 @@ import tvm_ipc
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.errors import WeightsError
 from tvm_ipc.parallel import Cut
+from tvm_ipc.weights import concat, stack
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 SHAPES = ((), (0,), (1,), (7,), (2, 3), (5, 7), (33, 64), (3, 1, 4), (2, 3, 5, 2), (300, 700))
@@ -151,6 +152,66 @@ def test_names(session: Any, tmp_path: Path) -> None:
             assert shared["inner.head"] is shared["inner.model.table"], "it is loaded once"
     with pytest.raises(ValueError, match=r"there is no parameter 'inner\.heat'; .*'inner\.head'"):
         tvm_ipc.load_weights(session, path, cuts, names={"inner.heat": "model.table"})
+
+
+def test_weights_that_are_one_parameter(session: Any, tmp_path: Path) -> None:
+    """Stacked, one after the other, and both, in every type and divided along every axis."""
+    draw = np.random.default_rng(5)
+    arrays = {
+        f"experts.{k}.{what}": weight_files.random_array(draw, (3, 4), "bfloat16")
+        for k in range(5)
+        for what in ("gate", "up")
+    }
+    arrays |= {f"vector.{k}": weight_files.random_array(draw, (k,), "bfloat16") for k in range(4)}
+    arrays["number"] = weight_files.random_array(draw, (), "bfloat16")
+    path = weight_files.write(tmp_path / "model.safetensors", arrays)
+    both = [concat([f"experts.{k}.gate", f"experts.{k}.up"]) for k in range(5)]
+    names: dict[str, Any] = {
+        "both.0": stack(both),
+        "both.1": stack(both),
+        "both.2": stack(both, axis=1),
+        "both.3": stack(both),
+        "last": stack([f"experts.{k}.up" for k in range(5)], axis=2),
+        "beside": concat(["experts.0.up", stack(["vector.3"] * 4, axis=1)], axis=0),
+        "vector": concat([f"vector.{k}" for k in range(4)]),
+        "numbers": stack(["number", "number", "number"]),
+    }
+
+    def made(name: Any) -> np.ndarray[Any, Any]:
+        if isinstance(name, str):
+            return arrays[name]
+        parts = [made(part) for part in name.parts]
+        return np.stack(parts, name.axis) if name.new else np.concatenate(parts, name.axis)
+
+    wanted = {name: made(called) for name, called in names.items()}
+    for dtype in ("bfloat16", "float32"):
+        cuts = weight_files.cuts_of(wanted, session.num_workers, **dict.fromkeys(wanted, dtype))
+        for source in (path, arrays):
+            weights = tvm_ipc.load_weights(session, source, cuts, names=names)
+            compare(session, weights, cuts, wanted)
+
+
+def test_weights_that_cannot_be_joined(session: Any) -> None:
+    arrays = {"a": np.ones((2, 3)), "b": np.ones((2, 4)), "c": np.ones((2, 3), "float32")}
+    cut = weight_files.cuts_of({"w": np.ones((2, 2, 3))}, session.num_workers)
+    for name, said in {
+        stack(
+            ["a", "b"]
+        ): r"'a' and 1 more, for 'w', cannot be joined: some are \(2, 3\), and other",
+        concat(["a", "b"]): r"some are \(2, 3\), and others \(2, 4\)",
+        concat(["a", "a"], axis=2): r"they are \(2, 3\), and have no axis 2",
+        stack(["a", "c"]): r"some are float64, and others float32",
+        concat(["a", "b"], axis=1): r"'w', is \(2, 7\) there, and the program wants \(2, 2, 3\)",
+        stack(["a", "d"]): r"'d', for 'w', is missing; no name is near it",
+    }.items():
+        with pytest.raises(WeightsError, match=said):
+            tvm_ipc.load_weights(session, arrays, cut, names={"w": name})
+    for wrong in ("a", [], 3, ["a", 3], {"a": 1}, [""]):
+        for join in (stack, concat):
+            with pytest.raises((TypeError, ValueError), match=f"^{join.__name__}: names"):
+                join(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^stack: axis is the number of an axis, 0 or more, not"):
+        stack(["a"], axis=-1)
 
 
 def test_inputs_are_no_weights(session: Any) -> None:

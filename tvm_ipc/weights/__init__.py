@@ -6,6 +6,7 @@ safetensors  what a file of that format holds
 tvmjs        what a folder that TVM or mlc-llm wrote holds
 folder       which files of a folder hold what
 held         tensors of the controller: PyTorch's, NumPy's, TVM's
+joined       several of them that are one parameter
 match        whether what there is is what the program wants
 reading      a rank's part of a file, into its memory
 worker       what the workers call
@@ -13,3 +14,7 @@ load         all of it together
 
 Workers import `worker`, and so nothing here that needs TVM's compiler.
 """
+
+from tvm_ipc.weights.joined import concat, stack
+
+__all__ = ["concat", "stack"]

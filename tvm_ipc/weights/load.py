@@ -10,21 +10,24 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
+
 from tvm_ipc import arguments, terminal
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.parts import Runs, extents, take
+from tvm_ipc.parts import Runs, extents, moves_of_box
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
 from tvm_ipc.weights import folder, held, match, worker
 from tvm_ipc.weights.held import Held
-from tvm_ipc.weights.reading import converted
+from tvm_ipc.weights.joined import Joined, Name, Whole
+from tvm_ipc.weights.reading import convert
 from tvm_ipc.weights.stored import Stored
 
 if TYPE_CHECKING:
     from tvm_ipc.parallel import Cut
 
 #: What weights are called in a source, by the names of parameters, or a function that says it.
-Names: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
+Names: TypeAlias = "Mapping[str, Name] | Callable[[str], Name] | None"
 
 _CUT: Final = "what parallelize says of each parameter: parallel.cut"
 _NAMES: Final = (
@@ -62,7 +65,8 @@ def load_weights(
         from names to arrays or tensors.
     cut : how each parameter is divided: `Parallelized.cut`. Inputs in it are left out.
     names : of weights in the source, where they are others than those of the parameters. Parameters
-        may share one: `{"lm_head.weight": "model.embed_tokens.weight"}`.
+        may share one: `{"lm_head.weight": "model.embed_tokens.weight"}`; several that are one
+        parameter are joined by `stack` and `concat` of `tvm_ipc.weights`.
     ignore : patterns of names in the source that no parameter need have, such as "*.inv_freq".
         Others that no parameter has are an error. Of models of PyTorch all are ignored.
     progress : show on a terminal how much is loaded.
@@ -88,10 +92,10 @@ def load_weights(
         tensors, other_names, strict = found.by_name, found.other_names, found.chosen
         where = f"the {type(source).__name__}"
     called = _names(names, cuts, other_names)
-    match.check(where, cuts, called, tensors, patterns, strict)
+    wholes = match.matched(where, cuts, called, tensors, patterns, strict)
     loading = _Loading(session, cuts, progress)
     with loading.shown():
-        return {name: loading.load(name, tensors[called[name]], one) for name, one in cuts.items()}
+        return {name: loading.load(name, wholes[name], one) for name, one in cuts.items()}
 
 
 class _Loading:
@@ -118,42 +122,52 @@ class _Loading:
             if self.progress:
                 terminal.clear()
 
-    def load(self, name: str, tensor: Stored | Held, cut: Cut) -> DRef:
+    def load(self, name: str, whole: Whole, cut: Cut) -> DRef:
         """Return a weight that is there, or on its way."""
-        of_rank = {r: cut.runs(r, tensor.shape) for r in self.ranks if r in cut.mesh.ranks}
-        of_source = (tensor,) if isinstance(tensor, Stored) else (tensor, tensor.memory)
-        key = (of_source, cut.dtype, tuple(of_rank.items()))
+        of_rank = {r: cut.runs(r, whole.shape) for r in self.ranks if r in cut.mesh.ranks}
+        memory = tuple(one.tensor.memory for one in whole.pieces if isinstance(one.tensor, Held))
+        key = (whole, memory, cut.dtype, tuple(of_rank.items()))
         if key not in self.loaded:
-            if isinstance(tensor, Stored):
-                self.loaded[key] = self._stored(name, tensor, cut.dtype, of_rank)
-            else:
-                self.loaded[key] = self._held(name, tensor, cut.dtype, of_rank)
+            stored = all(isinstance(one.tensor, Stored) for one in whole.pieces)
+            send = self._stored if stored else self._held
+            self.loaded[key] = send(name, whole.pieces, cut.dtype, of_rank)
         self._count(name, cut)
         return self.loaded[key]
 
-    def _stored(self, name: str, one: Stored, dtype: str, of_rank: dict[int, Runs]) -> DRef:
+    def _stored(
+        self, name: str, pieces: Sequence[Any], dtype: str, of_rank: dict[int, Runs]
+    ) -> DRef:
         different = list(dict.fromkeys(of_rank.values()))
         said = {
             "name": name,
-            "path": one.file.path,
-            "state": one.file.state,
-            "stored": one.dtype,
-            "shape": one.shape,
-            "offset": one.offset,
+            "pieces": [
+                {
+                    "path": one.tensor.file.path,
+                    "state": one.tensor.file.state,
+                    "dtype": one.tensor.dtype,
+                    "offset": one.tensor.offset,
+                    "shape": one.shape,
+                    "begin": one.begin,
+                }
+                for one in pieces
+            ],
             "dtype": dtype,
             "runs": different,
             "of_rank": {rank: different.index(runs) for rank, runs in of_rank.items()},
         }
         return self.read(json.dumps(said))
 
-    def _held(self, name: str, one: Held, dtype: str, of_rank: dict[int, Runs]) -> DRef:
-        whole = one.array()
+    def _held(self, name: str, pieces: Sequence[Any], dtype: str, of_rank: dict[int, Runs]) -> DRef:
+        arrays = [one.tensor.array().reshape(one.shape) for one in pieces]
         different = list(dict.fromkeys(of_rank.values()))
         shapes = {str(rank): extents(runs) for rank, runs in of_rank.items()}
         target = None
         for runs in different:
+            part = np.zeros(extents(runs), np.dtype(dtype))
             try:
-                part = converted(take(whole, runs), dtype)
+                for one, array in zip(pieces, arrays, strict=True):
+                    for place, source in moves_of_box(runs, one.begin, one.shape):
+                        convert(array[source], part[place] if place else part[...])
             except ValueError as error:
                 raise WeightsError(f"load_weights: {name!r}: {error}") from error
             if len(different) == 1 and len(of_rank) == len(self.ranks):
@@ -191,7 +205,7 @@ def _weights(cut: Any, workers: int) -> dict[str, Cut]:
     return {key: one for key, one in cut.items() if not one.is_input}
 
 
-def _names(names: Any, cuts: Mapping[str, Cut], other_names: Mapping[str, str]) -> dict[str, str]:
+def _names(names: Any, cuts: Mapping[str, Cut], other_names: Mapping[str, str]) -> dict[str, Name]:
     """Return what the weight of each parameter is called in the source."""
     if names is None:
         names = {}
@@ -209,5 +223,7 @@ def _names(names: Any, cuts: Mapping[str, Cut], other_names: Mapping[str, str]) 
     else:
         raise arguments.wrong_type("load_weights: names", _NAMES, names)
     for name, called in found.items():
-        arguments.text(f"load_weights: names, of {name!r}", called)
-    return {name: other_names.get(called, called) for name, called in found.items()}
+        if not isinstance(called, Joined):
+            arguments.text(f"load_weights: names, of {name!r}", called)
+            found[name] = other_names.get(called, called)
+    return found

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import ml_dtypes  # noqa: F401  makes bfloat16 and others known to NumPy
 import numpy as np
 
 from tvm_ipc.errors import WeightsError
+from tvm_ipc.weights.held import Held
+from tvm_ipc.weights.joined import Name, Whole, leaves, whole_of
+from tvm_ipc.weights.stored import Stored
 
 if TYPE_CHECKING:
     from tvm_ipc.parallel import Cut
@@ -23,48 +26,49 @@ FLOATS: Final = ("bfloat16", "float16", "float32", "float64")
 _MOST: Final = 10
 
 
-class Tensor(Protocol):
-    """A tensor of a source."""
-
-    @property
-    def dtype(self) -> str:
-        """Of its elements."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its extents."""
-
-
-def check(
+def matched(
     source: str,
     cuts: Mapping[str, Cut],
-    names: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
+    names: Mapping[str, Name],
+    tensors: Mapping[str, Stored | Held],
     ignore: Sequence[str],
     strict: bool,
-) -> None:
-    """Raise WeightsError if tensors are missing, too many, or of another shape or type.
+) -> dict[str, Whole]:
+    """Return what a source has for each parameter.
 
     Parameters
     ----------
     source : where tensors are from, for people.
     cuts : the parameters.
-    names : of the tensor of each parameter.
+    names : of the weight of each parameter.
     tensors : all that there are.
     ignore : patterns of names of tensors that no parameter need have.
     strict : whether others are too many.
+
+    Raises
+    ------
+    WeightsError
+        Tensors are missing, too many, or of another shape or type.
     """
-    used = set(names.values())
-    missing = [name for name in cuts if names[name] not in tensors]
+    used = {one for name in names.values() for one in leaves(name)}
     left = [name for name in tensors if name not in used]
-    wrong = [
-        line
-        for name, cut in cuts.items()
-        if names[name] in tensors
-        for line in _wrong(name, names[name], cut, tensors[names[name]])
-    ]
+    missing = [(one, name) for name in cuts for one in leaves(names[name]) if one not in tensors]
+    without = {name for _, name in missing}
+    wholes: dict[str, Whole] = {}
+    wrong: list[str] = []
+    for name, cut in cuts.items():
+        if name in without:
+            continue
+        called = names[name]
+        shown = repr(name) if called == name else f"{_shown(called)}, for {name!r},"
+        try:
+            wholes[name] = whole_of(called, tensors)
+        except ValueError as error:
+            wrong.append(f"{shown} cannot be joined: {error}")
+        else:
+            wrong += _wrong(shown, cut, wholes[name])
     problems = _some(
-        (_missing(names[name], name, cuts[name], tensors, left) for name in missing),
+        (_missing(one, name, names[name], cuts[name], tensors, left) for one, name in missing),
         len(missing),
         "are missing",
     )
@@ -77,7 +81,7 @@ def check(
         )
     problems += _some(iter(wrong), len(wrong), "differ in shape or type")
     if not problems:
-        return
+        return wholes
     if missing:
         problems.append(
             "names={...} says what the weight of a parameter is called there, and parameters that "
@@ -96,13 +100,23 @@ def _some(lines: Iterator[str], count: int, what: str) -> list[str]:
 
 
 def _missing(
-    wanted: str, name: str, cut: Cut, tensors: Mapping[str, Tensor], left: Sequence[str]
+    wanted: str,
+    name: str,
+    called: Name,
+    cut: Cut,
+    tensors: Mapping[str, Stored | Held],
+    left: Sequence[str],
 ) -> str:
-    called = f"{wanted!r}" if wanted == name else f"{wanted!r}, for {name!r},"
-    return f"{called} is missing; {_near(wanted, cut, tensors, left)}"
+    shown = repr(name) if called == name else f"{wanted!r}, for {name!r},"
+    return f"{shown} is missing; {_near(wanted, cut, tensors, left)}"
 
 
-def _near(name: str, cut: Cut, tensors: Mapping[str, Tensor], left: Sequence[str]) -> str:
+def _shown(name: Name) -> str:
+    found = list(leaves(name))
+    return repr(found[0]) if len(found) == 1 else f"{found[0]!r} and {len(found) - 1} more"
+
+
+def _near(name: str, cut: Cut, tensors: Mapping[str, Stored | Held], left: Sequence[str]) -> str:
     """Return what may have been meant."""
     ends = [one for one in left if one.endswith(f".{name}") or name.endswith(f".{one}")]
     near = ends[:3] or get_close_matches(name, left, n=3)
@@ -114,8 +128,7 @@ def _near(name: str, cut: Cut, tensors: Mapping[str, Tensor], left: Sequence[str
     return "no name is near it"
 
 
-def _wrong(name: str, stored: str, cut: Cut, tensor: Tensor) -> Iterator[str]:
-    called = f"{name!r}" if stored == name else f"{stored!r}, for {name!r},"
+def _wrong(called: str, cut: Cut, tensor: Whole) -> Iterator[str]:
     wanted = tuple(cut.shape)
     if len(wanted) != len(tensor.shape) or any(
         isinstance(extent, int) and extent != found

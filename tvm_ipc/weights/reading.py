@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import ml_dtypes  # noqa: F401  makes bfloat16 and others known to NumPy
 import numpy as np
 
-from tvm_ipc.parts import Runs, moves
+from tvm_ipc.parts import Runs, moves, moves_of_box
 from tvm_ipc.weights.stored import state_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -62,15 +62,19 @@ class Reading:
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
-    def read(self, runs: Runs, part: Array) -> None:
-        """Fill an array with a part, converted to its type."""
+    def read(self, runs: Runs, begin: tuple[int, ...], part: Array) -> None:
+        """Fill what a part has of the tensor, which is a box of the whole, converted to its type.
+
+        Parameters
+        ----------
+        runs : of the part.
+        begin : where the box begins in the whole.
+        part : the memory.
+        """
         self._check_state()
-        for target, source in moves(runs):
-            place = part[target] if target else part[...]  # not a number, without axes
-            if source is None:
-                place[...] = 0
-            elif place.size:
-                self._read_box(source, place)
+        for target, source in moves_of_box(runs, begin, self.shape):
+            # Without axes it would be a number.
+            self._read_box(source, part[target] if target else part[...])
         self._check_state()
 
     def _check_state(self) -> None:
@@ -145,6 +149,13 @@ class Reading:
         return elements * self.dtype.itemsize
 
 
+def fill_zeros(runs: Runs, part: Array) -> None:
+    """Fill what a part has beyond the whole."""
+    for target, source in moves(runs):
+        if source is None:
+            part[target] = 0
+
+
 def convert(found: Array, part: Array) -> None:
     """Copy numbers into an array of another type; raise where one would become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -158,12 +169,3 @@ def convert(found: Array, part: Array) -> None:
         lost &= np.isfinite(found.astype(np.float64))
         if lost.any():
             raise ValueError(f"{found[lost].ravel()[0]} does not fit into {part.dtype}")
-
-
-def converted(found: Array, dtype: str) -> Array:
-    """Return an array of a type."""
-    if found.dtype == np.dtype(dtype):
-        return found
-    part = np.empty(found.shape, np.dtype(dtype))
-    convert(found, part)
-    return part

@@ -15,7 +15,7 @@ import tvm_ffi
 
 from tvm_ipc.contract import DEVICES
 from tvm_ipc.parts import Runs, extents
-from tvm_ipc.weights.reading import Reading
+from tvm_ipc.weights.reading import Reading, fill_zeros
 from tvm_ipc.weights.stored import byte_count
 
 _rank = tvm_ffi.get_global_func("tvm_ipc.worker.rank")
@@ -33,8 +33,9 @@ def read(text: str) -> Any:
 
     Parameters
     ----------
-    text : JSON. `name` is for errors; `path`, `state`, `stored`, `shape` and `offset` say what lies
-        where; `dtype` what it is to be; `runs` has parts, and `of_rank` which of them a rank has.
+    text : JSON. `name` is for errors; each of the `pieces` says what lies where: `path`, `state`,
+        `dtype`, `shape` and `offset` there, and where it begins in the whole; `dtype` is what it is
+        to be; `runs` has parts, and `of_rank` which of them a rank has.
     """
     said = json.loads(text)
     which = said["of_rank"].get(str(_rank()))
@@ -47,12 +48,13 @@ def read(text: str) -> Any:
     on_cpu = device.dlpack_device_type() == DEVICES["cpu"]
     part = _empty(said["name"], extents(runs), said["dtype"], device)
     array = array_of(part) if on_cpu else np.empty(extents(runs), np.dtype(said["dtype"]))
-    shape = tuple(said["shape"])
     try:
-        with Reading(
-            said["path"], tuple(said["state"]), said["stored"], shape, said["offset"]
-        ) as reading:
-            reading.read(runs, array)
+        fill_zeros(runs, array)
+        for piece in said["pieces"]:
+            state, shape = tuple(piece["state"]), tuple(piece["shape"])
+            place = piece["dtype"], shape, piece["offset"]
+            with Reading(piece["path"], state, *place) as reading:
+                reading.read(runs, tuple(piece["begin"]), array)
     except (OSError, ValueError) as error:
         raise type(error)(f"load_weights: {said['name']!r}: {error}") from error
     if not on_cpu:
