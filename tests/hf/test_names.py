@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints as transformers writes them are loaded under the names that models have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvm_ipc
+from tvm_ipc.comm import Mesh, Replica, Shard
+from tvm_ipc.errors import ModelError
+from tvm_ipc.parallel import Cut
+from tvm_ipc.weights.folder import stored_in
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+names_of = pytest.importorskip("tvm_ipc.hf.names", reason="transformers is not installed")
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+}
+#: More experts than ten: their order is that of numbers, not of texts.
+MODELS: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 11},
+    "Qwen2Moe": {
+        "num_experts": 12,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 40,
+        "decoder_sparse_step": 1,
+    },
+    "Qwen3Moe": {"num_experts": 3, "moe_intermediate_size": 16, "head_dim": 8},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Gemma2": {"head_dim": 8},
+    "Phi3": {"pad_token_id": 0},
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+}
+
+
+def cuts_of(model: Any, ranks: int) -> dict[str, Cut]:
+    """Each weight divided along another axis, or along none."""
+    mesh = Mesh({"tp": ranks})
+    found = {}
+    for k, (name, one) in enumerate(model.named_parameters(remove_duplicate=False)):
+        axis = k % (one.dim() + 1)
+        place = Shard(axis) if axis < one.dim() else Replica()
+        found[name] = Cut(name, name, tuple(one.shape), "float32", mesh, (place,))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [*((name, "ForCausalLM") for name in MODELS), ("Mixtral", "Model"), ("Qwen2", "Model")],
+)
+def test_what_save_pretrained_writes(name: str, head: str, tmp_path: Path) -> None:
+    """Of a model with its head, and one without; each is loaded into the one with it."""
+    sizes = {**({} if name == "GPT2" else SIZES), **MODELS[name]}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, f"{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}")(
+        config
+    )
+    saved = model if head == "ForCausalLM" else model.base_model
+    saved.save_pretrained(tmp_path, max_shard_size="40KB")
+    cuts = cuts_of(model, 2)
+    found = names_of.checkpoint_names(model, stored_in(tmp_path))
+    if head == "Model" and not config.tie_word_embeddings:
+        del cuts["lm_head.weight"]
+    names = {name: found[name] for name in cuts}
+    with tvm_ipc.Session(2, threads=True, timeout=60) as session:
+        weights = tvm_ipc.load_weights(session, tmp_path, cuts, names=names)
+        for key, one in model.named_parameters(remove_duplicate=False):
+            for rank in range(2 if key in cuts else 0):
+                wanted = cuts[key].part(one.detach().numpy(), rank)
+                np.testing.assert_array_equal(session.get(weights[key], rank), wanted)
+
+
+def test_a_weight_that_is_made_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.core_model_loading import Transpose, WeightConverter
+
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES))
+    turned = WeightConverter("wte.weight", "embed_tokens.weight", [Transpose(0, 1)])
+    monkeypatch.setattr(names_of, "get_model_conversion_mapping", lambda _: [turned])
+    said = r"makes 'model\.embed_tokens\.weight' of .* by Transpose, which is not known here; save"
+    with pytest.raises(ModelError, match=said):
+        names_of.checkpoint_names(model, ["model.wte.weight"])
