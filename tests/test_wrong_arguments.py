@@ -348,6 +348,7 @@ def compiler_calls() -> dict[str, Call]:
                 "mesh": [*one_less(COUNTS, None), None, 65, "tp"],
                 "names": [3, "x", ["x"], ANYTHING],
                 "caches": [3, None, "x", ["x"], [3], ANYTHING],
+                "calibration": [3, "file.json", ANYTHING],
             },
         ),
         "declare_rule": Call(

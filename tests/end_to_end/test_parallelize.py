@@ -17,6 +17,8 @@ from small_decoder import FUSED_PLAN, PLAN, Decoder, whole_model
 from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
 from tvm.relax import op
+from tvm.relax.distributed import DeviceMesh
+from tvm.relax.distributed import Placement as DistPlacement
 
 import tvm_ipc
 from tvm_ipc import parallelize
@@ -410,3 +412,52 @@ def test_experts(plan: Any) -> None:
     assert made.collectives == {"allreduce": 1}
     for found in run(made, "main", [one.astype("float32") for one in arrays]):
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", [2, Mesh({"workers": 2}), Mesh({"axis0": 2})])
+def test_annotations_of_tvm_are_a_plan(mesh: Any) -> None:
+    """R.dist's device mesh is the mesh that is given, whatever its axis is called."""
+    builder = relax.BlockBuilder()
+    shapes = {"x": (5, 6), "up": (6, 9), "down": (9, 6)}
+    params = {k: relax.Var(k, relax.TensorType(v, "float32")) for k, v in shapes.items()}
+    devices = DeviceMesh((2,), [0, 1])
+
+    def annotated(name: str, text: str) -> relax.Var:
+        placement = DistPlacement.from_text(text)
+        annotate = op.distributed.annotate_sharding
+        return builder.emit(annotate(params[name], devices, placement))
+
+    with builder.function("main", list(params.values()), attrs={"num_input": 1}):
+        with builder.dataflow():
+            h = builder.emit(op.nn.relu(op.matmul(params["x"], annotated("up", "S[1]"))))
+            out = builder.emit_output(op.matmul(h, annotated("down", "S[0]")))
+        builder.emit_func_output(out)
+    made = parallelize(builder.get(), {}, mesh)
+    assert made.collectives == {"allreduce": 1}
+    assert [one.placements for one in made.cut.values()] == [(Shard(1),), (Shard(0),)]
+    x, up, down = (
+        np.random.default_rng(0).uniform(-1, 1.2, shape).astype("float32")
+        for shape in shapes.values()
+    )
+    expected = np.maximum(x @ up, 0) @ down
+    for found in run(made, "main", [x, up, down]):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_annotations_that_differ_are_refused() -> None:
+    """Two functions that share a weight, which is divided in two ways."""
+
+    def function(text: str) -> relax.Function:
+        builder = relax.BlockBuilder()
+        w = relax.Var("w", relax.TensorType((6, 8), "float32"))
+        placement = DistPlacement.from_text(text)
+        with builder.function("main", [w]):
+            x = builder.emit(
+                op.distributed.annotate_sharding(w, DeviceMesh((2,), [0, 1]), placement)
+            )
+            builder.emit_func_output(builder.emit(op.exp(x)))
+        return builder.get()["main"]
+
+    mod = tvm.IRModule({"prefill": function("S[0]"), "decode": function("S[1]")})
+    with pytest.raises(ValueError, match=r"places 'w' on S\[.\] along 'axis0', and function"):
+        parallelize(mod, {}, 2)

@@ -157,7 +157,6 @@ def test_hooks_say_nothing_of_weights() -> None:
         ("keep_full_weight", "'keep_full_weight' is a style of plans for data parallelism"),
         ("colwize", "not 'colwize'; near it is 'colwise'"),
         (PrepareModuleInput(TorchShard(1)), "a PrepareModuleInput that divides axis 1"),
-        ("auto", "'auto' is a whole plan"),
     ],
 )
 def test_what_is_refused(style: Any, words: str) -> None:

@@ -63,3 +63,8 @@ def test_work_of_divided_activations_grows_linearly() -> None:
     plan = {"layers.*.up": "S[1]", "layers.*.down": "S[0]", "layers.*.norm": "sequence_parallel"}
     modules = {size: normed(size) for size in (4, 8, 16)}
     assert power(lambda size: parallelize(modules[size], plan, 2), 4) < 1.1
+
+
+def test_work_of_plans_that_are_found_grows_linearly() -> None:
+    modules = {size: normed(size) for size in (8, 16, 32)}
+    assert power(lambda size: parallelize(modules[size], "auto", 2), 8) < 1.1

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import tvm
@@ -16,6 +16,9 @@ from tvm_ipc.comm.operator import constant, item_bytes
 from tvm_ipc.comm.placements import Placements, show
 from tvm_ipc.parts import Runs, all_of, even, take
 from tvm_ipc.transform.placements.placed import local_extent
+
+#: What share of a rank's bytes a weight has that is said to be replicated.
+_LARGE: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,16 @@ class Cut:
         return tuple(extent if constant(extent) is None else constant(extent) for extent in found)
 
     @property
+    def bytes(self) -> int | None:
+        """How many bytes all of it has, None where an extent is symbolic."""
+        return self._bytes(self.shape)
+
+    @property
     def bytes_per_rank(self) -> int | None:
         """How many bytes a rank has, None where an extent is symbolic."""
-        extents = self.part_shape
+        return self._bytes(self.part_shape)
+
+    def _bytes(self, extents: Sequence[Any]) -> int | None:
         if any(constant(extent) is None for extent in extents):
             return None
         return int(np.prod(extents, dtype=np.int64)) * item_bytes(tvm.DataType(self.dtype))
@@ -108,3 +118,23 @@ class Cut:
     def __str__(self) -> str:
         extents = ", ".join(map(str, self.shape))
         return f"{self.name} ({extents}) {self.dtype}: {show(self.mesh, self.placements)}"
+
+
+def notes_of(cuts: Iterable[Cut]) -> list[str]:
+    """Return sentences on weights that are large and not divided, the largest first."""
+    weights = [one for one in cuts if not one.is_input and one.bytes]
+    if not weights or len(weights[0].mesh.ranks) == 1:
+        return []
+    total = sum(one.bytes_per_rank or 0 for one in weights)
+    whole = [
+        one
+        for one in weights
+        if len(one.shape) > 1 and not any(isinstance(x, Shard) for x in one.placements)
+    ]
+    whole.sort(key=lambda one: -(one.bytes or 0))
+    return [
+        f"{one.name} is replicated: {one.bytes} bytes on each rank, "
+        f"{(one.bytes or 0) / total:.0%} of what it has"
+        for one in whole
+        if (one.bytes or 0) >= _LARGE * total
+    ]

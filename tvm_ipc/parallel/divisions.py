@@ -68,6 +68,31 @@ def divided_by_use(
     return {name: tuple(placements) for name, placements in found.items()}, divided
 
 
+def divided_somehow(
+    axes: Axes, workers: int, wanted: Sequence[tuple[str, int]], shapes: Mapping[str, Sequence[Any]]
+) -> dict[tuple[str, int], Shard]:
+    """Return for axes of weights how each is divided if others are that are used with it.
+
+    Parameters
+    ----------
+    axes : of the program.
+    workers : that divide them.
+    wanted : names of weights, and which axis of each.
+    shapes : of the weights.
+    """
+    nodes = {one: axes.of((one[0], (), one[1])) for one in wanted}
+    weights: Counter[Node] = Counter()
+    for (name, _), node in nodes.items():
+        weights[node] += prod(shapes[name])
+    sizes = {node: shapes[name][axis] for (name, axis), node in nodes.items()}
+    dividing = _Dividing(axes, workers, sizes, weights)
+    found = {}
+    for (name, axis), node in nodes.items():
+        division = dividing.of(node)
+        found[name, axis] = Shard(axis, None if division.is_plain(workers) else division)
+    return found
+
+
 class _Dividing:
     """Finds divisions of axes that are divided along one axis of the mesh.
 

@@ -19,26 +19,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 from typing import Any, Final
 
-import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
-from tvm_ipc.comm.operator import constant, dtype_of, extents, item_bytes
-from tvm_ipc.comm.place_operator import NAME as PLACE
+from tvm_ipc.comm import Mesh, Partial, Replica, place
+from tvm_ipc.comm.place_operator import NAME
 from tvm_ipc.comm.placements import Placements, placements_of
+from tvm_ipc.parallel.cheapest import cheapest, rule_for
 from tvm_ipc.transform.ir.rewrite import begin_with, rewrite, typed, walk, with_value
 from tvm_ipc.transform.rules.composed import composed
-from tvm_ipc.transform.rules.operation import operation_of, short_name
-from tvm_ipc.transform.rules.rule import Choice, Decided, Refusal, Rule, decide, placed_by
-from tvm_ipc.transform.rules.table import rule_of
+from tvm_ipc.transform.rules.operation import short_name
+from tvm_ipc.transform.rules.rule import Refusal, decide
 
-_PLACE: Final = tvm.ir.Op.get(PLACE)
-#: What a symbolic extent counts as.
-_TYPICAL: Final = 128
+#: The operator that says where a tensor lies.
+PLACE: Final = tvm.ir.Op.get(NAME)
 #: Of a tensor its placements, of a tuple those of its fields, of other values None.
 Where = Any
 
@@ -74,7 +70,7 @@ class _Meeting:
         # A parameter lies where the first place on it says.
         self.where: dict[relax.Var, Where] = dict(params)
         for _, value in walk(function):
-            if isinstance(value, relax.Call) and value.op.same_as(_PLACE):
+            if isinstance(value, relax.Call) and value.op.same_as(PLACE):
                 placements = placements_of(mesh, value.attrs.placements)
                 if value.args[0] in set(function.params):
                     self.where.setdefault(value.args[0], placements)
@@ -106,7 +102,7 @@ class _Meeting:
             whole = self._moved_to(value, self.replicas) if isinstance(value, relax.Var) else value
             new = binding if whole is value else with_value(binding, whole)
             return [*self.before, new] if self.before or new is not binding else None
-        if isinstance(value, relax.Call) and value.op.same_as(_PLACE):
+        if isinstance(value, relax.Call) and value.op.same_as(PLACE):
             self.where[var] = placements_of(self.mesh, value.attrs.placements)
             return None
         if not isinstance(value, relax.Call):
@@ -127,27 +123,22 @@ class _Meeting:
 
     def _bound(self, var: relax.Var, call: relax.Call) -> relax.Expr:
         """Return what a variable is bound to instead of a call, and note where it lies."""
-        operands = list(_tensors(call.args))
+        operands = list(tensors_among(call.args))
         found = [self._where(x) for x in operands]
         if all(one == self.replicas for one in found):
             self.where[var] = None
             return call
-        try:
-            operation = operation_of(call, var.ty)
-            rule = None if operation is None else rule_of(operation)
-        except Refusal:
-            rule = None
+        rule = rule_for(call, var.ty)
         decided = None
         if rule is not None:
-            names = [str(x) for x in operands]
             try:
-                decided = decide(self.mesh, rule, names, found)
+                decided = decide(self.mesh, rule, [str(x) for x in operands], found)
             except Refusal:
                 made = composed(short_name(call), call, self._compute)
                 if made is not None:
                     self.where[var] = self._where(made)
                     return made
-                decided = self._cheapest(rule, operands, found, var.ty)
+                decided = cheapest(self.mesh, rule, operands, found, var.ty)
         targets = decided.operands if decided else [self.replicas] * len(operands)
         if decided is None:
             self.where[var] = None
@@ -210,65 +201,6 @@ class _Meeting:
     def _fresh(self, name: str, ty: relax.Type) -> relax.Var:
         return (relax.DataflowVar if self.dataflow[self.block] else relax.Var)(name, ty)
 
-    # ---- costs ------------------------------------------------------------------------------
-
-    def _cheapest(
-        self, rule: Rule, operands: Sequence[relax.Expr], found: Sequence[Placements], made: Any
-    ) -> Decided:
-        """Return where operands go if that moves the fewest bytes."""
-        names = [str(x) for x in operands]
-        choices: list[list[Choice]] = []
-        for index, workers in enumerate(self.mesh.axes.values()):
-            there = {
-                (of[here.axis], here.division): None
-                for of, one in zip(rule.operands, found, strict=True)
-                if isinstance(here := one[index], Shard)
-            }
-            allowed: list[Choice] = [
-                (label, division)
-                for label, division in there
-                if label is not None and not rule.why_not(label, workers, division)
-            ]
-            choices.append([*allowed, None])
-        best: tuple[float, Decided] | None = None
-        for of_axes in product(*choices):
-            try:
-                decided = placed_by(self.mesh, rule, names, found, of_axes)
-            except Refusal:
-                continue
-            moves = zip(operands, found, decided.operands, strict=True)
-            cost = sum(_bytes(x.ty) * self._share(a, b) for x, a, b in moves)
-            results = made.fields if isinstance(made, relax.TupleType) else [made]
-            cost += sum(
-                _bytes(ty) * self._share(placed, self.replicas)
-                for ty, placed in zip(results, decided.results, strict=True)
-                if any(isinstance(one, Partial) for one in placed)
-            )
-            if best is None or cost < best[0]:
-                best = cost, decided
-        assert best is not None, "with nothing divided every operator works"
-        return best[1]
-
-    def _share(self, source: Placements, target: Placements) -> float:
-        """Return which share of a tensor a rank receives when it is placed elsewhere."""
-        total = 0.0
-        for workers, one, other in zip(self.mesh.axes.values(), source, target, strict=True):
-            if one == other or isinstance(one, Replica):
-                continue
-            share = (workers - 1) / workers
-            if isinstance(one, Partial) and isinstance(other, Replica):
-                share *= 2
-            elif isinstance(one, Shard) and isinstance(other, Shard):
-                share /= workers
-            total += share
-        return total
-
-
-def _bytes(ty: relax.TensorType) -> float:
-    dims = [constant(extent) for extent in extents(ty) or []]
-    count = np.prod([_TYPICAL if number is None else number for number in dims], dtype=float)
-    return float(count) * item_bytes(tvm.DataType(dtype_of(ty) or "float32"))
-
 
 def _variables(value: relax.Expr) -> Iterator[relax.Var]:
     """Yield variables that a value uses."""
@@ -286,14 +218,14 @@ def _variables(value: relax.Expr) -> Iterator[relax.Var]:
         yield from _variables(value.body)
 
 
-def _tensors(arguments: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
+def tensors_among(arguments: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
     """Yield the tensors among arguments, also those in tuples."""
     for argument in arguments:
         if isinstance(argument, relax.Tuple):
-            yield from _tensors(argument.fields)
+            yield from tensors_among(argument.fields)
         elif isinstance(argument.ty, relax.TupleType):
             for k in range(len(argument.ty.fields)):
-                yield from _tensors([relax.TupleGetItem(argument, k)])
+                yield from tensors_among([relax.TupleGetItem(argument, k)])
         elif isinstance(argument.ty, relax.TensorType):
             yield argument
 

@@ -13,15 +13,17 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Replica
 from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
 from tvm_ipc.comm.place_operator import NAME as PLACE
 from tvm_ipc.comm.placements import Placements, placements_of, show
 from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.parallel.activations import with_activations
+from tvm_ipc.parallel.auto import Program, find_plan
 from tvm_ipc.parallel.axes import Axes
 from tvm_ipc.parallel.caches import Caches, names_of_caches
-from tvm_ipc.parallel.cut import Cut
+from tvm_ipc.parallel.cut import Cut, notes_of
 from tvm_ipc.parallel.divisions import divided_by_use
 from tvm_ipc.parallel.meet import with_meetings
 from tvm_ipc.parallel.plan import read_plan
@@ -49,6 +51,7 @@ class Parallelized:
     mesh : of the ranks.
     cut : how each parameter is divided, by the names that plans know.
     decisions : which collectives were inserted, and what for.
+    notes : what else there is to know of the plan: how it was found, and what is not divided.
     """
 
     module: tvm.IRModule
@@ -56,6 +59,7 @@ class Parallelized:
     mesh: Mesh
     cut: Mapping[str, Cut]
     decisions: tuple[Decision, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def bytes_per_rank(self) -> int:
@@ -69,8 +73,12 @@ class Parallelized:
         return dict(kinds)
 
     def __str__(self) -> str:
-        lines = [f"on {self.mesh}, {self.bytes_per_rank} bytes of parameters on each rank"]
-        lines += [f"  {one}" for one in self.cut.values()]
+        whole = sum(one.bytes or 0 for one in self.cut.values())
+        lines = [
+            f"on {self.mesh}, {self.bytes_per_rank} bytes of parameters on each rank, of {whole}"
+        ]
+        lines += [f"  {one}" for one in self.notes]
+        lines += [f"  {one}, {one.bytes_per_rank} bytes" for one in self.cut.values()]
         lines += [f"  {one.subject}: {one.reason}" for one in self.decisions if _moves(one)]
         return "\n".join(lines)
 
@@ -86,6 +94,7 @@ def parallelize(
     *,
     names: Mapping[str, str] | None = None,
     caches: Sequence[str] = (),
+    calibration: Calibration | None = None,
 ) -> Parallelized:
     """Return what each rank runs of a model whose weights are parameters.
 
@@ -97,7 +106,8 @@ def parallelize(
     mod : functions that are written for one device.
     plan : for names of parameters, or patterns of them, a placement, or a style such as "colwise"
         of weights whose first axis is that of outputs; by axes of the mesh if it has several. Other
-        parameters are replicated. A model of transformers stands for the plan that it has.
+        parameters are replicated. A model of transformers stands for the plan that it has. Of what
+        is "auto" the division is found that is predicted to take least.
     mesh : the ranks; a number is the mesh of the program if that has as many, else one with one
         axis, "tp".
     names : of parameters of the functions, if plans know them by other names: what
@@ -105,6 +115,8 @@ def parallelize(
     caches : names of inputs, or patterns of them, such as keys and values of earlier tokens: a rank
         keeps those of the heads that it has, and of results that are made of them. All of them
         where weights are not divided by heads.
+    calibration : of the machine and as many workers, from which times are predicted where a plan is
+        to be found; without one they are predicted by round figures.
 
     Raises
     ------
@@ -116,13 +128,17 @@ def parallelize(
     arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
     mod = _as_it_is_divided(mod)
     whole = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
+    known = mesh if isinstance(mesh, Mesh) else None
     functions = {
-        global_var: with_places(str(global_var.name_hint), function)
+        global_var: with_places(str(global_var.name_hint), function, known)
         for global_var, function in mod.functions_items()
         if isinstance(function, relax.Function)
     }
     said = {one: mesh_of_function(str(one.name_hint), f) for one, f in functions.items()}
     mesh = _mesh(mesh, [one for one in said.values() if one is not None])
+    if calibration is not None:
+        wanted = "a Calibration, or None"
+        arguments.instance("parallelize: calibration", calibration, Calibration, wanted)
     replicas: Placements = (Replica(),) * len(mesh.axes)
     params = _params(mod, names)
     shapes = {name: one.shape for name, one in params.items()}
@@ -139,10 +155,27 @@ def parallelize(
     of_weights = {
         name: one for name, one in planned.placements.items() if not params[name].is_input
     }
+    by_program = _placed_in_program(mesh, functions, params)
     lying, divided = divided_by_use(axes, mesh, of_weights, shapes)
+    notes: list[str] = []
+    to_find = [name for name in planned.wanted if not (params[name].is_input or name in by_program)]
+    if to_find:
+        lies = {**by_program, **planned.placements, **lying}
+        found, notes = find_plan(
+            Program(
+                list(functions.values()),
+                {name: params[name].variables for name in to_find},
+                {x: one for name, one in lies.items() for x in params[name].variables},
+                {x for name in kept for x in params[name].variables},
+                axes,
+            ),
+            mesh,
+            calibration,
+        )
+        lying, divided = divided_by_use(axes, mesh, of_weights | found, shapes)
     follow = Caches(axes, mesh, divided, {name: params[name].variables for name in kept})
     by_plan = {
-        **_placed_in_program(mesh, functions, params),
+        **by_program,
         **planned.placements,
         **lying,
         **follow.placements,
@@ -184,7 +217,8 @@ def parallelize(
         for name, one in params.items()
         if not one.is_input or name in by_plan
     }
-    return Parallelized(module, result, mesh, cut, tuple(report.decisions))
+    notes += notes_of(cut.values())
+    return Parallelized(module, result, mesh, cut, tuple(report.decisions), tuple(notes))
 
 
 def _as_it_is_divided(mod: tvm.IRModule) -> tvm.IRModule:

@@ -3,6 +3,8 @@
 
     {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise"}
 
+Of parameters that are "auto", by a pattern or all by the plan, it is found how they are cut.
+
 A pattern is a name, the end of one from a dot on, or either without the last part, such as the name
 of a module whose weight and bias are meant; `*` stands for anything between two dots.
 """
@@ -13,13 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.placements import Placements, placement_of
 from tvm_ipc.parallel.styles import Style, Use, placement_of_torch, style_of, unknown_style
 
+#: What is to be found.
+AUTO: Final = "auto"
 #: Extents of parameters by their names.
 Shapes = Mapping[str, Sequence[Any]]
 
@@ -32,10 +36,12 @@ class Planned:
     ----------
     placements : where parameters lie.
     styles : of parameters, by the axes of the mesh along which they have one.
+    wanted : parameters that no other pattern means, and that are to be cut in the best way.
     """
 
     placements: dict[str, Placements] = field(default_factory=dict)
     styles: dict[str, dict[str, Style]] = field(default_factory=dict)
+    wanted: dict[str, None] = field(default_factory=dict)
 
 
 def read_plan(
@@ -45,24 +51,34 @@ def read_plan(
 
     Parameters
     ----------
-    plan : a mapping from patterns, or a model of transformers that has a plan of its own.
+    plan : a mapping from patterns, a model of transformers that has a plan of its own, or "auto".
     shapes : of parameters.
     use_of : what the program does with a parameter.
     """
     if _is_model(plan):
         plan = _plan_of_model(plan)
+    if isinstance(plan, str) and plan == AUTO:
+        plan = {"*": AUTO}
     arguments.instance(
-        "parallelize: plan", plan, Mapping, "a mapping from patterns of names, or a model with one"
+        "parallelize: plan",
+        plan,
+        Mapping,
+        "a mapping from patterns of names, a model with one, or 'auto'",
     )
     planned = Planned()
     by: dict[str, str] = {}
     for pattern, given in plan.items():
         arguments.text("parallelize: plan, a pattern", pattern, "a name, or a pattern of names")
+        if isinstance(given, str) and given == AUTO:
+            found = [name for name in shapes if matches(pattern, name)]
+            if not found and pattern != "*":
+                raise _no_name(pattern, shapes)
+            planned.wanted.update(dict.fromkeys(found))
+            continue
         by_axis = _by_axis(f"parallelize: plan, of {pattern!r}", given, mesh)
         names = _names(pattern, by_axis, shapes)
         if not names:
-            near = _near(pattern, shapes)
-            raise ValueError(f"parallelize: plan: {pattern!r} is the name of no parameter; {near}")
+            raise _no_name(pattern, shapes)
         if all(isinstance(one, Style) and one.hook for one in by_axis.values()):
             continue
         for name in names:
@@ -76,6 +92,8 @@ def read_plan(
             planned.styles[name] = {
                 axis: one for axis, one in by_axis.items() if isinstance(one, Style)
             }
+    for name in planned.placements:
+        planned.wanted.pop(name, None)
     return planned
 
 
@@ -133,8 +151,13 @@ def _modules(name: str) -> Iterable[list[str]]:
     return (parts[:end] for end in range(1, len(parts)))
 
 
+def _no_name(pattern: str, shapes: Shapes) -> ValueError:
+    """Return the error for a pattern that means nothing, with what it may have meant."""
+    near = _near(pattern, shapes)
+    return ValueError(f"parallelize: plan: {pattern!r} is the name of no parameter; {near}")
+
+
 def _near(pattern: str, shapes: Shapes) -> str:
-    """Return what a pattern may have meant."""
     length = pattern.count(".") + 1
     ends: dict[str, None] = {}
     for name in shapes:

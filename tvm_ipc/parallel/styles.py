@@ -127,7 +127,6 @@ _OF_DATA: Final = (
 _INSTEAD: Final[dict[str, str]] = {
     "keep_full_weight": _OF_DATA,
     "free_full_weight": _OF_DATA,
-    "auto": "is a whole plan: parallelize(mod, 'auto', mesh)",
 }
 
 

@@ -21,8 +21,14 @@ from tvm_ipc.transform.placements.redistribute import NAME
 _ANNOTATE = tvm.ir.Op.get("relax.dist.annotate_sharding")
 
 
-def with_places(name: str, function: relax.Function) -> relax.Function:
-    """Return the function with places instead of TVM's annotations; itself if it has none."""
+def with_places(name: str, function: relax.Function, known: Mesh | None = None) -> relax.Function:
+    """Return the function with places instead of TVM's annotations; itself if it has none.
+
+    Parameters
+    ----------
+    name : of the function.
+    known : a mesh whose axes have names; it is meant by device meshes of its extents and ranks.
+    """
 
     def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
         if not (isinstance(value, relax.Call) and value.op.same_as(_ANNOTATE)):
@@ -37,6 +43,8 @@ def with_places(name: str, function: relax.Function) -> relax.Function:
             {f"axis{k}": int(extent) for k, extent in enumerate(attrs.device_mesh.shape)},
             [int(rank) for rank in attrs.device_mesh.device_ids],
         )
+        if known is not None and list(known.axes.values()) == list(mesh.axes.values()):
+            mesh = known if known.ranks == mesh.ranks else mesh
         placements = [_placement(one) for one in attrs.placement.dim_specs]
         return [with_value(binding, typed(place(x, mesh, placements), value.ty))]
 
