@@ -31,14 +31,17 @@ def names_of_caches(caches: object, inputs: Sequence[str]) -> list[str]:
     wanted = "names of inputs, or patterns of them"
     if isinstance(caches, str) or not isinstance(caches, Iterable):
         raise arguments.wrong_type("parallelize: caches", wanted, caches)
+    patterns = list(caches)
+    if not all(isinstance(one, str) for one in patterns):
+        raise arguments.wrong_type("parallelize: caches", wanted, patterns)
     found: dict[str, None] = {}
-    for pattern in caches:
-        arguments.text("parallelize: caches, a pattern", pattern)
+    for pattern in patterns:
         names = [name for name in inputs if matches(pattern, name)]
         if not names:
             near = ", ".join(map(repr, get_close_matches(pattern, inputs) or inputs[:5]))
             raise ValueError(
-                f"parallelize: caches: {pattern!r} is the name of no input; there are {near}"
+                f"parallelize: caches: {pattern!r} is the name of no input; there are {near}; "
+                f"caches is {arguments.show(patterns)}"
             )
         found.update(dict.fromkeys(names))
     return list(found)
