@@ -73,9 +73,10 @@ SESSION_FUNCTIONS: Final = (
     ),
     Function(
         "tvm_ipc.session.open",
-        "(session: Session, backend: str, device_ids: Shape, timeout: float, arena_limit: int, "
-        "room: int)",
-        "controller: make the group and invite the workers; 0 means the configured value; "
+        "(session: Session, backend: str, otherwise: str, device_ids: Shape, timeout: float, "
+        "arena_limit: int, room: int)",
+        "controller: make the group and invite the workers, who go on with the backend `otherwise` "
+        "where the first one cannot connect them; 0 means the configured value; "
         "at most `room` bytes of commands are sent before workers read",
     ),
     Function(

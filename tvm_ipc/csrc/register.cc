@@ -195,10 +195,11 @@ void PlaceInTeam(Rank& rank, TeamArgument team, ffi::TensorView recv) {
 /*! \brief The beginning of the names of a backend's functions. */
 std::string PrefixOf(const Backend& backend) { return Text("runtime.disco.", backend.name(), "."); }
 
-void Open(controller::Session session, ffi::String backend, ffi::Shape device_ids,
-          double timeout_seconds, int64_t arena_bytes, int64_t room) {
+void Open(controller::Session session, ffi::String backend, ffi::String otherwise,
+          ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes, int64_t room) {
   const Backend& found = FindBackend(backend);
-  controller::Open(session, found, PrefixOf(found) + "init_ccl_per_worker", device_ids,
+  const Backend* next = otherwise.empty() ? nullptr : &FindBackend(otherwise);
+  controller::Open(session, found, PrefixOf(found) + "init_ccl_per_worker", next, device_ids,
                    timeout_seconds, arena_bytes, room);
 }
 
@@ -263,10 +264,14 @@ void KeepFile(int64_t file) { KeepFromChildren(static_cast<int>(file)); }
 
 void CloseKeptFile(int64_t file) { CloseKept(static_cast<int>(file)); }
 
+void InitWorker(const Backend& backend, ffi::Shape device_ids, ffi::Bytes invitation) {
+  worker::InitCCLPerWorker(backend, FindBackend, device_ids, invitation);
+}
+
 /*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
 void RegisterBackend(const Backend* backend) {
   const std::string prefix = PrefixOf(*backend);
-  Define<OfBackend<worker::InitCCLPerWorker>>(prefix + "init_ccl_per_worker", backend);
+  Define<OfBackend<InitWorker>>(prefix + "init_ccl_per_worker", backend);
   Define<OfWorker<PlainAllReduce>>(prefix + "allreduce", backend);
   Define<OfWorker<PlainAllGather>>(prefix + "allgather", backend);
   Define<OfWorker<PlainBroadcast>>(prefix + "broadcast_from_worker0", backend);

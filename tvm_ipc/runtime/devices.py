@@ -32,12 +32,14 @@ class Placement:
     ids : the device of each worker.
     backend : what moves data between them.
     reason : why it is that one.
+    otherwise : what workers go on with where they find that it cannot connect them; "" is nothing.
     """
 
     device: str
     ids: tvm_ffi.Shape
     backend: str
     reason: str
+    otherwise: str = ""
 
 
 def place(
@@ -61,7 +63,10 @@ def place(
     if kind == _GPU:
         gpus.require(where, ids, given=device_ids is not None)
         library.require_cuda()  # worker 0 is a thread of this process
-    return Placement(kind, ids, *_chosen(where, wanted, serving, ids))
+    chosen, reason = _chosen(where, wanted, serving, ids)
+    after = serving[serving.index(chosen) + 1 :] if wanted == _AUTO else ()
+    otherwise = next((name for name in after if not str(_refusal(name, ids))), "")
+    return Placement(kind, ids, chosen, reason, otherwise)
 
 
 def _chosen(

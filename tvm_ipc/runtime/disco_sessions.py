@@ -97,13 +97,15 @@ def init_ccl(
     placed = devices.place("init_ccl", workers, device, given, name, "ccl")
     log.start()
     _log.info("a session of Disco gets the backend %s: %s", placed.backend, placed.reason)
-    _start(placed.backend, session, placed.ids)
+    _start(placed.backend, session, placed.ids, placed.otherwise)
 
 
-def _start(backend: str, session: disco.Session, device_ids: tvm_ffi.Shape) -> None:
+def _start(
+    backend: str, session: disco.Session, device_ids: tvm_ffi.Shape, otherwise: str = ""
+) -> None:
     """Start a backend in a session of Disco, and wait until every worker has joined."""
     state = disco_state.kept_state(session)
-    _open(session, backend, device_ids, 0.0, 0, 0)
+    _open(session, backend, otherwise, device_ids, 0.0, 0, 0)
     try:
         wait_until_joined(session, "a session of Disco", state.exit_codes)
     except BaseException:

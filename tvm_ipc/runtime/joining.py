@@ -25,8 +25,10 @@ _START_SECONDS: Final = 120.0
 LEAVE_SECONDS: Final = 5.0
 
 
-def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int]]) -> None:
+def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int]]) -> str:
     """Wait until every worker has joined.
+
+    Returns the backend with which they went on since the first one cannot connect them, or "".
 
     Parameters
     ----------
@@ -53,7 +55,10 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
             _log.warning("%s: refused: %s", name, refusal)
         refused = len(report["refusals"])
         if complete:
-            return
+            changed, _, why = report["changed"].partition("\n")
+            if changed:
+                _log.warning("%s: goes on with the backend %s: %s", name, changed, why)
+            return str(changed)
         codes = ended()
         trouble = codes or report["dead"] or report["errors"] or report["refusals"]
         if not trouble and time.monotonic() < end:

@@ -143,11 +143,11 @@ class Session(CollectiveSession, EndingSession):
         self._made = True
         try:
             limits = settings.timeout, settings.arena_limit or 0, self._room
-            _open(self, placed.backend, placed.ids, *limits)
+            _open(self, placed.backend, placed.otherwise, placed.ids, *limits)
         except (RuntimeError, MemoryError) as error:
             if "Write Error" not in str(error):  # else a worker has ended; the wait says which
                 raise IPCError(f"the session cannot start: {error}") from error
-        wait_until_joined(self, self._name, self._lost_processes)
+        self._backend = wait_until_joined(self, self._name, self._lost_processes) or self._backend
         self._start_commands()
         self._get_cached_method("tvm_ipc.worker.set_threads")(threads_each)
         self.sync()

@@ -209,6 +209,15 @@ struct LibraryFacts {
   std::string reason;
 };
 
+/*!
+ * \brief What `Backend::Start` throws where the ranks found together that it cannot connect them,
+ * so that all of them throw it: they may go on with another backend.
+ */
+class CannotConnect : public Error {
+ public:
+  explicit CannotConnect(const std::string& message) : Error(kind::kRuntime, message) {}
+};
+
 /*! \brief A line in the table of backends. */
 class Backend {
  public:

@@ -41,6 +41,9 @@ Welcome MakeWelcome(const HubOptions& options) {
   welcome.deadline_ns = static_cast<int64_t>(seconds * 1e9);
   welcome.spins = policy.spins;
   welcome.yields = policy.yields;
+  if (options.otherwise != nullptr) {
+    std::string(options.otherwise->name()).copy(welcome.otherwise, sizeof(welcome.otherwise) - 1);
+  }
   options.instruction_set.copy(welcome.instruction_set, sizeof(welcome.instruction_set) - 1);
   return welcome;
 }
@@ -64,7 +67,11 @@ Hub::Hub(const HubOptions& options) {
   control_->num_ranks = n;
   control_->controller_pid = getpid();
   control_->arena_bytes = arena_bytes;
-  for (File& file : options.backend->Prepare(*control_)) files.push_back(std::move(file));
+  std::vector<File> segments = options.backend->Prepare(*control_);
+  if (segments.empty() && options.otherwise != nullptr) {
+    segments = options.otherwise->Prepare(*control_);
+  }
+  for (File& file : segments) files.push_back(std::move(file));
   wake_ = File(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (wake_.get() < 0) {
     Fail(kind::kRuntime, "cannot listen for workers: ", strerror(errno), FilesHint(errno));

@@ -27,6 +27,8 @@ namespace tvm_ipc {
 
 struct HubOptions {
   const Backend* backend = nullptr;
+  /*! \brief With which workers go on where the first one cannot connect them; nullptr: an error. */
+  const Backend* otherwise = nullptr;
   int num_ranks = 1;
   double timeout_seconds = 300;
   /*! \brief Bytes of each rank's arena; 0 leaves them to the backend. */

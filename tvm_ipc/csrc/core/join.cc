@@ -163,7 +163,8 @@ Invitation Invitation::Unpack(const std::string& bytes) {
 }
 
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
-                           int num_ranks, int num_groups, int device) {
+                           int num_ranks, int num_groups, int device,
+                           const Backend& (*find)(const std::string& name)) {
   Hello hello{};
   memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
   std::string(backend.name()).copy(hello.backend, sizeof(hello.backend) - 1);
@@ -209,8 +210,16 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend,
     result = std::make_unique<Rank>(rank, segments, options, connection, std::move(segment));
     if (elsewhere) EndWithController(watched.Give(), controller.pid, result->left(), segments);
     answer.files.clear();
-    result->Start(backend);
-    connection->Send(FrameType::kJoined, "");
+    std::string changed;
+    try {
+      result->Start(backend);
+    } catch (const CannotConnect& error) {
+      if (find == nullptr || welcome.otherwise[0] == '\0') throw;
+      // All ranks do so: they have agreed that the first one cannot.
+      result->Start(find(welcome.otherwise));
+      changed = Text(welcome.otherwise, '\n', error.what());
+    }
+    connection->Send(FrameType::kJoined, changed);
     return result;
   } catch (const Error& error) {
     connection->Send(FrameType::kError, PackError(error.kind(), error.what(), ""));

@@ -37,6 +37,8 @@ struct Welcome {
   uint32_t spins;
   uint32_t yields;
   char instruction_set[16];
+  /*! \brief The backend with which workers go on where the first one cannot connect them, or "". */
+  char otherwise[16];
 };
 
 struct Invitation {
@@ -56,12 +58,14 @@ struct Invitation {
  * the backend.
  *
  * \param device The rank's, of the kind that the backend works on.
+ * \param find A backend by its name, for sessions that go on with another one.
  *
  * In a process other than the controller's a thread watches the connection from now on and ends
  * the process when the controller is gone.
  */
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
-                           int num_ranks, int num_groups, int device = 0);
+                           int num_ranks, int num_groups, int device = 0,
+                           const Backend& (*find)(const std::string& name) = nullptr);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_JOIN_H_

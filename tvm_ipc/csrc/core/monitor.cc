@@ -122,6 +122,7 @@ void Monitor::Handle(Member& member, Frame frame) {
   switch (frame.type) {
     case FrameType::kJoined:
       member.joined = true;
+      if (!frame.payload.empty()) instead_ = frame.payload;
       break;
     case FrameType::kDone:
       member.done = std::max(member.done, ticket);
@@ -236,6 +237,7 @@ SessionReport Monitor::Report() {
   }
   report.errors = errors_;
   report.refusals = refusals_;
+  report.changed = instead_;
   return report;
 }
 

@@ -44,6 +44,9 @@ struct SessionReport {
   std::vector<RankReport> errors;
   /*! \brief Why workers that know the token were not let in. */
   std::vector<std::string> refusals;
+  /*! \brief With which backend the workers went on, and on the next line why; empty: the first one.
+   */
+  std::string changed;
 };
 
 class Monitor {
@@ -121,6 +124,7 @@ class Monitor {
   Exchange exchange_;
   std::vector<RankReport> errors_;
   std::vector<std::string> refusals_;
+  std::string instead_;
   std::map<uint64_t, std::string> values_;
 };
 

@@ -100,8 +100,8 @@ class Ladder {
       }
       reasons << NameOf(rung) << ": " << why << '\n';
     }
-    Fail(kind::kRuntime, "there is no memory that all ranks of the session can map:\n",
-         reasons.str(), "the backend nccl needs none");
+    throw CannotConnect(Text("there is no memory that all ranks of the session can map:\n",
+                             reasons.str(), "the backend nccl needs none"));
   }
 
  private:

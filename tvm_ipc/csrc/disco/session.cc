@@ -120,10 +120,12 @@ void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruct
   Defaults().instruction_set = instruction_set;
 }
 
-void Open(Session session, const Backend& backend, const std::string& join, ffi::Shape device_ids,
-          double timeout_seconds, int64_t arena_bytes, int64_t room) {
+void Open(Session session, const Backend& backend, const std::string& join,
+          const Backend* otherwise, ffi::Shape device_ids, double timeout_seconds,
+          int64_t arena_bytes, int64_t room) {
   HubOptions options = Defaults();
   options.backend = &backend;
+  options.otherwise = otherwise;
   options.num_ranks = static_cast<int>(session->GetNumWorkers());
   if (timeout_seconds > 0) options.timeout_seconds = timeout_seconds;
   if (arena_bytes > 0) options.arena_bytes = static_cast<size_t>(arena_bytes);
@@ -190,6 +192,7 @@ ffi::String Report(Session session) {
   json.Set("pids", numbers(report.pids));
   json.Set("errors", errors);
   json.Set("refusals", refusals);
+  json.Set("changed", ffi::String(report.changed));
   return ffi::json::Stringify(json);
 }
 

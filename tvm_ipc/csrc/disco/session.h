@@ -31,7 +31,8 @@ void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruct
  * \param room Bytes of commands that the workers may leave unread.
  */
 void Open(Session session, const Backend& backend, const std::string& join,
-          tvm::ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes, int64_t room);
+          const Backend* otherwise, tvm::ffi::Shape device_ids, double timeout_seconds,
+          int64_t arena_bytes, int64_t room);
 bool WaitJoined(Session session, double seconds);
 /*! \brief Send a command: see Outbox::Send. The first argument is the session. */
 void Send(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);

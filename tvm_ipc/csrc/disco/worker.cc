@@ -131,7 +131,8 @@ std::optional<DLDevice> BringUp(const Backend& backend, const DiscoWorker& worke
 
 }  // namespace
 
-void InitCCLPerWorker(const Backend& backend, ffi::Shape device_ids, ffi::Bytes invitation) {
+void InitCCLPerWorker(const Backend& backend, const Backend& (*find)(const std::string& name),
+                      ffi::Shape device_ids, ffi::Bytes invitation) {
   DiscoWorker* worker = DiscoWorker::ThreadLocal();
   if (CurrentRank() != nullptr || !worker->ccl.empty()) {
     Fail(kind::kRuntime, "init_ccl_per_worker: rank ", worker->worker_id,
@@ -150,8 +151,9 @@ void InitCCLPerWorker(const Backend& backend, ffi::Shape device_ids, ffi::Bytes 
   try {
     const std::optional<DLDevice> device = BringUp(backend, *worker, device_ids);
     auto rank = Join(Invitation::Unpack(std::string(invitation)), backend, worker->worker_id,
-                     worker->num_workers, worker->num_groups, device ? device->device_id : 0);
-    backend.UseInstructionSet(rank->options().instruction_set);
+                     worker->num_workers, worker->num_groups, device ? device->device_id : 0, find);
+    rank->backend().UseInstructionSet(rank->options().instruction_set);
+    worker->ccl = rank->backend().name();
     SetCurrentRank(std::move(rank));
     own_invitation = std::string(invitation);
     if (device && worker->default_device.device_type == kDLCPU) worker->default_device = *device;
@@ -160,7 +162,6 @@ void InitCCLPerWorker(const Backend& backend, ffi::Shape device_ids, ffi::Bytes 
   } catch (const ffi::Error& error) {  // of what is Python
     return missing(error.kind(), error.message());
   }
-  worker->ccl = backend.name();
 }
 
 const std::string& OwnInvitation() { return own_invitation; }

@@ -26,8 +26,9 @@ namespace tvm_ipc {
 
 namespace worker {
 
-void InitCCLPerWorker(const Backend& backend, tvm::ffi::Shape device_ids,
-                      tvm::ffi::Bytes invitation);
+/*! \param find A backend by its name, for sessions that go on with another one. */
+void InitCCLPerWorker(const Backend& backend, const Backend& (*find)(const std::string& name),
+                      tvm::ffi::Shape device_ids, tvm::ffi::Bytes invitation);
 /*! \brief The invitation that made the calling thread a worker; empty if it is none. */
 const std::string& OwnInvitation();
 /*! \brief Mark this process as a worker, and keep its pipes to itself. */
