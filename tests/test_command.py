@@ -23,7 +23,7 @@ from tvm_ipc.__main__ import main
 
 COMMAND = (sys.executable, "-m", "tvm_ipc")
 DEMO = ("demo", "--workers", "1", "--tokens", "2", "--prompt-length", "4", "--layers", "1")
-QUICK = [(), ("--help",), ("--version",), ("demo", "--help"), ("explain", "--help")]
+QUICK = [(), ("--version",), *((name, "--help") for name in ("demo", "explain", "run"))]
 SLOW = [("doctor",), DEMO, ("explain", "--demo", "--text"), ("explain", "--demo", "-o", "-")]
 BENCH = ("bench", "overlap", "--rows", "8", "--rounds", "1")
 

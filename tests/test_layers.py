@@ -49,7 +49,10 @@ ALLOWED = {
         *("terminal", "transform", "weights"),
     ),
     "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
-    "command_line": ("tvm_ipc", "errors", "terminal", "bench", "doctor", "demo", "explain"),
+    "command_line": (
+        *("tvm_ipc", "errors", "terminal"),
+        *("bench", "doctor", "demo", "explain", "hf"),
+    ),
     "__main__": ("command_line",),
     "__init__": (
         *("calibration", "comm", "contract", "errors", "hf", "parallel", "pipeline", "runtime"),

@@ -17,6 +17,7 @@ from tvm_ipc.command_line import _parser as main_parser
 from tvm_ipc.command_line import main
 from tvm_ipc.demo.options import _parser as demo_parser
 from tvm_ipc.explain.command import _parser as explain_parser
+from tvm_ipc.hf.options import _parser as run_parser
 
 SIZES = ["x", "0", "-1", "2.5", ""]
 AMOUNTS = ["x", "-1", "nan", "inf", ""]
@@ -60,10 +61,24 @@ WRONG = {
         "--kind": ["gather", "", "1"],
         "--trace": FILES,
     },
+    "run": {
+        "--workers": [*SIZES, "65"],
+        "--max-new-tokens": SIZES,
+        "--temperature": AMOUNTS,
+        "--top-p": [*AMOUNTS, "0", "1.5"],
+        "--seed": ["x", "-1", "2.5", "", "1"],
+        "--prompt": [""],
+        "--tokens": ["x", "", "-1", "1,x"],
+        "--dtype": ["float8", "", "FLOAT32"],
+    },
     "doctor": {},
 }
 #: What a command wants beside the option that is tried.
-STARTS = {"explain": ["explain", "--demo"], "bench": ["bench", "--calibrate"]}
+STARTS = {
+    "explain": ["explain", "--demo"],
+    "bench": ["bench", "--calibrate"],
+    "run": ["run", "folder"],
+}
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -107,6 +122,7 @@ def test_wrong_options(command: str, capfd: pytest.CaptureFixture[str]) -> None:
         ("bench overlap", _overlap_parser()),
         ("demo", demo_parser()),
         ("explain", explain_parser()),
+        ("run", run_parser()),
     ],
 )
 def test_every_option_has_wrong_values(command: str, parser: argparse.ArgumentParser) -> None:

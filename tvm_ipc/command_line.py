@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]) -> int:
-    own_options = {"bench": _bench, "demo": _demo, "explain": _explain}
+    own_options = {"bench": _bench, "demo": _demo, "explain": _explain, "run": _run_model}
     if arguments.command in own_options:
         traceback = ["--traceback"] * hasattr(arguments, "traceback")
         return own_options[arguments.command](rest, traceback)
@@ -106,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         help="measure what communication costs here, and how much of it overlap hides",
     )
+    commands.add_parser(
+        "run",
+        parents=[common],
+        add_help=False,
+        allow_abbrev=False,
+        help="continue a text with a language model of transformers on several workers",
+    )
     return parser
 
 
@@ -120,6 +127,12 @@ def _doctor(as_json: bool) -> int:
 
 def _demo(arguments: list[str], _traceback: list[str]) -> int:
     from tvm_ipc.demo import main as run
+
+    return run(arguments)
+
+
+def _run_model(arguments: list[str], _traceback: list[str]) -> int:
+    from tvm_ipc.hf.command import main as run
 
     return run(arguments)
 

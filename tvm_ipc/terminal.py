@@ -57,6 +57,12 @@ def say(text: str = "") -> None:
         output.write(f"{text}\n")
 
 
+def write(text: str) -> None:
+    """Print a piece of text on the standard output, at once, without ending the line."""
+    with _output() as output:
+        output.write(text)
+
+
 def say_bytes(data: bytes) -> None:
     """Write to the standard output, whatever its encoding."""
     with _output() as output:

@@ -58,15 +58,21 @@ def load(
     found = read_folder(folder)
     if dtype is not None:
         arguments.one_of("load: dtype", dtype, DTYPES)
-    chosen = dtype or found.dtype
-    if chosen not in DTYPES:
-        raise ModelError(
-            f"{found.path}: its weights are {chosen}, and a model computes in one of "
-            f"{', '.join(DTYPES)}; give dtype"
-        )
-    made = compiled(found, session.num_workers, chosen, progress)
+    arguments.function("load: progress", progress)
+    made = compiled(found, session.num_workers, computed_in(found, dtype), progress)
     progress("loading weights")
     return Model(session, found, made)
+
+
+def computed_in(folder: Folder, dtype: str | None) -> str:
+    """Return the type that a model computes in, which is that of its weights if None is given."""
+    chosen = dtype or folder.dtype
+    if chosen not in DTYPES:
+        raise ModelError(
+            f"{folder.path}: its weights are {chosen}, and a model computes in one of "
+            f"{', '.join(DTYPES)}; choose a dtype"
+        )
+    return chosen
 
 
 class Model:

@@ -3,7 +3,8 @@
 
 TVM makes the results of all products float32, so that a model in bfloat16 would be half in float32;
 PyTorch sums in float32 and rounds once. Of `x[:, -1:]` TVM does not see that the extent is 1, where
-that of `x` is symbolic.
+that of `x` is symbolic. Rows of a table are taken by TVM wherever an index points; here it is
+clipped.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ def _addmm(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.add(product, bias))
 
 
+def _embedding(node: Any, importer: Any) -> relax.Var:
+    table, ids = _operands(node, importer)[:2]
+    return importer.block_builder.emit(relax.op.take(table, ids, axis=0, mode="clip"))
+
+
 def _slice(node: Any, importer: Any) -> relax.Var:
     x = importer.env[node.args[0]]
     axis = int(node.args[1] if len(node.args) > 1 else 0) % x.ty.ndim
@@ -60,5 +66,6 @@ OPERATORS: Final = {
     **dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), _product),
     "linear.default": _linear,
     "addmm.default": _addmm,
+    "embedding.default": _embedding,
     "slice.Tensor": _slice,
 }

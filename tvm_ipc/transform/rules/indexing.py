@@ -77,7 +77,9 @@ def _known_rows(op: Operation, part: Part, axis: int, mode: str) -> relax.Expr:
         )
     )
     safe = part.emit(relax.op.where(known, index, relax.const(0, "int64")))
-    taken = part.emit(relax.op.take(table, part.emit(relax.op.astype(safe, dtype)), axis))
+    safe = part.emit(relax.op.astype(safe, dtype))
+    # Not the mode "fast", of which TVM warns users whenever it is compiled.
+    taken = part.emit(relax.op.take(table, safe, axis, mode="clip"))
     before, after = axis, op.ndim() - axis - 1
     dims = [1] * before + list(known.ty.shape.values) + [1] * after
     if before or after:

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `tvm-ipc run`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from tvm_ipc import terminal
+from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.hf.folder import DTYPES
+
+_WORKERS: Final = 2
+_NEW_TOKENS: Final = 64
+
+
+class OptionError(Exception):
+    """The options make no sense; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run, and how.
+
+    Attributes
+    ----------
+    folder : of the model.
+    prompt, tokens : the text to continue, or its tokens; both None to measure alone.
+    dtype : None for that of the weights.
+    """
+
+    folder: str
+    workers: int
+    prompt: str | None
+    tokens: tuple[int, ...] | None
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None
+    dtype: str | None
+    threads: bool
+    bench: bool
+    json: bool
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line; `--help` prints and exits."""
+    given = _parser().parse_args(argv)
+    if not given.folder:
+        raise OptionError("the folder of the model is ''; give one with config.json")
+    if not 1 <= given.workers <= MAX_WORKERS:
+        raise OptionError(f"--workers is {given.workers}; it must be 1 to {MAX_WORKERS}")
+    if given.max_new_tokens < 1:
+        raise OptionError(f"--max-new-tokens is {given.max_new_tokens}; it must be at least 1")
+    if not (0 <= given.temperature < math.inf):
+        raise OptionError(f"--temperature is {given.temperature}; it must be a number from 0 on")
+    if not 0 < given.top_p <= 1:
+        raise OptionError(f"--top-p is {given.top_p}; it must be above 0, and 1 at most")
+    if given.seed is not None and given.seed < 0:
+        raise OptionError(f"--seed is {given.seed}; it must be at least 0")
+    if given.temperature == 0 and (given.top_p != 1 or given.seed is not None):
+        what = "--seed" if given.top_p == 1 else "--top-p"
+        raise OptionError(f"{what} goes with --temperature above 0: without it nothing is drawn")
+    if given.prompt == "":
+        raise OptionError("--prompt is ''; there must be something to continue")
+    if given.prompt is not None and given.tokens is not None:
+        raise OptionError("--prompt and --tokens are two ways to say the same; give one of them")
+    if given.prompt is None and given.tokens is None and not given.bench:
+        raise OptionError('there is nothing to continue; give --prompt "..." or --tokens 1,2,3')
+    tokens = None if given.tokens is None else _tokens(given.tokens)
+    return Options(**{**vars(given), "tokens": tokens})
+
+
+def _tokens(text: str) -> tuple[int, ...]:
+    numbers = text.replace(",", " ").split()
+    if not numbers or not all(one.isascii() and one.isdigit() for one in numbers):
+        raise OptionError(f"--tokens is {text!r}; it must be numbers of tokens, such as 1,2,3")
+    return tuple(map(int, numbers))
+
+
+class _Parser(terminal.Parser):
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing all options and exiting."""
+        raise OptionError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        "tvm-ipc run",
+        description="Continue a text with a language model of transformers on several workers. "
+        "The model is compiled once and kept.",
+        epilog="Exit code: 0 done, 1 a failure, 2 wrong options.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", help="with config.json and *.safetensors, as the hub has it")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=_WORKERS,
+        metavar="N",
+        help=f"that share the model, 1 to {MAX_WORKERS} (default {_WORKERS})",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="the text to continue")
+    parser.add_argument(
+        "--tokens", metavar="N,N,...", help="its tokens instead, for folders without a tokenizer"
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=_NEW_TOKENS,
+        metavar="N",
+        help=f"how many to add, at most (default {_NEW_TOKENS})",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="draw tokens, the higher the wilder; 0 takes the likeliest (default 0)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw from the fewest tokens that together are at least so likely (default 1)",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the draws (default by chance)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="to compute in (default the type of the weights)"
+    )
+    parser.add_argument(
+        "--threads", action="store_true", help="workers are threads of this process"
+    )
+    parser.add_argument(
+        "--bench",
+        action="store_true",
+        help="compare with PyTorch on the same cores; without a prompt, 128 tokens by chance",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of text and lines"
+    )
+    return parser

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same model and prompt in PyTorch, on as many cores."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ipc.hf.folder import Folder
+from tvm_ipc.hf.options import Options
+from tvm_ipc.hf.packages import needed
+from tvm_ipc.runtime.config import threads_per_worker
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What PyTorch said, and what it took: seconds to the first token, and to the others."""
+
+    tokens: list[int]
+    first: float
+    rest: float
+    threads: int
+
+    @property
+    def per_second(self) -> float | None:
+        """Tokens in a second, after the first one."""
+        return (len(self.tokens) - 1) / self.rest if len(self.tokens) > 1 else None
+
+
+def pytorch(folder: Folder, options: Options, prompt: list[int], count: int) -> Theirs:
+    """Return what PyTorch says, always the likeliest token, after a first time to warm up."""
+    torch, transformers = needed("to compare with PyTorch")
+    threads = options.workers * threads_per_worker(options.workers)
+    torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(folder.path), dtype=getattr(torch, options.dtype or folder.dtype), local_files_only=True
+    ).eval()
+    _continue(torch, model, prompt, 2)
+    tokens, first, rest = _continue(torch, model, prompt, count)
+    return Theirs(tokens, first, rest, threads)
+
+
+def _continue(
+    torch: Any, model: Any, prompt: list[int], count: int
+) -> tuple[list[int], float, float]:
+    tokens: list[int] = []
+    start = first = time.perf_counter()
+    with torch.inference_mode():
+        ids, past = torch.tensor([prompt]), None
+        while len(tokens) < count:
+            said = model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+            tokens.append(int(said.logits[0, -1].argmax()))
+            if len(tokens) == 1:
+                first = time.perf_counter()
+            ids, past = torch.tensor([tokens[-1:]]), said.past_key_values
+    return tokens, first - start, time.perf_counter() - first
