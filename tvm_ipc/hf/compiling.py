@@ -52,6 +52,7 @@ class Compiled:
     caches : shapes without the number of tokens, and types, of keys and values on one rank.
     vocabulary : how many tokens there are.
     prefix : of the names of weights, which some checkpoints leave out.
+    tied : weights that are others, by their names.
     ignored : expressions for names in checkpoints that the model does not have.
     collectives : how many of each kind both functions have.
     kept : whether the library was there already.
@@ -63,6 +64,7 @@ class Compiled:
     caches: tuple[Cached, ...]
     vocabulary: int
     prefix: str
+    tied: Mapping[str, str]
     ignored: tuple[str, ...]
     collectives: Mapping[str, int]
     kept: bool = False
@@ -142,7 +144,7 @@ def _make(
     """Compile into a folder that nobody else knows."""
     progress("importing PyTorch and transformers")
     from tvm_ipc.hf import importing, reading
-    from tvm_ipc.hf.dividing import divide
+    from tvm_ipc.hf.dividing import caches_of_a_rank, divide
     from tvm_ipc.hf.keeping import keep_in_place
 
     model = importing.build(reading.configuration(folder), dtype)
@@ -156,16 +158,14 @@ def _make(
     executable = tvm.compile(module, target, relax_pipeline=pipeline)
     library = work / _LIBRARY
     executable.export_library(str(library))
-    divided = all(one.heads % workers == 0 for one in decoder.caches)
+    caches = caches_of_a_rank(parallel, decoder)
     facts = {
         "vocabulary": decoder.vocabulary,
         "prefix": str(model.base_model_prefix or ""),
+        "tied": dict(model.all_tied_weights_keys),
         "ignored": list(importing.ignored(model)),
         "collectives": dict(parallel.collectives),
-        "caches": [
-            [one.heads // workers if divided else one.heads, one.dim, one.dtype]
-            for one in decoder.caches
-        ],
+        "caches": [[one.heads, one.dim, one.dtype] for one in caches],
         "weights": [
             [one.name, one.parameter, list(one.shape), one.dtype, list(map(str, one.placements))]
             for one in parallel.cut.values()
@@ -224,6 +224,7 @@ def _read(place: Path, workers: int, why_not_kept: str = "", *, kept: bool = Fal
         tuple(Cached(*one) for one in facts["caches"]),
         int(facts["vocabulary"]),
         str(facts["prefix"]),
+        facts["tied"],
         tuple(facts["ignored"]),
         facts["collectives"],
         kept,

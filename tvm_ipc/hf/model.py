@@ -174,15 +174,27 @@ class Model:
         return found
 
 
+def _names_of(name: str, made: Compiled) -> Iterator[str]:
+    """Yield what a weight may be called: by itself, or as another that it is tied to.
+
+    Without the prefix it is as the model without its head was saved.
+    """
+    alike = [name, *[a for a, b in made.tied.items() if b == name]]
+    if name in made.tied:
+        alike.append(made.tied[name])
+    for one in alike:
+        yield one
+        yield one.removeprefix(f"{made.prefix}.")
+
+
 def _weights(session: Session, folder: Folder, made: Compiled) -> list[DRef]:
     """Load weights under the names that the folder has for them."""
     stored = stored_in(folder.path)
     names = {}
-    prefix = f"{made.prefix}."
     for name in made.cut:
-        short = name.removeprefix(prefix)
-        if name not in stored and short in stored:
-            names[name] = short  # as the model without its head was saved
+        found = next((one for one in _names_of(name, made) if one in stored), name)
+        if found != name:
+            names[name] = found
     wanted = {names.get(name, name) for name in made.cut}
     ignored = [
         name
