@@ -34,7 +34,8 @@ def error_of(function, *args, **kwargs):
     return "no error"
 
 def session_of(workers, **options):
-    return tvm_ipc.Session(workers, device="cuda", backend="nccl", timeout=60, **options)
+    options = {"backend": "nccl", **options}
+    return tvm_ipc.Session(workers, device="cuda", timeout=60, **options)
 """
 
 SESSION = """
@@ -144,6 +145,26 @@ def test_a_program_whose_buffers_peers_would_map() -> None:
 
 def test_a_worker_that_dies() -> None:
     assert "rank 1" in run(DEATH)
+
+
+def test_killed_workers_leave_no_files() -> None:
+    """Ours have none to leave, and the double of NCCL removes those of the dead."""
+    folder = Path("/dev/shm")
+    before = set(folder.iterdir())
+    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    left = folder / f"nccl_double.{dead.stdout.strip()}.0123"
+    left.touch()
+    for backend in ("nccl", "cuda"):
+        run(f"""
+session = session_of(3, backend={backend!r})
+x = session.empty((8,), "float32")
+session.allreduce(x, x)
+for pid in session.pids[1:]:
+    os.kill(pid, signal.SIGKILL)
+print(error_of(session.sync))
+session.close()
+""")
+    assert set(folder.iterdir()) <= before
 
 
 def test_a_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

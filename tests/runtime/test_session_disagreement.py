@@ -286,7 +286,7 @@ def test_message_that_nobody_sends(impatient: tvm_ipc.Session) -> None:
 
 def test_message_that_nobody_takes(impatient: tvm_ipc.Session) -> None:
     """More than fits into the packets between two ranks."""
-    x = impatient.empty((100_000,), "float32")
+    x = impatient.empty((1_000_000,), "float32")
     call(impatient, "tests.call_on", 3, f"{PREFIX}send_to_worker", x, 1)
     message = deadline(impatient)
     assert f"rank 3: DeadlineError: send to rank 1 (pid {impatient.pids[1]})" in message

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import places
 import pytest
 import worker_functions
 from disco_kinds import KINDS, RANKS, call, on_workers, open_session
@@ -284,6 +285,7 @@ def test_worker_may_not_use_the_session_it_works_for(kind: str, use: str) -> Non
     opened.end()
 
 
+@pytest.mark.skipif(places.ON_GPUS, reason="counts threads, and drivers of GPUs have their own")
 def test_worker_that_lets_go_of_its_session_last() -> None:
     """It cannot end the session, which the next one that starts does."""
     tvm_ipc.Session(2, threads=True).close()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import places
 import pytest
 from places import ON_GPUS
 
@@ -34,6 +35,7 @@ def test_a_team_is_a_value(session: tvm_ipc.Session) -> None:
     assert all(team_id > 1 for team_id in ids)
 
 
+@pytest.mark.skipif(places.ON_GPUS, reason="on GPUs a rank has seats for 14 teams")
 def test_a_session_has_more_teams_than_anybody_needs(session: tvm_ipc.Session) -> None:
     teams = [session.team([1, 3], copy) for copy in range(64)]
     assert len({team.id for team in teams}) == 64

@@ -44,7 +44,11 @@ SESSION_FUNCTIONS: Final = (
     Function("tvm_ipc.blas.info", "() -> str", "JSON: the BLAS, which is loaded for it"),
     Function("tvm_ipc.blas.use_kernels", "(name: str)", "for tests: kernels beside the BLAS"),
     Function("tvm_ipc.blas.find", "() -> str", "path of the BLAS", registered=Registered.PYTHON),
-    Function("tvm_ipc.arena_stats", "() -> str", "JSON: this worker's arena, in bytes"),
+    Function(
+        "tvm_ipc.arena_stats",
+        "() -> str",
+        "JSON: this worker's arena, in bytes; on GPUs also how others map it, and why so",
+    ),
     Function(
         "tvm_ipc.refusal",
         "(backend: str, device_ids: Shape) -> str",

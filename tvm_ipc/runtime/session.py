@@ -151,7 +151,20 @@ class Session(CollectiveSession, EndingSession):
         self._start_commands()
         self._get_cached_method("tvm_ipc.worker.set_threads")(threads_each)
         self.sync()
+        if placed.backend == "cuda":
+            self._tell_way()
         _log.info("%s: all workers are ready", self._name)
+
+    def _tell_way(self) -> None:
+        """Say how workers on GPUs reach each other's memory, in the log and from now on."""
+        arena = json.loads(
+            self._get_cached_method("tvm_ipc.arena_stats")().debug_get_from_remote(0)
+        )
+        self._workers += f", memory by {arena['way']}"
+        limit = arena["limit"]
+        _log.info("%s: memory by %s, %d bytes of each worker", self._name, arena["way"], limit)
+        for reason in arena["why"].splitlines():
+            _log.info("%s: not by %s", self._name, reason)
 
     def _log_start(
         self,

@@ -2,12 +2,15 @@
 /*! \file communicator.cc */
 #include "communicator.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -141,12 +144,21 @@ bool Join(ncclComm* communicator) {
   communicator->shared = shared;
   shared->device[communicator->rank].store(communicator->device + 1);
   shared->arrived.fetch_add(1);
-  while (shared->arrived.load() < communicator->size) {
-    if (communicator->abort) return false;
-    usleep(200);
+  while (shared->arrived.load() < communicator->size && !communicator->abort) usleep(200);
+  unlink(communicator->file.c_str());  // also where a member died before it came
+  return !communicator->abort;
+}
+
+void RemoveFilesOfTheDead() {
+  DIR* const folder = opendir(kFolder);
+  if (folder == nullptr) return;
+  while (const dirent* entry = readdir(folder)) {
+    int pid = 0;
+    if (sscanf(entry->d_name, "nccl_double.%d.", &pid) != 1) continue;
+    if (kill(pid, 0) == 0 || errno != ESRCH) continue;
+    unlink((std::string(kFolder) + "/" + entry->d_name).c_str());
   }
-  unlink(communicator->file.c_str());
-  return true;
+  closedir(folder);
 }
 
 void Run(const Job& job) {

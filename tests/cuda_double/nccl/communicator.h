@@ -73,6 +73,10 @@ struct ncclComm {
 
 namespace nccl_double {
 
+/*! \brief Where members find each other: files `nccl_double.<who made the id>.<random>`. */
+constexpr const char* kFolder = "/dev/shm";
+/*! \brief Of sessions whose members were all killed before they had met. */
+void RemoveFilesOfTheDead();
 /*! \brief Meet the others; false if that was aborted. */
 bool Join(ncclComm* communicator);
 

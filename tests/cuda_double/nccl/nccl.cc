@@ -247,9 +247,10 @@ NCCL_DOUBLE int ncclGetUniqueId(UniqueId* id) {
   if (const int result = Faults::All().Take("ncclGetUniqueId")) {
     return Refuse(result, "no socket interface found");
   }
+  RemoveFilesOfTheDead();
   static std::random_device random;
   memset(id->bytes, 0, sizeof(id->bytes));
-  snprintf(id->bytes, sizeof(id->bytes), "/dev/shm/nccl_double.%d.%08x%08x", getpid(), random(),
+  snprintf(id->bytes, sizeof(id->bytes), "%s/nccl_double.%d.%08x%08x", kFolder, getpid(), random(),
            random());
   return kSuccess;
 }

@@ -99,6 +99,9 @@ class Endpoint {
   /*! \brief The memory that programs get as "ipc_memory": peers map it if `peer_memory` is true.
    * Null if there is none. */
   virtual const std::shared_ptr<Heap>& heap() const = 0;
+  /*! \brief The name of how ranks reach each other's memory, where there are several ways; and why
+   *         it is no better one, a line for each. */
+  virtual std::string Way(std::string* why) const { return ""; }
 
   virtual void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy,
                          uint8_t flags, const Buffer& recv) = 0;

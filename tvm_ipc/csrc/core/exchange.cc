@@ -24,6 +24,9 @@ using Clock = std::chrono::steady_clock;
 /*! \brief How often a rank that waits looks whether the session goes on. */
 constexpr std::chrono::milliseconds kLook{10};
 
+/*! \brief What a rank is given at least to come to an exchange while its backend starts. */
+constexpr std::chrono::nanoseconds kStartTime = std::chrono::seconds{60};
+
 /*! \brief Read what the payload of an exchange's frame begins with; false if it is too short. */
 bool TakeHeader(const std::string& payload, ExchangeHeader* header) {
   if (payload.size() < sizeof(*header)) return false;
@@ -31,7 +34,8 @@ bool TakeHeader(const std::string& payload, ExchangeHeader* header) {
   return true;
 }
 
-[[noreturn]] void FailDeadline(const Rank& rank, const std::string& what, uint32_t count) {
+[[noreturn]] void FailDeadline(const Rank& rank, const std::string& what, uint32_t count,
+                               std::chrono::nanoseconds patience) {
   std::ostringstream missing;
   const char* separator = "";
   for (int i = 0; i < rank.num_ranks(); ++i) {
@@ -41,7 +45,7 @@ bool TakeHeader(const std::string& payload, ExchangeHeader* header) {
     separator = ", ";
   }
   Fail(kind::kDeadline, "the exchange of ", what, " waited ",
-       std::chrono::duration<double>(rank.options().deadline).count(), " s for ",
+       std::chrono::duration<double>(patience).count(), " s for ",
        *separator ? missing.str() : "the controller",
        "; every rank must take part, or raise the timeout (TVM_IPC_TIMEOUT)");
 }
@@ -102,7 +106,10 @@ std::vector<Exported> ExchangeWithAll(Rank& rank, const std::string& what, Expor
   const uint64_t number = uint64_t{control.generation.load()} << 32 | count;
   std::string payload = AsBytes(ExchangeHeader{number, rank.id(), 0});
   payload += PackField(what) + mine.bytes;
-  const auto end = Clock::now() + rank.options().deadline;
+  // Devices take longer to start than a session's operations may take, on one rank or another.
+  const auto patience =
+      rank.started() ? rank.options().deadline : std::max(rank.options().deadline, kStartTime);
+  const auto end = Clock::now() + patience;
   if (!rank.connection().Send(FrameType::kShared, payload, Descriptors(mine.files))) {
     Fail(kind::kRuntime, "the exchange of ", what, ": what rank ", rank.id(),
          " shows could not be sent: ", strerror(errno), errno == ETOOMANYREFS ? kMoreFiles : "");
@@ -120,7 +127,7 @@ std::vector<Exported> ExchangeWithAll(Rank& rank, const std::string& what, Expor
       if (rank.connection().ended()) {
         Fail(kind::kRuntime, "the exchange of ", what, " was stopped: the controller is gone");
       }
-      if (Clock::now() >= end) FailDeadline(rank, what, count);
+      if (Clock::now() >= end) FailDeadline(rank, what, count, patience);
       continue;
     }
     ExchangeHeader header;

@@ -168,6 +168,7 @@ class Rank {
     backend_ = &backend;
     endpoint_ = backend.Start(*this);
   }
+  bool started() const { return endpoint_ != nullptr; }
   const Backend& backend() const { return *backend_; }
   Endpoint& endpoint() const { return *endpoint_; }
 

@@ -31,7 +31,7 @@ void Meeting::SkipTo(uint32_t step) {
   for (Slot& slot : seat(me_).slot) slot.seq.store(step, std::memory_order_relaxed);
 }
 
-void Meeting::Enter(const Descriptor& mine) {
+void Meeting::Enter(const Descriptor& mine, std::chrono::nanoseconds deadline) {
   const uint32_t step = ++step_;
   Seat& own = seat(me_);
   Slot& slot = own.slot[step & 1];
@@ -43,7 +43,7 @@ void Meeting::Enter(const Descriptor& mine) {
     if (i == me_) continue;
     Seat& other = seat(i);
     const Slot& theirs = other.slot[step & 1];
-    switch (WaitFor(theirs.seq, step, other.sleepers, control_.abort, wait_, options_.deadline)) {
+    switch (WaitFor(theirs.seq, step, other.sleepers, control_.abort, wait_, deadline)) {
       case WaitResult::kReached:
         Trace("see", rank(i), step & 1);
         break;

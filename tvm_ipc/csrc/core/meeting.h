@@ -61,7 +61,8 @@ class Meeting {
   /*! \brief The last step that this member entered. */
   uint32_t step() const { return step_; }
   /*! \brief The next step: publish, and wait for every peer. Throws when they disagree. */
-  void Enter(const Descriptor& mine);
+  void Enter(const Descriptor& mine) { Enter(mine, options_.deadline); }
+  void Enter(const Descriptor& mine, std::chrono::nanoseconds deadline);
   /*! \brief What a member showed in the last step. */
   const Descriptor& shown(int index) const { return seat(index).slot[step_ & 1].descriptor; }
 

@@ -22,10 +22,7 @@ void AwaitMessage(Rank& rank, const std::atomic<uint32_t>& word, uint32_t step,
       Fail(kind::kPeer, verb, " rank ", peer, ", ", Describe(mine),
            ", was stopped: ", DescribeAbort(control));
     case WaitResult::kDeadline:
-      Fail(kind::kDeadline, verb, " rank ", peer, " (pid ",
-           control.ranks[peer].pid.load(std::memory_order_relaxed), "), ", Describe(mine),
-           ", waited ", std::chrono::duration<double>(rank.options().deadline).count(),
-           " s for it; raise the timeout (TVM_IPC_TIMEOUT) if it needs longer");
+      FailLateMessage(rank, mine, verb, peer);
   }
 }
 
@@ -42,6 +39,13 @@ Descriptor DescribeMessage(const Buffer& buffer) {
   descriptor.type = buffer.type;
   descriptor.count = buffer.count;
   return descriptor;
+}
+
+void FailLateMessage(const Rank& rank, const Descriptor& mine, const char* verb, int peer) {
+  Fail(kind::kDeadline, verb, " rank ", peer, " (pid ",
+       rank.control().ranks[peer].pid.load(std::memory_order_relaxed), "), ", Describe(mine),
+       ", waited ", std::chrono::duration<double>(rank.options().deadline).count(),
+       " s for it; raise the timeout (TVM_IPC_TIMEOUT) if it needs longer");
 }
 
 void FailMessage(const Rank& rank, int sender, const Descriptor& theirs, const Descriptor& mine) {

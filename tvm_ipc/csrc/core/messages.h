@@ -19,6 +19,9 @@ namespace tvm_ipc {
 void CheckPeer(const Rank& rank, const char* op, int peer);
 /*! \brief What both ends of a message say of it. */
 Descriptor DescribeMessage(const Buffer& buffer);
+/*! \brief Throw what an end says for which the other one has not come. */
+[[noreturn]] void FailLateMessage(const Rank& rank, const Descriptor& mine, const char* verb,
+                                  int peer);
 /*! \brief Throw what a receiver says where the sender's message is another one. */
 [[noreturn]] void FailMessage(const Rank& rank, int sender, const Descriptor& theirs,
                               const Descriptor& mine);

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <utility>
 
+#include "core/backend.h"
 #include "core/error.h"
+#include "core/group.h"
 #include "core/meeting.h"
 
 namespace tvm_ipc {
@@ -97,6 +99,47 @@ void Shows::Forget() {
   last_ = 0;
   open_ = 0;
   for (auto& kept : keep_) kept = nullptr;
+}
+
+void RequireOpen(const char* operation, const Rank& rank, Meeting& meeting, const Shown& shown) {
+  if (shown.session != rank.segments() || shown.rank != rank.id()) {
+    Fail(kind::kValue, operation, ": the tensor was shown by rank ", shown.rank,
+         shown.session == rank.segments() ? "" : " of another session", ", and this is rank ",
+         rank.id(), "; what a rank shows it asks for and hides itself");
+  }
+  if (shown.generation != meeting.generation()) {
+    Fail(kind::kValue, operation, ": the session has recovered from an error since tensor ",
+         shown.number, meeting.Where(), " was shown, which has ended that; show it again");
+  }
+  if (!meeting.shows().IsOpen(shown.number)) {
+    Fail(kind::kValue, operation, ": tensor ", shown.number, meeting.Where(),
+         " was hidden before; what is shown is read before it is hidden, which is done once");
+  }
+}
+
+std::vector<uint32_t> NumbersToHide(const Rank& rank, Meeting& meeting, TeamId team,
+                                    const std::vector<const Shown*>& all) {
+  std::vector<uint32_t> numbers;
+  uint64_t seen = 0;
+  for (const Shown* shown : all) {
+    if (shown->team != team) {
+      Fail(kind::kValue, "hide: a tensor was shown to team ", shown->team, ", not to team ", team,
+           "; hide what belongs to one team, with that team");
+    }
+    RequireOpen("hide", rank, meeting, *shown);
+    const uint64_t bit = uint64_t{1} << shown->number % kMaxShown;
+    if ((seen & bit) != 0) {
+      Fail(kind::kValue, "hide: tensor ", shown->number, meeting.Where(), " is there twice");
+    }
+    seen |= bit;
+    numbers.push_back(shown->number);
+  }
+  return numbers;
+}
+
+int PlaceAfter(const Meeting& meeting, int64_t shift) {
+  const int64_t size = meeting.size();
+  return static_cast<int>(((meeting.index() + shift % size) % size + size) % size);
 }
 
 }  // namespace tvm_ipc

@@ -27,6 +27,8 @@
 namespace tvm_ipc {
 
 class Meeting;
+class Rank;
+struct Shown;
 
 /*! \brief What one member of a team shows to the others. */
 class Shows {
@@ -68,6 +70,16 @@ class Shows {
   uint32_t numbers_[kMaxShown] = {};
   std::shared_ptr<const void> keep_[kMaxShown];
 };
+
+// What every backend asks of what a program shows.
+
+/*! \brief Throw unless the rank has shown it, since the last recovery, and not hidden it. */
+void RequireOpen(const char* operation, const Rank& rank, Meeting& meeting, const Shown& shown);
+/*! \brief The numbers of what is to be hidden together, each once; throws where it cannot be. */
+std::vector<uint32_t> NumbersToHide(const Rank& rank, Meeting& meeting, TeamId team,
+                                    const std::vector<const Shown*>& all);
+/*! \brief The place of the member so many after this one, either way and round. */
+int PlaceAfter(const Meeting& meeting, int64_t shift);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_SHOWS_H_

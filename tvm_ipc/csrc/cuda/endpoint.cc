@@ -155,6 +155,7 @@ Member& CudaEndpoint::MemberOf(Meeting& meeting) {
   const auto known = members_.find(&meeting);
   if (known != members_.end()) return known->second;
   Member member;
+  member.meeting = &meeting;
   member.size = meeting.size();
   member.place = meeting.index();
   member.where = meeting.Where();
@@ -245,24 +246,6 @@ void CudaEndpoint::Drain(const Stream* current) {
   }
 }
 
-void CudaEndpoint::CheckRecord(const kernels::ErrorRecord& record, const Member* member) const {
-  const uint32_t code = __atomic_load_n(&record.code, __ATOMIC_ACQUIRE);
-  if (code != kernels::kNoError) FailRecord(rank_, record, member);
-}
-
-void CudaEndpoint::CheckRecords() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  // What was the matter, before what others were stopped by.
-  for (const bool stopped : {false, true}) {
-    auto check = [&](const kernels::ErrorRecord& record, const Member* member) {
-      const uint32_t code = __atomic_load_n(&record.code, __ATOMIC_ACQUIRE);
-      if ((code == kernels::kAborted) == stopped) CheckRecord(record, member);
-    };
-    for (const auto& [meeting, member] : members_) check(*member.record, &member);
-    check(records_.get()[kSeats], nullptr);
-  }
-}
-
 void CudaEndpoint::Settle() {
   if (rank_.forked()) return;
   Stream const current = CurrentStream();
@@ -291,6 +274,9 @@ void CudaEndpoint::StartAgain() {
   ExchangeWithAll(rank_, "the end of what went before an error", {});
   stream_->Zero(regions_->base(rank_.id()), kArenaStart);
   memset(static_cast<void*>(records_.get()), 0, (kSeats + 1) * sizeof(kernels::ErrorRecord));
+  if (std::lock_guard<std::mutex> lock(mutex_); true) {
+    for (auto& [meeting, member] : members_) member.compared = false;
+  }
   ExchangeWithAll(rank_, "a new start after an error", {});
 }
 

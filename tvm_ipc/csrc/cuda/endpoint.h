@@ -43,6 +43,7 @@ struct Order {
 
 /*! \brief This rank's part in a team, from its first operation on. */
 struct Member {
+  Meeting* meeting = nullptr;
   int size = 0;
   int place = 0;
   /*! \brief "in team 3 (ranks 0, 2)", as errors have it. */
@@ -51,6 +52,8 @@ struct Member {
   std::vector<int> ranks;
   kernels::TeamArgs args{};
   kernels::ErrorRecord* record = nullptr;
+  /*! \brief Whether it has met the others since a kernel found that they disagree. */
+  bool compared = false;
   Order order;
   /*! \brief Where inputs are copied to that peers cannot read where they lie. */
   Growing stage;
@@ -69,6 +72,10 @@ class CudaEndpoint final : public Endpoint {
   ~CudaEndpoint() final;
 
   const std::shared_ptr<Heap>& heap() const final { return regions_->heap(); }
+  std::string Way(std::string* why) const final {
+    *why = regions_->reasons();
+    return NameOf(regions_->rung());
+  }
 
   const Regions& regions() const { return *regions_; }
 
@@ -126,8 +133,11 @@ class CudaEndpoint final : public Endpoint {
   void CopyOnStream(void* target, const void* source, size_t bytes, Stream stream) const;
   void* Grow(Growing& memory, size_t bytes);
   /*! \brief Throw what a kernel reported, if one did. */
-  void CheckRecord(const kernels::ErrorRecord& record, const Member* member) const;
-  void CheckRecords() const;
+  void CheckRecord(const kernels::ErrorRecord& record, Member* member) const;
+  void CheckRecords();
+  /*! \brief When a kernel has found that members disagree: all of them have, so let all compare
+   *         what they did on the host, which tells all of it in the same words everywhere. */
+  static void Compare(Member& member, const kernels::ErrorRecord& record);
   kernels::Guard GuardOf(uint32_t* failed, kernels::ErrorRecord* record) const;
   /*! \brief What both ends of a message have in their arguments. */
   kernels::MessageArgs MessageOf(const Buffer& buffer, int peer);

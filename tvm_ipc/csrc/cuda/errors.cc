@@ -5,7 +5,10 @@
  */
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/meeting.h"
 #include "core/messages.h"
@@ -105,11 +108,54 @@ void FailRecord(const Rank& rank, const kernels::ErrorRecord& record, const Memb
     default:
       break;
   }
+  if (message) {
+    FailLateMessage(rank, DescriptorOf(record.mine, member), sends ? "send to" : "receive from",
+                    other);
+  }
   Fail(kind::kDeadline, mine, where, " waited ",
        std::chrono::duration<double>(rank.options().deadline).count(), " s for ",
        NameOf(rank, other), shows ? " to show it" : "",
        "; every rank must make the same collective calls in the same order, or raise the timeout"
        " (TVM_IPC_TIMEOUT)");
+}
+
+void CudaEndpoint::CheckRecord(const kernels::ErrorRecord& record, Member* member) const {
+  const uint32_t code = __atomic_load_n(&record.code, __ATOMIC_ACQUIRE);
+  if (code == kernels::kNoError) return;
+  if (code == kernels::kMismatch && member != nullptr) Compare(*member, record);
+  FailRecord(rank_, record, member);
+}
+
+void CudaEndpoint::Compare(Member& member, const kernels::ErrorRecord& record) {
+  if (std::exchange(member.compared, true)) return;
+  // They come when they look at what their own kernels reported, or not before they are asked to.
+  constexpr std::chrono::seconds kPatience{2};
+  try {
+    member.meeting->Enter(DescriptorOf(record.mine, &member), kPatience);
+  } catch (const Error& error) {
+    if (error.kind() == std::string(kind::kMismatch)) throw;
+  }
+}
+
+void CudaEndpoint::CheckRecords() {
+  std::vector<Member*> members;
+  if (std::lock_guard<std::mutex> lock(mutex_); true) {
+    for (auto& [meeting, member] : members_) members.push_back(&member);
+  }
+  // What was the matter, before what others were stopped by.
+  for (const bool stopped : {false, true}) {
+    auto check = [&](const kernels::ErrorRecord& record, Member* member) {
+      const uint32_t code = __atomic_load_n(&record.code, __ATOMIC_ACQUIRE);
+      if ((code == kernels::kAborted) != stopped) return;
+      // Another thread of the rank may be in an operation of the team.
+      const Busy busy(member == nullptr || code == kernels::kNoError ? nullptr
+                                                                     : &member->meeting->busy());
+      if (busy.refused()) FailRecord(rank_, record, member);
+      CheckRecord(record, member);
+    };
+    for (Member* member : members) check(*member->record, member);
+    check(records_.get()[kSeats], nullptr);
+  }
 }
 
 }  // namespace tvm_ipc::cuda

@@ -43,9 +43,8 @@ kernels::ReduceArgs ArgumentsOf(Operation& operation, kernels::Header header, Pa
   return args;
 }
 
-/*! \brief What a strategy comes to here. */
-uint32_t WayOf(Strategy strategy) {
-  return static_cast<uint32_t>(strategy == Strategy::kRing ? Strategy::kAuto : strategy);
+int StrategyOf(Strategy strategy) {
+  return static_cast<int>(strategy == Strategy::kRing ? Strategy::kAuto : strategy);
 }
 
 }  // namespace
@@ -58,10 +57,11 @@ void CudaEndpoint::AllReduce(const Buffer& send, ReduceKind kind, TeamId team, S
   Operation operation(*this, team);
   const int n = operation.size();
   if (n == 1) return operation.Copy(recv.data, send.data, send.bytes());
-  const Path path = kernels::ChooseAllReduce(send.count, send.type.bytes(), n, WayOf(strategy));
-  const int asked = static_cast<int>(strategy);
+  const int way = StrategyOf(strategy);
+  const Path path =
+      kernels::ChooseAllReduce(send.count, send.type.bytes(), n, static_cast<uint32_t>(way));
   kernels::ReduceArgs args =
-      ArgumentsOf(operation, HeaderOf(kernels::kAllReduce, send, kind, asked, flags), path, send,
+      ArgumentsOf(operation, HeaderOf(kernels::kAllReduce, send, kind, way, flags), path, send,
                   recv.data, true);
   operation.LaunchTogether("allreduce", Of(of_type, path),
                            kernels::LaunchReduce(path, send.bytes(), n, limits_), args.header,
@@ -131,8 +131,9 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
   const uint64_t row = norm.weight.count;
   const uint64_t width = send.type.bytes();
   const uint64_t rows = row == 0 ? 0 : send.count / row;
+  const int way = StrategyOf(strategy);
   kernels::Header header = HeaderOf(centred ? kernels::kAllReduceLayer : kernels::kAllReduceRms,
-                                    send, ReduceKind::kSum, static_cast<int>(strategy), flags);
+                                    send, ReduceKind::kSum, way, flags);
   int64_t epsilon = 0;
   memcpy(&epsilon, &norm.epsilon, sizeof(epsilon));
   header.parts = HashOf({static_cast<int64_t>(row), epsilon});
@@ -155,7 +156,7 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
     // Into residual_out, unless the residual lies there.
     const bool apart = residual_out.data != residual.data;
     void* const reduced = apart ? residual_out.data : operation.Sum(send.bytes());
-    const Path path = kernels::ChooseAllReduce(send.count, width, n, WayOf(strategy));
+    const Path path = kernels::ChooseAllReduce(send.count, width, n, static_cast<uint32_t>(way));
     kernels::ReduceArgs all = ArgumentsOf(operation, header, path, send, reduced, true);
     const TypeKernels& reduces = kernels_->OfReduction(name, send.type, ReduceKind::kSum);
     operation.LaunchTogether(name, Of(reduces, path),

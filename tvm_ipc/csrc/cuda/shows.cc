@@ -71,25 +71,6 @@ namespace {
        " not; keep show, peer and hide out of what is captured");
 }
 
-int64_t Modulo(int64_t number, int64_t size) { return (number % size + size) % size; }
-
-/*! \brief Throw unless the rank has shown it, since the last recovery, and not hidden it. */
-void RequireOpen(const char* operation, const Rank& rank, Meeting& meeting, const Shown& shown) {
-  if (shown.session != rank.segments() || shown.rank != rank.id()) {
-    Fail(kind::kValue, operation, ": the tensor was shown by rank ", shown.rank,
-         shown.session == rank.segments() ? "" : " of another session", ", and this is rank ",
-         rank.id(), "; what a rank shows it asks for and hides itself");
-  }
-  if (shown.generation != meeting.generation()) {
-    Fail(kind::kValue, operation, ": the session has recovered from an error since tensor ",
-         shown.number, meeting.Where(), " was shown, which has ended that; show it again");
-  }
-  if (!meeting.shows().IsOpen(shown.number)) {
-    Fail(kind::kValue, operation, ": tensor ", shown.number, meeting.Where(),
-         " was hidden before; what is shown is read before it is hidden, which is done once");
-  }
-}
-
 Landing& LandingOf(const Shown& shown) {
   return *static_cast<Landing*>(const_cast<void*>(shown.keep.get()));
 }
@@ -147,8 +128,7 @@ PeerMemory CudaEndpoint::Peer(Shown& shown, int64_t shift) {
   if (operation.capturing) FailCapture("peer");
   Meeting& meeting = operation.turn.meeting;
   RequireOpen("peer", rank_, meeting, shown);
-  const int size = operation.size();
-  const int place = static_cast<int>(Modulo(operation.place() + shift % size, size));
+  const int place = PlaceAfter(meeting, shift);
   if (place == operation.place()) return {shown.memory.data, shown.keep};
   const ShownMemory& theirs = meeting.shows().Of(place, shown.number);
   Landing& landing = LandingOf(shown);
@@ -174,21 +154,9 @@ void CudaEndpoint::Hide(TeamId team, const std::vector<const Shown*>& all) {
   Operation operation(*this, team);
   if (operation.capturing) FailCapture("hide");
   Meeting& meeting = operation.turn.meeting;
-  std::vector<uint32_t> numbers;
-  uint64_t seen = 0;
+  std::vector<uint32_t> numbers = NumbersToHide(rank_, meeting, team, all);
+  // Copies that nobody waits for read what peers show, all the same.
   for (const Shown* shown : all) {
-    if (shown->team != team) {
-      Fail(kind::kValue, "hide: a tensor was shown to team ", shown->team, ", not to team ", team,
-           "; hide what belongs to one team, with that team");
-    }
-    RequireOpen("hide", rank_, meeting, *shown);
-    const uint64_t bit = uint64_t{1} << shown->number % kMaxShown;
-    if ((seen & bit) != 0) {
-      Fail(kind::kValue, "hide: tensor ", shown->number, meeting.Where(), " is there twice");
-    }
-    seen |= bit;
-    numbers.push_back(shown->number);
-    // Copies that nobody waits for read what peers show, all the same.
     for (const auto& arrived : LandingOf(*shown).arrived) {
       if (arrived != nullptr) arrived->Await(operation.stream);
     }

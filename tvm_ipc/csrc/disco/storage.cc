@@ -182,8 +182,14 @@ void ClearArena() {
 }
 
 ffi::String ArenaStatistics() {
-  const ArenaStats stats = HeapOf(RequireRank())->stats();
+  const Rank& rank = RequireRank();
+  const ArenaStats stats = HeapOf(rank)->stats();
   ffi::Map<ffi::String, ffi::Any> json;
+  std::string why;
+  if (std::string way = rank.endpoint().Way(&why); !way.empty()) {
+    json.Set("way", ffi::String(way));
+    json.Set("why", ffi::String(why));
+  }
   json.Set("limit", static_cast<int64_t>(stats.limit));
   json.Set("committed", static_cast<int64_t>(stats.committed));
   json.Set("in_use", static_cast<int64_t>(stats.in_use));

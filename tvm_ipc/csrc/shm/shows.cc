@@ -23,25 +23,6 @@ std::shared_ptr<void> Stage(Rank& rank, const Buffer& tensor) {
   return copy;
 }
 
-/*! \brief Throw unless the rank has shown it, since the last recovery, and not hidden it. */
-void RequireOpen(const char* operation, const Rank& rank, Meeting& meeting, const Shown& shown) {
-  if (shown.session != rank.segments() || shown.rank != rank.id()) {
-    Fail(kind::kValue, operation, ": the tensor was shown by rank ", shown.rank,
-         shown.session == rank.segments() ? "" : " of another session", ", and this is rank ",
-         rank.id(), "; what a rank shows it asks for and hides itself");
-  }
-  if (shown.generation != meeting.generation()) {
-    Fail(kind::kValue, operation, ": the session has recovered from an error since tensor ",
-         shown.number, meeting.Where(), " was shown, which has ended that; show it again");
-  }
-  if (!meeting.shows().IsOpen(shown.number)) {
-    Fail(kind::kValue, operation, ": tensor ", shown.number, meeting.Where(),
-         " was hidden before; what is shown is read before it is hidden, which is done once");
-  }
-}
-
-int64_t Modulo(int64_t number, int64_t size) { return (number % size + size) % size; }
-
 }  // namespace
 
 Shown Show(Rank& rank, const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) {
@@ -69,8 +50,7 @@ PeerMemory Peer(Rank& rank, Shown& shown, int64_t shift) {
   const Turn turn = rank.Begin(shown.team);
   Meeting& meeting = turn.meeting;
   RequireOpen("peer", rank, meeting, shown);
-  const int size = meeting.size();
-  const int place = static_cast<int>(Modulo(meeting.index() + shift % size, size));
+  const int place = PlaceAfter(meeting, shift);
   if (place == meeting.index()) return {shown.memory.data, shown.keep};
   const ShownMemory& theirs = meeting.shows().Of(place, shown.number);
   const uint64_t bit = uint64_t{1} << place;
@@ -83,22 +63,7 @@ PeerMemory Peer(Rank& rank, Shown& shown, int64_t shift) {
 
 void Hide(Rank& rank, TeamId team, const std::vector<const Shown*>& all) {
   const Turn turn = rank.Begin(team);
-  std::vector<uint32_t> numbers;
-  uint64_t seen = 0;
-  for (const Shown* shown : all) {
-    if (shown->team != team) {
-      Fail(kind::kValue, "hide: a tensor was shown to team ", shown->team, ", not to team ", team,
-           "; hide what belongs to one team, with that team");
-    }
-    RequireOpen("hide", rank, turn.meeting, *shown);
-    const uint64_t bit = uint64_t{1} << shown->number % kMaxShown;
-    if ((seen & bit) != 0) {
-      Fail(kind::kValue, "hide: tensor ", shown->number, turn.meeting.Where(), " is there twice");
-    }
-    seen |= bit;
-    numbers.push_back(shown->number);
-  }
-  turn.meeting.shows().Hide(std::move(numbers));
+  turn.meeting.shows().Hide(NumbersToHide(rank, turn.meeting, team, all));
 }
 
 void ReduceParts(Rank& rank, ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
@@ -121,7 +86,7 @@ void ReduceParts(Rank& rank, ReduceKind kind, TeamId team, const std::vector<Buf
       Fail(kind::kValue, "reduce_parts: part ", before,
            " and recv overlap, but peers may read the one while the other is written");
     }
-    sources[Modulo(me - before, size)] = part.data;
+    sources[(me - before + size) % size] = part.data;
   }
   reduce(recv.data, sources, size, recv.count, recv.bytes() >= kStreamBytes);
 }
