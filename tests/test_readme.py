@@ -102,7 +102,11 @@ for compiled, places in ((tvm.compile(Model, target="llvm"), 0), (program, 1)):
     ("target", "options", "others"),
     [
         ("llvm", {"post_collectives": True}, {"RewriteCUDAGraph"}),
-        ({"kind": "cuda", "arch": "sm_90"}, {}, {"OffloadBLAS", "PostCollectives"}),
+        (
+            {"kind": "cuda", "arch": "sm_90"},
+            {},
+            {"OffloadBLAS", "PostCollectives", "ScheduleForCPU"},
+        ),
     ],
 )
 def test_passes_are_in_the_order_of_the_pipeline(

@@ -324,6 +324,9 @@ def compiler_calls() -> dict[str, Call]:
             transform.MarkCompilerFunctionsAsExtern, {}, {"compiler": NAMES}
         ),
         "OffloadBLAS": Call(transform.OffloadBLAS, {}, {"min_work": amounts}),
+        "ScheduleForCPU": Call(
+            transform.ScheduleForCPU, {}, {"lanes": [0, 3, 128, "8", 2.0, True, ANYTHING]}
+        ),
         "OutlineCompilerFunctions": Call(
             transform.OutlineCompilerFunctions, {}, {"compiler": names, "cache": caches}
         ),

@@ -11,7 +11,7 @@ TVM's own pipeline for the target, with our passes at the places where they belo
                  they communicate; sums over workers with the norm after them as one function,
                  matrix products for the BLAS, TVM's choice of libraries
     2 legalize   operators become kernels, those that are alike once, and kernels are fused
-    3 schedule   what the caller gives, if anything
+    3 schedule   what the caller gives, if anything; on CPUs kernels that have no schedule yet
     4 dataflow   outputs are allocated explicitly, those of external compilers' functions too
     5 rewrite    all-reduces read their input in memory that peers map; scopes are placed
     6 plan       storages, live ranges that end when all ranks have read, barriers left out
@@ -60,6 +60,7 @@ from tvm_ipc.transform import (
     PostCollectives,
     RequireWorkers,
     RewriteCUDAGraph,
+    ScheduleForCPU,
     StaticPlanBlockMemory,
     VerifyCrossRankSafety,
     script,
@@ -115,7 +116,8 @@ def get_pipeline(
         is installed, which it must also be where the program runs.
     fuse_epilogue : whether a sum over workers, the addition of a residual and its norm are one
         function (see `FuseAllReduceEpilogue`).
-    schedule : a pass that runs on the fused kernels.
+    schedule : a pass that runs on the fused kernels. For `llvm` those that it leaves as they were
+        are scheduled by `ScheduleForCPU`.
     post_collectives : whether a thread of each worker does collectives while the program does what
         does not need them; see `PostCollectives`. Not on GPUs.
     overlap : what was measured on a machine, by which matrix products go on beside the
@@ -166,7 +168,13 @@ def get_pipeline(
             ],
         ),
         ("legalize", _legalize(_for_target(target, "legalize_passes"))),
-        ("schedule", [schedule] if schedule is not None else []),
+        (
+            "schedule",
+            [
+                *([schedule] if schedule is not None else []),
+                *([ScheduleForCPU()] if target.kind.name == "llvm" else []),
+            ],
+        ),
         (
             "dataflow",
             [

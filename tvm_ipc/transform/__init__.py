@@ -41,6 +41,7 @@ from tvm_ipc.transform.require_workers import RequireWorkers
 from tvm_ipc.transform.rewrite_cuda_graph import RewriteCUDAGraph
 from tvm_ipc.transform.rules.table import declare_rule
 from tvm_ipc.transform.run_module_codegen import RunModuleCodegen
+from tvm_ipc.transform.schedule_for_cpu import ScheduleForCPU
 from tvm_ipc.transform.scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.static_plan_block_memory import StaticPlanBlockMemory, plan_memory
 from tvm_ipc.transform.verify_cross_rank_safety import (
@@ -83,6 +84,7 @@ __all__ = [
     "RequireWorkers",
     "RewriteCUDAGraph",
     "RunModuleCodegen",
+    "ScheduleForCPU",
     "ScopeRegistry",
     "StaticPlanBlockMemory",
     "VerifyCrossRankSafety",
