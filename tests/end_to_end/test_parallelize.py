@@ -388,30 +388,41 @@ def test_a_sum_that_is_used_twice_is_reduced_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "sums"),
     [
-        {"experts.up": "grouped_gemm", "experts.down": "grouped_gemm"},
-        {"experts.up": "colwise", "experts.down": "rowwise", "experts": "moe_tp_experts"},
+        ({"experts.up": "colwise", "experts.down": "rowwise", "experts": "moe_tp_experts"}, 1),
+        ({"experts.up": "grouped_gemm", "experts.down": "grouped_gemm"}, 2),
     ],
 )
-def test_experts(plan: Any) -> None:
-    """Of a stack of matrices each rank has some, or some of the rows and columns of each."""
+def test_experts(plan: Any, sums: int) -> None:
+    """Of each expert a rank has some rows or columns, or it has all of some experts.
+
+    Each of three tokens is given to one expert, as mixtures of experts are exported.
+    """
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((3, 6), "float32"))
+    x = relax.Var("x", relax.TensorType((3, 1, 6), "float32"))
+    expert = relax.Var("expert", relax.TensorType((3,), "int64"))
     up = relax.Var("experts.up", relax.TensorType((4, 5, 6), "float32"))
     down = relax.Var("experts.down", relax.TensorType((4, 6, 5), "float32"))
-    with builder.function("main", [x, up, down], attrs={"num_input": 1}):
-        h = builder.emit(op.nn.relu(op.matmul(x, op.permute_dims(up, [0, 2, 1]))))
-        y = builder.emit(op.matmul(h, op.permute_dims(down, [0, 2, 1])))
-        builder.emit_func_output(builder.emit(op.sum(y, 0)))
-    random = np.random.default_rng(0)
-    arrays = [random.uniform(-1, 1.2, shape) for shape in ((3, 6), (4, 5, 6), (4, 6, 5))]
-    h = np.maximum(arrays[0] @ arrays[1].transpose(0, 2, 1), 0)
-    expected = (h @ arrays[2].transpose(0, 2, 1)).sum(0)
+    with builder.function("main", [x, expert, up, down], attrs={"num_input": 2}):
+        with builder.dataflow():
+            h = builder.emit(op.permute_dims(op.take(up, expert, 0), [0, 2, 1]))
+            h = builder.emit(op.nn.relu(op.matmul(x, h)))
+            y = builder.emit(op.permute_dims(op.take(down, expert, 0), [0, 2, 1]))
+            out = builder.emit_output(op.matmul(h, y))
+        builder.emit_func_output(out)
     made = parallelize(builder.get(), plan, 2)
-    assert made.collectives == {"allreduce": 1}
-    for found in run(made, "main", [one.astype("float32") for one in arrays]):
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+    assert made.collectives == {"allreduce": sums}
+    random = np.random.default_rng(0)
+    rows, ups, downs = (
+        random.uniform(-1, 1.2, shape).astype("float32")
+        for shape in ((3, 1, 6), (4, 5, 6), (4, 6, 5))
+    )
+    of = np.array([3, 0, 3])
+    h = np.maximum(rows @ ups[of].transpose(0, 2, 1), 0)
+    expected = h @ downs[of].transpose(0, 2, 1)
+    for found in run(made, "main", [rows, of, ups, downs]):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mesh", [2, Mesh({"workers": 2}), Mesh({"axis0": 2})])

@@ -101,6 +101,8 @@ def test_tables() -> None:
     assert lies("colwise", "embed.weight", TABLE) == Shard(1)
     assert lies("colwise", "embed.weight", TIED) == Shard(0)
     assert lies("embedding_rowwise", "embed.weight", TIED) == Shard(0)
+    assert lies("colwise", "layers.0.mlp.experts.up", TABLE) == Shard(1), "experts are no words"
+    assert lies("rowwise", "layers.0.mlp.experts.up", TABLE) == Shard(2)
     with pytest.raises(ValueError, match=r"is a table and a matrix of this program.*'embed"):
         lies("rowwise", "embed.weight", TIED)
 

@@ -58,7 +58,8 @@ class Style:
     def cuts(self, where: str, name: str, shape: Sequence[Any], use: Use) -> Placement:
         """Return where a parameter lies."""
         ndim, divides = len(shape), self.divides
-        if use.table and divides in ("outputs", "inputs"):
+        # Of a stack of experts rows are taken too, which are matrices.
+        if use.table and ndim == 2 and divides in ("outputs", "inputs"):
             if use.matrix and divides == "inputs":
                 raise ValueError(
                     f"{where}: {name!r} is a table and a matrix of this program, whose rows are "
