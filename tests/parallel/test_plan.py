@@ -157,3 +157,30 @@ def test_parts(shape: tuple[int, int], placements: Any) -> None:
     assert set(counts) == {2 if Replica() in placements else 1}
     with pytest.raises(ValueError, match=r"part: whole: 'w' is .*, not \(9, 9\)"):
         cut.part(np.zeros((9, 9)), 0)
+
+
+def tied(*used: str) -> tvm.IRModule:
+    """Return a function with a table and a product, of which exporters leave one parameter."""
+    builder = relax.BlockBuilder()
+    ids = relax.Var("ids", relax.TensorType((5,), "int64"))
+    params = {k: relax.Var(k, relax.TensorType((10, 6), "float32")) for k in ("embed", "lm_head")}
+    with builder.function("main", [ids, *params.values()], attrs={"num_input": 1}):
+        x = builder.emit(op.take(params[used[0]], ids, 0))
+        y = builder.emit(op.matmul(x, op.permute_dims(params[used[-1]])))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def test_weights_that_share_their_memory() -> None:
+    """Whichever the program has, a plan for both is right, and one for the other is refused."""
+    plan = {"embed": "embedding_rowwise", "lm_head": "colwise"}
+    for name, other in (("embed", "lm_head"), ("lm_head", "embed")):
+        made = parallelize(tied(name), plan, 2)
+        assert made.collectives == {"allreduce": 1, "allgather": 1}
+        assert made.notes == (f"{other} is used by no function: its place means nothing",)
+        words = f"'{other}' is used by no function, .*; if it shares its memory with '{name}', say"
+        with pytest.raises(ValueError, match=words):
+            parallelize(tied(name), {other: plan[other]}, 2)
+    assert parallelize(tied("embed", "lm_head"), plan, 2).notes == ()
+    found = parallelize(tied("lm_head"), "auto", 2)
+    assert "embed is used by no function: its place means nothing" in found.notes

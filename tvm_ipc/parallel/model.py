@@ -26,11 +26,11 @@ from tvm_ipc.parallel.caches import Caches, names_of_caches
 from tvm_ipc.parallel.cut import Cut, notes_of
 from tvm_ipc.parallel.divisions import divided_by_use
 from tvm_ipc.parallel.meet import with_meetings
-from tvm_ipc.parallel.plan import read_plan
+from tvm_ipc.parallel.plan import Planned, read_plan
 from tvm_ipc.parallel.products import with_batches
 from tvm_ipc.parallel.repeats import with_repeats
 from tvm_ipc.parallel.styles import Use
-from tvm_ipc.parallel.uses import Meeting, meetings_of, use_of
+from tvm_ipc.parallel.uses import Meeting, meetings_of, unused, use_of
 from tvm_ipc.transform import LowerPlacements, collect_report
 from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.placements.dist import with_places
@@ -149,6 +149,7 @@ def parallelize(
                 f"parallelize: function {global_var.name_hint!r} places tensors on {of_function}, "
                 f"and mesh is {mesh}"
             )
+    idle = _idle(whole, params, planned)
     kept = _caches(caches, params, planned.placements)
     weights = {x: name for name, one in params.items() if not one.is_input for x in one.variables}
     axes = Axes(whole, weights)
@@ -217,7 +218,8 @@ def parallelize(
         for name, one in params.items()
         if not one.is_input or name in by_plan
     }
-    notes += notes_of(cut.values())
+    notes += [f"{name} is used by no function: its place means nothing" for name in idle]
+    notes += notes_of(one for one in cut.values() if one.name not in idle)
     return Parallelized(module, result, mesh, cut, tuple(report.decisions), tuple(notes))
 
 
@@ -228,6 +230,35 @@ def _as_it_is_divided(mod: tvm.IRModule) -> tvm.IRModule:
         is_relax = isinstance(function, relax.Function)
         changed[name] = with_repeats(with_batches(function)) if is_relax else function
     return tvm.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _idle(
+    functions: Sequence[relax.Function], params: Mapping[str, _Param], planned: Planned
+) -> list[str]:
+    """Return weights that nothing uses; refuse a plan that names one instead of its twin.
+
+    Of weights that share their memory, such as a table of words and the product with it at the end,
+    exporters leave one in the program, and the parameter of the other.
+    """
+    weights = {name: one for name, one in params.items() if not one.is_input}
+    left = unused(functions, [x for one in weights.values() for x in one.variables])
+    idle = [name for name, one in weights.items() if left.issuperset(one.variables)]
+    for name in idle:
+        if all(isinstance(x, Replica) for x in planned.placements.get(name, ())):
+            continue
+        one = weights[name]
+        twins = [
+            twin
+            for twin, other in weights.items()
+            if twin not in idle and (other.shape, other.dtype) == (one.shape, one.dtype)
+        ]
+        known = {*planned.placements, *planned.wanted}
+        if twins and not known.intersection(twins):
+            raise ValueError(
+                f"parallelize: plan: {name!r} is used by no function, so its place means nothing; "
+                f"if it shares its memory with {twins[0]!r}, say where that lies"
+            )
+    return idle
 
 
 def _caches(

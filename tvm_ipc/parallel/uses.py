@@ -73,3 +73,18 @@ def use_of(meetings: Iterable[Meeting]) -> Use:
     """Return what a program does with a parameter."""
     takes = [short_name(one.call) == "take" and one.place == 0 for one in meetings]
     return Use(table=any(takes), matrix=not all(takes) or not takes)
+
+
+def unused(functions: Iterable[relax.Function], params: Iterable[relax.Var]) -> set[relax.Var]:
+    """Return the parameters that no binding and no result uses."""
+    left = set(params)
+    for function in functions:
+        for _, value in walk(function):
+            if isinstance(value, relax.Call):
+                for argument in value.args:
+                    left.difference_update(variables_of(argument))
+            elif isinstance(value, relax.If):
+                left.difference_update(variables_of(value.cond))
+            else:
+                left.difference_update(variables_of(value))
+    return left
