@@ -20,6 +20,8 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
+from tvm_ipc.hf.operators import OPERATORS
+
 #: Of models that are made of attention with 24 heads, 12 of them of keys and values.
 SIZES = {
     "hidden_size": 96,
@@ -39,8 +41,10 @@ EXPERTS = {
     "num_experts_per_tok": 2,
     "experts_implementation": "batched_mm",  # the only one without sizes that depend on values
 }
-#: Rows of the vocabulary, and one product less: the logits are gathered.
+#: Two sums a layer, and the logits.
 TWO_A_LAYER = {"allreduce": 4, "allgather": 1}
+#: Plans of transformers divide the table of the vocabulary as well.
+AND_THE_VOCABULARY = {"allreduce": 5, "allgather": 1}
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,17 @@ class Model:
     task : how its class ends.
     sizes : of its configuration.
     plan : which of its weights are divided how, the model's own one where it has None.
-    collectives : that it has on 2, 3 and 4 workers.
     """
 
     name: str
     task: str = "ForCausalLM"
     sizes: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
-    collectives: Mapping[str, int] = field(default_factory=lambda: TWO_A_LAYER)
+
+    @property
+    def collectives(self) -> Mapping[str, int]:
+        """The collectives that it has on any number of workers but one."""
+        return AND_THE_VOCABULARY if self.plan is None else TWO_A_LAYER
 
     @property
     def sees(self) -> bool:
@@ -68,20 +75,10 @@ class Model:
         return self.task == "ForImageClassification"
 
 
-#: Until plans know the styles for experts: their second product is divided.
-_OF_EXPERTS = {
-    "self_attn.q_proj": "colwise",
-    "self_attn.k_proj": "colwise",
-    "self_attn.v_proj": "colwise",
-    "self_attn.o_proj": "rowwise",
-    "experts.down_proj": "S[2]",
-    "lm_head": "colwise",
-}
 MODELS = {
     "Llama": Model("Llama"),
     "Qwen2": Model("Qwen2"),
     "Mistral": Model("Mistral", sizes={"sliding_window": 4}),
-    # The table of the vocabulary is divided, which is that of the logits too.
     "Gemma2": Model(
         "Gemma2",
         sizes={
@@ -91,27 +88,13 @@ MODELS = {
             "sliding_window": 4,
             "tie_word_embeddings": True,
         },
-        collectives={"allreduce": 5, "allgather": 1},
     ),
-    "Qwen3": Model(
-        "Qwen3",
-        sizes={"head_dim": 4},
-        plan={
-            "self_attn.q_proj": "colwise",
-            "self_attn.k_proj": "colwise",
-            "self_attn.v_proj": "colwise",
-            "self_attn.o_proj": "rowwise",
-            "mlp.gate_proj": "colwise",
-            "mlp.up_proj": "colwise",
-            "mlp.down_proj": "rowwise",
-            "lm_head": "colwise",
-        },
+    "Gemma3": Model(
+        "Gemma3",
+        sizes={"head_dim": 4, "query_pre_attn_scalar": 4, "sliding_window": 4},
     ),
-    "Phi3": Model(
-        "Phi3",
-        sizes={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-        plan={"self_attn.o_proj": "rowwise", "mlp.down_proj": "rowwise", "lm_head": "colwise"},
-    ),
+    "Qwen3": Model("Qwen3", sizes={"head_dim": 4}),
+    "Phi3": Model("Phi3", sizes={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
     "GPT2": Model(
         "GPT2",
         "LMHeadModel",
@@ -128,6 +111,8 @@ MODELS = {
         },
         # Its weights have outputs last.
         plan={
+            "attn.c_attn.weight": "S[1]",
+            "attn.c_attn.bias": "S[0]",
             "attn.c_proj.weight": "S[0]",
             "mlp.c_fc.weight": "S[1]",
             "mlp.c_fc.bias": "S[0]",
@@ -135,11 +120,19 @@ MODELS = {
             "lm_head": "colwise",
         },
     ),
-    "Mixtral": Model("Mixtral", sizes={**EXPERTS, "num_local_experts": 4}, plan=_OF_EXPERTS),
+    "Mixtral": Model("Mixtral", sizes={**EXPERTS, "num_local_experts": 4}),
+    "Qwen2Moe": Model(
+        "Qwen2Moe",
+        sizes={
+            **EXPERTS,
+            "num_experts": 4,
+            "moe_intermediate_size": 30,
+            "shared_expert_intermediate_size": 50,
+        },
+    ),
     "Qwen3Moe": Model(
         "Qwen3Moe",
         sizes={**EXPERTS, "num_experts": 4, "moe_intermediate_size": 30, "head_dim": 4},
-        plan=_OF_EXPERTS,
     ),
     "Bert": Model(
         "Bert",
@@ -189,7 +182,7 @@ class Imported:
     module: tvm.IRModule
     weights: list[tvm.runtime.Tensor]
     names: dict[str, str]
-    plan: Mapping[str, Any]
+    plan: Any
     inputs: list[Any]
     logits: Any
     exact: Any
@@ -202,7 +195,7 @@ def imported(key: str, dtype: str = "float32", dynamic: bool = True, **sizes: An
     torch.manual_seed(0)
     known = {**SIZES, **one.sizes, **sizes}
     model = getattr(transformers, f"{one.name}{one.task}")(
-        getattr(transformers, f"{one.name}Config")(**known)
+        getattr(transformers, f"{one.name}{'Text' * (one.name == 'Gemma3')}Config")(**known)
     ).eval()
     for parameter in model.parameters():
         if parameter.dim() == 1:  # norms and biases that do something
@@ -220,17 +213,13 @@ def imported(key: str, dtype: str = "float32", dynamic: bool = True, **sizes: An
         shapes = {"inputs": tuple({1: length} for _ in given)}
     program = torch.export.export(whole, tuple(given), dynamic_shapes=shapes)
     mod, weights = relax.frontend.detach_params(
-        from_exported_program(program, keep_params_as_input=True)
+        from_exported_program(program, keep_params_as_input=True, custom_convert_map=OPERATORS)
     )
-    own = {
-        **(getattr(model.config, "base_model_tp_plan", None) or {}),
-        **(getattr(type(model), "_tp_plan", None) or {}),
-    }
     return Imported(
         mod,
         weights["main"],
         dict(program.graph_signature.inputs_to_parameters),
-        own if one.plan is None else one.plan,
+        model if one.plan is None else one.plan,
         [tvm.runtime.from_dlpack(x.contiguous()).numpy() for x in given],
         logits,
         exact,

@@ -70,8 +70,14 @@ def variables_of(expr: relax.Expr) -> Iterator[relax.Var]:
 
 
 def use_of(meetings: Iterable[Meeting]) -> Use:
-    """Return what a program does with a parameter."""
-    takes = [short_name(one.call) == "take" and one.place == 0 for one in meetings]
+    """Return what a program does with a parameter.
+
+    What it takes of a stack of matrices, such as those of experts, are matrices, and not rows.
+    """
+    takes = [
+        short_name(one.call) == "take" and one.place == 0 and int(one.call.args[0].ty.ndim) < 3
+        for one in meetings
+    ]
     return Use(table=any(takes), matrix=not all(takes) or not takes)
 
 
