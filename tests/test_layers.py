@@ -42,7 +42,7 @@ ALLOWED = {
     ),
     "bench": (
         *("tvm_ipc", "blas", "calibration", "comm", "contract", "errors", "machine"),
-        *("terminal", "transform"),
+        *("runtime", "terminal", "transform"),
     ),
     "hf": (
         *("arguments", "comm", "contract", "errors", "parallel", "pipeline", "runtime"),

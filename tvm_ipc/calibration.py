@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvm_ipc import arguments, machine
-from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.contract import MAX_WORKERS, backends_of
 from tvm_ipc.errors import IPCError
 
 #: Of the file; another one is refused.
@@ -205,7 +205,8 @@ class Calibration:
         arguments.optional_text("Calibration.load: backend", backend, "a backend or None")
         arguments.flag("Calibration.load: any_machine", any_machine)
         found = _read(source)
-        here = found.machine if any_machine else machine.name()
+        gpus = found.backend not in backends_of("cpu")
+        here = found.machine if any_machine else machine.name(gpus=gpus)
         differences = [
             f"it was measured {how} {was}, and this is {now}"
             for how, was, now in (

@@ -24,7 +24,23 @@ def available_cores() -> int:
         return os.cpu_count() or 1
 
 
-def name() -> str:
-    """Return what tells this machine from others: the processor, and the cores that we may use."""
+def gpu_models() -> list[str]:
+    """Return what the GPUs call themselves, as the driver's module says; nothing without one."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        found += [x.partition(":")[2].strip() for x in lines if x.startswith("Model")]
+    return found
+
+
+def name(*, gpus: bool = False) -> str:
+    """Return what tells this machine from others: the processor, and the cores that we may use.
+
+    With `gpus`, its GPUs too.
+    """
     cores = available_cores()
-    return f"{cpu_model() or 'an unknown processor'}, {cores} core{'s' * (cores != 1)}"
+    parts = [cpu_model() or "an unknown processor", f"{cores} core{'s' * (cores != 1)}"]
+    return ", ".join(parts + (gpu_models() if gpus else []))

@@ -121,8 +121,8 @@ def get_pipeline(
     post_collectives : whether a thread of each worker does collectives while the program does what
         does not need them; see `PostCollectives`. Not on GPUs.
     overlap : what was measured on a machine, by which matrix products go on beside the
-        communication before or after them where that pays; or a number of chunks for all of them,
-        which is what there is for GPUs. See `OverlapCommunication`.
+        communication before or after them where that pays; or a number of chunks for all of them.
+        See `OverlapCommunication`.
     streams : of products along an axis that `comm.place` marks for streams, how many chunks have
         their rows on their way, or are multiplied, at a time; see `LowerPlacements`. Not on GPUs.
     dump : a folder to write the module to after each phase, as TVMScript.

@@ -181,7 +181,7 @@ def test_the_slowest_worker_counts() -> None:
 
     stage = Stage.__new__(Stage)
     stage.workers, stage.session = 2, Session()  # type: ignore[assignment]
-    stage._seconds = lambda *_: [[1.0, 5.0], [2.0, 4.0]]
+    stage._settle, stage._seconds = None, lambda *_: [[1.0, 5.0], [2.0, 4.0]]
     assert stage.seconds(None, [], 2) == [2.0, 5.0]
 
 

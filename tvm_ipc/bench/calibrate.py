@@ -20,7 +20,7 @@ from tvm_ipc import machine
 from tvm_ipc.bench import programs
 from tvm_ipc.bench.stage import Stage
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind, Team, backends_of
+from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 from tvm_ipc.contract.collectives import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
 from tvm_ipc.contract.programs import COPY, HIDE, MATMUL, REDUCE_PARTS
 from tvm_ipc.transform.overlap.cost import Workload
@@ -47,13 +47,14 @@ def calibrate(
     bandwidth: float,
     latency: float,
     progress: Callable[[float, str], None] = lambda _, __: None,
+    device: str = "cpu",
 ) -> Calibration:
-    """Measure this machine with so many workers.
+    """Measure this machine with so many workers, on its CPU or its GPUs.
 
     `bandwidth` and `latency` are those of the link between them; 0 where they read each other's
     memory. `progress` hears which share is done, and what is being done.
     """
-    return _Measuring(workers, bandwidth, latency, progress).all()
+    return _Measuring(workers, bandwidth, latency, progress, device).all()
 
 
 class _Measuring:
@@ -65,11 +66,13 @@ class _Measuring:
         bandwidth: float,
         latency: float,
         progress: Callable[[float, str], None],
+        device: str,
     ) -> None:
         self._workers = workers
+        self._device = device
         self._link = (bandwidth, latency)
         self._tell = progress
-        self._blas = tvm_ipc.blas.installed()
+        self._blas = device == "cpu" and tvm_ipc.blas.installed()
         grids = [_KERNELS, *([_BLAS] if self._blas else []), *([_BYTES] * (len(COLLECTIVES) + 2))]
         points = _PASSES * sum(len(list(itertools.product(*grid))) for grid in grids)
         # Beside points: to compile and start, chunks and their end, and the link.
@@ -84,9 +87,11 @@ class _Measuring:
 
     def all(self) -> Calibration:
         self._progress("compiling matmuls")
-        kernels = programs.compiled_kernels(itertools.product(*_KERNELS), self._workers)
+        kernels = programs.compiled_kernels(
+            itertools.product(*_KERNELS), self._workers, self._device
+        )
         self._progress("starting workers")
-        with Stage(self._workers) as stage:
+        with Stage(self._workers, self._device) as stage:
             self._stage = stage
             vm = stage.session.load_vm_module(kernels)
             matmul = self._table(_KERNELS, lambda *shape: self._kernel(vm, shape))
@@ -97,11 +102,13 @@ class _Measuring:
             reduce = self._table(_BYTES, self._reduce)
             copy = self._table(_BYTES, self._copy)
             chunk, hide = self._chunk()
-            wake = self._wake()
+            # No link is emulated between GPUs.
+            wake = self._wake() if self._device == "cpu" else 0.0
+            backend = stage.session.backend
         bandwidth, latency = self._link
         return Calibration(
-            machine=machine.name(),
-            backend=backends_of("cpu")[0],
+            machine=machine.name(gpus=self._device != "cpu"),
+            backend=backend,
             workers=self._workers,
             bandwidth=bandwidth,
             latency=latency,
@@ -183,7 +190,8 @@ class _Measuring:
         work = Workload("allgather", self._workers, rows, inner, columns, 4, False)
         names = [programs.overlapped(count) for count in _CHUNKS]
         module = programs.variants(work, _CHUNKS)
-        vm = self._stage.session.load_vm_module(programs.build(module, self._workers, blas=False))
+        executable = programs.build(module, self._workers, blas=False, device=self._device)
+        vm = self._stage.session.load_vm_module(executable)
         given = self._operands(rows, inner, columns)
         few, many = (self._stage.least(vm[name], given) for name in names)
         parts = (_CHUNKS[1] - _CHUNKS[0]) * max(1, self._workers - 1)

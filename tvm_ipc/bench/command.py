@@ -31,7 +31,11 @@ def calibrate(options: CalibrateOptions) -> int:
     if options.real_time:
         take_the_cores()
     found = measuring.calibrate(
-        options.workers, options.bandwidth, options.latency, terminal.progress_bar
+        options.workers,
+        options.bandwidth,
+        options.latency,
+        terminal.progress_bar,
+        options.device,
     )
     found.save(options.out)
     terminal.say(f"{found.machine}; {_workers(found.workers)}, {found.backend}, {_link(found)}")

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from tvm_ipc import terminal
 from tvm_ipc.calibration import COLLECTIVES
-from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.contract import BACKENDS, MAX_WORKERS
 
 _OVERLAP: Final = "overlap"
 #: Numbers of an option that may not be given, because a calibration says them.
@@ -33,6 +33,7 @@ class CalibrateOptions:
     latency: float = 0.0
     real_time: bool = False
     out: Path = Path("tvm-ipc-calibration.json")
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ def parse(argv: Sequence[str]) -> CalibrateOptions | OverlapOptions:
         raise OptionError("give one of --calibrate and overlap")
     _check_numbers(given)
     _check_file("--out", given.out)
+    if given.device != "cpu" and (given.bandwidth or given.latency):
+        raise OptionError("--bandwidth and --latency are of a link that is emulated between CPUs")
     return CalibrateOptions(
-        given.workers, given.bandwidth, given.latency, given.real_time, given.out
+        given.workers, given.bandwidth, given.latency, given.real_time, given.out, given.device
     )
 
 
@@ -145,6 +148,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--calibrate", action="store_true", help="measure, and write a calibration")
+    parser.add_argument(
+        "--device",
+        choices=tuple(dict.fromkeys(BACKENDS.values())),
+        default=default.device,
+        help="what the workers compute on (default cpu)",
+    )
     _common(parser, default.workers)
     _link(parser, default.bandwidth)
     parser.add_argument(

@@ -11,6 +11,7 @@ from tvm import relax
 
 import tvm_ipc
 from tvm_ipc import comm
+from tvm_ipc.bench import gpu
 from tvm_ipc.errors import IPCError
 from tvm_ipc.transform import OverlapCommunication, collect_report
 from tvm_ipc.transform.overlap.cost import Workload
@@ -93,20 +94,23 @@ def together(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
     return tvm.IRModule(functions)
 
 
-def build(module: tvm.IRModule, workers: int, blas: bool) -> Any:
-    """Return an executable for this machine's processor."""
-    target = tvm.target.Target.from_device("cpu")
+def build(module: tvm.IRModule, workers: int, blas: bool, device: str = "cpu") -> Any:
+    """Return an executable for this machine's processor, or its first GPU."""
+    if device == "cuda":
+        target = tvm.target.Target(gpu.target(), host=tvm.target.Target.from_device("cpu"))
+    else:
+        target = tvm.target.Target.from_device("cpu")
     pipeline = tvm_ipc.get_pipeline(target, workers, blas=blas)
     return tvm.compile(module, target, relax_pipeline=pipeline)
 
 
-def compiled_kernels(shapes: Iterable[tuple[int, ...]], workers: int) -> Any:
+def compiled_kernels(shapes: Iterable[tuple[int, ...]], workers: int, device: str = "cpu") -> Any:
     """Return an executable with a kernel of TVM for each product of rows, inner and columns."""
     modules = [
         matmul(rows, inner, columns, kernel_name(rows, inner, columns))
         for rows, inner, columns in shapes
     ]
-    return build(together(modules), workers, blas=False)
+    return build(together(modules), workers, blas=False, device=device)
 
 
 def kernel_name(rows: int, inner: int, columns: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import tvm_ffi
 
 import tvm_ipc
-from tvm_ipc.bench import worker
+from tvm_ipc.bench import gpu, worker
 from tvm_ipc.errors import IPCError
 
 #: Seconds that a measurement should take, so that the clock's own time does not count. It is short,
@@ -50,8 +50,9 @@ def take_the_cores() -> None:
 class Stage:
     """Workers that run programs and take the time."""
 
-    def __init__(self, workers: int) -> None:
-        self.session = tvm_ipc.Session(workers)
+    def __init__(self, workers: int, device: str = "cpu") -> None:
+        ids = gpu.shared(workers) if device == "cuda" else None
+        self.session = tvm_ipc.Session(workers, device=device, device_ids=ids)
         self.workers = workers
         try:
             self.session.import_python_module(worker.__name__)
@@ -59,6 +60,7 @@ class Stage:
                 self.session.get_global_func(name)
                 for name in (worker.TENSOR, worker.SECONDS, worker.EVENTS)
             )
+            self._settle = self.function(f"runtime.disco.{self.session.backend}.sync_worker")
             self.session.sync()
         except BaseException:
             self.session.close()
@@ -84,7 +86,7 @@ class Stage:
         self, function: Any, given: Iterable[Any], repeats: int = 1, calls: int = 1
     ) -> list[float]:
         """Return how long a call takes the slowest worker, each time."""
-        answer = self._seconds(function, repeats, calls, *given)
+        answer = self._seconds(function, self._settle, repeats, calls, *given)
         ranks = [self.session.get(answer, rank) for rank in range(self.workers)]
         return [float(max(times)) for times in zip(*ranks, strict=True)]
 

@@ -41,15 +41,20 @@ def tensor(shape: Any, dtype: str, shared: bool, seed: int) -> Any:
 
 
 @tvm_ffi.register_global_func(SECONDS)  # type: ignore[untyped-decorator]
-def seconds(function: Any, repeats: int, calls: int, *given: Any) -> Any:
-    """Return the seconds of a call, `repeats` times the mean of `calls`; ranks begin together."""
+def seconds(function: Any, settle: Any, repeats: int, calls: int, *given: Any) -> Any:
+    """Return the seconds of a call, `repeats` times the mean of `calls`; ranks begin together.
+
+    `settle` waits for what calls have left behind, as those do that give a GPU work.
+    """
     meet = _meeting()
     found = []
     for _ in range(repeats):
         meet()
+        settle()
         start = perf_counter()
         for _ in range(calls):
             function(*given)
+        settle()
         found.append((perf_counter() - start) / calls)
     return tvm.runtime.tensor(np.array(found, np.float64))
 

@@ -235,6 +235,11 @@ class Session(CollectiveSession, EndingSession):
         devices.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
 
     @property
+    def backend(self) -> str:
+        """What moves data between its workers: one of `tvm_ipc.contract.BACKENDS`."""
+        return self._backend
+
+    @property
     def device(self) -> str:
         """What its workers compute on: "cpu" or "cuda"."""
         return self._device

@@ -270,7 +270,7 @@ class _Rank:
 def _unpredictable(workload: Workload, calibration: Calibration | None) -> str:
     """Say why nothing can be predicted; nothing if it can."""
     if calibration is None:
-        return "there is no calibration (`tvm-ipc bench --calibrate` measures one)"
+        return "there is no calibration (`tvm-ipc bench --calibrate` measures one, of CPUs or GPUs)"
     if None in (workload.rows, workload.inner, workload.columns):
         return "a size is known only when the program runs"
     if workload.ranks != calibration.workers:
