@@ -142,3 +142,14 @@ def test_caches_that_there_are_not() -> None:
         parallelize(attention(4, 2), PLAN, 2, caches=["pass_k"])
     with pytest.raises(ValueError, match="'past_k' is in caches and in the plan"):
         parallelize(attention(4, 2), {**PLAN, "past_k": Shard(1)}, 2, caches=["past_*"])
+
+
+def test_plans_that_are_found_have_caches_follow() -> None:
+    """That keys and values stay where they are is free, so that it pays to divide heads."""
+    made = parallelize(attention(8, 4), "auto", 2, caches=["past_*"])
+    assert made.collectives == {"allreduce": 2}, "one in each function"
+    assert [made.cut[name].placements for name in ("past_k", "q", "o")] == [
+        (Shard(1),),
+        (Shard(0),),
+        (Shard(1),),
+    ]

@@ -189,6 +189,8 @@ class _Activations:
         if rule is None or len(rule.results) != 1:
             return None
         label = rule.results[0][axis]
+        if not any(label in labels for labels in rule.operands):
+            return None
         if rule.why_not(label, list(self.mesh.axes.values())[index]):
             return None
         operands = [x for argument in value.args for x in variables_of(argument)]

@@ -78,7 +78,9 @@ class Parallelized:
             f"on {self.mesh}, {self.bytes_per_rank} bytes of parameters on each rank, of {whole}"
         ]
         lines += [f"  {one}" for one in self.notes]
-        lines += [f"  {one}, {one.bytes_per_rank} bytes" for one in self.cut.values()]
+        for one in self.cut.values():
+            known = one.bytes_per_rank
+            lines.append(f"  {one}" if known is None else f"  {one}, {known} bytes on each rank")
         lines += [f"  {one.subject}: {one.reason}" for one in self.decisions if _moves(one)]
         return "\n".join(lines)
 
