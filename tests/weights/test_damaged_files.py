@@ -68,6 +68,10 @@ DAMAGED = {
     "negative offsets": (entry(data_offsets=[-48, 0]), r"has the data_offsets \[-48, 0\]"),
     "another size": (entry(data_offsets=[0, 47]), r"has 47 bytes, and \(3, 4\) of F32 are 48"),
     "tensors that overlap": (entry(data_offsets=[4, 52]), r"'v' overlap|'w' and 'v'|bytes of no"),
+    "tensors in one place": (
+        weight_files.safetensors(ARRAYS, v={"data_offsets": [43, 48]})[:-5],
+        r"is damaged: 'w' and 'v' overlap",
+    ),
     "tensors beyond the end": (entry(data_offsets=[1000, 1048]), r"there are \d+ bytes of no ten"),
     "a gap": (entry(data_offsets=[5, 53], shape=[12]), r"bytes of no tensor|overlap"),
     "infinity": (header('{"w": Infinity}'), r"tensor 'w' is inf"),

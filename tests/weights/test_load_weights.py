@@ -116,6 +116,19 @@ def test_floats_become_other_floats(session: Any, tmp_path: Path, to: str) -> No
         load(session, source, arrays, dict.fromkeys(arrays, to))
 
 
+def test_one_weight_in_two_types(session: Any, tmp_path: Path) -> None:
+    arrays = {"w": np.arange(6, dtype="float32")}
+    path = weight_files.write(tmp_path / "model.safetensors", arrays)
+    both = {"narrow": arrays["w"], "w": arrays["w"]}
+    cuts = {
+        name: Cut(name, name, (6,), dtype, Mesh({"tp": session.num_workers}), (Replica(),))
+        for name, dtype in (("narrow", "bfloat16"), ("w", "float32"))
+    }
+    for source in (path, arrays):
+        weights = tvm_ipc.load_weights(session, source, cuts, names={"narrow": "w"})
+        compare(session, weights, cuts, both)
+
+
 def test_integers_become_wider_ones(session: Any, tmp_path: Path) -> None:
     arrays = arrays_of("int8", "uint32")
     path = weight_files.write(tmp_path / "model.safetensors", arrays)
@@ -174,6 +187,7 @@ def test_weights_that_are_one_parameter(session: Any, tmp_path: Path) -> None:
         "last": stack([f"experts.{k}.up" for k in range(5)], axis=2),
         "beside": concat(["experts.0.up", stack(["vector.3"] * 4, axis=1)], axis=0),
         "vector": concat([f"vector.{k}" for k in range(4)]),
+        "in_turn": concat([concat(["vector.1", "vector.2"]), concat(["vector.3", "vector.1"])]),
         "numbers": stack(["number", "number", "number"]),
     }
 
