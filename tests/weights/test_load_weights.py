@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -335,3 +339,47 @@ def test_wrong_arguments(session: Any, given: dict[str, Any], said: str) -> None
     cuts = weight_files.cuts_of({"w": np.ones(4)}, session.num_workers)
     with pytest.raises((TypeError, ValueError), match=f"^load_weights: {said}"):
         tvm_ipc.load_weights(session, **{"source": {"w": np.ones(4)}, "cut": cuts, **given})
+
+
+def test_progress_is_shown_on_a_terminal_alone(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = weight_files.write(tmp_path / "model.safetensors", FLOATS)
+    cuts = weight_files.cuts_of(FLOATS, session.num_workers)
+    name = list(cuts)[-1]
+    for progress, terminal in ((True, True), (False, True), (True, False)):
+        reader, writer = pty.openpty() if terminal else os.pipe()
+        with os.fdopen(writer, "w") as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            tvm_ipc.load_weights(session, path, cuts, progress=progress)
+            monkeypatch.undo()
+            os.set_blocking(reader, False)
+            try:
+                shown = os.read(reader, 1 << 16).decode()
+            except BlockingIOError:
+                shown = ""
+        os.close(reader)
+        if progress and terminal:
+            assert f"] 100% loading {name}" in shown
+            assert shown.endswith("\r\x1b[K"), "nothing of it is left"
+        else:
+            assert shown == ""
+
+
+def test_beyond_4_gib_of_a_file(session: Any, tmp_path: Path) -> None:
+    """Of a file of which most was never written, and takes no room."""
+    size = (1 << 32) + 4096
+    ends = {"begin": np.arange(9, dtype="float32"), "w": np.arange(6, dtype="float32")}
+    header = {
+        "begin": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]},
+        "huge": {"dtype": "I8", "shape": [1 << 12, size >> 12], "data_offsets": [36, 36 + size]},
+        "w": {"dtype": "F32", "shape": [6], "data_offsets": [36 + size, 60 + size]},
+    }
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.write(weight_files.with_header(json.dumps(header).encode(), ends["begin"].tobytes()))
+        file.seek(size, os.SEEK_CUR)
+        file.write(ends["w"].tobytes())
+    cuts = weight_files.cuts_of(ends, session.num_workers)
+    weights = tvm_ipc.load_weights(session, path, cuts, ignore=["huge"])
+    compare(session, weights, cuts, ends)
