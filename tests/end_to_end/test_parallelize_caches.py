@@ -15,21 +15,22 @@ from tvm.relax import op
 
 import tvm_ipc
 from tvm_ipc import parallelize
-from tvm_ipc.comm import Replica, Shard
+from tvm_ipc.comm import Mesh, Replica, Shard
+from tvm_ipc.parallel import Parallelized
 
 HIDDEN, WIDTH = 12, 4
 PLAN = {"q": Shard(0), "k": Shard(0), "v": Shard(0), "o": Shard(1)}
 
 
-def attention(heads: int, kv_heads: int) -> tvm.IRModule:
+def attention(heads: int, kv_heads: int, batch: int = 1) -> tvm.IRModule:
     """Attention that starts with tokens, and goes on with one more after those of before."""
     builder = relax.BlockBuilder()
     for name in ("prefill", "decode"):
         n = tirx.Var("n", "int64")
         m = tirx.Var("m", "int64")
         rows: Any = n if name == "prefill" else 1
-        x = relax.Var("x", relax.TensorType((1, rows, HIDDEN), "float32"))
-        cache = relax.TensorType((1, kv_heads, m, WIDTH), "float32")
+        x = relax.Var("x", relax.TensorType((batch, rows, HIDDEN), "float32"))
+        cache = relax.TensorType((batch, kv_heads, m, WIDTH), "float32")
         past = [relax.Var(f"past_{one}", cache) for one in "kv"] if name == "decode" else []
         sizes = {"q": heads, "k": kv_heads, "v": kv_heads, "o": heads}
         shapes = {one: (count * WIDTH, HIDDEN) for one, count in sizes.items()}
@@ -45,7 +46,7 @@ def attention(heads: int, kv_heads: int) -> tvm.IRModule:
                     return builder.emit(op.matmul(x, op.permute_dims(params[name])))
 
                 def split(x: Any, count: int, rows: Any = rows) -> Any:
-                    x = builder.emit(op.reshape(x, (1, rows, count, WIDTH)))
+                    x = builder.emit(op.reshape(x, (batch, rows, count, WIDTH)))
                     return builder.emit(op.permute_dims(x, [0, 2, 1, 3]))
 
                 q, k, v = (split(linear(x, one), sizes[one]) for one in "qkv")
@@ -57,13 +58,13 @@ def attention(heads: int, kv_heads: int) -> tvm.IRModule:
                 wide = []
                 for one in (k, v):
                     one = builder.emit(op.expand_dims(one, 2))
-                    shape = (1, kv_heads, heads // kv_heads, total, WIDTH)
+                    shape = (batch, kv_heads, heads // kv_heads, total, WIDTH)
                     one = builder.emit(op.broadcast_to(one, shape))
-                    wide.append(builder.emit(op.reshape(one, (1, heads, total, WIDTH))))
+                    wide.append(builder.emit(op.reshape(one, (batch, heads, total, WIDTH))))
                 scores = builder.emit(op.matmul(q, op.permute_dims(wide[0], [0, 1, 3, 2])))
                 y = builder.emit(op.matmul(op.nn.softmax(scores), wide[1]))
                 y = builder.emit(op.permute_dims(y, [0, 2, 1, 3]))
-                y = linear(builder.emit(op.reshape(y, (1, rows, heads * WIDTH))), "o")
+                y = linear(builder.emit(op.reshape(y, (batch, rows, heads * WIDTH))), "o")
                 out = builder.emit_output(relax.Tuple([y, k, v]))
             builder.emit_func_output(out)
     return builder.get()
@@ -86,8 +87,27 @@ def test_tokens_one_after_the_other(workers: int, heads: int, kv_heads: int, kep
     made = parallelize(module, PLAN, workers, caches=["past_*"])
     if workers > 1:
         assert made.collectives == {"allreduce": 2}
+    check(module, made, 1, kept)
+
+
+@pytest.mark.parametrize("mesh", [Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1]), Mesh({"dp": 3})])
+def test_batches_and_heads(mesh: Mesh) -> None:
+    """Both are divided in the caches; rows of all batches are in the other result alone."""
+    batch, heads = 2 * mesh.extent("dp"), 6
+    module = attention(heads, 2, batch)
+    plan: dict[str, Any] = {"x": {"dp": Shard(0)}}
+    if "tp" in mesh.axes:
+        plan |= {name: {"tp": one} for name, one in PLAN.items()}
+    made = parallelize(module, plan, mesh, caches=["past_*"])
+    sums = {"allreduce": 2} if "tp" in mesh.axes else {}
+    assert made.collectives == {**sums, "allgather": 2}
+    check(module, made, 2, 1 if sums else 2)
+
+
+def check(module: tvm.IRModule, made: Parallelized, rows: int, kept: int) -> None:
+    """Run a prompt and three tokens, and compare with one device; ranks have rows of the caches."""
+    workers = len(made.mesh.ranks)
     assert made.cut["past_k"].part_shape[1] == made.cut["past_v"].part_shape[1] == kept
-    assert [one for one in made.cut if made.cut[one].is_input] == ["past_k", "past_v"]
     random = np.random.default_rng(0)
     weights = [
         random.uniform(-1, 1.3, made.cut[one].shape).astype("float32")
@@ -96,20 +116,26 @@ def test_tokens_one_after_the_other(workers: int, heads: int, kv_heads: int, kep
     whole = relax.VirtualMachine(tvm.compile(module, FAST_TO_COMPILE), tvm.cpu())
     pipeline = tvm_ipc.get_pipeline("llvm", workers)
     executable = tvm.compile(made.module, FAST_TO_COMPILE, relax_pipeline=pipeline)
+    batch = int(module["decode"].params[0].ty.shape.values[0])
+
+    def parts(name: str, array: Any) -> list[Any]:
+        cut = made.cut.get(name)
+        return [array if cut is None else cut.part(array, rank) for rank in range(workers)]
+
     with session_of(made.mesh) as session:
         program = session.load_vm_module(executable)
-        parts = [
-            put(session, [made.cut[one].part(weight, rank) for rank in range(workers)])
+        own_weights = [
+            put(session, parts(one, weight))
             for one, weight in zip(("q", "k", "v", "o"), weights, strict=True)
         ]
         past: list[Any] = []
         own: list[Any] = []
         for step in range(4):
-            x = random.uniform(-1, 1, (1, 1 if step else 3, HIDDEN)).astype("float32")
+            x = random.uniform(-1, 1, (batch, 1 if step else 3, HIDDEN)).astype("float32")
             name = "decode" if step else "prefill"
             given = map(tvm.runtime.tensor, [x, *past, *weights])
             right, *past = (one.numpy() for one in whole[name](*given))
-            result = program[name](put(session, [x] * workers), *own, *parts)
+            result = program[name](put(session, parts("x", x)), *own, *own_weights)
             ranks = [
                 [one.numpy() for one in result.debug_get_from_remote(rank)]
                 for rank in range(workers)
@@ -117,10 +143,10 @@ def test_tokens_one_after_the_other(workers: int, heads: int, kv_heads: int, kep
             own = []
             for k in range(2):
                 of_ranks = [found[k + 1] for found in ranks]
-                assert all(one.shape == (1, kept, 3 + step, WIDTH) for one in of_ranks)
-                for rank, one in enumerate(of_ranks):
-                    wanted = made.cut["past_k"].part(past[k], rank)
-                    np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5)
+                wanted = parts("past_k", past[k])
+                for one, part in zip(of_ranks, wanted, strict=True):
+                    assert one.shape == (rows, kept, 3 + step, WIDTH)
+                    np.testing.assert_allclose(one, part, rtol=1e-4, atol=1e-5)
                 own.append(put(session, of_ranks))
             for found, *_ in ranks:
                 np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
@@ -153,3 +179,71 @@ def test_plans_that_are_found_have_caches_follow() -> None:
         (Shard(0),),
         (Shard(1),),
     ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "heads", "kv_heads", "collectives"),
+    [
+        (2, 6, 2, {"allreduce": 3}),
+        # Ranks that have the same head count it once.
+        (4, 6, 2, {"allreduce": 3}),
+        # All heads of keys are on each rank, and nothing has to be added for their norm.
+        (3, 12, 1, {"allreduce": 2}),
+    ],
+)
+def test_norms_of_all_heads(
+    workers: int, heads: int, kv_heads: int, collectives: dict[str, int]
+) -> None:
+    """Of queries and keys before they are heads: a number of each row is summed over ranks."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((5, HIDDEN), "float32"))
+    sizes = {"q": heads, "k": kv_heads}
+    params = {
+        one: relax.Var(one, relax.TensorType((count * WIDTH, HIDDEN), "float32"))
+        for one, count in sizes.items()
+    }
+    norms = {
+        f"{one}_norm": relax.Var(f"{one}_norm", relax.TensorType((count * WIDTH,), "float32"))
+        for one, count in sizes.items()
+    }
+    out = relax.Var("o", relax.TensorType((heads * WIDTH, HIDDEN), "float32"))
+    with builder.function("main", [x, *params.values(), *norms.values(), out]):
+        with builder.dataflow():
+            made = {}
+            for one, count in sizes.items():
+                y = builder.emit(op.matmul(x, op.permute_dims(params[one])))
+                y = builder.emit(op.nn.rms_norm(y, norms[f"{one}_norm"], axes=-1))
+                made[one] = builder.emit(op.reshape(y, (5, count, WIDTH)))
+            wide = builder.emit(op.repeat(made["k"], heads // kv_heads, axis=1))
+            y = builder.emit(op.multiply(made["q"], wide))
+            y = builder.emit(op.reshape(y, (5, heads * WIDTH)))
+            result = builder.emit_output(op.matmul(y, out))
+        builder.emit_func_output(result)
+    plan = {"q": Shard(0), "k": Shard(0), "q_norm": Shard(0), "k_norm": Shard(0), "o": Shard(0)}
+    parallel = parallelize(builder.get(), plan, workers)
+    assert parallel.collectives == collectives
+    random = np.random.default_rng(0)
+    names = ["x", *params, *norms, "o"]
+    arrays = {"x": random.uniform(-1, 1.3, (5, HIDDEN)).astype("float32")}
+    for one in names[1:]:
+        arrays[one] = random.uniform(-1, 1.3, parallel.cut[one].shape).astype("float32")
+
+    def norm(one: str, count: int) -> Any:
+        y = arrays["x"] @ arrays[one].T
+        y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-5) * arrays[f"{one}_norm"]
+        return y.reshape(5, count, WIDTH)
+
+    both = norm("q", heads) * np.repeat(norm("k", kv_heads), heads // kv_heads, 1)
+    wanted = both.reshape(5, -1) @ arrays["o"]
+    pipeline = tvm_ipc.get_pipeline("llvm", workers)
+    executable = tvm.compile(parallel.module, FAST_TO_COMPILE, relax_pipeline=pipeline)
+    with session_of(parallel.mesh) as session:
+        given = [put(session, [arrays["x"]] * workers)]
+        for one in names[1:]:
+            cut = parallel.cut[one]
+            given.append(put(session, [cut.part(arrays[one], rank) for rank in range(workers)]))
+        found = session.load_vm_module(executable)["main"](*given)
+        for rank in range(workers):
+            np.testing.assert_allclose(
+                found.debug_get_from_remote(rank).numpy(), wanted, 1e-4, 1e-4
+            )

@@ -96,6 +96,11 @@ class Division:
         """Whether a rank has zeros."""
         return any(e % n for segment in self.segments for e, n in segment)
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every rank has all of the axis."""
+        return all(n == 1 for segment in self.segments for _, n in segment)
+
     def is_plain(self, workers: int) -> bool:
         """Whether parts are consecutive and each on one rank."""
         return len(self.segments) == 1 and [n for _, n in self.segments[0]] == [workers]

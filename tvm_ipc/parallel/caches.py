@@ -19,7 +19,7 @@ from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
 from tvm_ipc.comm.operator import constant, extents
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.parallel.axes import Axes
+from tvm_ipc.parallel.axes import Axes, Node
 from tvm_ipc.parallel.divisions import Divided
 from tvm_ipc.parallel.plan import matches
 from tvm_ipc.transform.ir.rewrite import rewrite, typed, with_value
@@ -66,28 +66,34 @@ class Caches:
         variables: Mapping[str, Sequence[relax.Var]],
     ) -> None:
         self.axes, self.mesh, self.divided = axes, mesh, divided
-        of_caches = {
-            axes.of((var, (), axis))
+        #: Places and axes of caches, by which results that are made of them are known.
+        self.known = {
+            (int(var.ty.ndim), axis, node)
             for of in variables.values()
             for var in of
-            for axis in range(int(var.ty.ndim))
+            for axis, node in enumerate(self._nodes(var))
         }
-        self.along = [
-            {node: one for node, one in found.items() if node in of_caches} for found in divided
-        ]
         #: Where caches lie, by name.
         self.placements = {name: self._where(of[0]) for name, of in variables.items()}
 
+    def _nodes(self, var: relax.Var) -> list[Node]:
+        return [self.axes.of((var, (), axis)) for axis in range(int(var.ty.ndim))]
+
+    def _is_made_of_caches(self, var: relax.Var) -> bool:
+        nodes = enumerate(self._nodes(var))
+        return any((int(var.ty.ndim), axis, node) in self.known for axis, node in nodes)
+
     def _where(self, var: relax.Var) -> Placements:
         dims = extents(var.ty) or []
-        nodes = [self.axes.of((var, (), axis)) for axis in range(len(dims))]
         found: list[Placement] = []
         taken: set[int] = set()
-        for along, workers in zip(self.along, self.mesh.axes.values(), strict=True):
+        for along, workers in zip(self.divided, self.mesh.axes.values(), strict=True):
             one: Placement = Replica()
-            for axis, node in enumerate(nodes):
-                division = along.get(node)
-                if division and division.extent == constant(dims[axis]) and axis not in taken:
+            for axis, node in enumerate(self._nodes(var)):
+                if node not in along or axis in taken:
+                    continue
+                division = along[node]
+                if division is None or division.extent == constant(dims[axis]):
                     one = shard(axis, division, workers)
                     taken.add(axis)
                     break
@@ -98,7 +104,9 @@ class Caches:
         """Return the function with results that are made of caches where these are."""
         wanted = {}
         for var in _results(function):
-            if isinstance(var.ty, relax.TensorType) and var not in set(function.params):
+            if not isinstance(var.ty, relax.TensorType) or var in set(function.params):
+                continue
+            if self._is_made_of_caches(var):
                 where = self._where(var)
                 if any(isinstance(one, Shard) for one in where):
                     wanted[var] = where

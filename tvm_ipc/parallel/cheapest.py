@@ -14,6 +14,7 @@ from tvm import relax
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard
 from tvm_ipc.comm.operator import constant, dtype_of, extents, item_bytes
 from tvm_ipc.comm.placements import Placements
+from tvm_ipc.transform.placements.placed import is_whole
 from tvm_ipc.transform.rules.operation import operation_of
 from tvm_ipc.transform.rules.rule import Choice, Decided, Refusal, Rule, placed_by
 from tvm_ipc.transform.rules.table import rule_of
@@ -85,7 +86,7 @@ def _share(mesh: Mesh, source: Placements, target: Placements) -> float:
     """Return which share of a tensor a rank receives when it is placed elsewhere."""
     total = 0.0
     for workers, one, other in zip(mesh.axes.values(), source, target, strict=True):
-        if one == other or isinstance(one, Replica):
+        if one == other or is_whole(one):
             continue
         share = (workers - 1) / workers
         if isinstance(one, Partial) and isinstance(other, Replica):

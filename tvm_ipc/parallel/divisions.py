@@ -12,7 +12,7 @@ Where there is a choice, the one with the fewest bytes on a rank is taken.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -23,13 +23,14 @@ from tvm_ipc.comm.division import joined
 from tvm_ipc.comm.operator import constant
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.parallel.axes import Axes, MadeOf, Node
+from tvm_ipc.transform.report import Decision
 
 #: Slices of one axis, beyond which it is not looked at.
 _MOST_SLICES: Final = 64
 
 
-#: How axes of the program are divided along an axis of the mesh.
-Divided: TypeAlias = Mapping[Node, Division]
+#: How axes of the program are divided along an axis of the mesh, None for consecutive parts.
+Divided: TypeAlias = dict[Node, Division | None]
 
 
 def divided_by_use(
@@ -64,7 +65,7 @@ def divided_by_use(
                 division = dividing.of(node)
                 if one.division is None and not division.is_plain(workers):
                     found[name][index] = replace(one, division=division)
-        divided.append(dividing.found)
+        divided.append({**dividing.found})
     return {name: tuple(placements) for name, placements in found.items()}, divided
 
 
@@ -91,6 +92,23 @@ def divided_somehow(
         division = dividing.of(node)
         found[name, axis] = Shard(axis, None if division.is_plain(workers) else division)
     return found
+
+
+def decisions_of(mesh: Mesh, lying: Mapping[str, Placements]) -> Iterator[Decision]:
+    """Yield why weights are not divided into consecutive parts."""
+    for name, placements in lying.items():
+        for placement, workers in zip(placements, mesh.axes.values(), strict=True):
+            if not isinstance(placement, Shard) or placement.division is None:
+                continue
+            division, why = placement.division, []
+            if len(division.segments) > 1:
+                why.append("the program uses pieces of it, and each of them is divided by itself")
+            if division.copies(workers) > 1:
+                why.append(f"{division.copies(workers)} ranks have the same, which they all need")
+            if division.padded:
+                why.append("the ranks do not divide it, and some have zeros at the end")
+            reason = "; ".join(why) or "what is made of it is divided alike"
+            yield Decision("parallelize", "", name, f"divided {division}", reason)
 
 
 class _Dividing:

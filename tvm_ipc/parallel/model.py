@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.calibration import Calibration
-from tvm_ipc.comm import Mesh, Replica
+from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
 from tvm_ipc.comm.place_operator import NAME as PLACE
 from tvm_ipc.comm.placements import Placements, placements_of, show
@@ -24,7 +24,7 @@ from tvm_ipc.parallel.auto import Program, find_plan
 from tvm_ipc.parallel.axes import Axes
 from tvm_ipc.parallel.caches import Caches, names_of_caches
 from tvm_ipc.parallel.cut import Cut, notes_of
-from tvm_ipc.parallel.divisions import divided_by_use
+from tvm_ipc.parallel.divisions import decisions_of, divided_by_use
 from tvm_ipc.parallel.meet import with_meetings
 from tvm_ipc.parallel.plan import Planned, read_plan
 from tvm_ipc.parallel.products import with_batches
@@ -176,6 +176,12 @@ def parallelize(
             calibration,
         )
         lying, divided = divided_by_use(axes, mesh, of_weights | found, shapes)
+    for name, placements in planned.placements.items():
+        for index, placement in enumerate(placements):
+            if params[name].is_input and isinstance(placement, Shard):
+                for var in params[name].variables:
+                    node = axes.of((var, (), placement.axis))
+                    divided[index].setdefault(node, placement.division)
     follow = Caches(axes, mesh, divided, {name: params[name].variables for name in kept})
     by_plan = {
         **by_program,
@@ -205,7 +211,8 @@ def parallelize(
     result = tvm.IRModule(placed, attrs=mod.attrs, global_infos=mod.global_infos)
     with collect_report() as report:
         module = LowerPlacements().apply(result)
-    for decision in report.decisions:
+    decisions = [*decisions_of(mesh, lying), *report.decisions]
+    for decision in decisions:
         note(decision)
     cut = {
         name: Cut(
@@ -222,7 +229,7 @@ def parallelize(
     }
     notes += [f"{name} is used by no function: its place means nothing" for name in idle]
     notes += notes_of(one for one in cut.values() if one.name not in idle)
-    return Parallelized(module, result, mesh, cut, tuple(report.decisions), tuple(notes))
+    return Parallelized(module, result, mesh, cut, tuple(decisions), tuple(notes))
 
 
 def _as_it_is_divided(mod: tvm.IRModule) -> tvm.IRModule:
@@ -359,6 +366,8 @@ def _params(mod: tvm.IRModule, names: Any) -> dict[str, _Param]:
                     f"parallelize: {name!r} is {other.shape} {other.dtype} in one function, and "
                     f"{one.shape} {one.dtype} in another"
                 )
+            if other.is_input and len(one.shape) == len(other.shape):
+                other.shape = tuple(map(_either, other.shape, one.shape))
             other.variables.append(param)
     unknown = [one for one in names if one not in known]
     if unknown:
@@ -376,6 +385,11 @@ def _uses(mod: tvm.IRModule, params: Mapping[str, _Param]) -> Callable[[str], Us
         if isinstance(function, relax.Function):
             found |= meetings_of(function, [one for one in function.params if one in variables])
     return lambda name: use_of(one for var in params[name].variables for one in found[var])
+
+
+def _either(one: Any, other: Any) -> Any:
+    """Return an extent of inputs of one name, symbolic where functions differ in it."""
+    return one if same_extents([one], [other]) else tirx.Var("n", "int64")
 
 
 def _numbers(shape: Sequence[Any]) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import relax, tirx
 
-from tvm_ipc.comm import Mesh, Placement, Shard
+from tvm_ipc.comm import Mesh, Placement, Replica, Shard
 from tvm_ipc.comm.operator import divides, dtype_of, extents, largest_part
 from tvm_ipc.comm.placements import Placements
 
@@ -35,6 +35,13 @@ class Placed:
     def replicated(self) -> bool:
         """Whether every rank has all of it."""
         return is_replicated(self.placements)
+
+
+def is_whole(one: Placement) -> bool:
+    """Whether every rank has all of a tensor."""
+    return isinstance(one, Replica) or (
+        isinstance(one, Shard) and one.division is not None and one.division.whole
+    )
 
 
 def is_replicated(placements: Placements) -> bool:

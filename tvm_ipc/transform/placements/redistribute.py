@@ -22,7 +22,7 @@ from tvm_ipc import comm
 from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.operator import constant, divides, dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.transform.placements.placed import Placed, divided, local_type, uneven
+from tvm_ipc.transform.placements.placed import Placed, divided, is_whole, local_type, uneven
 from tvm_ipc.transform.placements.rearrange import Rearrangement, order_of, places_in, table_of
 from tvm_ipc.transform.report import Decision, note
 
@@ -75,6 +75,10 @@ class Redistribution:
         while x.placements != target:
             index, step = self._next(x, target)
             name = list(self.mesh.axes)[index]
+            if is_whole(x.placements[index]) and is_whole(step):
+                placements = (*x.placements[:index], step, *x.placements[index + 1 :])
+                x = replace(x, placements=placements)
+                continue
             kind, moved = self._step(x, index, step)
             about = f"{kind} of {subject} along {name!r}"
             note(Decision(NAME, self.function, about, verdict, why))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from math import prod
 from operator import mul
 from typing import Any, Final
 
@@ -49,18 +50,25 @@ def _reducing(op: Operation) -> Rule:
     count = reduce(mul, [op.dims()[axis] for axis in sorted(axes)], tirx.IntImm("int64", 1))
 
     def local(part: Part) -> relax.Expr:
-        if not any(label in axes for label in part.workers):
+        copies = prod(
+            division.copies(part.workers[label])
+            for label, division in part.divisions.items()
+            if label in axes and division is not None
+        )
+        if not any(label in axes for label in part.workers) or (copies == 1 and not mean):
             return part.call
         attrs = op.attrs
         total = part.emit(relax.op.sum(part.call.args[0], attrs.axis, bool(attrs.keepdims)))
-        return relax.op.divide(total, _scalar(part, count, op.dtype()))
+        times = count * copies if mean else copies
+        return relax.op.divide(total, _scalar(part, times, op.dtype()))
 
     return Rule(
         (labels,),
         (result,),
         reduced=dict.fromkeys(axes, reduction),
+        counts_copies=reduction in ("max", "min") or (reduction == "sum" and "float" in op.dtype()),
         keeps=linear,
-        local=local if mean else None,
+        local=local if reduction == "sum" else None,
     )
 
 

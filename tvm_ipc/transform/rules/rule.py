@@ -76,6 +76,7 @@ class Rule:
     whole : labels of which every rank needs all, and why.
     among : for labels that only some numbers of ranks divide: given the number, why not, or "".
     plain : labels of which parts have to be consecutive.
+    counts_copies : whether reductions are right where several ranks have the same of a label.
     carry : where results are if a label is divided in some way, for rules whose results have
         another extent along it; it is asked where `whole` and `among` allow nothing, too.
     keeps : given the placements of the operands along one axis of the mesh, some of which are
@@ -92,6 +93,7 @@ class Rule:
     whole: Mapping[int, str] = field(default_factory=dict)
     among: Mapping[int, Callable[[int], str]] = field(default_factory=dict)
     plain: frozenset[int] = frozenset()
+    counts_copies: bool = False
     carry: Carry | None = None
     keeps: Callable[[Sequence[Placement]], bool] = _never
     zeros: Callable[[Sequence[bool]], bool] = _never
@@ -103,7 +105,9 @@ class Rule:
         if label is None:
             return "that axis is repeated"
         if division is not None and label in self.reduced and division.copies(workers) > 1:
-            return "it reduces over that axis, of which several ranks have the same"
+            alike = len(set(division.copies_of(workers))) == 1
+            if not (alike and self.counts_copies) or division.whole:
+                return "it reduces over that axis, of which several ranks have the same"
         if self.carry is not None:
             found = self.carry(label, division, workers)
             return found if isinstance(found, str) else ""
