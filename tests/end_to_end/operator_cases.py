@@ -371,7 +371,7 @@ def _batch_norm(draw: Draw) -> Drawn:
 # ---- moving ---------------------------------------------------------------------------------
 
 
-@case("reshape", "01")
+@case("reshape", "012")
 def _reshape(draw: Draw) -> Drawn:
     a, b, c, d = draw.dims(4)
     before, after = draw.pick(
@@ -394,7 +394,7 @@ def _dims_of_one(draw: Draw) -> Drawn:
     return drawn(together(makes), draw.dims(2))
 
 
-@case("flatten nn.batch_flatten", "0")
+@case("flatten nn.batch_flatten", "012")
 def _flatten(draw: Draw) -> Drawn:
     return drawn(together([op.flatten, nn.batch_flatten]), draw.dims(3))
 

@@ -293,6 +293,10 @@ def test_a_replicated_operand_is_cut() -> None:
         ((4, 6), 0, (1, 4, 1, 6), (1, 2, 1, 6)),
         ((5, 6), 0, (5, 2, 3), (3, 2, 3)),
         ((6, 5), 1, (2, 3, 5), (2, 3, 3)),
+        # Parts are not consecutive: of each row, of rows that ranks do not divide, on one rank.
+        ((4, 6), 1, (24,), (12,)),
+        ((5, 6), 0, (30,), (18,)),
+        ((1, 6), 0, (6,), (6,)),
     ],
 )
 def test_reshape_of_a_divided_axis(before: Any, axis: int, after: Any, expected: Any) -> None:
@@ -306,10 +310,8 @@ def test_reshape_of_a_divided_axis(before: Any, axis: int, after: Any, expected:
 @pytest.mark.parametrize(
     ("before", "axis", "after", "words"),
     [
-        ((4, 6), 1, (24,), "lv is S[1] along 'tp', and that axis lies within axis 0 of the"),
+        ((3, 4), 1, (2, 6), "lv is S[1] along 'tp', and that axis lies within axis 0 of the"),
         ((4, 6), 0, (3, 8), "and among 2 ranks axis 0 of the result would be divided elsewhere"),
-        ((5, 6), 0, (30,), "and among 2 ranks axis 0 of the result would be divided elsewhere"),
-        ((1, 6), 0, (6,), "lv is S[0] along 'tp', and that axis lies within axis 0 of the"),
         ((4, 1), 1, (4,), "lv is S[1] along 'tp', and that axis is none of the result"),
     ],
 )
