@@ -8,11 +8,13 @@ It is moved there when it is whole, so that several may compile the same at a ti
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +35,7 @@ from tvm_ipc.runtime import config as settings
 
 #: Of what is kept; part of the name of its folder.
 _FORMAT: Final = 1
+_DAY: Final = 86400
 _LIBRARY: Final = "model.so"
 _FACTS: Final = "model.json"
 #: Packages whose versions decide what is compiled.
@@ -97,8 +100,10 @@ def compiled(
         place.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{name[:16]}-", dir=place.parent))
         why_not = ""
+        _sweep(place.parent)
     except OSError as error:
         work, why_not = Path(tempfile.mkdtemp(prefix="tvm_ipc-model-")), str(error)
+        atexit.register(shutil.rmtree, work, ignore_errors=True)
     try:
         _make(work, folder, workers, dtype, target, progress)
         if why_not:
@@ -184,6 +189,14 @@ def _moved(work: Path, place: Path) -> bool:
     except OSError:
         shutil.rmtree(work, ignore_errors=True)
         return (place / _FACTS).is_file()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what was not finished a day ago: who made it was killed."""
+    for path in folder.glob(".*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _DAY:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _kept(place: Path, workers: int) -> Compiled | None:

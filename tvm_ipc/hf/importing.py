@@ -42,6 +42,17 @@ DECODE: Final = "decode"
 #: Lengths to export with. They stand for any, and must differ from all sizes of the model.
 _PROMPT: Final = 7
 _PAST: Final = 5
+#: Plans of architectures for which transformers has none, by their types.
+_PLANS: Final[Mapping[str, Mapping[str, str]]] = {
+    "gpt2": {
+        "transformer.h.*.attn.c_attn.weight": "S[1]",
+        "transformer.h.*.attn.c_attn.bias": "S[0]",
+        "transformer.h.*.attn.c_proj.weight": "S[0]",
+        "transformer.h.*.mlp.c_fc.weight": "S[1]",
+        "transformer.h.*.mlp.c_fc.bias": "S[0]",
+        "transformer.h.*.mlp.c_proj.weight": "S[0]",
+    },
+}
 _ATEN: Final = torch.ops.aten
 _KEPT: Final = (
     *(_ATEN.linear.default, _ATEN.matmul.default, _ATEN.silu.default),
@@ -218,8 +229,9 @@ def _plan(model: PreTrainedModel, names: Mapping[str, str]) -> dict[str, str]:
     known = set(names.values())
     modules = {name for name, _ in model.named_modules()} | known
     tied = model.all_tied_weights_keys
+    plan = model._tp_plan or _PLANS.get(model.config.model_type, {})
     found = {}
-    for pattern, style in (model._tp_plan or {}).items():
+    for pattern, style in plan.items():
         if any(fnmatchcase(name, pattern) for name in modules):
             # One of several names of a weight is that of a parameter.
             other = tied.get(f"{pattern}.weight")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compiled is kept by content, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_ipc.errors import ModelError
+from tvm_ipc.hf import compiling
+from tvm_ipc.hf.folder import Folder, read_folder
+
+FACTS = {
+    "vocabulary": 7,
+    "prefix": "model",
+    "tied": {},
+    "ignored": [],
+    "collectives": {"allreduce": 2},
+    "caches": [[2, 8, "float32"]],
+    "weights": [["w", "p_w", [6, 4], "float32", ["S[0]"]]],
+}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders in which something was compiled, which takes no time here."""
+    found: list[Path] = []
+
+    def make(work: Path, *_: Any) -> None:
+        found.append(work)
+        (work / "model.so").write_bytes(b"code")
+        facts = {**FACTS, "library": compiling._digest(work / "model.so")}
+        (work / "model.json").write_text(json.dumps(facts))
+
+    monkeypatch.setattr(compiling, "_make", make)
+    monkeypatch.setattr(compiling, "needed", lambda _: None)
+    return found
+
+
+def folder_of(tmp_path: Path, **config: Any) -> Folder:
+    folder = tmp_path / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (folder / "model.safetensors").touch()
+    return read_folder(folder)
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TVM_IPC_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept" / "models"
+
+
+def test_is_compiled_once(made: list[Path], tmp_path: Path, kept: Path) -> None:
+    folder = folder_of(tmp_path)
+    first = compiling.compiled(folder, 2, "float32")
+    second = compiling.compiled(folder, 2, "float32")
+    assert (first.kept, second.kept, len(made)) == (False, True, 1)
+    assert first.library == second.library
+    assert second.cut["w"].part_shape == (3, 4)
+    # Whatever it is made of makes another one.
+    compiling.compiled(folder, 3, "float32")
+    compiling.compiled(folder, 2, "bfloat16")
+    compiling.compiled(folder_of(tmp_path, rope_theta=5.0), 2, "float32")
+    assert len(made) == 4
+    assert len(list(kept.iterdir())) == 4, "nothing is left beside what is kept"
+
+
+@pytest.mark.parametrize("name", ["model.so", "model.json"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "other"])
+def test_what_is_damaged_is_made_again(
+    damage: str, name: str, made: list[Path], tmp_path: Path, kept: Path
+) -> None:
+    folder = folder_of(tmp_path)
+    path = compiling.compiled(folder, 2, "float32").library.parent / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        whole = path.read_bytes()
+        path.write_bytes({"cut": whole[:-1], "empty": b"", "other": b"[]"}[damage])
+    again = compiling.compiled(folder, 2, "float32")
+    assert (again.kept, len(made)) == (False, 2)
+    assert again.library.read_bytes() == b"code"
+    assert [one.name for one in kept.iterdir()] == [again.library.parent.name]
+
+
+def test_several_at_a_time(made: list[Path], tmp_path: Path, kept: Path) -> None:
+    folder = folder_of(tmp_path)
+    make, together = compiling._make, threading.Barrier(3)
+
+    def all_at_once(*arguments: Any) -> None:
+        together.wait(timeout=30)  # all have found nothing
+        make(*arguments)
+
+    compiling._make = all_at_once
+    found: list[Any] = []
+
+    def one() -> None:
+        found.append(compiling.compiled(folder, 2, "float32"))
+
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one.library for one in found}) == 1
+    assert len(found) == len(made) == 3
+    assert len(list(kept.iterdir())) == 1
+
+
+def test_a_failure_leaves_nothing(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, made: list[Path]
+) -> None:
+    def fail(work: Path, *_: Any) -> None:
+        (work / "model.so").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling, "_make", fail)
+    with pytest.raises(KeyboardInterrupt):
+        compiling.compiled(folder_of(tmp_path), 2, "float32")
+    assert list(kept.iterdir()) == []
+
+
+def test_what_the_killed_left_is_swept(made: list[Path], tmp_path: Path, kept: Path) -> None:
+    for name, age in ((".old", 2), (".new", 0)):
+        (kept / name).mkdir(parents=True)
+        then = time.time() - age * 86400
+        os.utime(kept / name, (then, then))
+    compiling.compiled(folder_of(tmp_path), 2, "float32")
+    assert {one.name for one in kept.iterdir() if one.name.startswith(".")} == {".new"}
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(
+    made: list[Path], tmp_path: Path, kept: Path
+) -> None:
+    kept.parent.write_text("a file is in the way")
+    found = compiling.compiled(folder_of(tmp_path), 2, "float32")
+    assert found.library.read_bytes() == b"code"
+    assert "Not a directory" in found.why_not_kept or "File exists" in found.why_not_kept
+
+
+def test_configurations_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        read_folder(tmp_path / "no")
+    with pytest.raises(TypeError, match="folder is a folder with config"):
+        read_folder(3)
