@@ -18,7 +18,8 @@ _USUAL: Final = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "vocab_size": 67,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 4096,
+    "eos_token_id": None,  # so that there are as many tokens as are wanted
 }
 #: What is said of architectures beside that. Windows are shorter than the texts.
 SIZES: Final[dict[str, dict[str, Any]]] = {

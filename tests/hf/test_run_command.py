@@ -30,8 +30,7 @@ TEXT, TOKENS = "word5 word61 word17 word3", "5,61,17,3"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("model")
-    # No end is said, so that there are as many tokens as are wanted.
-    model = saved(folder, "Llama", eos_token_id=None, max_position_embeddings=4096)
+    model = saved(folder, "Llama")
     words = tokenizers.models.WordLevel({word: k for k, word in enumerate(WORDS)}, "word0")
     inner = tokenizers.Tokenizer(words)
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
