@@ -37,7 +37,8 @@ EVERY = [
     for dtype in ("float32", "bfloat16")
     for dynamic in (True, False)
     for workers in (1, 2, 3, 4)
-    if not (one.sees and dynamic)  # images have one size
+    # Images have one size, and TVM imports convolutions of bfloat16 with results of float32.
+    if not (one.sees and (dynamic or dtype == "bfloat16"))
 ]
 
 

@@ -47,6 +47,33 @@ def _embedding(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.take(table, ids, axis=0, mode="clip"))
 
 
+def _layer_norm(node: Any, importer: Any) -> relax.Var:
+    """In float32 where the model is in bfloat16, of which TVM has no kernel; so does PyTorch."""
+    x, shape, *rest = _operands(node, importer)
+    gamma, beta, epsilon = (*rest, *(None, None, 1e-5)[len(rest) :])[:3]
+    dtype = str(x.ty.dtype)
+    emit = importer.block_builder.emit
+    if dtype == "bfloat16":
+        x, gamma, beta = (
+            None if one is None else emit(relax.op.astype(one, "float32"))
+            for one in (x, gamma, beta)
+        )
+    y = importer._layer_norm_impl(x, gamma, beta, epsilon, tuple(shape))
+    return emit(relax.op.astype(y, dtype)) if dtype == "bfloat16" else y
+
+
+def _power(node: Any, importer: Any) -> relax.Var:
+    """In float32 where the model is in bfloat16, of which TVM has no kernel."""
+    x, exponent = _operands(node, importer)
+    dtype = str(x.ty.dtype)
+    emit = importer.block_builder.emit
+    if dtype != "bfloat16":
+        return emit(relax.op.power(x, relax.const(exponent, dtype)))
+    wide = emit(relax.op.astype(x, "float32"))
+    made = emit(relax.op.power(wide, relax.const(exponent, "float32")))
+    return emit(relax.op.astype(made, dtype))
+
+
 def _slice(node: Any, importer: Any) -> relax.Var:
     x = importer.env[node.args[0]]
     axis = int(node.args[1] if len(node.args) > 1 else 0) % x.ty.ndim
@@ -67,5 +94,7 @@ OPERATORS: Final = {
     "linear.default": _linear,
     "addmm.default": _addmm,
     "embedding.default": _embedding,
+    **dict.fromkeys(("layer_norm.default", "native_layer_norm.default"), _layer_norm),
+    "pow.Tensor_Scalar": _power,
     "slice.Tensor": _slice,
 }
