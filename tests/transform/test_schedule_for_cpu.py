@@ -330,6 +330,50 @@ def test_rotary_positions_and_embeddings() -> None:
     np.testing.assert_array_equal(found[1].numpy(), given[3][places])
 
 
+def test_rows_that_are_read_elsewhere_are_no_common_rows() -> None:
+    @I.ir_module
+    class Module:
+        @T.prim_func(s_tir=True)
+        def main(
+            a: T.Buffer((T.int64(6), T.int64(40)), "float32"),
+            c: T.Buffer((T.int64(6), T.int64(40)), "float32"),
+        ) -> None:
+            total = T.sblock_alloc_buffer((T.int64(6),))
+            for i, k in T.grid(T.int64(6), T.int64(40)):
+                with T.sblock("total"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    with T.init():
+                        total[vi] = T.float32(0)
+                    total[vi] = total[vi] + a[vi, vk]
+            for i, j in T.grid(T.int64(6), T.int64(40)):
+                with T.sblock("less"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    c[vi, vj] = a[vi, vj] - total[T.int64(5) - vi]
+
+    a = np.random.default_rng(0).standard_normal((6, 40)).astype("float32")
+    result = tvm.runtime.tensor(np.zeros_like(a))
+    tvm.compile(ScheduleForCPU()(Module), HERE)["main"](tvm.runtime.tensor(a), result)
+    np.testing.assert_allclose(result.numpy(), a - a.sum(1)[::-1, None], rtol=0, atol=1e-5)
+
+
+def test_bfloat16_is_rounded_to_nearest_even() -> None:
+    patterns = np.arange(0, 1 << 32, 65521, dtype=np.uint64).astype(np.uint32)
+    ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1])
+    x = np.concatenate([patterns, ties.astype(np.uint32)]).view(np.float32)
+    builder = relax.BlockBuilder()
+    given = relax.Var("x", relax.TensorType((len(x),), "float32"))
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            result = builder.emit_output(op.astype(op.abs(given), "bfloat16"))
+        builder.emit_func_output(result)
+    found = virtual_machine(builder.get(), HERE)["main"](tvm.runtime.tensor(x)).numpy()
+    with np.errstate(invalid="ignore"):
+        expected = np.abs(x).astype(ml_dtypes.bfloat16)
+    number = ~np.isnan(x)
+    np.testing.assert_array_equal(np.isnan(found.astype("float32")), ~number)
+    np.testing.assert_array_equal(found.view(np.uint16)[number], expected.view(np.uint16)[number])
+
+
 # ---- functions -------------------------------------------------------------------------------
 
 EXACT: dict[str, Callable[[Any], Any]] = {

@@ -154,9 +154,11 @@ def _narrow(value: Any) -> Any:
     sixteen, one = tirx.const(16, "uint32"), tirx.const(1, "uint32")
     upper = bits >> sixteen
     rounded = (bits + tirx.const(0x7FFF, "uint32") + (upper & one)) >> sixteen
-    # A NaN is made quiet instead: the carry could make it infinite.
+    # A NaN is made quiet instead: the carry could make it infinite. It is told by its bits, since
+    # TVM takes a number for equal to itself.
     quiet = upper | tirx.const(0x40, "uint32")
-    kept = tirx.Cast("uint16", tirx.Select(var == var, rounded, quiet))
+    number = (bits & tirx.const(0x7FFFFFFF, "uint32")) <= tirx.const(0x7F800000, "uint32")
+    kept = tirx.Cast("uint16", tirx.Select(number, rounded, quiet))
     return tirx.Let(var, value, tirx.reinterpret(_BRAIN, kept))
 
 
