@@ -75,6 +75,25 @@ def test_a_way_that_the_driver_promises_and_refuses_is_left_by_all() -> None:
     assert calls["cuMemHostRegister"] == 12
 
 
+WAY = """
+import tvm_ipc
+
+with tvm_ipc.Session(2, device="cuda", threads=True, timeout=60) as session:
+    print(session)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "settings"),
+    [("vmm", {}), ("legacy", {"attributes": "102=0,103=0"}), ("host", {"peers": "none"})],
+)
+def test_a_session_says_how_memory_is_mapped(way: str, settings: dict[str, str]) -> None:
+    if not gpus.find().architectures:
+        pytest.skip("this library was built without its CUDA kernels")
+    said = cuda_double.run(WAY, **settings)[0]
+    assert said == f"<tvm_ipc.Session: 2 threads on cuda 0, 1, memory by {way}, open>\n"
+
+
 def test_inputs_whose_memory_is_used_again_at_once() -> None:
     """With operations that begin late: who is slow still reads what it was given."""
     run(rounds=3, delay="7:300")

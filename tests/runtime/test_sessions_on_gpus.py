@@ -49,3 +49,26 @@ def test_session(scenario: str, workers: int, kind: str, devices: int, tmp_path:
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-5000:]}"
     assert done.stdout.endswith("done\n")
     assert cuda_double.read_report(report).violations == []
+
+
+def test_tests_of_cpus_pass_there() -> None:
+    """Some of them, which take seconds; `places.py` says how to run others."""
+    here = Path(__file__).parent
+    disagree = "operations_that_differ or order_that_differs or nobody"
+    commands = (
+        [str(here / "test_teams.py"), str(here / "test_views.py")],
+        [str(here / "test_session_disagreement.py"), "-k", disagree],
+    )
+    for tests in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+            env={
+                **cuda_double.environment(devices=4, memory=1 << 30),
+                "TVM_IPC_TEST_BACKEND": "cuda",
+            },
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-5000:]

@@ -250,7 +250,8 @@ void CudaEndpoint::Settle() {
   if (rank_.forked()) return;
   Stream const current = CurrentStream();
   Drain(&current);
-  CheckRecords();
+  // What was reported before a recovery has been told; the next operation clears it.
+  if (generation_.load() == rank_.control().generation.load()) CheckRecords();
 }
 
 void CudaEndpoint::Synchronise() { Settle(); }
