@@ -46,6 +46,9 @@ SIZES = [1 << n for n in range(8, 27, 2)]
 DTYPE, WIDTH = "bfloat16", 2
 ROWS = (1, 4, 16, 64)
 HIDDEN = 4096
+#: Wanted on one GPU: one-shot of 16 KB in so many times a meeting at most, two-shot of 64 MB
+#: at so much of the memory's speed at least, a fused norm so many times as fast as its parts.
+MOST_MEETINGS, LEAST_SHARE, LEAST_GAIN = 1.5, 0.8, 1.5
 STRATEGIES = {one.name.lower(): int(one) for one in AllReduceStrategy}
 
 
@@ -69,6 +72,12 @@ class Results:
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    goals: dict[str, bool] = field(default_factory=dict)
+
+    def judge(self, ranks: str, what: str, met: bool) -> str:
+        """Keep whether a goal was met, and say it."""
+        self.goals[f"{ranks}, {what}"] = met
+        return f" ({what}: {'met' if met else 'MISSED'})"
 
     def note(self, text: str) -> None:
         print(f"not measured: {text}", flush=True)
@@ -277,19 +286,26 @@ def limits(ranks: str, results: Results, plan: Plan, meeting: float) -> None:
     """How near it comes to what the device allows."""
     small, most = 1 << 14, max(plan.sizes)
     if push := results.find(ranks, "oneshot", small):
-        print(f"one-shot of 16 KB: {push / meeting:.2f} times a meeting")
+        goal = f"goal: at most {MOST_MEETINGS} meetings"
+        said = results.judge(ranks, goal, push <= MOST_MEETINGS * meeting)
+        print(f"one-shot of 16 KB: {push / meeting:.2f} times a meeting{said}")
     copies, large = results.find(ranks, "copies", most), results.find(ranks, "twoshot", most)
     n = int(ranks.split()[0])
     if copies and large and len(gpus.find().devices) == 1:
         speed = n * 2 * most / copies
         share = (3 * n + 1) * most / large / speed
+        goal = f"goal: at least {LEAST_SHARE:.0%}"
+        said = results.judge(ranks, goal, share >= LEAST_SHARE) if most == 1 << 26 else ""
         print(f"copies: {speed / 1e9:.0f} GB/s read and written; two-shot of {most >> 20} MB: "
-              f"{share:.0%} of that")  # fmt: skip
+              f"{share:.0%} of that{said}")  # fmt: skip
     for row in (row for row in results.rows if row.ranks == ranks and row.what == "fused norm"):
         if apart := results.find(ranks, "norm apart", row.size):
+            gain, rows = apart / row.median, row.size // HIDDEN // 2
+            goal = f"goal for {rows} rows: at least {LEAST_GAIN} times"
             print(
-                f"residual and RMSNorm, {row.size // HIDDEN // 2} rows: {row.median * 1e6:.1f} us "
-                f"fused, {apart * 1e6:.1f} apart, {apart / row.median:.2f} times"
+                f"residual and RMSNorm, {rows} rows: {row.median * 1e6:.1f} us fused, "
+                f"{apart * 1e6:.1f} apart, {gain:.2f} times"
+                f"{results.judge(ranks, goal, gain >= LEAST_GAIN)}"
             )
 
 
@@ -328,6 +344,9 @@ def main() -> int:
         measure(ranks, threads, plan, results, options.programs)
         write(options.json, results)
     show(results, plan)
+    met = sum(results.goals.values())
+    print(f"\ngoals that could be measured: {len(results.goals)}, of which {met} are met")
+    write(options.json, results)
     return 0
 
 

@@ -151,7 +151,7 @@ class Session(CollectiveSession, EndingSession):
         self._start_commands()
         self._get_cached_method("tvm_ipc.worker.set_threads")(threads_each)
         self.sync()
-        if placed.backend == "cuda":
+        if self._backend == "cuda":
             self._tell_way()
         _log.info("%s: all workers are ready", self._name)
 
