@@ -124,6 +124,10 @@ class _Widened:
         return self._narrow(tirx.Select(one.condition, *wide))
 
     def _call(self, call: Any) -> Any:
+        if operator(call) == "if_then_else" and _type(call) == _BRAIN:
+            # TVM's own pass would make what is between the branches and their use float32.
+            chosen = [call.args[0], *map(self._widen, call.args[1:])]
+            return self._narrow(tvm.ir.Call(call.op, chosen, ret_ty=tvm.ir.PrimType("float32")))
         if operator(call) in _MOVES or not any(_type(argument) == _BRAIN for argument in call.args):
             return call
         given = [self._widen(one) if _type(one) == _BRAIN else one for one in call.args]
