@@ -17,7 +17,7 @@ from tvm.relax.utils import copy_with_new_vars
 
 import tvm_ipc
 from tvm_ipc import parallelize
-from tvm_ipc.comm import Mesh, Shard
+from tvm_ipc.comm import Mesh, Replica, Shard, place
 
 ROWS, INNER = 3, 5
 
@@ -145,3 +145,35 @@ def _put(session: Any, parts: list[Any]) -> Any:
     for rank, part in enumerate(parts):
         reference.debug_copy_from(rank, part)
     return reference
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("partial", [False, True])
+def test_pieces_are_put_back(workers: int, partial: bool) -> None:
+    """What is divided by pieces is whole in a result, and is made of sums, too."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+    w = relax.Var("w", relax.TensorType((6, 10), "float32"))
+    mesh, division = Mesh({"tp": workers}), f"4/{workers}+6/{workers}"
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit(op.matmul(x, w))
+            if partial:
+                y = builder.emit(place(y, mesh, {"tp": Shard(1, division)}))
+                y = builder.emit(op.abs(y))
+                y = builder.emit(place(y, mesh, {"tp": Replica()}))
+            out = builder.emit_output(op.abs(y))
+        builder.emit_func_output(out)
+    made = parallelize(builder.get(), {"w": Shard(0) if partial else Shard(1, division)}, mesh)
+    assert made.collectives == ({"reduce_scatter": 1} if partial else {}) | {"allgather": 1}
+    pipeline = tvm_ipc.get_pipeline("llvm", workers)
+    executable = tvm.compile(made.module, FAST_TO_COMPILE, relax_pipeline=pipeline)
+    random = np.random.default_rng(0)
+    given, weight = (random.uniform(-1, 1.2, one).astype("float32") for one in ((4, 6), (6, 10)))
+    with session_of(mesh) as session:
+        parts = [made.cut["w"].part(weight, rank) for rank in range(workers)]
+        function = session.load_vm_module(executable)["main"]
+        found = function(_put(session, [given] * workers), _put(session, parts))
+        for rank in range(workers):
+            got = found.debug_get_from_remote(rank).numpy()
+            np.testing.assert_allclose(got, np.abs(given @ weight), 1e-4, 1e-5)
