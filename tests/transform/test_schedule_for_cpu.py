@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -299,6 +299,31 @@ def test_numbers_of_sizes_that_are_not_known() -> None:
     assert not left
     for (number, name), (m, n) in product(enumerate(PROGRAMS), [(1, 1), (3, 7), (2, 66), (5, 300)]):
         check(machine, number, name, "float32", {"m": m, "n": n})
+
+
+def test_functions_of_functions() -> None:
+    """Six of them, each of what the one before gave; minutes if one were put into the next."""
+
+    def nested(x: Any) -> Any:
+        return te.compute(x.shape, lambda *i: te.exp(te.tanh(te.sigmoid(x(*i)) * 0.7) * 1.3))
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 130), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_te(nested, x)
+            for function in (op.tanh, op.sigmoid, op.erf, op.exp, op.tanh, op.exp):
+                y = builder.emit(op.multiply(builder.emit(function(y)), relax.const(0.9)))
+            result = builder.emit_output(y)
+        builder.emit_func_output(result)
+    machine = virtual_machine(builder.finalize(), HERE)
+    given = np.linspace(-9, 9, 390).reshape(3, 130)
+    found = machine["main"](tvm.runtime.tensor(given.astype("float32"))).numpy()
+    wanted = np.exp(np.tanh(0.7 / (1 + np.exp(-given))) * 1.3)
+    sigmoid, erf = (lambda v: 1 / (1 + np.exp(-v))), np.vectorize(math.erf)
+    for function in (np.tanh, sigmoid, erf, np.exp, np.tanh, np.exp):
+        wanted = 0.9 * function(wanted)
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)
 
 
 def test_rotary_positions_and_embeddings() -> None:

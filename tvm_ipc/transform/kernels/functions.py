@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from tvm_ipc.transform.kernels.stages import operator
@@ -125,12 +126,16 @@ FUNCTIONS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def vector_function(call: tvm.ir.Call) -> Any:
-    """Return what a call of a function is in operations of vectors, or the call itself."""
+    """Return what a call of a function is in operations of vectors, or the call itself.
+
+    That of what holds such a function already stays a call: TVM's analyses put the value of each
+    `Let` in the place of its variable, which takes ever longer where one follows from another.
+    """
     name = operator(call)
     if name == "pow":
         return _power(call)
     function = FUNCTIONS.get(name)
-    if function is None:
+    if function is None or _binds(call.args[0]):
         return call
     dtype = str(call.args[0].ty.dtype)
     if dtype == "float32":
@@ -140,9 +145,17 @@ def vector_function(call: tvm.ir.Call) -> Any:
     return call
 
 
+def _binds(value: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(value, [(tirx.Let, found.append)])
+    return bool(found)
+
+
 def _power(call: Any) -> Any:
     base, exponent = call.args
     if isinstance(exponent, tirx.FloatImm) and float(exponent.value) == 2.0:
+        if not _binds(base):
+            return base * base
         steps = _Bound()
         base = steps.let(base)
         return steps.result(base * base)

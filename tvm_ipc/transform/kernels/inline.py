@@ -17,6 +17,7 @@ import tvm
 import tvm_ffi
 from tvm import sym, tirx
 
+from tvm_ipc.transform.kernels.functions import FUNCTIONS
 from tvm_ipc.transform.kernels.stages import (
     Axis,
     Stage,
@@ -79,7 +80,7 @@ def _pays(stage: Stage, readers: list[Stage], analyzer: Any) -> bool:
         return False
     if cheap:
         return True
-    if reads != 1 or has_branches(readers[0].value):
+    if reads != 1 or has_branches(readers[0].value) or _in_function(readers[0].value, stage):
         return False
     return bool(analyzer.can_prove_equal(_points(stage), _points(readers[0])))
 
@@ -111,6 +112,30 @@ def cost(value: Any) -> tuple[bool, int]:
         ],
     )
     return not dear, nodes[0]
+
+
+def _in_function(value: Any, stage: Stage) -> bool:
+    """Whether a function is computed of a stage that computes one, too: one at a time can be in
+    operations of vectors."""
+    found: list[Any] = []
+
+    def call(one: Any) -> None:
+        if operator(one) in FUNCTIONS:
+            found.extend(x for x in loads(one) if key(x.source) == key(stage.buffer))
+
+    tvm_ffi.structural_walk(value, [(tvm.ir.Call, call)])
+    return bool(found) and _has_function(stage.value)
+
+
+def _has_function(value: Any) -> bool:
+    found: list[Any] = []
+
+    def call(one: Any) -> None:
+        if operator(one) in FUNCTIONS:
+            found.append(one)
+
+    tvm_ffi.structural_walk(value, [(tvm.ir.Call, call)])
+    return bool(found)
 
 
 def _points(stage: Stage) -> Any:
