@@ -674,6 +674,7 @@ def test_everything_public_is_looked_at() -> None:
         "comm": "",
         "contract": "facts",
         "errors": "raised, not made",
+        "hf": "see tests/hf/test_generate.py",
         "transform": "",
         "__version__": "",
     }

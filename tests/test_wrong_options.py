@@ -50,6 +50,7 @@ WRONG = {
         "--workers": [*SIZES, "1", "65"],
         "--bandwidth": AMOUNTS,
         "--latency": AMOUNTS,
+        "--device": ["gpu", "", "CUDA"],
         "--out": FILES,
     },
     "bench overlap": {

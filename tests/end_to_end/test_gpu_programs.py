@@ -122,7 +122,7 @@ def check(session, name, world, graphs, overlap):
 world, threads = WORLD, THREADS
 with tvm_ipc.Session(world, device="cuda", threads=threads, timeout=60) as session:
     for name in PROGRAMS:
-        for graphs in (False, True):
+        for graphs in (False,) if threads else (False, True):  # threads are refused to capture
             for overlap in (None, 1, 2):
                 check(session, name, world, graphs, overlap)
 print("right")
@@ -141,4 +141,4 @@ def test_programs_on_gpus(world: int, threads: bool) -> None:
     out, report = run(f"WORLD, THREADS = {world}, {threads}\n{PROGRAM}", devices=world)
     assert out.split() == ["right"]
     assert report.violations == []
-    assert report.calls.get("cudaGraphLaunch", 0) > 0
+    assert threads or report.calls.get("cudaGraphLaunch", 0) > 0

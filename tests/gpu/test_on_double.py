@@ -45,9 +45,13 @@ def run(report: Path, devices: int, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_tests_pass(devices: int, tmp_path: Path) -> None:
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-k", SOME, str(HERE)]
+#: With a GPU for each rank: what is different there.
+APART = "36-float32 or replayed or two_streams or (test_on_gpus and processes)"
+
+
+@pytest.mark.parametrize(("devices", "some"), [(1, SOME), (2, APART)], ids=["one GPU", "two GPUs"])
+def test_tests_pass(devices: int, some: str, tmp_path: Path) -> None:
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-k", some, str(HERE)]
     said = run(tmp_path / "report", devices, *tests)
     assert " passed" in said.splitlines()[-1]
 

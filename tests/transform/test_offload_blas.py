@@ -129,6 +129,8 @@ def test_extreme_numbers_come_out_as_from_the_kernels_of_tvm(dtype: str) -> None
     ):
         np.testing.assert_allclose(ours, theirs, rtol=2e-2, atol=1e-5, err_msg=str(number))
         same = np.signbit(ours) == np.signbit(theirs)
+        if dtype == "bfloat16":  # whose instructions take numbers that are not normal for zeros
+            same |= np.abs(x.astype("float64")) == least
         assert (same | np.isnan(ours)).all(), f"{number}: {ours[~same]} instead of {theirs[~same]}"
 
 
