@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast is an all-reduce on GPUs, next to NCCL, to PyTorch's kernels, and to the memory itself?
 
-    python benchmarks/allreduce_cuda.py [--json FILE]        # some minutes
+    python benchmarks/allreduce_cuda.py                      # some minutes
     python benchmarks/allreduce_cuda.py --quick              # a small part of it
+
+All figures go to a file in benchmarks/results/, with what the machine is, and at the end is said
+which of the goals in `cuda_goals.py` are met. The exit status is 0 if all are, 1 if one is missed,
+and 2 if some could not be measured; 0 where nothing is judged (`--smoke`, no GPU, a pretended one).
 
 Ranks are on as many GPUs as there are, and share one where they must: as threads of one process,
 and as processes. The packed function that compiled programs call is captured in a CUDA graph, many
@@ -22,7 +26,10 @@ import argparse
 import json
 import os
 import platform
+import re
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,6 +41,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # not there by itself with `-P`
 
+import cuda_goals  # noqa: E402
+import cuda_steps  # noqa: E402
 import cuda_torch  # noqa: E402
 import tvm  # noqa: E402, F401  loads the native library of tvm_ipc
 
@@ -44,11 +53,6 @@ from tvm_ipc.runtime import gpus  # noqa: E402
 
 SIZES = [1 << n for n in range(8, 27, 2)]
 DTYPE, WIDTH = "bfloat16", 2
-ROWS = (1, 4, 16, 64)
-HIDDEN = 4096
-#: Wanted on one GPU: one-shot of 16 KB in so many times a meeting at most, two-shot of 64 MB
-#: at so much of the memory's speed at least, a fused norm so many times as fast as its parts.
-MOST_MEETINGS, LEAST_SHARE, LEAST_GAIN = 1.5, 0.8, 1.5
 STRATEGIES = {one.name.lower(): int(one) for one in AllReduceStrategy}
 
 
@@ -72,12 +76,7 @@ class Results:
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    goals: dict[str, bool] = field(default_factory=dict)
-
-    def judge(self, ranks: str, what: str, met: bool) -> str:
-        """Keep whether a goal was met, and say it."""
-        self.goals[f"{ranks}, {what}"] = met
-        return f" ({what}: {'met' if met else 'MISSED'})"
+    goals: list[cuda_goals.Verdict] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         print(f"not measured: {text}", flush=True)
@@ -145,7 +144,7 @@ def open_session(ranks: int, threads: bool, backend: str, plan: Plan) -> tvm_ipc
     return session
 
 
-def measure(ranks: int, threads: bool, plan: Plan, results: Results, programs: Path | None) -> None:
+def measure(ranks: int, threads: bool, plan: Plan, results: Results, steps: Path | None) -> None:
     """All that these ranks have, size by size, ours and the peers in turns."""
     name = name_of(ranks, threads)
     with open_session(ranks, threads, "cuda", plan) as ours:
@@ -157,7 +156,7 @@ def measure(ranks: int, threads: bool, plan: Plan, results: Results, programs: P
             most = max(plan.sizes)
             copied = call(ours, "copies", most, plan.inner(most), plan.rounds)
             results.add(name, "copies", most, copied)
-            epilogues(name, ours, plan, results, programs)
+            epilogues(name, ours, plan, results, steps)
         finally:
             for peer in peers.values():
                 peer.close()
@@ -240,28 +239,35 @@ def open_peers(ranks: int, threads: bool, plan: Plan, results: Results) -> dict[
 
 
 def epilogues(
-    name: str, ours: tvm_ipc.Session, plan: Plan, results: Results, programs: Path | None
+    name: str, ours: tvm_ipc.Session, plan: Plan, results: Results, steps: Path | None
 ) -> None:
     """All-reduce, residual and RMSNorm in one, and as three."""
-    library = steps_library(programs)
-    if library is None:
-        results.note(f"{name}: all-reduce, residual and norm apart: no programs (--programs)")
-    for rows in ROWS[:1] if plan.most < 10 else ROWS:
-        size = rows * HIDDEN * 2
-        for what, path in (("fused norm", ""), ("norm apart", library)):
+    hidden = cuda_goals.HIDDEN
+    for rows in cuda_goals.ROWS[:1] if plan.most < 10 else cuda_goals.ROWS:
+        size = rows * hidden * cuda_goals.HALF
+        for what, path in (("fused norm", ""), ("norm apart", steps)):
             if path is not None:
-                shape = (rows, HIDDEN, plan.inner(size), plan.rounds)
+                shape = (rows, hidden, plan.inner(size), plan.rounds)
                 results.add(name, what, size, call(ours, "epilogue", str(path), *shape))
 
 
-def steps_library(programs: Path | None) -> Path | None:
-    """Kernels of TVM for the device, as the kit of tests/gpu has them."""
+def steps_library(options: argparse.Namespace, folder: Path, results: Results) -> Path | None:
+    """TVM's kernels for the device: a kit's, or compiled into a folder; a note if neither."""
     first = gpus.find().devices[0]
-    if programs is None or first.name.startswith("Pretend"):
+    try:
+        if options.programs is None:
+            return cuda_steps.compiled(folder, first.capability)
+        if is_pretended():
+            raise cuda_steps.NoStepsError("a pretended GPU does not run programs for real ones")
+        return cuda_steps.find(options.programs, first.capability)
+    except cuda_steps.NoStepsError as error:
+        results.note(f"all-reduce, residual and norm apart: {error}")
         return None
-    major = first.capability.partition(".")[0]
-    fitting = sorted(programs.glob(f"steps.sm_{major}[0-9].so"))
-    return fitting[-1].resolve() if fitting else None
+
+
+def is_pretended() -> bool:
+    """Whether the GPUs are those of a double, whose times mean nothing."""
+    return any(one.name.startswith("Pretend") for one in gpus.find().devices)
 
 
 def show(results: Results, plan: Plan) -> None:
@@ -279,34 +285,30 @@ def show(results: Results, plan: Plan) -> None:
             others = [t for what, t in found.items() if t and what not in STRATEGIES]
             ratio = f"{found['auto'] / min(others):13.2f}" if others and found.get("auto") else ""
             print(f"{size:10}{cells}{ratio}")
-        limits(ranks, results, plan, meeting)
+        limits(ranks, results, plan)
 
 
-def limits(ranks: str, results: Results, plan: Plan, meeting: float) -> None:
-    """How near it comes to what the device allows."""
-    small, most = 1 << 14, max(plan.sizes)
-    if push := results.find(ranks, "oneshot", small):
-        goal = f"goal: at most {MOST_MEETINGS} meetings"
-        said = results.judge(ranks, goal, push <= MOST_MEETINGS * meeting)
-        print(f"one-shot of 16 KB: {push / meeting:.2f} times a meeting{said}")
-    copies, large = results.find(ranks, "copies", most), results.find(ranks, "twoshot", most)
-    n = int(ranks.split()[0])
-    if copies and large and len(gpus.find().devices) == 1:
-        speed = n * 2 * most / copies
-        share = (3 * n + 1) * most / large / speed
-        goal = f"goal: at least {LEAST_SHARE:.0%}"
-        said = results.judge(ranks, goal, share >= LEAST_SHARE) if most == 1 << 26 else ""
-        print(f"copies: {speed / 1e9:.0f} GB/s read and written; two-shot of {most >> 20} MB: "
-              f"{share:.0%} of that{said}")  # fmt: skip
+def limits(ranks: str, results: Results, plan: Plan) -> None:
+    """What copies come to, and the norms."""
+    most = max(plan.sizes)
+    if copies := results.find(ranks, "copies", most):
+        speed = int(ranks.split()[0]) * 2 * most / copies
+        print(f"copies of all ranks at once: {speed / 1e9:.0f} GB/s read and written")
     for row in (row for row in results.rows if row.ranks == ranks and row.what == "fused norm"):
-        if apart := results.find(ranks, "norm apart", row.size):
-            gain, rows = apart / row.median, row.size // HIDDEN // 2
-            goal = f"goal for {rows} rows: at least {LEAST_GAIN} times"
-            print(
-                f"residual and RMSNorm, {rows} rows: {row.median * 1e6:.1f} us fused, "
-                f"{apart * 1e6:.1f} apart, {gain:.2f} times"
-                f"{results.judge(ranks, goal, gain >= LEAST_GAIN)}"
-            )
+        apart = results.find(ranks, "norm apart", row.size)
+        rows = row.size // cuda_goals.HIDDEN // cuda_goals.HALF
+        beside = f", {apart * 1e6:.1f} apart" if apart else ""
+        print(f"sum, residual and RMSNorm, {rows} rows: {row.median * 1e6:.1f} us fused{beside}")
+
+
+def judge(results: Results, judges: bool) -> int:
+    """Keep and say which goals are met; the exit status."""
+    ranks = dict.fromkeys(row.ranks for row in results.rows)
+    results.goals = cuda_goals.judge(results.find, ranks, len(gpus.find().devices))
+    print("\ngoals" + ("" if judges else " (nothing is judged: these times mean nothing)"))
+    for verdict in results.goals:
+        print(f"  {verdict}")
+    return cuda_goals.status(results.goals) if judges else 0
 
 
 def describe() -> dict[str, Any]:
@@ -318,16 +320,45 @@ def describe() -> dict[str, Any]:
         "driver": found.driver,
         "devices": [asdict(one) for one in found.devices],
         "torch": cuda_torch.version(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "nvidia-smi": nvidia_smi(),
+        "measured": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def nvidia_smi() -> str:
+    """Clocks and limits, which are no business of a program; or why they are not known."""
+    clocks = "clocks.max.sm,clocks.max.mem,power.limit"
+    asked = f"name,driver_version,{clocks},ecc.mode.current,mig.mode.current"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError as error:
+        return str(error)
+    return (done.stdout or done.stderr).strip()
+
+
+def results_file() -> Path:
+    """Where results are kept that nobody gave a place: by the GPU and the day."""
+    name = re.sub(r"[^a-z0-9]+", "-", gpus.find().devices[0].name.lower()).strip("-")
+    return HERE / "results" / f"allreduce_cuda-{name}-{time.strftime('%Y-%m-%d')}.json"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--json", type=Path, help="write all figures there, not to results/")
     parser.add_argument("--quick", action="store_true", help="two ranks, four sizes")
     parser.add_argument("--smoke", action="store_true", help="tiny: whether it runs at all")
-    parser.add_argument("--programs", type=Path, help="folder with the compiled programs of a kit")
+    parser.add_argument("--programs", type=Path, help="folder of compiled programs, as a kit has")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing new after these")
     options = parser.parse_args()
     found = gpus.find()
@@ -337,21 +368,25 @@ def main() -> int:
     # Threads capture collectives here, and nobody allocates memory while graphs are replayed.
     os.environ["TVM_IPC_CUDA_GRAPHS_OF_THREADS"] = "1"
     started, results, plan = time.monotonic(), Results(), plan_of(options, len(found.devices))
-    for ranks, threads in plan.ranks:
-        if time.monotonic() - started > options.seconds:
-            results.note(f"{name_of(ranks, threads)}: no time left")
-            continue
-        measure(ranks, threads, plan, results, options.programs)
-        write(options.json, results)
+    judges = not options.smoke and not is_pretended()
+    path = options.json or (results_file() if judges else None)
+    with tempfile.TemporaryDirectory(prefix="tvm-ipc-steps-") as folder:
+        steps = steps_library(options, Path(folder), results)
+        for ranks, threads in plan.ranks:
+            if time.monotonic() - started > options.seconds:
+                results.note(f"{name_of(ranks, threads)}: no time left")
+                continue
+            measure(ranks, threads, plan, results, steps)
+            write(path, results)
     show(results, plan)
-    met = sum(results.goals.values())
-    print(f"\ngoals that could be measured: {len(results.goals)}, of which {met} are met")
-    write(options.json, results)
-    return 0
+    status = judge(results, judges)
+    write(path, results)
+    return status
 
 
 def write(path: Path | None, results: Results) -> None:
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"machine": describe(), **asdict(results)}
         path.write_text(json.dumps(whole, indent=1) + "\n")
 

@@ -142,6 +142,9 @@ def epilogue(library: str, rows: int, width: int, inner: int, rounds: int) -> st
         results[:] = [stream, apart["norm"](stream, scale)]
 
     with new_stream(here()) as stream:
+        with stream.current():
+            for _ in range(3):  # then what is let go of serves, and none is allocated in a graph
+                call()
         times = timed(stream, call, inner, rounds)
     wanted = residual.astype("float64") + sum(one.astype("float64") for one in parts)
     np.testing.assert_array_equal(results[0].numpy().astype("float64"), wanted)

@@ -118,6 +118,27 @@ def measure(
     return seconds, before, most
 
 
+def peaks(folder: str, workers: int) -> list[tuple[float, float]]:
+    """The most MiB of each process while the weights of a language model are loaded.
+
+    And how many more these are than before. The first process is the controller, in which worker 0
+    is a thread.
+    """
+    with tvm_ipc.Session(workers) as session:
+        before: dict[int, float] = dict.fromkeys(session.pids, 0.0)
+
+        def heard(what: str) -> None:
+            if what == "loading weights":
+                for pid in before:
+                    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the most from now on
+                    before[pid] = memory(pid, "VmRSS")
+
+        model = tvm_ipc.hf.load(folder, session, progress=heard)
+        most = {pid: memory(pid, "VmHWM") for pid in before}
+        del model
+    return [(most[pid], most[pid] - before[pid]) for pid in before]
+
+
 def in_a_process(function: Callable[..., Any], *given: Any) -> Any:
     """What a function returns, called in a process of its own, for the memory of that."""
     with multiprocessing.get_context("spawn").Pool(1) as process:

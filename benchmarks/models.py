@@ -17,6 +17,15 @@ Before each turn there is a pause, in which threads of the one before go to slee
 medians over rounds, a ratio is the median of the ratios within rounds. In float32 all must say the
 same tokens.
 
+Decode reads all weights but the embedding for each token, so beside the ratios stand the rate at
+which they were read, and what `read_limit.c` finds, in the same run, that one core and two at once
+can read: two workers cannot gain more over one than these two do.
+
+Memory is the most that was resident in the controller, in which the first worker is a thread, and
+in another worker while the weights were loaded, in a process that did nothing else: what the model
+is compiled to was kept. The controller has PyTorch and TVM's compiler in its memory, which workers
+have not, so beside it stands what the loading added to both.
+
 The exit code is 1 where somebody says something else, or, without --quick, a goal is missed.
 """
 
@@ -26,11 +35,13 @@ import argparse
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -40,10 +51,12 @@ import numpy as np
 import torch
 import transformers
 from end_to_end import take_the_cores
+from peers import compiled
 from report import layout, machine
 
 import tvm_ipc
 from tvm_ipc import hf
+from tvm_ipc.hf.rival import likeliest
 
 RIVAL, ONE, TWO = "PyTorch", "1 worker", "2 workers"
 CONTESTANTS = (RIVAL, ONE, TWO)
@@ -59,6 +72,8 @@ SIZES = {
 }
 #: Two workers against PyTorch in each phase and type, and in decode over types; and against one.
 NOT_SLOWER, DECODE, ONE_WORKER = 1.0, 1.2, 1.6
+#: The controller's memory against that of another worker, at most, on so many workers.
+MEMORY, OF_WORKERS = 1.2, (2, 4)
 #: Seconds after which threads that spin have gone to sleep: PyTorch's do so for 0.2.
 PAUSE = 0.5
 
@@ -68,32 +83,27 @@ Generate = Callable[[list[int], int], tuple[list[int], float, float]]
 
 @dataclass
 class Results:
-    """Seconds by round, of every contestant, for one type."""
+    """Seconds by round, of every contestant, for one type.
+
+    Attributes
+    ----------
+    read : bytes of weights that are read for each token.
+    memory : MiB of each process, by the number of workers: the most, and what loading added.
+    """
 
     prefill: dict[str, list[float]] = field(default_factory=dict)
     decode: dict[str, list[float]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    read: int = 0
+    memory: dict[int, list[list[float]]] = field(default_factory=dict)
+
+    def rate(self, name: str) -> float:
+        """Bytes of weights that are read in a second of decode."""
+        return self.read / median(self.decode[name])
 
     def ratio(self, phase: str, slow: str, fast: str) -> float:
         times = getattr(self, phase)
         return median(a / b for a, b in zip(times[slow], times[fast], strict=True))
-
-
-def pytorch(model: Any) -> Generate:
-    def generate(prompt: list[int], count: int) -> tuple[list[int], float, float]:
-        tokens: list[int] = []
-        start = first = time.perf_counter()
-        with torch.inference_mode():
-            ids, past = torch.tensor([prompt]), None
-            while len(tokens) < count:
-                said = model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
-                tokens.append(int(said.logits[0, -1].argmax()))
-                if len(tokens) == 1:
-                    first = time.perf_counter()
-                ids, past = torch.tensor([tokens[-1:]]), said.past_key_values
-        return tokens, first - start, time.perf_counter() - first
-
-    return generate
 
 
 def ours(model: Any) -> Generate:
@@ -110,8 +120,8 @@ def ours(model: Any) -> Generate:
 
 
 @contextlib.contextmanager
-def contestants(dtype: str) -> Iterator[tuple[dict[str, Generate], int]]:
-    """Open all of them, with the same weights; and say how many these are."""
+def contestants(dtype: str) -> Iterator[tuple[dict[str, Generate], int, str]]:
+    """Open all of them, with the same weights; and say how many these are, and where."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=False)
     model = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
@@ -119,18 +129,39 @@ def contestants(dtype: str) -> Iterator[tuple[dict[str, Generate], int]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         model.save_pretrained(folder)
-        seats = {RIVAL: pytorch(model)}
+        seats = {RIVAL: partial(likeliest, torch, model)}
         for name, workers in ((ONE, 1), (TWO, 2)):
             session = stack.enter_context(tvm_ipc.Session(workers))
             session.get_global_func("tvm_ipc.worker.set_threads")(1)
             seats[name] = ours(hf.load(folder, session))
-        yield seats, weights
+        yield seats, weights, folder
+
+
+def most_memory(folder: str, workers: int) -> list[list[float]]:
+    """What `peaks` says in a process that has not compiled the model itself."""
+    program = (
+        f"import json, load_weights; print(json.dumps(load_weights.peaks({folder!r}, {workers})))"
+    )
+    command, here = [sys.executable, "-c", program], Path(__file__).parent
+    for _ in range(2):  # the first one may have to compile it
+        said = subprocess.run(command, cwd=here, check=True, capture_output=True, text=True)
+    found: list[list[float]] = json.loads(said.stdout.splitlines()[-1])
+    return found
+
+
+def read_limit(cores: int) -> float:
+    """Bytes that so many cores at once read in a second."""
+    program = compiled("read_limit.c", "cc", "read_limit")
+    command = [str(program), str(cores), "128", "7"]
+    return float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
 
 
 def run(dtype: str, options: argparse.Namespace) -> tuple[Results, int]:
     results = Results()
     prompt = np.random.default_rng(0).integers(SIZES["vocab_size"], size=options.prompt).tolist()
-    with contestants(dtype) as (seats, weights):
+    with contestants(dtype) as (seats, weights, folder):
+        embedding = SIZES["vocab_size"] * SIZES["hidden_size"]
+        results.read = (weights - embedding) * (4 if dtype == "float32" else 2)
         said = {name: generate(prompt, options.tokens)[0] for name, generate in seats.items()}
         for name in (ONE, TWO) if dtype == "float32" else ():
             if said[name] != said[RIVAL]:
@@ -145,6 +176,8 @@ def run(dtype: str, options: argparse.Namespace) -> tuple[Results, int]:
                     results.wrong.append(f"{dtype}, {name}: other tokens than the first time")
                 results.prefill.setdefault(name, []).append(first)
                 results.decode.setdefault(name, []).append(rest / (options.tokens - 1))
+        for workers in OF_WORKERS:
+            results.memory[workers] = most_memory(folder, workers)
     return results, weights
 
 
@@ -158,6 +191,21 @@ def table(found: dict[str, Results]) -> str:
     return layout(rows)
 
 
+def limits(found: dict[str, Results], one: float, two: float) -> str:
+    """How fast weights are read, and could be."""
+    lines = [
+        f"One core reads {one / 1e9:.1f} GB/s of memory here, two at once {two / 1e9:.1f}: where "
+        f"memory limits decode, two workers are {two / one:.2f} times as fast as one at most"
+    ]
+    for dtype, results in found.items():
+        rates = [results.rate(name) for name in (ONE, TWO)]
+        lines.append(
+            f"decode, {dtype}: {rates[0] / 1e9:.1f} GB/s of weights on one worker "
+            f"({rates[0] / one:.0%} of that), {rates[1] / 1e9:.1f} on two ({rates[1] / two:.0%})"
+        )
+    return "\n".join(lines)
+
+
 def goals(found: dict[str, Results]) -> dict[str, bool]:
     made = {}
     for dtype, results in found.items():
@@ -166,6 +214,15 @@ def goals(found: dict[str, Results]) -> dict[str, bool]:
                 ratio = results.ratio(phase, name, TWO)
                 text = f"{phase}, {dtype}: {ratio:.2f} times as fast as {name}, {goal} at least"
                 made[text] = ratio >= goal
+        for workers, processes in results.memory.items():
+            (most, added), *others = processes
+            ratio, grown = most / max(o[0] for o in others), added / max(o[1] for o in others)
+            text = (
+                f"memory, {dtype}, {workers} workers: the controller has {most:.0f} MiB, "
+                f"{ratio:.2f} times what a worker has, below {MEMORY} wanted; "
+                f"loading added {added:.0f} MiB to it, {grown:.2f} times what it added to that"
+            )
+            made[text] = ratio < MEMORY
     mean = geometric_mean(results.ratio("decode", RIVAL, TWO) for results in found.values())
     text = f"decode: {mean:.2f} times as fast as {RIVAL} over the types, {DECODE} at least"
     return {**made, text: mean >= DECODE}
@@ -187,10 +244,13 @@ def main(arguments: Sequence[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     print(f"scheduled {take_the_cores()}, on {cores} cores", flush=True)
     found = {}
+    one, two = (read_limit(count) for count in (1, 2))
     for dtype in options.only:
         found[dtype], weights = run(dtype, options)
     head = f"{weights / 1e6:.0f}M weights, {options.prompt} tokens read, {options.tokens} written"
     print(f"\n{head}; {options.rounds} rounds\n\n{table(found)}\n")
+    one, two = (max(x, read_limit(count)) for x, count in ((one, 1), (two, 2)))
+    print(f"{limits(found, one, two)}\n")
     held = goals(found)
     for goal, holds in held.items():
         print(f"{'met' if holds else 'MISSED'}: {goal}")
@@ -200,6 +260,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json is not None:
         results = {dtype: asdict(one) for dtype, one in found.items()}
         document = {"machine": machine(), "sizes": SIZES, "results": results, "goals": held}
+        document["read_limit"] = {"one core": one, "two cores": two}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 1 if wrong or not (options.quick or all(held.values())) else 0
 

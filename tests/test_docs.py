@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -81,6 +82,35 @@ def programs(page: str) -> list[str]:
     """The Python blocks of a page."""
     text = (ROOT / "docs" / page).read_text()
     return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def test_parts_of_programs_are_python() -> None:
+    """Those that cannot run alone, such as lines for others' programs; imports are right."""
+    parts = [
+        text
+        for page in (ROOT / "docs").glob("*.md")
+        for text in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    ]
+    assert len(parts) > 3
+    for text in parts:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tvm_ipc"):
+                module = importlib.import_module(str(node.module))
+                assert [one.name for one in node.names if not hasattr(module, one.name)] == []
+
+
+def test_the_page_of_hugging_face_runs(
+    run_python: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
+) -> None:
+    (text,) = programs("hugging_face.md")
+    compile(text, "hugging_face.md", "exec")
+    if not pytestconfig.getoption("--every-model"):
+        pytest.skip("--every-model compiles the model of the page")
+    monkeypatch.setenv("TVM_IPC_CACHE", str(tmp_path))
+    assert len(run_python(text).split()) == 16
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ ALLOWED = {
     "calibration": ("contract", "errors", "arguments", "machine"),
     "comm": ("contract", "arguments"),
     "transform": ("contract", "errors", "arguments", "calibration", "comm"),
-    "parallel": ("contract", "arguments", "calibration", "comm", "parts", "transform"),
+    "parallel": (
+        *("contract", "errors", "arguments", "calibration", "comm", "parts", "transform"),
+    ),
     "blas": ("errors",),
     "pipeline": ("contract", "errors", "arguments", "calibration", "comm", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas", "machine"),

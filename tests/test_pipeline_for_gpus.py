@@ -63,6 +63,26 @@ class SequenceParallel:
         return out
 
 
+@I.ir_module
+class Beside:
+    """A sum, and products that do not need it, but for the addition at the end."""
+
+    @R.function
+    def main(
+        x: R.Tensor((32, 64), "float16"),
+        w: R.Tensor((64, 64), "float16"),
+        v: R.Tensor((64, 64), "float16"),
+    ):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            total = R.comm.allreduce(R.matmul(x, w), "sum")
+            y = R.nn.relu(R.matmul(x, v))
+            z = R.nn.relu(R.matmul(y, v))
+            out = R.add(total, R.matmul(z, v))
+            R.output(out)
+        return out
+
+
 def lower(mod: Any, *, graphs: bool = False, **options: Any) -> Any:
     with tvm.transform.PassContext(config=GRAPHS if graphs else {}):
         return tvm_ipc.get_pipeline(TARGET, 2, **options)(mod)
@@ -281,6 +301,11 @@ def test_graphs_of_tvms_pass_are_refused_where_they_hold_shows(
     assert "have tvm_ipc.transform.RewriteCUDAGraph in the place of TVM's" in text
 
 
-def test_works_are_for_cpus() -> None:
-    with pytest.raises(ValueError, match=r"post_collectives is for CPUs, .* not for 'cuda'"):
-        tvm_ipc.get_pipeline(TARGET, 2, post_collectives=True)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_works_stay_out_of_graphs(graphs: bool) -> None:
+    """What is posted is waited for; kernels before and behind it are captured."""
+    text = lower(Beside, graphs=graphs, post_collectives=True).script()
+    assert text.index('"tvm_ipc.post"') < text.index('"tvm_ipc.wait"')
+    captured = re.findall(r"def \w*cuda_graph_capture.*?return", text, re.DOTALL)
+    assert len(captured) == (1 if graphs else 0)
+    assert not any("tvm_ipc." in one for one in captured)

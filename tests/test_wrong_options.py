@@ -67,6 +67,8 @@ WRONG = {
         "--max-new-tokens": SIZES,
         "--temperature": AMOUNTS,
         "--top-p": [*AMOUNTS, "0", "1.5"],
+        "--top-k": SIZES,
+        "--plan": ["/no/such/file.json", "/", "Auto", ""],
         "--seed": ["x", "-1", "2.5", "", "1"],
         "--prompt": [""],
         "--tokens": ["x", "", "-1", "1,x"],

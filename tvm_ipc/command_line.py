@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import tvm_ipc
 from tvm_ipc import terminal
@@ -45,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]) -> int:
-    own_options = {"bench": _bench, "demo": _demo, "explain": _explain, "run": _run_model}
-    if arguments.command in own_options:
+    if arguments.command in _OWN_OPTIONS:
         traceback = ["--traceback"] * hasattr(arguments, "traceback")
-        return own_options[arguments.command](rest, traceback)
+        run, _ = _OWN_OPTIONS[arguments.command]
+        return run(rest, traceback)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command is None:
@@ -85,34 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print the same facts as JSON")
     # These read their own options, so their --help is their own too.
-    commands.add_parser(
-        "demo",
-        parents=[common],
-        add_help=False,
-        allow_abbrev=False,
-        help="run a tensor-parallel model on two workers and compare it with one",
-    )
-    commands.add_parser(
-        "explain",
-        parents=[common],
-        add_help=False,
-        allow_abbrev=False,
-        help="show what the pipeline does to a module: its memory plan and its collectives",
-    )
-    commands.add_parser(
-        "bench",
-        parents=[common],
-        add_help=False,
-        allow_abbrev=False,
-        help="measure what communication costs here, and how much of it overlap hides",
-    )
-    commands.add_parser(
-        "run",
-        parents=[common],
-        add_help=False,
-        allow_abbrev=False,
-        help="continue a text with a language model of transformers on several workers",
-    )
+    for name, (_, summary) in _OWN_OPTIONS.items():
+        commands.add_parser(
+            name, parents=[common], add_help=False, allow_abbrev=False, help=summary
+        )
     return parser
 
 
@@ -148,3 +125,18 @@ def _explain(arguments: list[str], traceback: list[str]) -> int:
     from tvm_ipc.explain import main as run
 
     return run([*arguments, *traceback], demo.default_model)
+
+
+#: Commands that read their own options: what runs them, and what they do.
+_OWN_OPTIONS: Final[dict[str, tuple[Callable[[list[str], list[str]], int], str]]] = {
+    "demo": (_demo, "run a tensor-parallel model on two workers and compare it with one"),
+    "explain": (
+        _explain,
+        "show what the pipeline does to a module: its memory plan and its collectives",
+    ),
+    "bench": (_bench, "measure what communication costs here, and how much of it overlap hides"),
+    "run": (
+        _run_model,
+        "continue a text with a language model of transformers on several workers",
+    ),
+}

@@ -43,7 +43,7 @@ from tvm_ipc.comm.operator import NAME as COLLECTIVE
 from tvm_ipc.comm.place_operator import NAME as PLACE
 from tvm_ipc.comm.place_operator import mesh_of
 from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy, backends_of
-from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
+from tvm_ipc.contract.programs import KERNEL_ALIGNMENT, RUN_BY
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     EraseMemoryScopes,
@@ -118,13 +118,13 @@ def get_pipeline(
         function (see `FuseAllReduceEpilogue`).
     schedule : a pass that runs on the fused kernels. For `llvm` those that it leaves as they were
         are scheduled by `ScheduleForCPU`.
-    post_collectives : whether a thread of each worker does collectives while the program does what
-        does not need them; see `PostCollectives`. Not on GPUs.
+    post_collectives : whether collectives go on while the program does what does not need them, in
+        a thread of each worker, or on a stream of its GPU; see `PostCollectives`.
     overlap : what was measured on a machine, by which matrix products go on beside the
         communication before or after them where that pays; or a number of chunks for all of them.
         See `OverlapCommunication`.
     streams : of products along an axis that `comm.place` marks for streams, how many chunks have
-        their rows on their way, or are multiplied, at a time; see `LowerPlacements`. Not on GPUs.
+        their rows on their way, or are multiplied, at a time; see `LowerPlacements`.
     dump : a folder to write the module to after each phase, as TVMScript.
     """
     target = _target(target)
@@ -135,22 +135,15 @@ def get_pipeline(
         wanted = "a pass, or None"
         arguments.instance("get_pipeline: schedule", schedule, tvm.transform.Pass, wanted)
     fuse_epilogue = arguments.flag("get_pipeline: fuse_epilogue", fuse_epilogue)
-    on_cpu = _TARGETS[target.kind.name] is cpu_pipeline
     epilogue = FuseAllReduceEpilogue(allreduce_strategy, num_groups=num_groups)
     posts = arguments.flag("get_pipeline: post_collectives", post_collectives)
     folder = _folder(dump)
     streams = arguments.integer(
         "get_pipeline: streams", streams, "a number of streams, 1 or more", 1
     )
-    placements = LowerPlacements(streams=streams if on_cpu else None)
+    placements = LowerPlacements(streams=streams)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, why = _blas(target, blas)
-    if posts and not on_cpu:
-        raise ValueError(
-            f"get_pipeline: post_collectives is for CPUs, where a thread of each worker does "
-            f"works, not for {target.kind.name!r}, where what is posted is done at once on the "
-            "stream of the program; overlap=2 is for both"
-        )
     _check_calibration(overlap, target)
     overlapped = _overlap(overlap, blas=use_blas, world_size=world_size, num_groups=num_groups)
     before_plan, after_plan, finalize = _around_the_plan(target)
@@ -346,7 +339,7 @@ def _check_workers_and_devices(
             expected = group_size if in_group else world_size
             _check_workers(name, op, workers or expected, in_group, expected)
             if op == COLLECTIVE and not isinstance(attrs.team, str):
-                _check_ranks(name, attrs, world_size)
+                _check_ranks(name, attrs, world_size, mod[name].attrs)
 
 
 def _check_hint(name: str, device: tvm.runtime.Device, target: tvm.target.Target) -> None:
@@ -373,9 +366,17 @@ def _workers(attrs: Any) -> tuple[bool, int]:
     return attrs.team == "group", int(attrs.workers) if isinstance(attrs.team, str) else 0
 
 
-def _check_ranks(name: str, attrs: CollectiveAttrs, world_size: int) -> None:
-    ranks = sorted(int(rank) for team in attrs.team for rank in team)
-    if ranks != list(range(world_size)):
+def _check_ranks(name: str, attrs: CollectiveAttrs, world_size: int, of: Any) -> None:
+    ranks = {int(rank) for team in attrs.team for rank in team}
+    if RUN_BY in (of or {}) and ranks <= set(range(world_size)):
+        alone = sorted({int(rank) for rank in of[RUN_BY]} - ranks)
+        if alone:
+            raise TransformError(
+                f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over the teams "
+                f"{[list(team) for team in attrs.team]}, and is run by rank {alone[0]} ({RUN_BY}); "
+                "each rank that runs it has a place in one team"
+            )
+    elif ranks != set(range(world_size)):
         raise TransformError(
             f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over the teams "
             f"{[list(team) for team in attrs.team]}, and all of {world_size} workers run it; each "

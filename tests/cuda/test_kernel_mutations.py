@@ -142,7 +142,12 @@ def outcome(command: list[str], mutant: int) -> str:
     """Empty if all went well."""
     try:
         ran = subprocess.run(
-            [*command, str(mutant)], capture_output=True, text=True, timeout=100, check=False
+            [*command, str(mutant)],
+            env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},  # one report is enough
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "it hangs"

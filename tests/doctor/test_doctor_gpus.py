@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tvm_ipc.doctor import facts
 from tvm_ipc.doctor import gpus as examined
 from tvm_ipc.runtime import gpus, library
 from tvm_ipc.runtime.gpus import Gpu, Gpus
@@ -35,9 +36,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def rows(found: Gpus, said: dict[str, Any]) -> dict[str, str]:
         monkeypatch.setattr(gpus, "find", lambda: found)
         monkeypatch.setattr(gpus, "ask", lambda name, *_: said.get(name))
-        facts = examined.examine(None)
-        assert json.loads(json.dumps(facts)) == facts
-        return dict(examined.rows(facts, "loaded by TVM"))
+        found_out = examined.examine(None)
+        assert json.loads(json.dumps(found_out)) == found_out
+        return dict(examined.rows(found_out, "loaded by TVM"))
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return rows
@@ -76,6 +77,16 @@ def test_without_a_driver_it_says_what_is_missing(machine: Any) -> None:
     assert rows["driver"] == f"not available: {missing}"
     assert rows["NCCL"] == "not available: pip install it"
     assert "devices" not in rows
+
+
+def test_backends_for_gpus_are_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none, the rows of the driver and its devices say why, and say it once."""
+    monkeypatch.setattr(facts, "_try", lambda name, ids: (True, f"tried on {ids}"))
+    said = {name: one["reason"] for name, one in facts._backends(None, []).items()}
+    assert said["shm"] == "tried on []"
+    assert said["cuda"] == said["nccl"] == "there is no GPU to try it on"
+    assert facts._backends(None, [1])["nccl"] == {"available": True, "reason": "tried on [1]"}
+    assert facts._backends("no TVM", [])["cuda"]["reason"] == "no TVM"
 
 
 def test_hidden_devices_are_said_to_be(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

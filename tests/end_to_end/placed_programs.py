@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -97,17 +97,23 @@ def call(session: Any, mesh: Mesh, program: Program, function: Any, shapes: Any)
     wholes = [_values(random, shape, program.dtype) for shape in shapes]
     arguments = []
     for whole, given in zip(wholes, program.given, strict=True):
-        cut_ = cut(mesh, whole, given, random)
-        reference = session.empty(next(iter(cut_.values())).shape, program.dtype)
-        for rank, part in cut_.items():
-            reference.debug_copy_from(rank, part)
-        arguments.append(reference)
+        arguments.append(put(session, cut(mesh, whole, given, random)))
     results = function(*arguments)
     expected = program.numpy(*wholes)
     found = {rank: results.debug_get_from_remote(rank) for rank in mesh.ranks}
     for k, (right, wanted) in enumerate(zip(expected, program.wanted, strict=True)):
         parts = {rank: np.array(found[rank][k].numpy()) for rank in mesh.ranks}
         compare(mesh, parts, np.asarray(right), wanted or {}, f"result {k} of {shapes}")
+
+
+def put(session: Any, parts: Mapping[int, Array] | Sequence[Array]) -> Any:
+    """Return a reference to what each rank has, by ranks or in their order."""
+    by_rank = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+    one = next(iter(by_rank.values()))
+    reference = session.empty(one.shape, str(one.dtype))
+    for rank, part in by_rank.items():
+        reference.debug_copy_from(rank, part)
+    return reference
 
 
 def _values(random: Any, shape: Any, dtype: str) -> Array:

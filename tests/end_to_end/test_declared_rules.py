@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from placed_programs import Program, cut, module, run, session_of
+from placed_programs import Program, cut, module, put, run, session_of
 from tvm import relax, te
 from tvm.relax import op
 
@@ -105,13 +105,10 @@ def test_a_function_of_the_module(session: Any) -> None:
     random = np.random.default_rng(0)
     x, w = (random.uniform(-1, 1, shape).astype("float32") for shape in ((5, 6), (6, 7)))
     program = Program(lambda *_: [], [{"dp": Shard(0), "tp": Shard(1)}, {}], [], [None], np.matmul)
-    references = []
-    for whole, given in zip((x, w), program.given, strict=True):
-        parts = cut(MESH, whole, given, None)
-        reference = session.empty(parts[0].shape, "float32")
-        for rank, part in parts.items():
-            reference.debug_copy_from(rank, part)
-        references.append(reference)
+    references = [
+        put(session, cut(MESH, whole, given, None))
+        for whole, given in zip((x, w), program.given, strict=True)
+    ]
     found = session.load_vm_module(executable)["main"](*references)
     for rank in range(4):
         np.testing.assert_allclose(session.get(found, rank), x @ w, rtol=1e-5, atol=1e-6)

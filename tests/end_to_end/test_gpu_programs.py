@@ -21,6 +21,7 @@ from tvm.script import relax as R
 
 import tvm_ipc
 from tvm_ipc import comm
+from tvm_ipc.transform import collect_report
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
 GRAPHS = {"relax.backend.use_cuda_graph": True}
@@ -82,6 +83,34 @@ def sequence_parallel_in_numpy(given):
     return [part + x for part, x in zip(np.split(total, len(xs)), xs)]
 
 
+def beside(world):
+    '''Sums over ranks, and products that do not need them.'''
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", R.Tensor((ROWS, WIDTH), "float32"))
+    w = relax.Var("w", R.Tensor((WIDTH, WIDTH), "float32"))
+    with builder.function("main", [x, w], {"num_input": 1}):
+        with builder.dataflow():
+            y = x
+            for _ in range(3):
+                part = builder.emit(relax.op.matmul(y, w))
+                total = builder.emit(comm.allreduce(part, "sum"))
+                more = builder.emit(relax.op.matmul(builder.emit(relax.op.nn.relu(part)), w))
+                y = builder.emit(relax.op.add(total, builder.emit(relax.op.matmul(more, w))))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def beside_in_numpy(given):
+    xs, ws = given
+    ys = xs
+    for _ in range(3):
+        parts = [y @ w for y, w in zip(ys, ws)]
+        total = sum(parts)
+        ys = [total + np.maximum(part, 0) @ w @ w for part, w in zip(parts, ws)]
+    return ys
+
+
 PROGRAMS = {
     "layers": (layers, layers_in_numpy, [(ROWS, WIDTH), (ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH,)]),
     "sequence": (
@@ -89,6 +118,7 @@ PROGRAMS = {
         sequence_parallel_in_numpy,
         [(ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH)],
     ),
+    "beside": (beside, beside_in_numpy, [(ROWS, WIDTH), (WIDTH, WIDTH)]),
 }
 
 
@@ -99,11 +129,14 @@ def to_workers(session, arrays):
     return tensor
 
 
-def check(session, name, world, graphs, overlap):
+def check(session, name, world, graphs, overlap, posts=False):
     build, expected, shapes = PROGRAMS[name]
-    with tvm.transform.PassContext(config=GRAPHS if graphs else {}):
-        pipeline = tvm_ipc.get_pipeline(TARGET, world, overlap=overlap)
+    context = tvm.transform.PassContext(config=GRAPHS if graphs else {})
+    with context, collect_report() as report:
+        pipeline = tvm_ipc.get_pipeline(TARGET, world, overlap=overlap, post_collectives=posts)
         program = tvm.compile(build(world), TARGET, relax_pipeline=pipeline)
+    posted = [one for one in report.decisions if one.verdict == "posted"]
+    assert len(posted) == (3 if posts else 0)
     main = session.load_vm_module(program)["main"]
     weights = [
         [random.uniform(-0.3, 0.3, shape).astype("float32") for _ in range(world)]
@@ -124,7 +157,10 @@ with tvm_ipc.Session(world, device="cuda", threads=threads, timeout=60) as sessi
     for name in PROGRAMS:
         for graphs in (False,) if threads else (False, True):  # threads are refused to capture
             for overlap in (None, 1, 2):
-                check(session, name, world, graphs, overlap)
+                if name != "beside":
+                    check(session, name, world, graphs, overlap)
+            if name == "beside":
+                check(session, name, world, graphs, None, posts=True)
 print("right")
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tvm
 from operator_cases import CASES, Draw
-from placed_programs import compare, session_of
+from placed_programs import compare, put, session_of
 from small_decoder import FUSED_PLAN, PLAN, Decoder, whole_model
 from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
@@ -45,10 +45,7 @@ def run(made: Parallelized, name: str, arrays: Sequence[Any], session: Any = Non
             rank: by_parameter[parameter].part(array, rank) if parameter in by_parameter else array
             for rank in ranks
         }
-        reference = session.empty(parts[0].shape, str(array.dtype))
-        for rank, part in parts.items():
-            reference.debug_copy_from(rank, part)
-        references.append(reference)
+        references.append(put(session, parts))
     result = function(*references)
     return [result.debug_get_from_remote(rank) for rank in ranks]
 
@@ -318,21 +315,13 @@ def test_every_operator_on_parts_that_do_not_meet(pytestconfig: pytest.Config) -
                 {r: parallel.cut[f"{name}_p{k}"].part(array, r) for r in mesh.ranks}
                 for k, array in enumerate(arrays)
             ]
-            found = loaded[name](*(_put(session, one) for one in parts))
+            found = loaded[name](*(put(session, one) for one in parts))
             replicas = [dict.fromkeys(mesh.ranks, array) for array in arrays]
-            right = loaded[f"{name}_whole"](*(_put(session, one) for one in replicas))
+            right = loaded[f"{name}_whole"](*(put(session, one) for one in replicas))
             results = {rank: _fields(found.debug_get_from_remote(rank)) for rank in mesh.ranks}
             for k, one in enumerate(_fields(right.debug_get_from_remote(0))):
                 ranks = {rank: results[rank][k] for rank in mesh.ranks}
                 compare(mesh, ranks, one, {}, f"{CASES[int(name[1:])].names}, result {k}")
-
-
-def _put(session: Any, parts: dict[int, Any]) -> Any:
-    one = parts[0]
-    reference = session.empty(one.shape, str(one.dtype))
-    for rank, part in parts.items():
-        reference.debug_copy_from(rank, part)
-    return reference
 
 
 def _fields(result: Any) -> list[Any]:

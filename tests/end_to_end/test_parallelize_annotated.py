@@ -75,7 +75,7 @@ def arrays_of(mod: tvm.IRModule) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_an_mlp(workers: int) -> None:
     """The bias is added once, and the sum is that of the whole product."""
     mod = mlp(5)
@@ -141,12 +141,26 @@ def test_a_mesh_of_another_size() -> None:
         parallelize(mod, {}, 3)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_resnet(workers: int) -> None:
+RESNETS = [
+    (dtype, dynamic, workers)
+    for dtype in ("float32", "bfloat16")
+    for dynamic in (True, False)
+    for workers in (1, 2, 3, 4)
+]
+
+
+@pytest.mark.parametrize(("dtype", "dynamic", "workers"), RESNETS)
+def test_a_resnet(dtype: str, dynamic: bool, workers: int, pytestconfig: pytest.Config) -> None:
     """Channels of a block's first convolution, and of what is summed in its last one."""
+    few = {("bfloat16", True, 3)}
+    if not pytestconfig.getoption("--every-model") and (dtype, dynamic, workers) not in few:
+        pytest.skip("--every-model runs it")
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from transformers_models import Call
     from tvm.relax.frontend.torch import from_exported_program
+
+    from tvm_ipc.hf.operators import OPERATORS
 
     torch.manual_seed(0)
     model = transformers.ResNetForImageClassification(
@@ -157,21 +171,26 @@ def test_a_resnet(workers: int) -> None:
     for buffer in (*model.parameters(), *model.buffers()):
         if buffer.dim() == 1:
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
+    model = model.to(getattr(torch, dtype))
 
     class Logits(torch.nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
+        def __init__(self, inner: Any) -> None:
             super().__init__()
-            self.inner = model
+            self.inner = inner
 
         def forward(self, pixels: Any) -> Any:
             return self.inner(pixels).logits
 
-    pixels = torch.randn(2, 3, 32, 32)
-    program = torch.export.export(Logits(), (pixels,))
-    with torch.no_grad():
-        expected = model(pixels).logits.numpy()
-    mod = from_exported_program(program, keep_params_as_input=True)
+    images = torch.export.Dim("images", min=1, max=8)
+    pixels = torch.randn(3 if dynamic else 2, 3, 32, 32).to(getattr(torch, dtype))
+    program = torch.export.export(
+        Logits(model), (pixels[:2],), dynamic_shapes=({0: images},) if dynamic else None
+    )
+    mod = from_exported_program(program, keep_params_as_input=True, custom_convert_map=OPERATORS)
     mod, weights = relax.frontend.detach_params(mod)
+    with torch.no_grad():
+        said = Logits(model)(pixels).float().numpy()
+        call = Call([], said, Logits(model.float())(pixels.float()).numpy())
     plan = {}
     for param in mod["main"].params:
         name = str(param.name)
@@ -182,6 +201,6 @@ def test_a_resnet(workers: int) -> None:
     grid = DeviceMesh((workers,), list(range(workers)))
     made = parallelize(annotated(mod, plan, grid), {}, workers)
     assert made.collectives == {"allreduce": 3}, "one a block"
-    arrays = [pixels.numpy(), *(one.numpy() for one in weights["main"])]
+    arrays = [tvm.runtime.from_dlpack(pixels).numpy(), *(one.numpy() for one in weights["main"])]
     for found in run(made, "main", arrays):
-        np.testing.assert_allclose(found[0].numpy(), expected, rtol=1e-4, atol=1e-4)
+        call.check(found[0].numpy())

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 import tvm
-from placed_programs import session_of
+from placed_programs import put, session_of
 from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
 from tvm.relax import op
@@ -126,9 +125,9 @@ def test_axes_taken_apart(workers: int, pytestconfig: pytest.Config) -> None:
                 x, w = (random.uniform(-1, 1.2, one).astype("float32") for one in program.shapes)
                 parts = [made.cut[f"{name}_w"].part(w, rank) for rank in range(workers)]
                 right = loaded[f"{name}_whole"](
-                    _put(session, [x] * workers), _put(session, [w] * workers)
+                    put(session, [x] * workers), put(session, [w] * workers)
                 )
-                found = loaded[name](_put(session, [x] * workers), _put(session, parts))
+                found = loaded[name](put(session, [x] * workers), put(session, parts))
                 wanted = right.debug_get_from_remote(0).numpy()
                 for rank in range(workers):
                     np.testing.assert_allclose(
@@ -138,13 +137,6 @@ def test_axes_taken_apart(workers: int, pytestconfig: pytest.Config) -> None:
                         1e-4,
                         err_msg=f"{name} of round {round_} on {workers}\n{whole[name].script()}",
                     )
-
-
-def _put(session: Any, parts: list[Any]) -> Any:
-    reference = session.empty(parts[0].shape, str(parts[0].dtype))
-    for rank, part in enumerate(parts):
-        reference.debug_copy_from(rank, part)
-    return reference
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -173,7 +165,7 @@ def test_pieces_are_put_back(workers: int, partial: bool) -> None:
     with session_of(mesh) as session:
         parts = [made.cut["w"].part(weight, rank) for rank in range(workers)]
         function = session.load_vm_module(executable)["main"]
-        found = function(_put(session, [given] * workers), _put(session, parts))
+        found = function(put(session, [given] * workers), put(session, parts))
         for rank in range(workers):
             got = found.debug_get_from_remote(rank).numpy()
             np.testing.assert_allclose(got, np.abs(given @ weight), 1e-4, 1e-5)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from placed_programs import session_of
+from placed_programs import put, session_of
 from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax, tirx
 from tvm.relax import op
@@ -68,13 +68,6 @@ def attention(heads: int, kv_heads: int, batch: int = 1) -> tvm.IRModule:
                 out = builder.emit_output(relax.Tuple([y, k, v]))
             builder.emit_func_output(out)
     return builder.get()
-
-
-def put(session: Any, parts: list[Any]) -> Any:
-    reference = session.empty(parts[0].shape, str(parts[0].dtype))
-    for rank, part in enumerate(parts):
-        reference.debug_copy_from(rank, part)
-    return reference
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from placed_programs import session_of
+from placed_programs import put, session_of
 from test_parallelize import check
 from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
@@ -265,11 +265,8 @@ def found(request: pytest.FixtureRequest) -> dict[str, list[Array]]:
             arguments = []
             for param, array in one.given.items():
                 cut = made.cut[f"f{index}_{param}"]
-                part = cut.part(array, 0)
-                reference = session.empty(part.shape, str(part.dtype))
-                for rank in mesh.ranks:
-                    reference.debug_copy_from(rank, cut.part(array, rank))
-                arguments.append(reference)
+                parts = {rank: cut.part(array, rank) for rank in mesh.ranks}
+                arguments.append(put(session, parts))
             result = loaded[f"f{index}"](*arguments)
             ranks = [result.debug_get_from_remote(rank) for rank in mesh.ranks]
             results[name] = [np.array(one.numpy()) for one in ranks]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from placed_programs import session_of
+from placed_programs import put, session_of
 from random_graphs import Graph, draw, shrunk
 from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
@@ -47,8 +47,8 @@ def differences(session: Any, mesh: Mesh, graphs: dict[str, Graph]) -> tuple[dic
         parts, wholes = [], []
         for k, array in enumerate(graph.arrays()):
             cut = made.cut[f"{name}_p{k}"]
-            parts.append(_put(session, {rank: cut.part(array, rank) for rank in mesh.ranks}))
-            wholes.append(_put(session, dict.fromkeys(mesh.ranks, array)))
+            parts.append(put(session, {rank: cut.part(array, rank) for rank in mesh.ranks}))
+            wholes.append(put(session, dict.fromkeys(mesh.ranks, array)))
         result, right = loaded[name](*parts), loaded[f"{name}_whole"](*wholes)
         expected = np.array(right.debug_get_from_remote(0).numpy())
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
@@ -59,14 +59,6 @@ def differences(session: Any, mesh: Mesh, graphs: dict[str, Graph]) -> tuple[dic
             elif not np.allclose(got, expected, rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
                 found[name] = f"rank {rank} is off by {np.abs(got - expected).max()}"
     return found, made.collectives
-
-
-def _put(session: Any, parts: dict[int, Any]) -> Any:
-    one = next(iter(parts.values()))
-    reference = session.empty(one.shape, str(one.dtype))
-    for rank, part in parts.items():
-        reference.debug_copy_from(rank, part)
-    return reference
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 from operator_cases import CASES, Case, Draw, Drawn
-from placed_programs import Given, compare, cut, session_of
+from placed_programs import Given, compare, cut, put, session_of
 from tvm import relax
 
 import tvm_ipc
@@ -173,9 +173,9 @@ def run(session: Any, mesh: Mesh, calls: dict[str, Any]) -> None:
             if not whole.shape:  # of which NumPy makes a vector
                 of_ranks = {rank: part.reshape(()) for rank, part in of_ranks.items()}
             parts.append(of_ranks)
-        found = loaded[name](*(_put(session, one) for one in parts))
+        found = loaded[name](*(put(session, one) for one in parts))
         replicas = [dict.fromkeys(mesh.ranks, whole) for whole in wholes]
-        whole = loaded[f"{name}_whole"](*(_put(session, one) for one in replicas))
+        whole = loaded[f"{name}_whole"](*(put(session, one) for one in replicas))
         results = {rank: found.debug_get_from_remote(rank) for rank in mesh.ranks}
         right = whole.debug_get_from_remote(mesh.ranks[0])
         where = f"{case.names}, round {seed}, {drawn.params} as {given}, wanted {wanted}"
@@ -194,11 +194,3 @@ class _Exact:
 
     def uniform(self, _low: float, _high: float, shape: Any) -> Any:
         return self.random.integers(-16, 16, shape) / 8
-
-
-def _put(session: Any, parts: dict[int, Any]) -> Any:
-    one = next(iter(parts.values()))
-    reference = session.empty(one.shape, str(one.dtype))
-    for rank, part in parts.items():
-        reference.debug_copy_from(rank, part)
-    return reference

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tvm_ipc import parallelize
@@ -12,19 +11,24 @@ from tvm_ipc.parallel.costs import Costs, nominal, predicted
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from test_parallelize_transformers import run
+from test_parallelize_transformers import check
 from transformers_models import MODELS, imported
 
 #: What runs without `--every-model`, and on how many workers.
-FEW = {"Llama": 2, "GPT2": 3, "ViT": 2}
+FEW = {("Llama", "float32"): 2, ("GPT2", "float32"): 3, ("ViT", "bfloat16"): 2}
+EVERY = [(name, dtype) for name in MODELS for dtype in ("float32", "bfloat16")]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_predicted_time(name: str, pytestconfig: pytest.Config) -> None:
-    """At most a tenth above that of the model's own plan, or of one that people wrote."""
-    if not pytestconfig.getoption("--every-model") and name not in FEW:
+def _leave_to_every_model(name: str, dtype: str, config: pytest.Config) -> None:
+    if not config.getoption("--every-model") and (name, dtype) not in FEW:
         pytest.skip("--every-model runs it")
-    one = imported(name, "float32", not MODELS[name].sees)
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_predicted_time(name: str, dtype: str, pytestconfig: pytest.Config) -> None:
+    """At most a tenth above that of the model's own plan, or of one that people wrote."""
+    _leave_to_every_model(name, dtype, pytestconfig)
+    one = imported(name, dtype)
     for workers in (2, 4):
         costs = Costs(nominal(workers))
         found = parallelize(one.module, "auto", workers, names=one.names)
@@ -32,12 +36,10 @@ def test_predicted_time(name: str, pytestconfig: pytest.Config) -> None:
         assert predicted(found.module, costs).total <= 1.1 * predicted(own.module, costs).total
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits(name: str, pytestconfig: pytest.Config) -> None:
-    if not pytestconfig.getoption("--every-model") and name not in FEW:
-        pytest.skip("--every-model runs it")
-    one = imported(name, "float32", not MODELS[name].sees)
-    made = parallelize(one.module, "auto", FEW.get(name, 3), names=one.names)
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_logits(name: str, dtype: str, pytestconfig: pytest.Config) -> None:
+    _leave_to_every_model(name, dtype, pytestconfig)
+    one = imported(name, dtype)
+    made = parallelize(one.module, "auto", FEW.get((name, dtype), 3), names=one.names)
     assert made.collectives
-    for found in run(one, made):
-        np.testing.assert_allclose(found, one.logits, rtol=1e-4, atol=1e-4)
+    check(one, made)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the programs of the kit, on a machine that needs no GPU and no CUDA toolkit.
 
-    python tests/gpu/compile_gpu_programs.py FOLDER [cpu] [sm_90] ...
+    python tests/gpu/compile_gpu_programs.py [--only-steps] FOLDER [cpu] [sm_90] ...
 
-It wants the extra `dev`. TVM compiles for GPUs only where its library for them is loaded, and that
-wants NVIDIA's driver; where there is none, an empty library takes its place.
+With `--only-steps` there are only those that the benchmark compares with. It wants the extra
+`dev`. TVM compiles for GPUs only where its library for them is loaded, and that wants NVIDIA's
+driver; where there is none, an empty library takes its place.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def kinds(module: Any) -> set[str]:
     return {module.kind}.union(*(kinds(one) for one in module.imports))
 
 
-def main(folder: Path, targets: list[str]) -> None:
+def main(folder: Path, targets: list[str], only_steps: bool) -> None:
     """Write `<program>.<target>.so` for each of them."""
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -76,7 +77,7 @@ def main(folder: Path, targets: list[str]) -> None:
         made = {
             one.name: compiled(programs.source(one.name), target, one.graph)
             for one in programs.PROGRAMS.values()
-            if target != "cpu" or not one.graph
+            if not only_steps and (target != "cpu" or not one.graph)
         }
         if target != "cpu":
             made[programs.STEPS] = compiled(programs.steps(), target)
@@ -85,4 +86,7 @@ def main(folder: Path, targets: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(programs.TARGETS))
+    arguments = sys.argv[1:]
+    flag = "--only-steps" in arguments
+    chosen = [one for one in arguments if one != "--only-steps"]
+    main(Path(chosen[0]), chosen[1:] or list(programs.TARGETS), flag)

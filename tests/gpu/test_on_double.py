@@ -63,3 +63,5 @@ def test_benchmark_runs(tmp_path: Path) -> None:
     assert "2 threads: microseconds" in said
     assert "2 processes: microseconds" in said
     assert '"what": "fused norm"' in results.read_text()
+    assert '"what": "norm apart"' in results.read_text()
+    assert "nothing is judged" in said

@@ -31,6 +31,21 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "Gemma": {"head_dim": 8},
     "Gemma2": {"head_dim": 8, "sliding_window": 6},
     "Gemma3Text": {"head_dim": 8, "sliding_window": 6},
+    # More experts than ten: the order of their files is that of numbers, not of texts.
+    "Mixtral": {"num_local_experts": 11},
+    "Qwen2Moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 14,
+        "shared_expert_intermediate_size": 22,
+        "decoder_sparse_step": 2,  # every other layer has one MLP
+    },
+    "Qwen3Moe": {
+        "num_experts": 5,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 14,
+        "head_dim": 8,
+    },
     "GPT2": {"n_embd": 48, "n_layer": 2, "n_head": 6, "vocab_size": 67, "n_positions": 64},
 }
 
@@ -41,6 +56,8 @@ def model_of(name: str, dtype: str = "float32", **sizes: Any) -> Any:
     config = getattr(transformers, f"{name}Config")(**{**usual, **SIZES[name], **sizes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the other ways want sizes of many bytes
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.3)

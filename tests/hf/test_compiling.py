@@ -18,10 +18,10 @@ from tvm_ipc.hf.folder import Folder, read_folder
 
 FACTS = {
     "vocabulary": 7,
-    "prefix": "model",
-    "tied": {},
+    "dtype": "float32",
     "ignored": [],
     "collectives": {"allreduce": 2},
+    "notes": ["the plan was found"],
     "caches": [[2, 8, "float32"]],
     "weights": [["w", "p_w", [6, 4], "float32", ["S[0]"]]],
 }
@@ -67,9 +67,12 @@ def test_is_compiled_once(made: list[Path], tmp_path: Path, kept: Path) -> None:
     # Whatever it is made of makes another one.
     compiling.compiled(folder, 3, "float32")
     compiling.compiled(folder, 2, "bfloat16")
+    compiling.compiled(folder, 2, "float32", plan="auto")
+    compiling.compiled(folder, 2, "float32", plan={"q_proj": "colwise"})
+    assert compiling.compiled(folder, 2, "float32", plan={"q_proj": "colwise"}).kept
     compiling.compiled(folder_of(tmp_path, rope_theta=5.0), 2, "float32")
-    assert len(made) == 4
-    assert len(list(kept.iterdir())) == 4, "nothing is left beside what is kept"
+    assert len(made) == 6
+    assert len(list(kept.iterdir())) == 6, "nothing is left beside what is kept"
 
 
 @pytest.mark.parametrize("name", ["model.so", "model.json"])

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import SIZES, continued, saved
+from checkpoints import SIZES, continued, saved, torch, transformers
 
 import tvm_ipc
 
@@ -20,9 +21,10 @@ def on_workers(folder: Path, workers: int, prompt: list[int], count: int) -> lis
         return list(model.generate(prompt, count, stop=[]))
 
 
-@pytest.mark.parametrize(("workers", "layers"), [(2, 2), (3, 1)])
-def test_llama_says_what_pytorch_says(workers: int, layers: int, tmp_path: Path) -> None:
-    model = saved(tmp_path, "Llama", num_hidden_layers=layers)
+@pytest.mark.parametrize(("name", "workers", "layers"), [("Llama", 2, 2), ("Qwen3Moe", 3, 1)])
+def test_says_what_pytorch_says(name: str, workers: int, layers: int, tmp_path: Path) -> None:
+    """Also where the ranks do not divide heads, and files have experts one by one."""
+    model = saved(tmp_path, name, num_hidden_layers=layers)
     expected = continued(model, PROMPT, 16)
     assert len(set(expected)) > 3, "else it could be by chance"
     assert on_workers(tmp_path, workers, PROMPT, 16) == expected
@@ -71,3 +73,35 @@ def test_long_prompts_are_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_AT_ONCE", 4)
     model = saved(tmp_path, "Llama")
     assert on_workers(tmp_path, 2, PROMPT, 4) == continued(model, PROMPT, 4)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Gemma2", "Phi3", "GPT2"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_bfloat16_is_as_near_to_float32_as_pytorchs(
+    name: str, workers: int, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Given the same tokens, so that one near tie does not make two texts of one."""
+    if not pytestconfig.getoption("--every-model"):
+        pytest.skip("--every-model compares logits of bfloat16")
+    saved(tmp_path, name, "bfloat16")
+    text = np.random.default_rng(1).integers(67, size=40).tolist()
+    prompt, rest = text[:12], text[12:]
+    exact, theirs = (logits_of_pytorch(tmp_path, dtype, text) for dtype in ("float32", "bfloat16"))
+    with tvm_ipc.Session(workers, threads=True, timeout=60) as session:
+        ours = tvm_ipc.hf.load(tmp_path, session)
+        caches = ours._caches(len(text))
+        found = [session.get(ours._step(ours._prefill, prompt, 0, caches))[0]]
+        for seen, token in enumerate(rest, start=len(prompt)):
+            found.append(session.get(ours._step(ours._decode, [token], seen, caches))[0])
+    exact, theirs = exact[len(prompt) - 1 :], theirs[len(prompt) - 1 :]
+    error = np.square(np.stack(found) - exact).mean()
+    assert error < 1.5 * np.square(theirs - exact).mean()
+    assert error < 0.01 * np.square(exact).mean()
+
+
+def logits_of_pytorch(folder: Path, dtype: str, text: list[int]) -> np.ndarray[Any, Any]:
+    """Return what comes after each token of a text."""
+    kept = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        found: np.ndarray[Any, Any] = kept(torch.tensor([text])).logits[0].float().numpy()
+    return found

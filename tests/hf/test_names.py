@@ -90,3 +90,38 @@ def test_a_weight_that_is_made_in_another_way(monkeypatch: pytest.MonkeyPatch) -
     said = r"makes 'model\.embed_tokens\.weight' of .* by Transpose, which is not known here; save"
     with pytest.raises(ModelError, match=said):
         names_of.checkpoint_names(model, ["model.wte.weight"])
+
+
+def test_names_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each list of names in files; what was damaged is found once more."""
+    from checkpoints import saved
+
+    from tvm_ipc.hf.called import called
+    from tvm_ipc.hf.compiling import Compiled
+    from tvm_ipc.hf.folder import read_folder
+
+    model = saved(tmp_path / "model", "Mixtral")
+    folder, stored = read_folder(tmp_path / "model"), stored_in(tmp_path / "model")
+    (tmp_path / "kept").mkdir()
+    library = tmp_path / "kept" / "model.so"
+    made = Compiled(library, cuts_of(model, 1), (), 67, "float32", (), {})
+    asked: list[object] = []
+    ask = names_of.checkpoint_names
+    monkeypatch.setattr(
+        names_of, "checkpoint_names", lambda *given: (asked.append(given), ask(*given))[1]
+    )
+    first = called(folder, stored, made)
+    assert set(first) == set(made.cut)
+    assert called(folder, reversed(stored), made) == first
+    assert len(asked) == 1
+    (file,) = library.parent.iterdir()
+    for damaged in (file.read_text()[:-9], '[["a"]]', '{"a": {"stack": []}}', '{"a": 3}'):
+        file.write_text(damaged)
+        assert called(folder, stored, made) == first
+    assert len(asked) == 5
+    fewer = [name for name in stored if "experts.10." not in name]
+    assert called(folder, fewer, made) != first
+    assert len(list(library.parent.iterdir())) == 2
+    # In a folder that cannot be written they are found each time.
+    gone = Compiled(tmp_path / "gone" / "model.so", made.cut, (), 67, "float32", (), {})
+    assert called(folder, stored, gone) == first

@@ -19,6 +19,7 @@ from checkpoints import continued, saved
 
 from tvm_ipc.__main__ import main
 from tvm_ipc.hf.command import _pieces
+from tvm_ipc.hf.model import Model
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -74,7 +75,19 @@ def test_text(trained: tuple[Path, Any], capfd: pytest.CaptureFixture[str]) -> N
     assert "tokens a second" in err
     out, _ = run(capfd, folder, "--tokens", TOKENS, "--max-new-tokens", 6)
     assert out == ",".join(map(str, expected)) + "\n"
-    out, err = run(capfd, folder, "--prompt", TEXT, "--max-new-tokens", 6, "--json", "--bench")
+    asked: list[int] = []
+    generate = Model.generate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Model,
+            "generate",
+            lambda self, ids, count, **how: (
+                asked.append(count),
+                generate(self, ids, count, **how),
+            )[1],
+        )
+        out, err = run(capfd, folder, "--prompt", TEXT, "--max-new-tokens", 6, "--json", "--bench")
+    assert sorted(asked) == [2, 6], "both are warm when they are timed"
     facts = json.loads(out)
     assert (facts["tokens"], facts["text"]) == (expected, text)
     assert err == ""

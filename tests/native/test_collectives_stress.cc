@@ -249,7 +249,8 @@ int RunWorld(Ranks::Kind kind, const World& world, double seconds, uint64_t seed
 
 int main(int argc, char** argv) {
   using namespace tvm_ipc;
-  double seconds = 20;
+  // Every fault of faults.py is found in it.
+  double seconds = 7;
   uint64_t seed = 1;
   auto kind = Ranks::Kind::kThreads;
   for (int i = 1; i < argc; ++i) {

@@ -2,13 +2,14 @@
 /*!
  * \file test_matmul.cc
  * \brief Products in memory with guards around it: a plain loop in the place of the BLAS, every
- *        kernel beside it, every layout, pieces for threads. For the sanitizers; what the real
- *        BLAS gives is tested from Python.
+ *        kernel beside it, every layout, pieces for threads; with `--threads` these alone. For the
+ *        sanitizers; what the real BLAS gives is tested from Python.
  */
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -143,17 +144,22 @@ void CheckProduct(FloatType type, int64_t batch, int64_t m, int64_t k, int64_t n
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  // Only what several threads do, with the kernels of this machine and the portable ones.
+  const bool threads = argc > 1 && std::string(argv[1]) == "--threads";
   const int64_t shapes[][3] = {{1, 1, 1},     {1, 33, 70},   {3, 17, 5},    {5, 40, 33},
                                {8, 9, 64},    {17, 31, 3},   {33, 65, 31},  {40, 600, 1},
                                {1, 70, 300},  {66, 33, 290}, {2, 0, 3},     {0, 3, 3},
                                {520, 20, 20}, {3, 4500, 9},  {1, 9000, 17}, {33, 4200, 5}};
   int kinds = 0;
   for (const char* kernels : {"auto", "avx512bf16", "avx512", "avx2", "portable"}) {
+    const std::string name = kernels;
+    if (threads && name != "auto" && name != "portable") continue;
     if (!UseBlasInstructionSet(kernels)) continue;
     ++kinds;
     for (FloatType type : {kFloat16, kBFloat16, kFloat32, kFloat64}) {
       for (const auto& shape : shapes) {
+        if (threads) break;
         for (int turned = 0; turned < 4; ++turned) {
           CheckProduct(type, 2, shape[0], shape[1], shape[2], turned & 1, turned & 2);
         }

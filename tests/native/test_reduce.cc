@@ -45,6 +45,12 @@ const ReduceKind kKinds[] = {ReduceKind::kSum, ReduceKind::kProd, ReduceKind::kM
                              ReduceKind::kMax, ReduceKind::kAvg};
 const int kSources[] = {1, 2, 3, 4, 5, 8};
 const size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 4097};
+/*! \brief AddressSanitizer gets the draws in turn: all take the same way through memory. */
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kOneDraw = true;
+#else
+constexpr bool kOneDraw = false;
+#endif
 
 std::vector<std::string> InstructionSets() {
   std::vector<std::string> sets;
@@ -149,12 +155,15 @@ void CheckCall(ReduceFn fn, const std::string& what, ElementType t,
 
 void TestReductions(const std::vector<std::string>& sets) {
   std::mt19937_64 random(1);
+  int turn = 0;
   for (ElementType t : kTypes) {
     for (ReduceKind kind : kKinds) {
       if (t.code == reference::kBool && kind == ReduceKind::kAvg) continue;
       for (int n : kSources) {
         for (size_t count : kCounts) {
+          ++turn;
           for (Draw draw : {Draw::kOrdinary, Draw::kEdges, Draw::kWithNan}) {
+            if (kOneDraw && static_cast<int>(draw) != turn % 3) continue;
             size_t size = t.bytes();
             std::vector<std::vector<unsigned char>> inputs(n);
             std::vector<unsigned char> expected(count * size);

@@ -128,10 +128,37 @@ def test_the_calibration_decides() -> None:
     assert "by the calibration of a far one" in made.notes[0]
 
 
+@pytest.mark.parametrize("rows", [8, 2000])
+@pytest.mark.parametrize("mesh", [Mesh({"dp": 2, "tp": 4}), Mesh({"tp": 2, "dp": 2})])
+def test_weights_along_the_axis_that_divides_no_input(mesh: Mesh, rows: int) -> None:
+    mod, plan = mlp([1024, 4096, 1024, 4096, 1024], rows)
+    batch = {"x": {"dp": Shard(0)}}
+    made = parallelize(mod, {**batch, "*": "auto"}, mesh)
+    own = {name: {"tp": given} for name, given in plan.items()}
+    people = parallelize(mod, {**batch, **own}, mesh)
+    costs = Costs(nominal(mesh.extent("tp")))
+    assert predicted(made.module, costs).total <= 1.1 * predicted(people.module, costs).total
+    whole = parallelize(mod, batch, mesh)
+    assert predicted(made.module, costs).total < 0.8 * predicted(whole.module, costs).total
+    at = list(mesh.axes).index("dp")
+    assert all(one.is_input or one.placements[at] == Replica() for one in made.cut.values())
+
+
+def test_weights_within_stages() -> None:
+    decoder = Decoder(**LARGE)
+    made = parallelize(decoder.module, "auto", Mesh({"pp": 2, "tp": 2}))
+    assert made.collectives == {"allreduce": 5, "allgather": 1, "send_recv": 1}
+    assert parallelize(decoder.module, "auto", Mesh({"pp": 2})).collectives == {"send_recv": 1}
+
+
 def test_what_is_refused() -> None:
     mod, _ = mlp([16, 16], 1)
-    with pytest.raises(ValueError, match=r"'auto' is for a mesh with one axis, and not Mesh"):
+    with pytest.raises(ValueError, match=r"has 'dp', 'tp' along which the plan divides no input"):
         parallelize(mod, "auto", Mesh({"dp": 2, "tp": 2}))
+    with pytest.raises(ValueError, match="has none along which the plan divides no input"):
+        parallelize(mod, {"x": {"a": Shard(0), "b": Shard(1)}, "*": "auto"}, Mesh({"a": 1, "b": 1}))
+    with pytest.raises(ValueError, match="measured with 4 workers, and the mesh has 2 along 'tp'"):
+        parallelize(mod, "auto", Mesh({"pp": 1, "tp": 2}), calibration=nominal(4))
     with pytest.raises(ValueError, match="it was measured with 2 workers, and the mesh has 4"):
         parallelize(mod, "auto", 4, calibration=nominal(2))
     with pytest.raises(ValueError, match=r"'layer.0' is the name of no parameter; near it are"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+from places import ON_GPUS
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -14,8 +15,9 @@ from tvm.script import tirx as T
 
 
 def build(module: Any) -> Any:
-    """Compile for CPUs, with the operators of R.ccl as calls of Disco's functions."""
-    target = tvm.target.Target("llvm")
+    """Compile for the tests' sessions, with operators of R.ccl as calls of Disco's functions."""
+    on_gpus = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
+    target = on_gpus if ON_GPUS else tvm.target.Target("llvm")
     with target:
         return tvm.compile(relax.get_pipeline("zero")(module), target=target)
 

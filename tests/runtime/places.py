@@ -64,7 +64,8 @@ def _put_sessions_on_gpus() -> None:
     @functools.wraps(start)
     def start_on_gpus(self: Any, num_workers: Any = 2, **options: Any) -> None:
         if "device" not in options:
-            options.update(device="cuda", backend=BACKEND)
+            options["device"] = "cuda"
+            options.setdefault("backend", BACKEND)
             options.setdefault("device_ids", [rank % devices for rank in range(num_workers)])
         start(self, num_workers, **options)
 

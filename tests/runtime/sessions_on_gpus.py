@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,30 @@ def death(workers: int, threads: bool) -> None:
         adds(another, workers)
 
 
+def beside(workers: int, threads: bool) -> None:
+    """Sessions start and end while one works; what they ask of the driver waits for all of it."""
+    session = open_session(workers, threads, timeout=20)
+    ones, total = session.put(np.ones(700, "float32")), session.empty((700,), "float32")
+    session.sync()
+    enough = threading.Event()
+
+    def work() -> None:
+        while not enough.is_set():
+            for _ in range(20):
+                session.allreduce(ones, total)
+            session.sync()
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        others = [GPUS - 1 - rank for rank in range(workers)]
+        for _ in range(4):
+            open_session(workers, threads, device_ids=others).close()
+        enough.set()
+        working.result()
+    adds(session, workers)
+    session.close()
+
+
 def of_disco(workers: int, threads: bool) -> None:
     """A session that the user made gets the backend by its name, as programs for TVM do."""
     session = (disco.ThreadedSession if threads else disco.ProcessSession)(workers)
@@ -156,7 +181,7 @@ def of_disco(workers: int, threads: bool) -> None:
 
 SCENARIOS: dict[str, Callable[[int, bool], None]] = {
     scenario.__name__: scenario
-    for scenario in (collectives, values, waits, errors, deadline, death, of_disco)
+    for scenario in (collectives, values, waits, errors, deadline, death, beside, of_disco)
 }
 
 if __name__ == "__main__":

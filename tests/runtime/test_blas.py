@@ -26,6 +26,8 @@ SHAPES = [
     *[(0, 4, 4), (4, 4, 0), (3, 0, 4), (1, 1, 1), (1, 7, 5), (1, 77, 1), (33, 1, 1), (50, 40, 1)],
     *[(1, 600, 700), (2, 16, 33), (4, 100, 130), (3, 300, 500), (5, 65, 64), (8, 8, 8)],
     *[(7, 1000, 70), (9, 17, 3), (16, 33, 31), (520, 530, 515), (1100, 40, 20), (40, 64, 600)],
+    # Many weights for rows that fit into a cache, and rows of two types that do not.
+    *[(18, 700, 190), (99, 1500, 90), (215, 1300, 103)],
 ]
 _matmul = tvm_ffi.get_global_func("tvm_ipc.blas.matmul")
 _use_kernels = tvm_ffi.get_global_func("tvm_ipc.blas.use_kernels")

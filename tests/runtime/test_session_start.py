@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,27 @@ def test_import_paths_of_any_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "path", [*many, *strange, str(tmp_path / "new\nline"), *sys.path])
     with tvm_ipc.Session(2) as session:
         session.import_python_module("found_in_workers")
+
+
+def test_workers_start_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM imports it wherever it is installed. What wants it in a worker can import it."""
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "asks_for_torch.py").write_text(
+        "import sys\nfrom tvm_ffi import register_global_func\n"
+        "@register_global_func('tests.has_torch', override=True)\n"
+        "def has_torch() -> bool:\n    return 'torch' in sys.modules\n"
+        "@register_global_func('tests.import_torch', override=True)\n"
+        "def import_torch() -> str:\n    import torch\n    return torch.__file__\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    here = types.ModuleType("torch")  # worker 0 is a thread of this process
+    here.__file__ = ""
+    monkeypatch.setitem(sys.modules, "torch", here)
+    with tvm_ipc.Session(2) as session:
+        session.import_python_module("asks_for_torch")
+        assert on_workers(session.get_global_func("tests.has_torch")(), [1]) == [False]
+        found = session.get_global_func("tests.import_torch")()
+        assert on_workers(found, [1]) == [str(tmp_path / "torch.py")]
 
 
 def test_environment_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ SCENARIOS = Path(__file__).with_name("sessions_on_gpus.py")
         ("deadline", 2, "processes", 4),
         ("deadline", 2, "threads", 1),
         ("death", 3, "processes", 4),
+        ("beside", 2, "threads", 4),
         ("of_disco", 2, "processes", 4),
         ("of_disco", 2, "threads", 4),
     ],
@@ -55,9 +56,11 @@ def test_tests_of_cpus_pass_there() -> None:
     """Some of them, which take seconds; `places.py` says how to run others."""
     here = Path(__file__).parent
     disagree = "operations_that_differ or order_that_differs or nobody"
+    wrong = "vm_function or no_memory_holds or value_of_another or without_a_text"
     commands = (
         [str(here / "test_teams.py"), str(here / "test_views.py")],
         [str(here / "test_session_disagreement.py"), "-k", disagree],
+        [str(here / "test_session_errors.py"), "-k", wrong],
     )
     for tests in commands:
         done = subprocess.run(

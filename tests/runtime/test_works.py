@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from collective_cases import again_and_again
 from disco_kinds import on_workers
+from places import ON_GPUS
 from tvm_ffi import Shape
 
 import tvm_ipc
@@ -51,7 +52,9 @@ def opened() -> Iterator[OpenSession]:
 
     def get(ranks: int, groups: int = 1) -> tvm_ipc.Session:
         if (ranks, groups) not in sessions or not sessions[ranks, groups].usable:
-            session = tvm_ipc.Session(ranks, num_groups=groups, threads=True, timeout=60)
+            # On GPUs threads of other teams may come between launches: docs/gpus.md.
+            threads = not ON_GPUS
+            session = tvm_ipc.Session(ranks, num_groups=groups, threads=threads, timeout=60)
             session.import_python_module("collective_worker")
             sessions[ranks, groups] = session
         return sessions[ranks, groups]

@@ -499,7 +499,7 @@ def placed(make: Make, first: Any = ROWS) -> Make:
     ("make", "words"),
     [
         (
-            placed(lambda x, y: op.concat([x, y])),
+            placed(lambda x, y: op.concat([x, y, y])),
             "lv1 is R.concat: lv is S[0] along 'tp', and it needs all of that axis; found: lv is",
         ),
         (

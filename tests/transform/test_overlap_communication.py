@@ -147,6 +147,149 @@ def test_sums_that_are_scattered_are_shown() -> None:
     tvm.ir.assert_structural_equal(OverlapCommunication(chunks=1)(Before), Expected)
 
 
+def test_rows_that_are_left_over_are_summed_by_all() -> None:
+    """Five rows of two ranks, of a batch of one that is a matrix in between."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 5, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+            with R.dataflow():
+                rows = R.reshape(x, R.shape([5, 16]))
+                y = R.matmul(rows, w)
+                stacked = R.reshape(y, R.shape([1, 5, 16]))
+                z = R.comm.allreduce(stacked, "sum")
+                R.output(z)
+            return z
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 5, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+            with R.dataflow():
+                rows = R.reshape(x, R.shape([5, 16]))
+                part = R.call_pure_packed(
+                    "tvm_ipc.part",
+                    rows,
+                    0,
+                    1,
+                    128,
+                    0,
+                    R.shape([2, 16]),
+                    ty_args=R.Tensor((2, 16), "float32"),
+                )
+                y0 = R.matmul(part, w)
+                shown = R.call_pure_packed("tvm_ipc.show", y0, 0, ty_args=R.Any)
+                last = R.call_pure_packed(
+                    "tvm_ipc.view",
+                    rows,
+                    256,
+                    R.shape([1, 16]),
+                    ty_args=R.Tensor((1, 16), "float32"),
+                )
+                left_over = R.matmul(last, w)
+                left_over_shown = R.call_pure_packed("tvm_ipc.show", left_over, 0, ty_args=R.Any)
+                mine = R.call_pure_packed(
+                    "tvm_ipc.part",
+                    rows,
+                    0,
+                    0,
+                    128,
+                    0,
+                    R.shape([2, 16]),
+                    ty_args=R.Tensor((2, 16), "float32"),
+                )
+                own = R.matmul(mine, w)
+                theirs = R.call_pure_packed(
+                    "tvm_ipc.peer",
+                    shown,
+                    -1,
+                    R.shape([2, 16]),
+                    ty_args=R.Tensor((2, 16), "float32"),
+                )
+                total = R.call_dps_packed(
+                    "tvm_ipc.reduce_parts",
+                    (0, 0, own, theirs),
+                    out_ty=R.Tensor((2, 16), "float32"),
+                )
+                total_shown = R.call_pure_packed("tvm_ipc.show", total, 0, ty_args=R.Any)
+                others = R.call_pure_packed(
+                    "tvm_ipc.peer",
+                    left_over_shown,
+                    -1,
+                    R.shape([1, 16]),
+                    ty_args=R.Tensor((1, 16), "float32"),
+                )
+                rest = R.call_dps_packed(
+                    "tvm_ipc.reduce_parts",
+                    (0, 0, left_over, others),
+                    out_ty=R.Tensor((1, 16), "float32"),
+                )
+                their_total = R.call_pure_packed(
+                    "tvm_ipc.peer",
+                    total_shown,
+                    1,
+                    R.shape([2, 16]),
+                    ty_args=R.Tensor((2, 16), "float32"),
+                )
+                z = R.call_dps_packed(
+                    "tvm_ipc.join",
+                    (0, R.shape([0, 128, 0, 0, 0, 256, 1, 128, 0]), total, rest, their_total),
+                    out_ty=R.Tensor((1, 5, 16), "float32"),
+                )
+                R.output(z)
+            return z
+
+    tvm.ir.assert_structural_equal(OverlapCommunication(chunks=1, world_size=2)(Before), Expected)
+
+
+def test_what_is_gathered_ends_before_the_rows_beyond_the_end() -> None:
+    """Products of three rows of two ranks, one of a matrix: one row of the four is none."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 2, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+            with R.dataflow():
+                whole = R.comm.allgather(x, axis=1, extent=3, workers=2)
+                rows = R.reshape(whole, R.shape([3, 16]))
+                z = R.matmul(rows, w)
+                R.output(z)
+            return z
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 2, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+            with R.dataflow():
+                shown = R.call_pure_packed("tvm_ipc.show", x, 0, ty_args=R.Any)
+                own = R.matmul(x, w)
+                rows = R.call_pure_packed(
+                    "tvm_ipc.peer",
+                    shown,
+                    1,
+                    R.shape([1, 2, 16]),
+                    ty_args=R.Tensor((1, 2, 16), "float32"),
+                )
+                theirs = R.matmul(rows, w)
+                joined = R.call_dps_packed(
+                    "tvm_ipc.join",
+                    (0, R.shape([0, 128, 0, 1, 128, 0]), own, theirs),
+                    out_ty=R.Tensor((1, 4, 16), "float32"),
+                )
+                z = R.call_pure_packed(
+                    "tvm_ipc.view",
+                    joined,
+                    0,
+                    R.shape([3, 16]),
+                    ty_args=R.Tensor((3, 16), "float32"),
+                )
+                R.output(z)
+            return z
+
+    tvm.ir.assert_structural_equal(OverlapCommunication(chunks=1)(Before), Expected)
+
+
 def program(
     build: Callable[[relax.BlockBuilder, Any, Any], Any],
     shape: tuple[Any, ...] = (32, 16),
@@ -185,8 +328,27 @@ LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
         program(lambda b, x, w: relax.op.matmul(gather(b, x, workers=1), w)),
     ),
     "uneven": (
-        "its parts are uneven",
-        program(lambda b, x, w: relax.op.matmul(gather(b, x, extent=63), w)),
+        "what follows the matrix product makes something of the zeros beyond the end",
+        program(
+            lambda b, x, w: comm.reduce_scatter(
+                b.emit(relax.op.exp(b.emit(relax.op.matmul(x, w)))), workers=2, uneven=True
+            ),
+            shape=(31, 16),
+        ),
+    ),
+    "fewer rows than ranks": (
+        "it has 1 rows, too few for 2 ranks to have 1 row each",
+        program(
+            lambda b, x, w: comm.allreduce(b.emit(relax.op.matmul(x, w)), team=[[0, 1]]),
+            shape=(1, 16),
+        ),
+    ),
+    "columns are reshaped": (
+        "something else than a matrix product uses",
+        program(
+            lambda b, x, w: relax.op.matmul(b.emit(relax.op.reshape(gather(b, x), (128, 8))), w),
+            weight=(8, 16),
+        ),
     ),
     "another use": ("something else than a matrix product uses", program(used_twice)),
     "no use": ("something else than a matrix product uses", program(lambda b, x, w: gather(b, x))),

@@ -326,6 +326,43 @@ def test_functions_of_functions() -> None:
     np.testing.assert_allclose(found, wanted, rtol=2e-6)
 
 
+def test_axes_that_were_joined_and_are_read_backwards() -> None:
+    """TVM alone takes the indices for others when one loop does it all."""
+    cases = [
+        ([2, 3, 8, 4], [1, 2, 0, 3], [3, 8, 8], 2),
+        ([2, 3, 8, 4], [1, 2, 0, 3], [24, 8], 1),
+        ([3, 5, 2], [2, 0, 1], [2, 15], 1),
+        ([3, 5, 2], [1, 2, 0], [30], 0),
+        ([4, 6], [1, 0], [3, 8], 1),
+        ([4, 6], [0, 1], [2, 12], 0),
+        ([12, 2], [0, 1], [3, 4, 2], 1),
+        ([2, 2, 2, 2], [3, 0, 2, 1], [4, 4], 0),
+    ]
+    readers = {
+        "flip": lambda y, axis, _: op.flip(y, axis),
+        "every_second": lambda y, axis, n: op.strided_slice(y, [axis], [n - 1], [-n - 1], [-2]),
+    }
+    builder = relax.BlockBuilder()
+    for (k, (shape, order, joined, axis)), (name, read) in product(
+        enumerate(cases), readers.items()
+    ):
+        x = relax.Var("x", relax.TensorType(shape, "float32"))
+        with builder.function(f"{name}_{k}", [x]):
+            with builder.dataflow():
+                y = builder.emit(op.reshape(builder.emit(op.permute_dims(x, order)), joined))
+                result = builder.emit_output(read(y, axis, joined[axis]))
+            builder.emit_func_output(result)
+    machine = virtual_machine(builder.get(), HERE)
+    for k, (shape, order, joined, axis) in enumerate(cases):
+        given = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+        wanted = np.flip(given.transpose(order).reshape(joined), axis)
+        found = machine[f"flip_{k}"](tvm.runtime.tensor(given)).numpy()
+        np.testing.assert_array_equal(found, wanted, str(cases[k]))
+        found = machine[f"every_second_{k}"](tvm.runtime.tensor(given)).numpy()
+        every_second = np.take(wanted, range(0, joined[axis], 2), axis)
+        np.testing.assert_array_equal(found, every_second, str(cases[k]))
+
+
 def test_rotary_positions_and_embeddings() -> None:
     def main(x: Any, c: Any, s: Any) -> Any:
         return rotate(op.permute_dims(op.reshape(x, (5, 4, 16)), [1, 0, 2]), c, s, 8)

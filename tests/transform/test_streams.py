@@ -118,12 +118,15 @@ def test_without_streams_the_program_is_as_it_would_be_without_marks() -> None:
     assert (said.verdict, said.reason) == ("left out", "the pass was given no streams")
     kinds = [one.attrs.kind for one in calls(after["main"]) if hasattr(one.attrs, "kind")]
     assert kinds == ["allgather"]
+
+
+@pytest.mark.parametrize("target", ["llvm", {"kind": "cuda", "arch": "sm_90"}])
+def test_the_pipeline_has_streams_on_cpus_and_gpus(target: Any) -> None:
     with collect_report() as report:
-        lowered = tvm_ipc.get_pipeline({"kind": "cuda", "arch": "sm_90"}, 2)(Before)
-    assert ("stream=0 of out", "left out") in [
-        (one.subject, one.verdict) for one in report.decisions
-    ]
-    assert "tvm_ipc.post" not in lowered.script()
+        lowered = tvm_ipc.get_pipeline(target, 2)(Before)
+    said = [(one.subject, one.verdict) for one in report.decisions]
+    assert ("stream=0 of out", "in 3 chunks") in said
+    assert "tvm_ipc.post" in lowered.script()
 
 
 def host_program(chunks: int, streams: int) -> list[str]:

@@ -103,6 +103,31 @@ def test_what_tvm_wrote(session: Any, tmp_path: Path, form: str, name: str) -> N
     assert len(list(tmp_path.glob("*.bin"))) > 1
 
 
+def large_pages(pid: int) -> int:
+    """KiB of a process's own memory that are in large pages."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"^AnonHugePages: *([0-9]+) kB", text, re.MULTILINE)[1])  # type: ignore[index]
+
+
+def test_small_weights_are_in_large_pages(session: Any, tmp_path: Path) -> None:
+    settings = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not settings.exists() or "[never]" in settings.read_text():
+        pytest.skip("this system gives nobody large pages")
+    of = {f"w{k}": np.full((session.num_workers * 100, 1000), k, "float32") for k in range(40)}
+    mesh = Mesh({"tp": session.num_workers})
+    cuts = {k: Cut(k, k, one.shape, "float32", mesh, (Shard(0),)) for k, one in of.items()}
+    path, pid = weight_files.write(tmp_path / "model.safetensors", of), session.pids[-1]
+    before = large_pages(pid)
+    weights = tvm_ipc.load_weights(session, path, cuts)
+    assert large_pages(pid) - before > 40 * 390 // 2  # half of the parts of one rank at least
+    compare(session, weights, cuts, of)
+    # Each of them keeps the memory that it is in.
+    kept = weights["w17"]
+    del weights
+    session.sync()
+    np.testing.assert_array_equal(session.get(kept, session.num_workers - 1), of["w17"][:100])
+
+
 def test_a_mapping(session: Any) -> None:
     arrays = {**FLOATS, **OTHERS}
     load(session, arrays, arrays)

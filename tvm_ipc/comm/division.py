@@ -192,6 +192,17 @@ class Division:
         both = zip(self.segments, self.copies_of(workers), strict=True)
         return Division(tuple((*segment, (count, copies)) for segment, copies in both))
 
+    def unrepeated(self, count: int, workers: int) -> Division | None:
+        """Return the division of which this one is where each index stands `count` times."""
+        found = self.over(count)
+        if found is not None and found.repeated(count, workers) == self:
+            return found
+        outer = [segment[:-1] or ((1, 1),) for segment in self.segments]
+        if any(segment[-1][0] != count for segment in self.segments):
+            return None
+        found = Division(tuple(outer))
+        return found if found.repeated(count, workers) == self else None
+
     def between(self, begin: int, end: int) -> tuple[Division, int, int] | None:
         """Return the division of a slice of whole segments, and where a rank has it."""
         starts, own = [0], [0]

@@ -28,8 +28,8 @@ PLACE_IN_TEAM: Final = Function(
 POST: Final = Function(
     "tvm_ipc.post",
     "(function: str, *arguments: Any) -> Any",
-    "work: a thread of the rank calls one of the collectives above with the arguments, when it has "
-    "done all that was posted before, and with teams of its own of the same ranks",
+    "work: one of the collectives above is called with the arguments, in a thread of the rank or "
+    "on a stream of its GPU, after all that was posted before, in a team of works of these ranks",
     reads=("arguments",),
     writes=("arguments",),
     result_of="arguments",
@@ -40,7 +40,8 @@ POST: Final = Function(
 WAIT: Final = Function(
     "tvm_ipc.wait",
     "(work: Any)",
-    "returns when a work has ended; an error if it failed, whose cause its rank has told",
+    "what follows is done when a work has ended; an error if it failed, whose cause its rank has "
+    "told",
     reads=("work",),
     writes=("work",),
 )
@@ -155,6 +156,10 @@ ARENA_OFFSET: Final = Function(
 
 #: The function of a compiled module that asks for the workers that it was compiled for.
 MODULE_CHECK: Final = "tvm_ipc_require_workers"
+
+#: The attribute of a function that some ranks alone run, such as a stage of a pipeline: a list of
+#: them. Only these need a place in the teams of its collectives.
+RUN_BY: Final = "tvm_ipc.run_by"
 
 REQUIRE_WORKERS: Final = Function(
     "tvm_ipc.require_workers",

@@ -16,7 +16,7 @@ set(TVM_IPC_SHM_SOURCES
   reduce_scatter.cc reduce_to_root.cc shows.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What backends on NVIDIA's devices share; found when somebody asks, and not needed to build.
-set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc)
+set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc stream.cc works.cc)
 set(TVM_IPC_CUDA_SOURCES
   backend.cc checks.cc endpoint.cc errors.cc info.cc memory.cc messages.cc modules.cc moves.cc
   pinned.cc probe.cc reductions.cc region.cc shows.cc)

@@ -119,8 +119,11 @@ def _native_info() -> dict[str, Any]:
 
 def _backends(problem: str | None, devices: list[int]) -> dict[str, dict[str, Any]]:
     facts = {}
-    for name in BACKENDS:
-        works, reason = _try(name, devices) if problem is None else (False, problem)
+    for name, device in BACKENDS.items():
+        if problem is None and device != "cpu" and not devices:
+            works, reason = False, "there is no GPU to try it on"
+        else:
+            works, reason = _try(name, devices) if problem is None else (False, problem)
         facts[name] = {"available": works, "reason": reason}
     for name in _LATER:
         facts[name] = {"available": False, "reason": "not in this version of tvm_ipc"}

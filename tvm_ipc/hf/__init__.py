@@ -11,7 +11,7 @@ importing  from a configuration to Relax       attention  as it is exported
 operators  PyTorch's in Relax                  dividing   what each rank runs, and keeps
 keeping    keys and values stay in place       compiling  into a library, kept in the cache
 model      on workers: prompts in, tokens out  sampling   which token comes next
-names      of weights in checkpoints
+names      of weights in checkpoints     called    those of a folder, found once
 command    `tvm-ipc run`
 """
 

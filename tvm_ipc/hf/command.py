@@ -75,9 +75,18 @@ def _run(options: Options) -> int:
     terminal.load_tvm()
     from tvm_ipc.hf.compiling import compiled
     from tvm_ipc.hf.model import Model, computed_in
+    from tvm_ipc.hf.plans import read_plan
+    from tvm_ipc.parallel.plan import AUTO
     from tvm_ipc.runtime.session import Session
 
-    made = compiled(folder, options.workers, computed_in(folder, options.dtype), terminal.progress)
+    plan = options.plan if options.plan in (None, AUTO) else read_plan(str(options.plan))
+    dtype = computed_in(folder, options.dtype)
+    try:
+        made = compiled(folder, options.workers, dtype, terminal.progress, plan)
+    except ValueError as error:
+        if plan is None:
+            raise
+        raise ModelError(f"--plan {options.plan}: {error}") from error
     ready = time.perf_counter()
     prompt = _prompt(options, tokenizer, made.vocabulary, folder.context)
     terminal.progress(f"starting {options.workers} workers")
@@ -95,6 +104,7 @@ def _run(options: Options) -> int:
                 "load": loaded - started,
             },
             "compiled_before": made.kept,
+            "plan": list(made.notes),
         }
         if not made.kept and made.why_not_kept and not options.json:
             _note("kept", f"not: {made.why_not_kept}")
@@ -155,12 +165,17 @@ def _said(options: Options, model: Model, prompt: list[int], tokenizer: Any) -> 
             prompt,
             options.max_new_tokens,
             temperature=options.temperature,
+            top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed,
             stop=[] if options.bench else None,
         )
     except ValueError as error:
         raise ModelError(str(error).removeprefix("generate: ")) from error
+    if options.bench:
+        terminal.progress("warming up")
+        for _ in model.generate(prompt, min(2, options.max_new_tokens), stop=[]):
+            pass  # as PyTorch does
     terminal.progress(f"looking at {len(prompt)} tokens")
     start = time.perf_counter()
     first = start
@@ -235,6 +250,8 @@ def _report(options: Options, facts: dict[str, Any], said: Run) -> None:
     seconds, memory = facts["seconds"], facts["memory"]
     how = "was there" if facts["compiled_before"] else f"{seconds['compile']:.1f} s, and kept"
     _note("model", f"compiled: {how}; weights loaded in {seconds['load']:.1f} s")
+    for note in facts["plan"]:
+        _note("plan", note)
     _note("time", _time(facts["prompt_tokens"], said))
     _note(
         "memory",

@@ -29,12 +29,13 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.hf.caches import Cached
 from tvm_ipc.hf.folder import Folder
 from tvm_ipc.hf.packages import needed
+from tvm_ipc.hf.plans import Plan
 from tvm_ipc.parallel import Cut
 from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.runtime import config as settings
 
 #: Of what is kept; part of the name of its folder.
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _DAY: Final = 86400
 _LIBRARY: Final = "model.so"
 _FACTS: Final = "model.json"
@@ -54,10 +55,10 @@ class Compiled:
     cut : how each weight is divided, in the order in which the functions take them.
     caches : shapes without the number of tokens, and types, of keys and values on one rank.
     vocabulary : how many tokens there are.
-    prefix : of the names of weights, which some checkpoints leave out.
-    tied : weights that are others, by their names.
+    dtype : what they compute in.
     ignored : expressions for names in checkpoints that the model does not have.
     collectives : how many of each kind both functions have.
+    notes : what there is to know of the plan.
     kept : whether the library was there already.
     why_not_kept : why the library is in no folder of the cache, "" if it is.
     """
@@ -66,10 +67,10 @@ class Compiled:
     cut: Mapping[str, Cut]
     caches: tuple[Cached, ...]
     vocabulary: int
-    prefix: str
-    tied: Mapping[str, str]
+    dtype: str
     ignored: tuple[str, ...]
     collectives: Mapping[str, int]
+    notes: tuple[str, ...] = ()
     kept: bool = False
     why_not_kept: str = ""
 
@@ -79,6 +80,7 @@ def compiled(
     workers: int,
     dtype: str,
     progress: Callable[[str], None] = lambda _: None,
+    plan: Plan = None,
 ) -> Compiled:
     """Return the model of a folder, compiled for some ranks, from the cache if it is there.
 
@@ -88,9 +90,10 @@ def compiled(
     workers : how many ranks.
     dtype : what they compute in.
     progress : hears what is done.
+    plan : which weights are divided, and how; see `dividing`.
     """
     target = tvm.target.Target.from_device("cpu")
-    name = _name(folder, workers, dtype, target)
+    name = _name(folder, workers, dtype, target, plan)
     place = settings.cache_folder() / "models" / name
     found = _kept(place, workers)
     if found is not None:
@@ -105,7 +108,7 @@ def compiled(
         work, why_not = Path(tempfile.mkdtemp(prefix="tvm_ipc-model-")), str(error)
         atexit.register(shutil.rmtree, work, ignore_errors=True)
     try:
-        _make(work, folder, workers, dtype, target, progress)
+        _make(work, folder, workers, dtype, target, progress, plan)
         if why_not:
             return _read(work, workers, why_not)
         if not _moved(work, place):
@@ -116,7 +119,7 @@ def compiled(
         raise
 
 
-def _name(folder: Folder, workers: int, dtype: str, target: Any) -> str:
+def _name(folder: Folder, workers: int, dtype: str, target: Any, plan: Plan) -> str:
     """Return a name that says all that a library is made of."""
     code = hashlib.sha256()
     root = Path(__file__).parents[1]
@@ -132,6 +135,7 @@ def _name(folder: Folder, workers: int, dtype: str, target: Any) -> str:
         "workers": workers,
         "dtype": dtype,
         "target": str(target),
+        "plan": plan,
         "code": code.hexdigest(),
         "versions": versions,
     }
@@ -145,6 +149,7 @@ def _make(
     dtype: str,
     target: Any,
     progress: Callable[[str], None],
+    plan: Plan,
 ) -> None:
     """Compile into a folder that nobody else knows."""
     progress("importing PyTorch and transformers")
@@ -156,7 +161,7 @@ def _make(
     progress("exporting the model")
     decoder = importing.import_decoder(model, workers)
     progress(f"dividing it among {workers} workers")
-    parallel = divide(decoder, workers)
+    parallel = divide(decoder, workers, plan)
     module = keep_in_place(parallel.module, len(decoder.caches))
     progress("compiling")
     pipeline = get_pipeline(target, workers)
@@ -166,10 +171,10 @@ def _make(
     caches = caches_of_a_rank(parallel, decoder)
     facts = {
         "vocabulary": decoder.vocabulary,
-        "prefix": str(model.base_model_prefix or ""),
-        "tied": dict(model.all_tied_weights_keys),
+        "dtype": dtype,
         "ignored": list(importing.ignored(model)),
         "collectives": dict(parallel.collectives),
+        "notes": list(parallel.notes),
         "caches": [[one.heads, one.dim, one.dtype] for one in caches],
         "weights": [
             [one.name, one.parameter, list(one.shape), one.dtype, list(map(str, one.placements))]
@@ -236,10 +241,10 @@ def _read(place: Path, workers: int, why_not_kept: str = "", *, kept: bool = Fal
         cut,
         tuple(Cached(*one) for one in facts["caches"]),
         int(facts["vocabulary"]),
-        str(facts["prefix"]),
-        facts["tied"],
+        str(facts["dtype"]),
         tuple(facts["ignored"]),
         facts["collectives"],
+        tuple(facts["notes"]),
         kept,
         why_not_kept,
     )

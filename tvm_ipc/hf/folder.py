@@ -60,7 +60,7 @@ class Folder:
         found = None
         generation = self.path / _GENERATION
         if generation.is_file():
-            found = _json(generation).get("eos_token_id")
+            found = read_object(generation).get("eos_token_id")
         if found is None:
             found = self._of_text().get("eos_token_id")
         given = found if isinstance(found, list) else [found]
@@ -85,7 +85,7 @@ def read_folder(folder: object) -> Folder:
             f"{path}: there is no {CONFIG}; a model is a folder with {CONFIG} and *.safetensors, "
             "as save_pretrained writes it"
         )
-    config = _json(path / CONFIG)
+    config = read_object(path / CONFIG)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
             f"{path / CONFIG}: it has no 'model_type', which says what architecture it is; save "
@@ -108,7 +108,8 @@ def read_folder(folder: object) -> Folder:
     return Folder(path, config)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; raise `ModelError` if it has none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, ValueError) as error:

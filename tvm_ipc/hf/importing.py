@@ -36,23 +36,15 @@ from tvm_ipc.errors import ModelError
 from tvm_ipc.hf import attention
 from tvm_ipc.hf.caches import Cached
 from tvm_ipc.hf.operators import OPERATORS
+from tvm_ipc.hf.plans import OURS
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 #: Lengths to export with. They stand for any, and must differ from all sizes of the model.
 _PROMPT: Final = 7
 _PAST: Final = 5
-#: Plans of architectures for which transformers has none, by their types.
-_PLANS: Final[Mapping[str, Mapping[str, str]]] = {
-    "gpt2": {
-        "transformer.h.*.attn.c_attn.weight": "S[1]",
-        "transformer.h.*.attn.c_attn.bias": "S[0]",
-        "transformer.h.*.attn.c_proj.weight": "S[0]",
-        "transformer.h.*.mlp.c_fc.weight": "S[1]",
-        "transformer.h.*.mlp.c_fc.bias": "S[0]",
-        "transformer.h.*.mlp.c_proj.weight": "S[0]",
-    },
-}
+#: How transformers computes experts: the only way without sizes that depend on values.
+_EXPERTS: Final = "batched_mm"
 _ATEN: Final = torch.ops.aten
 _KEPT: Final = (
     *(_ATEN.linear.default, _ATEN.matmul.default, _ATEN.silu.default),
@@ -68,7 +60,7 @@ class Decoder:
     ----------
     module : with `prefill` and `decode`.
     names : of the weights, as checkpoints and plans have them, by those of parameters.
-    plan : transformers' own: which weights are divided among ranks, and how.
+    plan : the model's own: which weights are divided among ranks, and how; empty if it has none.
     caches : keys and values of each layer in turn.
     vocabulary : how many tokens there are.
     """
@@ -106,6 +98,8 @@ def import_decoder(model: PreTrainedModel, workers: int = 1) -> Decoder:
     heads = getattr(model.config.get_text_config(), "num_key_value_heads", None)
     divided = heads is None or heads % workers == 0
     model.set_attn_implementation(attention.GROUPED if divided else attention.REPEATED)
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation(_EXPERTS)
     layers = int(model.config.get_text_config().num_hidden_layers)
     step = _Step(model, layers)
     dynamic = torch.export.Dim.DYNAMIC
@@ -222,14 +216,14 @@ def ignored(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _plan(model: PreTrainedModel, names: Mapping[str, str]) -> dict[str, str]:
-    """Return transformers' plan by names that parameters have.
+    """Return transformers' plan, or ours, by names that parameters have.
 
     Left out are modules that the plan of an architecture names and this model has not.
     """
     known = set(names.values())
     modules = {name for name, _ in model.named_modules()} | known
     tied = model.all_tied_weights_keys
-    plan = model._tp_plan or _PLANS.get(model.config.model_type, {})
+    plan = model._tp_plan or OURS.get(model.config.model_type, {})
     found = {}
     for pattern, style in plan.items():
         if any(fnmatchcase(name, pattern) for name in modules):

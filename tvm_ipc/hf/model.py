@@ -13,12 +13,15 @@ import tvm_ffi
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import ModelError
+from tvm_ipc.hf.called import called
 from tvm_ipc.hf.compiling import Compiled, compiled
 from tvm_ipc.hf.folder import DTYPES, Folder, read_folder
+from tvm_ipc.hf.plans import plan_of
 from tvm_ipc.hf.sampling import Sampler
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
 from tvm_ipc.weights.folder import stored_in
+from tvm_ipc.weights.joined import leaves
 from tvm_ipc.weights.load import load_weights
 
 #: Tokens of a prompt that are looked at together; scores are this times the length.
@@ -31,6 +34,7 @@ def load(
     folder: str | os.PathLike[str],
     session: Session,
     *,
+    plan: Any = None,
     dtype: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Model:
@@ -43,6 +47,9 @@ def load(
     ----------
     folder : with config.json and *.safetensors, as `save_pretrained` of transformers writes it.
     session : of as many workers as are to share the model.
+    plan : which weights are divided, and how: a mapping from patterns of their names to styles or
+        placements, as `parallelize` takes it, "auto" to find one, or None for that of transformers,
+        which is found too where transformers has none.
     dtype : what to compute in: "float32", "bfloat16" or "float16"; by default the type of the
         weights.
     progress : hears what is done.
@@ -51,15 +58,18 @@ def load(
     ------
     ModelError
         The folder has no model that is known; the message says what it has.
+    ValueError
+        The plan names what there is not, or divides what cannot be divided.
     WeightsError
         The weights are others than the configuration says, or damaged.
     """
     arguments.instance("load: session", session, Session, "a tvm_ipc.Session")
-    found = read_folder(folder)
+    planned = plan_of("load: plan", plan)
     if dtype is not None:
         arguments.one_of("load: dtype", dtype, DTYPES)
     arguments.function("load: progress", progress)
-    made = compiled(found, session.num_workers, computed_in(found, dtype), progress)
+    found = read_folder(folder)
+    made = compiled(found, session.num_workers, computed_in(found, dtype), progress, planned)
     progress("loading weights")
     return Model(session, found, made)
 
@@ -104,6 +114,7 @@ class Model:
         max_new_tokens: int = 16,
         *,
         temperature: float = 0.0,
+        top_k: int | None = None,
         top_p: float = 1.0,
         seed: int | None = None,
         stop: Iterable[int] | None = None,
@@ -115,7 +126,8 @@ class Model:
         ids : the tokens of the text, at least one.
         max_new_tokens : how many to yield, at most.
         temperature : 0 takes the likeliest token each time; otherwise they are drawn.
-        top_p : draw from the fewest tokens that together are at least so likely.
+        top_k : draw from so many of the likeliest tokens; from all of them if None.
+        top_p : draw from the fewest of these that together are at least so likely.
         seed : of the draws; with None they differ each time.
         stop : tokens after which there is nothing more to say; those of the model if None. They
             are yielded too.
@@ -129,7 +141,7 @@ class Model:
                 f"generate: {len(prompt)} tokens and {count} new ones are more than the "
                 f"{context} that the model was made for; give fewer, or a smaller max_new_tokens"
             )
-        sampler = Sampler(temperature, top_p, seed)
+        sampler = Sampler(temperature, top_k, top_p, seed)
         if stop is None:
             ends = self.folder.ends()
         else:
@@ -174,28 +186,11 @@ class Model:
         return found
 
 
-def _names_of(name: str, made: Compiled) -> Iterator[str]:
-    """Yield what a weight may be called: by itself, or as another that it is tied to.
-
-    Without the prefix it is as the model without its head was saved.
-    """
-    alike = [name, *[a for a, b in made.tied.items() if b == name]]
-    if name in made.tied:
-        alike.append(made.tied[name])
-    for one in alike:
-        yield one
-        yield one.removeprefix(f"{made.prefix}.")
-
-
 def _weights(session: Session, folder: Folder, made: Compiled) -> list[DRef]:
     """Load weights under the names that the folder has for them."""
     stored = stored_in(folder.path)
-    names = {}
-    for name in made.cut:
-        found = next((one for one in _names_of(name, made) if one in stored), name)
-        if found != name:
-            names[name] = found
-    wanted = {names.get(name, name) for name in made.cut}
+    names = {name: one for name, one in called(folder, stored, made).items() if one != name}
+    wanted = {leaf for name in made.cut for leaf in leaves(names.get(name, name))}
     ignored = [
         name
         for name in stored

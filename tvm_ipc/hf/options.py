@@ -7,6 +7,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NoReturn
 
 from tvm_ipc import terminal
@@ -30,6 +31,7 @@ class Options:
     folder : of the model.
     prompt, tokens : the text to continue, or its tokens; both None to measure alone.
     dtype : None for that of the weights.
+    plan : "auto", a file, or None for that of the model.
     """
 
     folder: str
@@ -38,9 +40,11 @@ class Options:
     tokens: tuple[int, ...] | None
     max_new_tokens: int
     temperature: float
+    top_k: int | None
     top_p: float
     seed: int | None
     dtype: str | None
+    plan: str | None
     threads: bool
     bench: bool
     json: bool
@@ -57,13 +61,26 @@ def parse(argv: Sequence[str]) -> Options:
         raise OptionError(f"--max-new-tokens is {given.max_new_tokens}; it must be at least 1")
     if not (0 <= given.temperature < math.inf):
         raise OptionError(f"--temperature is {given.temperature}; it must be a number from 0 on")
+    if given.top_k is not None and given.top_k < 1:
+        raise OptionError(f"--top-k is {given.top_k}; it must be at least 1")
     if not 0 < given.top_p <= 1:
         raise OptionError(f"--top-p is {given.top_p}; it must be above 0, and 1 at most")
     if given.seed is not None and given.seed < 0:
         raise OptionError(f"--seed is {given.seed}; it must be at least 0")
-    if given.temperature == 0 and (given.top_p != 1 or given.seed is not None):
-        what = "--seed" if given.top_p == 1 else "--top-p"
-        raise OptionError(f"{what} goes with --temperature above 0: without it nothing is drawn")
+    drawing = {"--top-k": given.top_k, "--seed": given.seed}
+    drawing["--top-p"] = None if given.top_p == 1 else given.top_p
+    for option, value in drawing.items():
+        if given.temperature == 0 and value is not None:
+            raise OptionError(
+                f"{option} goes with --temperature above 0: without it nothing is drawn"
+            )
+    if given.bench and given.temperature != 0:
+        raise OptionError("--bench compares the likeliest tokens; leave --temperature out")
+    if given.plan not in (None, "auto") and not Path(given.plan).is_file():
+        raise OptionError(
+            f"--plan {given.plan}: there is no such file; it is auto, or a file with a JSON object "
+            'such as {"q_proj": "colwise", "o_proj": "rowwise"}'
+        )
     if given.prompt == "":
         raise OptionError("--prompt is ''; there must be something to continue")
     if given.prompt is not None and given.tokens is not None:
@@ -122,15 +139,27 @@ def _parser() -> argparse.ArgumentParser:
         help="draw tokens, the higher the wilder; 0 takes the likeliest (default 0)",
     )
     parser.add_argument(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="draw from so many of the likeliest tokens (default all)",
+    )
+    parser.add_argument(
         "--top-p",
         type=float,
         default=1.0,
         metavar="P",
-        help="draw from the fewest tokens that together are at least so likely (default 1)",
+        help="draw from the fewest of these that together are at least so likely (default 1)",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the draws (default by chance)")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="to compute in (default the type of the weights)"
+    )
+    parser.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="which weights are divided, and how: a JSON object of patterns of their names and "
+        "styles, or auto to find a plan (default that of transformers)",
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"
@@ -138,7 +167,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="compare with PyTorch on the same cores; without a prompt, 128 tokens by chance",
+        help="compare with PyTorch on the same cores, both warm; without a prompt, 128 tokens by "
+        "chance",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of text and lines"

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_ipc.errors import ModelError
 from tvm_ipc.hf.folder import Folder
 from tvm_ipc.hf.options import Options
 from tvm_ipc.hf.packages import needed
@@ -37,14 +38,19 @@ def pytorch(folder: Folder, options: Options, prompt: list[int], count: int) -> 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder.path), dtype=getattr(torch, options.dtype or folder.dtype), local_files_only=True
     ).eval()
-    _continue(torch, model, prompt, 2)
-    tokens, first, rest = _continue(torch, model, prompt, count)
+    try:
+        likeliest(torch, model, prompt, 2)
+        tokens, first, rest = likeliest(torch, model, prompt, count)
+    except RuntimeError as error:  # such as experts of a few bytes, which PyTorch does not multiply
+        first_line = next(iter(str(error).splitlines()), "")
+        raise ModelError(f"--bench: PyTorch cannot run the model: {first_line}") from error
     return Theirs(tokens, first, rest, threads)
 
 
-def _continue(
+def likeliest(
     torch: Any, model: Any, prompt: list[int], count: int
 ) -> tuple[list[int], float, float]:
+    """Return the likeliest tokens after a prompt, and seconds to the first and to the others."""
     tokens: list[int] = []
     start = first = time.perf_counter()
     with torch.inference_mode():

@@ -10,11 +10,15 @@ activations  places where a plan divides what is between weights
 axes, divisions, repeats, products
              how axes of weights are divided so that what is made of them needs no collective
 meet         places in the program where what operators need is not what there is; cheapest decides
+caches       inputs that lie as the heads do which they are made of
+layout       where each parameter lies, by the program, the plan, its use, its cost
+parameters   what a model is given, by the names that plans know
 cut          what a rank has of a parameter
-model        all of it together
+model        parallelize(), step by step; parallelized is what it returns
 """
 
 from tvm_ipc.parallel.cut import Cut
-from tvm_ipc.parallel.model import Parallelized, parallelize
+from tvm_ipc.parallel.model import parallelize
+from tvm_ipc.parallel.parallelized import Parallelized
 
 __all__ = ["Cut", "Parallelized", "parallelize"]

@@ -83,7 +83,7 @@ class _Activations:
                 continue
             self.value_of[binding.var] = value
             if isinstance(value, relax.Call):
-                for one in {x for argument in value.args for x in variables_of(argument)}:
+                for one in set(variables_of(value)):
                     self.users.setdefault(one, []).append(binding)
         #: In which block a variable is bound, those within others left out.
         self.blocks = {
@@ -97,11 +97,8 @@ class _Activations:
         #: Which variables are gathered, and where they are to lie then.
         self.gathered: dict[relax.Var, list[Placement]] = {}
         self.wholes: dict[relax.Var, relax.Var] = {}
-        #: By a variable and the call that it is given to, the one that is gathered for it.
-        self.instead: dict[tuple[relax.Var, relax.Var], relax.Var] = {}
-        #: The first reshape of a variable to some extents.
-        self.first: dict[tuple[relax.Var, str, int], relax.Var] = {}
-        self.unused: set[relax.Var] = set()
+        #: Which of them is given to which call as a whole.
+        self.given_whole: set[tuple[relax.Var, relax.Var]] = set()
         for param, by_axis in styles.items():
             for mesh_axis, style in by_axis.items():
                 for meeting in meetings.get(param, ()):
@@ -193,7 +190,7 @@ class _Activations:
             return None
         if rule.why_not(label, list(self.mesh.axes.values())[index]):
             return None
-        operands = [x for argument in value.args for x in variables_of(argument)]
+        operands = list(variables_of(value))
         if len(operands) != len(rule.operands):
             # Constants are operands of rules as well.
             operands = [x for x in value.args if isinstance(x.ty, relax.TensorType)]
@@ -211,7 +208,7 @@ class _Activations:
     def _gather(self, index: int, meeting: Meeting) -> None:
         """Have a product with a weight that is divided by its outputs be given whole rows.
 
-        Where each product flattens its rows, those of the first one are gathered for all of them.
+        Rows that are flattened for it are gathered before that, once for all products.
         """
         block = self.blocks.get(meeting.binding.var)
         if block is None:
@@ -219,17 +216,15 @@ class _Activations:
         for number, argument in enumerate(meeting.call.args):
             if number == meeting.place or not isinstance(argument, relax.Var):
                 continue
-            source, value = argument, self.value_of.get(argument)
+            source, user, value = argument, meeting.binding.var, self.value_of.get(argument)
             if isinstance(value, relax.Call) and short_name(value) == "reshape":
-                source = value.args[0]
+                source, user = value.args[0], argument
             if source in self.params or isinstance(self._lies(source)[index], Shard):
                 continue
-            shape = ", ".join(map(str, argument.ty.shape.values))
-            first = self.first.setdefault((source, shape, block), argument)
-            self.gathered.setdefault(first, list(self._lies(first)))[index] = Replica()
-            self.instead[argument, meeting.binding.var] = first
-            if first is not argument and len(self.users[argument]) == 1:
-                self.unused.add(argument)
+            if self.blocks.get(user) != block or self.blocks.get(source) != block:
+                continue
+            self.gathered.setdefault(source, list(self._lies(source)))[index] = Replica()
+            self.given_whole.add((source, user))
 
     def _lies(self, var: relax.Var) -> Placements:
         found = self.lie.get(var)
@@ -242,13 +237,10 @@ class _Activations:
 
     def _change(self, binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
         var = binding.var
-        if var in self.unused:
-            return []
         bindings = [binding]
         if isinstance(value, relax.Call):
             arguments = [
-                self._whole_of(self.instead[x, var]) if (x, var) in self.instead else x
-                for x in value.args
+                self._whole_of(x) if (x, var) in self.given_whole else x for x in value.args
             ]
             if any(one is not x for one, x in zip(arguments, value.args, strict=True)):
                 call = relax.Call(value.op, arguments, value.attrs, list(value.ty_args), value.span)

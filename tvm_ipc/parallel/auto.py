@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tvm import relax
@@ -16,6 +16,7 @@ from tvm_ipc.parallel.axes import Axes
 from tvm_ipc.parallel.costs import Costs, Seconds, nominal, shape_of
 from tvm_ipc.parallel.divisions import divided_somehow
 from tvm_ipc.parallel.outcomes import Outcomes
+from tvm_ipc.parallel.plan import PIPELINE
 from tvm_ipc.parallel.search import Found, Search, Weight
 
 
@@ -40,18 +41,23 @@ class Program:
 
 
 def find_plan(
-    program: Program, mesh: Mesh, calibration: Calibration | None
+    program: Program, mesh: Mesh, axis: str, calibration: Calibration | None
 ) -> tuple[dict[str, Placements], list[str]]:
     """Return where weights lie that are to be divided, and why, in sentences.
+
+    Along other axes of the mesh weights are replicated. What ranks that differ along these have of
+    the work is the same for each plan, so the plan is found for the whole of it.
 
     Parameters
     ----------
     program : whose weights these are.
-    mesh : with one axis.
-    calibration : what the machine needs for what; None takes round figures.
+    mesh : of the ranks.
+    axis : along which weights are divided.
+    calibration : what as many workers as the axis has need for what; None takes round figures.
     """
-    _check(mesh, calibration)
-    (workers,) = mesh.axes.values()
+    order = list(mesh.axes)
+    at, workers = order.index(axis), mesh.extent(axis)
+    _check(axis, workers, calibration)
     ways = _ways(program, workers)
     weights = {
         var: Weight(name, _shape(var), int(shape_of(var.ty).bytes), ways[name])
@@ -62,13 +68,14 @@ def find_plan(
     search = Search(
         program.functions,
         weights,
-        {var: placements[0] for var, placements in program.fixed.items()},
-        Outcomes(mesh, Costs(used)),
+        {var: placements[at] for var, placements in program.fixed.items()},
+        Outcomes(Mesh({axis: workers}), Costs(used)),
         _Follow(program),
     )
     best = search.best()
     plain: dict[str, Placements] = {
-        name: (Shard(one.axis),) for name, one in best.placements.items()
+        name: tuple(Shard(one.axis) if k == at else Replica() for k in range(len(order)))
+        for name, one in best.placements.items()
     }
     return plain, _explained(best, search, used)
 
@@ -140,15 +147,31 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-def _check(mesh: Mesh, calibration: Calibration | None) -> None:
-    """Check that a plan can be found for a mesh."""
-    if len(mesh.axes) > 1:
-        raise ValueError(
-            f"parallelize: plan: 'auto' is for a mesh with one axis, and not {mesh}; find a plan "
-            "on one axis, and write its placements for that: {name: {'tp': cut.placements[0]}}"
-        )
-    if calibration is not None and calibration.workers != len(mesh.ranks):
+def _check(axis: str, workers: int, calibration: Calibration | None) -> None:
+    """Check that a plan can be found with a calibration."""
+    if calibration is not None and calibration.workers != workers:
         raise ValueError(
             f"parallelize: calibration: it was measured with {calibration.workers} workers, and "
-            f"the mesh has {len(mesh.ranks)}; measure again with `tvm-ipc bench --calibrate`"
+            f"the mesh has {workers} along {axis!r}; measure again with `tvm-ipc bench --calibrate`"
         )
+
+
+def axis_to_find(mesh: Mesh, of_inputs: Collection[str]) -> str | None:
+    """Return the axis along which weights are to be divided, None if there is only a pipeline.
+
+    Parameters
+    ----------
+    mesh : of the ranks.
+    of_inputs : axes along which the plan divides inputs.
+    """
+    if len(mesh.axes) == 1 and PIPELINE not in mesh.axes:
+        return next(iter(mesh.axes))
+    free = [axis for axis in mesh.axes if axis != PIPELINE and axis not in of_inputs]
+    if len(free) > 1 or (not free and of_inputs):
+        raise ValueError(
+            f"parallelize: plan: 'auto' divides weights along one axis, and {mesh} has "
+            f"{', '.join(map(repr, free)) or 'none'} along which the plan divides no input; divide "
+            "the batch of inputs along the others, {'ids': {'dp': comm.Shard(0)}, '*': 'auto'}, or "
+            "let one axis have all these ranks"
+        )
+    return free[0] if free else None

@@ -170,7 +170,7 @@ class Axes:
         ):
             for k, (tensor, axes) in enumerate(zip(tensors, labels, strict=True)):
                 for axis, label in enumerate(axes):
-                    if label is None:
+                    if label is None or label in rule.related:
                         continue
                     if label in rule.whole or (op.name == "take" and label in rule.reduced):
                         self._needed.append((*tensor, axis))
@@ -198,6 +198,23 @@ class Axes:
                 node = (*operands[0], axis)
                 self._slices.append((node, begin, begin + extent, (*result, axis)))
                 begin += extent
+        elif op.name == "concat":
+            axis, begin = axis_of(op.attrs.axis, op.ndim()), 0
+            extents = [constant(op.dims(k)[axis]) for k in range(len(operands))]
+            if None in extents:
+                return
+            for operand, extent in zip(operands, extents, strict=True):
+                if 0 < (extent or 0) < sum(one or 0 for one in extents):
+                    piece = (*results[0], axis), begin, begin + (extent or 0), (*operand, axis)
+                    self._slices.append(piece)
+                begin += extent or 0
+        elif op.name in ("nn.attention", "nn.attention_bias"):
+            queries, keys = (constant(op.dims(k)[2]) for k in range(2))
+            self._same((*operands[1], 2), (*operands[2], 2))
+            self._same((*operands[0], 2), (*results[0], 2))
+            if queries and keys and queries != keys and queries % keys == 0:
+                made = MadeOf((*operands[1], 2), times=queries // keys)
+                self._made.append(((*operands[0], 2), made))
         elif op.name == "strided_slice":
             for axis, begin, end in slices_of(op):
                 node = (*operands[0], axis)

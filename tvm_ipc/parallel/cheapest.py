@@ -51,11 +51,7 @@ def cheapest(
     names = [str(x) for x in operands]
     choices: list[list[Choice]] = []
     for index, workers in enumerate(mesh.axes.values()):
-        there = {
-            (of[here.axis], here.division): None
-            for of, one in zip(rule.operands, found, strict=True)
-            if isinstance(here := one[index], Shard)
-        }
+        there = rule.divided_by([one[index] for one in found], workers)
         allowed: list[Choice] = [
             (label, division)
             for label, division in there

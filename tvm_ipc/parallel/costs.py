@@ -206,29 +206,27 @@ _EVALUATED: Final[dict[str, Any]] = {
 }
 
 
+def seconds_of(var: relax.Var, value: relax.Expr, costs: Costs) -> Seconds:
+    """Return what one rank is predicted to take for a value that a variable is bound to."""
+    if not isinstance(value, relax.Call):
+        return Seconds()
+    given = [ty for x in value.args for ty in tensor_types(x.ty)]
+    if str(getattr(value.op, "name", "")) == COLLECTIVE:
+        kind = str(value.attrs.kind)
+        workers = costs.calibration.workers
+        size = shape_of(given[0]).bytes * (workers if kind in ("allgather", "all_to_all") else 1)
+        return Seconds(0.0, costs.collective(kind, size))
+    made = [shape_of(ty) for ty in tensor_types(var.ty)]
+    return Seconds(costs.operator(short_name(value), list(map(shape_of, given)), made), 0.0)
+
+
 def predicted(mod: tvm.IRModule, costs: Costs) -> Seconds:
     """Return what one rank is predicted to take for all functions of what it runs, once each."""
     total = Seconds()
-    known: dict[Any, Seconds] = {}
     for _, function in mod.functions_items():
         if not isinstance(function, relax.Function):
             continue
         for binding, value in walk(function):
-            if binding is None or not isinstance(value, relax.Call):
-                continue
-            name = short_name(value)
-            given = [ty for x in value.args for ty in tensor_types(x.ty)]
-            made = list(tensor_types(binding.var.ty))
-            if str(getattr(value.op, "name", "")) == COLLECTIVE:
-                kind = str(value.attrs.kind)
-                workers = costs.calibration.workers
-                size = shape_of(given[0]).bytes * (
-                    workers if kind in ("allgather", "all_to_all") else 1
-                )
-                total += Seconds(0.0, costs.collective(kind, size))
-                continue
-            key = name, tuple(map(shape_of, given)), tuple(map(shape_of, made))
-            if key not in known:
-                known[key] = Seconds(costs.operator(*key), 0.0)
-            total += known[key]
+            if binding is not None:
+                total += seconds_of(binding.var, value, costs)
     return total

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +35,8 @@ class Cut:
     mesh : whose ranks have it.
     placements : by axes of the mesh.
     is_input : whether it is given with each call; the others are weights.
+    ranks : which of the mesh have it, where stages of a pipeline that have no use for it do not;
+        None if all do.
     """
 
     name: str
@@ -43,10 +46,11 @@ class Cut:
     mesh: Mesh
     placements: Placements
     is_input: bool = False
+    ranks: tuple[int, ...] | None = None
 
     @property
     def part_shape(self) -> tuple[Any, ...]:
-        """The extents of what a rank has, which are those of the largest part."""
+        """The extents of what a rank has that has it, which are those of the largest part."""
         found = list(self.shape)
         for one, workers in zip(self.placements, self.mesh.axes.values(), strict=True):
             if isinstance(one, Shard):
@@ -60,7 +64,7 @@ class Cut:
 
     @property
     def bytes_per_rank(self) -> int | None:
-        """How many bytes a rank has, None where an extent is symbolic."""
+        """How many bytes a rank has that has it, None where an extent is symbolic."""
         return self._bytes(self.part_shape)
 
     def _bytes(self, extents: Sequence[Any]) -> int | None:
@@ -71,6 +75,8 @@ class Cut:
     def runs(self, rank: int, shape: Sequence[int] | None = None) -> Runs:
         """Return which indices of the whole a rank has, along each axis; see `tvm_ipc.parts`.
 
+        Of ranks that do not have it these are none, and what `part` returns has no elements.
+
         Parameters
         ----------
         rank : one of the mesh.
@@ -80,6 +86,8 @@ class Cut:
         ranks = self.mesh.ranks
         if arguments.integer("runs: rank", rank, "a rank of the mesh") not in ranks:
             raise arguments.wrong_value("runs: rank", f"a rank of {self.mesh}", rank)
+        if self.ranks is not None and rank not in self.ranks:
+            return ((),) * len(whole)
         place = np.unravel_index(ranks.index(rank), tuple(self.mesh.axes.values()))
         found = [all_of(extent) for extent in whole]
         for one, index, workers in zip(
@@ -117,24 +125,40 @@ class Cut:
 
     def __str__(self) -> str:
         extents = ", ".join(map(str, self.shape))
-        return f"{self.name} ({extents}) {self.dtype}: {show(self.mesh, self.placements)}"
+        where = "" if self.ranks is None else f" on {said_ranks(self.ranks)}"
+        return f"{self.name} ({extents}) {self.dtype}: {show(self.mesh, self.placements)}{where}"
+
+
+def said_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as sentences say them."""
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
 def notes_of(cuts: Iterable[Cut]) -> list[str]:
     """Return sentences on weights that are large and not divided, the largest first."""
     weights = [one for one in cuts if not one.is_input and one.bytes]
-    if not weights or len(weights[0].mesh.ranks) == 1:
-        return []
-    total = sum(one.bytes_per_rank or 0 for one in weights)
+    have = {one.name: one.mesh.ranks if one.ranks is None else one.ranks for one in weights}
     whole = [
         one
         for one in weights
-        if len(one.shape) > 1 and not any(isinstance(x, Shard) for x in one.placements)
+        if len(one.shape) > 1
+        and len(have[one.name]) > 1
+        and not any(isinstance(x, Shard) for x in one.placements)
     ]
     whole.sort(key=lambda one: -(one.bytes or 0))
-    return [
-        f"{one.name} is replicated: {one.bytes} bytes on each rank, "
-        f"{(one.bytes or 0) / total:.0%} of what it has"
-        for one in whole
-        if (one.bytes or 0) >= _LARGE * total
-    ]
+    totals: dict[int, int] = defaultdict(int)
+    for one in weights:
+        of_a_rank = one.bytes_per_rank or 0
+        for rank in have[one.name]:
+            totals[rank] += of_a_rank
+    notes = []
+    for one in whole:
+        total = totals[have[one.name][0]]
+        if (one.bytes or 0) >= _LARGE * total:
+            notes.append(
+                f"{one.name} is replicated: {one.bytes} bytes on each rank, "
+                f"{(one.bytes or 0) / total:.0%} of what it has"
+            )
+    return notes

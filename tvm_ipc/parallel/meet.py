@@ -28,6 +28,7 @@ from tvm_ipc.comm import Mesh, Partial, Replica, place
 from tvm_ipc.comm.place_operator import NAME
 from tvm_ipc.comm.placements import Placements, placements_of
 from tvm_ipc.parallel.cheapest import cheapest, rule_for
+from tvm_ipc.parallel.uses import variables_of
 from tvm_ipc.transform.ir.rewrite import begin_with, rewrite, typed, walk, with_value
 from tvm_ipc.transform.rules.composed import composed
 from tvm_ipc.transform.rules.operation import short_name
@@ -76,7 +77,7 @@ class _Meeting:
                     self.where.setdefault(value.args[0], placements)
         #: What stands for a variable, once it is placed elsewhere: by its block and placements.
         self.moved: dict[tuple[relax.Var, int, Placements], relax.Var] = {}
-        self.uses = Counter(x for _, value in walk(function) for x in _variables(value))
+        self.uses = Counter(x for _, value in walk(function) for x in variables_of(value))
         blocks = function.body.blocks
         self.blocks = {one.var: k for k, block in enumerate(blocks) for one in block.bindings[:]}
         self.dataflow = [isinstance(block, relax.DataflowBlock) for block in blocks]
@@ -200,22 +201,6 @@ class _Meeting:
 
     def _fresh(self, name: str, ty: relax.Type) -> relax.Var:
         return (relax.DataflowVar if self.dataflow[self.block] else relax.Var)(name, ty)
-
-
-def _variables(value: relax.Expr) -> Iterator[relax.Var]:
-    """Yield variables that a value uses."""
-    if isinstance(value, relax.Var):
-        yield value
-    elif isinstance(value, relax.Call):
-        for argument in value.args:
-            yield from _variables(argument)
-    elif isinstance(value, relax.Tuple):
-        for field in value.fields:
-            yield from _variables(field)
-    elif isinstance(value, relax.TupleGetItem):
-        yield from _variables(value.tuple_value)
-    elif isinstance(value, relax.SeqExpr):
-        yield from _variables(value.body)
 
 
 def tensors_among(arguments: Sequence[relax.Expr]) -> Iterator[relax.Expr]:

@@ -24,6 +24,8 @@ from tvm_ipc.parallel.styles import Style, Use, placement_of_torch, style_of, un
 
 #: What is to be found.
 AUTO: Final = "auto"
+#: The axis of a mesh along which ranks have different layers.
+PIPELINE: Final = "pp"
 #: Extents of parameters by their names.
 Shapes = Mapping[str, Sequence[Any]]
 
@@ -72,13 +74,13 @@ def read_plan(
         if isinstance(given, str) and given == AUTO:
             found = [name for name in shapes if matches(pattern, name)]
             if not found and pattern != "*":
-                raise _no_name(pattern, shapes)
+                raise no_name("plan", pattern, shapes)
             planned.wanted.update(dict.fromkeys(found))
             continue
         by_axis = _by_axis(f"parallelize: plan, of {pattern!r}", given, mesh)
         names = _names(pattern, by_axis, shapes)
         if not names:
-            raise _no_name(pattern, shapes)
+            raise no_name("plan", pattern, shapes)
         if all(isinstance(one, Style) and one.hook for one in by_axis.values()):
             continue
         for name in names:
@@ -143,18 +145,19 @@ def _names(pattern: str, by_axis: Mapping[str, Placement | Style], shapes: Shape
     wanted = pattern.split(".")
     if any(isinstance(one, Style) and one.weightless for one in by_axis.values()):
         wanted.pop()
-    return [name for name in shapes if any(_ends(one, wanted) for one in _modules(name))]
+    return [name for name in shapes if any(_ends(one, wanted) for one in modules_of(name))]
 
 
-def _modules(name: str) -> Iterable[list[str]]:
+def modules_of(name: str) -> Iterable[list[str]]:
+    """Return the modules around a parameter, by the parts of their names, the outermost first."""
     parts = name.split(".")
     return (parts[:end] for end in range(1, len(parts)))
 
 
-def _no_name(pattern: str, shapes: Shapes) -> ValueError:
+def no_name(argument: str, pattern: str, shapes: Shapes) -> ValueError:
     """Return the error for a pattern that means nothing, with what it may have meant."""
     near = _near(pattern, shapes)
-    return ValueError(f"parallelize: plan: {pattern!r} is the name of no parameter; {near}")
+    return ValueError(f"parallelize: {argument}: {pattern!r} is the name of no parameter; {near}")
 
 
 def _near(pattern: str, shapes: Shapes) -> str:
@@ -175,14 +178,24 @@ def _near(pattern: str, shapes: Shapes) -> str:
 
 def _by_axis(where: str, given: Any, mesh: Mesh) -> dict[str, Any]:
     """Return styles and placements by axes of the mesh."""
+    axes = [axis for axis in mesh.axes if axis != PIPELINE]
     if isinstance(given, Mapping):
         unknown = [axis for axis in given if axis not in mesh.axes]
         if unknown:
             known = ", ".join(map(repr, mesh.axes))
             raise ValueError(f"{where}: {unknown[0]!r} is no axis of the mesh, which has {known}")
         by_axis = dict(given)
-    elif len(mesh.axes) == 1:
-        by_axis = dict.fromkeys(mesh.axes, given)
+        if PIPELINE in by_axis:
+            raise ValueError(
+                f"{where}: nothing is divided along {PIPELINE!r}, whose ranks have different "
+                "layers; say with which these begin: stages=[...]"
+            )
+    elif len(axes) == 1:
+        by_axis = dict.fromkeys(axes, given)
+    elif not axes:
+        raise ValueError(
+            f"{where}: {mesh} has no axis along which weights are divided; leave it out"
+        )
     else:
         raise ValueError(
             f"{where}: {arguments.show(given)} is along which axis of {mesh}? Say it by the name "

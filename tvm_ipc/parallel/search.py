@@ -235,7 +235,7 @@ class Search:
         for block in function.body.blocks:
             for binding in block.bindings[:]:
                 value = binding.value
-                used = list(_variables(value))
+                used = list(variables_of(value))
                 uses.update(used)
                 last.update(dict.fromkeys(used, len(steps)))
                 given = [one for one in dict.fromkeys(used) if one in params]
@@ -244,7 +244,7 @@ class Search:
                     step.operands = list(tensors_among(value.args))
                     step.key = self._key(value, binding.var)
                 steps.append(step)
-        uses.update(_variables(function.body.body))
+        uses.update(variables_of(function.body.body))
         for var, index in last.items():
             steps[index].dead.append(var)
         for step in steps:
@@ -346,11 +346,3 @@ def _cheapest(states: Iterable[_State], number: int) -> list[_State]:
         if other is None or state.cost < other.cost:
             best[alike] = state
     return sorted(best.values(), key=lambda one: one.cost)[:number]
-
-
-def _variables(value: relax.Expr) -> Iterable[relax.Var]:
-    if isinstance(value, relax.Call):
-        for argument in value.args:
-            yield from variables_of(argument)
-    else:
-        yield from variables_of(value)

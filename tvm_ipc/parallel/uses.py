@@ -59,9 +59,12 @@ def meetings_of(
 
 
 def variables_of(expr: relax.Expr) -> Iterator[relax.Var]:
-    """Yield the variables in an argument of a call."""
+    """Yield the variables that a value, or an argument of a call, uses, as often as it does."""
     if isinstance(expr, relax.Var):
         yield expr
+    elif isinstance(expr, relax.Call):
+        for argument in expr.args:
+            yield from variables_of(argument)
     elif isinstance(expr, relax.Tuple):
         for field in expr.fields:
             yield from variables_of(field)
@@ -86,11 +89,6 @@ def unused(functions: Iterable[relax.Function], params: Iterable[relax.Var]) -> 
     left = set(params)
     for function in functions:
         for _, value in walk(function):
-            if isinstance(value, relax.Call):
-                for argument in value.args:
-                    left.difference_update(variables_of(argument))
-            elif isinstance(value, relax.If):
-                left.difference_update(variables_of(value.cond))
-            else:
-                left.difference_update(variables_of(value))
+            used = value.cond if isinstance(value, relax.If) else value
+            left.difference_update(variables_of(used))
     return left

@@ -12,6 +12,9 @@
 `TVM_IPC_CACHE`        folder that keeps compiled models (default: tvm_ipc in `XDG_CACHE_HOME`, or
                        in .cache of the home folder); it may be removed at any time
 =====================  =====================================================================
+
+One that is no setting of a session, but a promise of programs, is read by the native library:
+`TVM_IPC_CUDA_GRAPHS_OF_THREADS` (csrc/cuda/endpoint.cc).
 """
 
 from __future__ import annotations

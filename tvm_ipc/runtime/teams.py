@@ -53,6 +53,7 @@ class CurrentRank:
 
     Two threads of a rank may be in collectives of different teams at once. One that two of them
     enter at once is refused. After an error of the session a thread has to enter `with` anew.
+    On GPUs other threads do no collectives: docs/gpus.md says why.
 
         rank = tvm_ipc.CurrentRank()
 

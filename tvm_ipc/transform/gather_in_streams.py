@@ -36,7 +36,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.transform.ir.rewrite import belongs_to_others, calls, change_functions
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.overlap.find import LeftAloneError
+from tvm_ipc.transform.overlap.site import LeftAloneError
 from tvm_ipc.transform.overlap.streams import (
     gathers_in_streams,
     with_dataflow,

@@ -35,7 +35,7 @@ from tvm_ipc.comm import Mesh
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.ir.rewrite import calls
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.overlap.find import LeftAloneError
+from tvm_ipc.transform.overlap.site import LeftAloneError
 from tvm_ipc.transform.overlap.streams import in_streams, with_dataflow, without_dataflow
 from tvm_ipc.transform.placements.dist import with_places
 from tvm_ipc.transform.placements.function import has_marks, lower_function, mesh_of_function

@@ -45,13 +45,8 @@ from tvm_ipc.transform.ir.uses import Place, Uses
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.chunks import Emission, pieces
 from tvm_ipc.transform.overlap.cost import Choice, Workload, choose
-from tvm_ipc.transform.overlap.find import (
-    LeftAloneError,
-    MatrixProduct,
-    OverlapSite,
-    collective_of,
-    find_site,
-)
+from tvm_ipc.transform.overlap.find import collective_of, find_site
+from tvm_ipc.transform.overlap.site import LeftAloneError, MatrixProduct, OverlapSite
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "OverlapCommunication"
@@ -194,7 +189,8 @@ class _Overlap:
             blas=self._options.blas,
         )
         choice = choose(workload, self._options.calibration, said)
-        if choice.overlaps and workload.shows * len(pieces(site, choice.chunks)) > MAX_SHOWN:
+        rest = 0 if constant(site.rest) == 0 else 1
+        if choice.overlaps and workload.shows * len(pieces(site, choice.chunks)) + rest > MAX_SHOWN:
             raise LeftAloneError(
                 f"a rank would show more than {MAX_SHOWN} chunks: there are {site.left.outer} "
                 f"blocks of rows, and {site.ranks} ranks"
@@ -204,7 +200,7 @@ class _Overlap:
     def _emit(self, site: OverlapSite, chunks: int) -> None:
         emission = Emission(site, chunks)
         for product in site.products:
-            self._removed |= {one.binding.var for one in (product.matmul, *product.following)}
+            self._removed |= {one.binding.var for one in product.bindings}
         self._removed.add(site.collective.binding.var)
         if site.kind != "allgather":
             emission.sum()
@@ -230,7 +226,7 @@ class _Overlap:
 
     def _is_ready(self, product: MatrixProduct, at: Place) -> bool:
         """Whether all that a product needs is there when a place is reached."""
-        chain = [product.matmul, *product.following]
+        chain = product.bindings
         made = {one.binding.var for one in chain}
         for one in chain:
             for operand in one.binding.value.args:

@@ -14,7 +14,7 @@ After:
 
 Nothing changes its place: a collective whose result is used at once stays as it is, with a note in
 the report. It pays where links are slower than cores, or where there is a core for the thread that
-does works.
+does works; on GPUs, where works are on another stream, what takes their time goes on beside them.
 
 Runs after `CallTIRRewrite`, before `IPCAllReduceRewrite` and `StaticPlanBlockMemory`.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -21,7 +22,7 @@ from tvm_ipc.weights import folder, held, match, worker
 from tvm_ipc.weights.held import Held
 from tvm_ipc.weights.joined import Joined, Name, Whole
 from tvm_ipc.weights.reading import convert
-from tvm_ipc.weights.stored import Stored
+from tvm_ipc.weights.stored import Stored, byte_count
 
 if TYPE_CHECKING:
     from tvm_ipc.parallel import Cut
@@ -35,6 +36,8 @@ _NAMES: Final = (
 )
 #: Bytes of parts on their way to the workers; then they are waited for.
 _AT_ONCE: Final = 1 << 28
+#: Bytes of which the place of a part in the memory of a rank is a multiple.
+_ALIGNMENT: Final = 128
 
 
 def load_weights(
@@ -93,7 +96,7 @@ def load_weights(
         where = f"the {type(source).__name__}"
     called = _names(names, cuts, other_names)
     wholes = match.matched(where, cuts, called, tensors, patterns, strict)
-    loading = _Loading(session, cuts, progress)
+    loading = _Loading(session, cuts, wholes, progress)
     with loading.shown():
         return {name: loading.load(name, wholes[name], one) for name, one in cuts.items()}
 
@@ -101,7 +104,9 @@ def load_weights(
 class _Loading:
     """Weights on their way; those that are the same on each rank are loaded once."""
 
-    def __init__(self, session: Session, cuts: Mapping[str, Cut], progress: bool) -> None:
+    def __init__(
+        self, session: Session, cuts: Mapping[str, Cut], wholes: Mapping[str, Whole], progress: bool
+    ) -> None:
         self.session, self.progress = session, progress
         self.ranks = range(session.num_workers)
         self.all_bytes = sum(one.bytes_per_rank or 0 for one in cuts.values())
@@ -111,6 +116,32 @@ class _Loading:
         session.import_python_module(worker.__name__)
         self.read = session.get_global_func(worker.READ)
         self.make = session.get_global_func(worker.MAKE)
+        self.of_rank = {
+            name: {r: cut.runs(r, wholes[name].shape) for r in self.ranks if r in cut.mesh.ranks}
+            for name, cut in cuts.items()
+        }
+        self.used: dict[str, Counter[int]] = {}
+        self.rooms = self._rooms(cuts)
+
+    def _rooms(self, cuts: Mapping[str, Cut]) -> dict[str, DRef]:
+        """Return memory of the workers for all parts of a type."""
+        for name, cut in cuts.items():
+            self._place(cut.dtype, self.of_rank[name])
+        needed, self.used = self.used, {}
+        room = self.session.get_global_func(worker.ROOM)
+        return {
+            dtype: room(json.dumps({"dtype": dtype, "bytes": by_rank}))
+            for dtype, by_rank in needed.items()
+        }
+
+    def _place(self, dtype: str, of_rank: Mapping[int, Runs]) -> dict[int, int]:
+        """Return where the next part begins in the room for parts of its type, by ranks."""
+        used = self.used.setdefault(dtype, Counter())
+        places = {}
+        for rank, runs in of_rank.items():
+            places[rank] = used[rank]
+            used[rank] += -(-byte_count(dtype, extents(runs)) // _ALIGNMENT) * _ALIGNMENT
+        return places
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -124,7 +155,7 @@ class _Loading:
 
     def load(self, name: str, whole: Whole, cut: Cut) -> DRef:
         """Return a weight that is there, or on its way."""
-        of_rank = {r: cut.runs(r, whole.shape) for r in self.ranks if r in cut.mesh.ranks}
+        of_rank = self.of_rank[name]
         memory = tuple(one.tensor.memory for one in whole.pieces if isinstance(one.tensor, Held))
         key = (whole, memory, cut.dtype, tuple(of_rank.items()))
         if key not in self.loaded:
@@ -152,10 +183,11 @@ class _Loading:
                 for one in pieces
             ],
             "dtype": dtype,
+            "place": self._place(dtype, of_rank),
             "runs": different,
             "of_rank": {rank: different.index(runs) for rank, runs in of_rank.items()},
         }
-        return self.read(json.dumps(said))
+        return self.read(json.dumps(said), self.rooms[dtype])
 
     def _held(self, name: str, pieces: Sequence[Any], dtype: str, of_rank: dict[int, Runs]) -> DRef:
         arrays = [one.tensor.array().reshape(one.shape) for one in pieces]
@@ -173,7 +205,9 @@ class _Loading:
             if len(different) == 1 and len(of_rank) == len(self.ranks):
                 return self.session.put(part)
             if target is None:
-                target = self.make(json.dumps({"name": name, "dtype": dtype, "shapes": shapes}))
+                places = self._place(dtype, of_rank)
+                said = {"name": name, "dtype": dtype, "shapes": shapes, "place": places}
+                target = self.make(json.dumps(said), self.rooms[dtype])
             for rank in (rank for rank, has in of_rank.items() if has == runs):
                 target.debug_copy_from(rank, part)
         assert target is not None

@@ -48,17 +48,25 @@ struct Weights {
   int64_t ld;
 };
 
-/*! \brief y[r][n] (+)= sum over k of x[r][k] * weights; x and y are float32 rows of ldx, ldy. */
+/*! \brief y[r][n] = sum over k of x[r][k] * weights[k][n]; x and y are float32 rows of ldx, ldy. */
 using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, int64_t k, int64_t n,
                           float* y, int64_t ldy);
+
+/*!
+ * \brief y[r][n] = sum over k of x[r][k] * weights[n][k], for any number of rows. Elements of x lie
+ *        together along k, and are what the table says that has the function.
+ */
+using DotFn = void (*)(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k,
+                       int64_t n, float* y, int64_t ldy);
 
 struct BlasKernels {
   const char* name;
   /*! \brief float32 of `count` elements. By FloatType, up to kFloat32. */
   void (*widen[kFloat32 + 1])(float* to, const char* from, int64_t count);
-  /*! \brief Weights in rows along n (`dot` false: element k, n) or along k (`dot`: n, k).
-   *         [type][dot][rows - 1]; adds nothing to what y held. */
-  SkinnyFn skinny[kFloat32 + 1][2][kSkinnyRows];
+  /*! \brief Weights in rows along n. [type][rows - 1] */
+  SkinnyFn skinny[kFloat32 + 1][kSkinnyRows];
+  /*! \brief Weights in rows along k; x is float32. [type] */
+  DotFn dot[kFloat32 + 1];
   /*!
    * \brief Take `rows` x `cols` sums through the steps and store them. The target may be the
    *        sums' own memory if it is float32.
@@ -85,6 +93,8 @@ struct TileMatrix {
  */
 struct TileKernels {
   const char* name;
+  /*! \brief Up to so many rows kPairDot is faster than packing, where weights lie along k. */
+  int64_t rows_in_place;
   /*! \brief Before the first and after the last call of `block` on a thread. */
   void (*begin)();
   void (*pack_a)(const TileMatrix& a, int64_t row, int64_t rows, int64_t k, char* to);
@@ -102,6 +112,7 @@ extern const BlasKernels kAvx2Blas;
 extern const BlasKernels kAvx512Blas;
 extern const TileKernels kTileKernels;  // in tile registers
 extern const TileKernels kPairKernels;  // in vectors
+extern const DotFn kPairDot;            // x is bfloat16, and so are weights
 #endif
 
 }  // namespace tvm_ipc

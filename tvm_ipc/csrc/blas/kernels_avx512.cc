@@ -5,67 +5,7 @@
  *        Empty elsewhere.
  */
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tvm_ipc {
-namespace {
-
-// The masked forms with full masks: g++ 12 warns of undefined lanes in its own plain ones.
-struct Isa {
-  static constexpr size_t kBytes = 64;
-  static constexpr int64_t kLanes = 16;
-  static constexpr __mmask16 kAll = 0xffff;
-  typedef uint32_t U32 __attribute__((vector_size(64)));
-
-  using Raw16 = __m256i;
-
-  static inline __mmask16 First(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
-  static inline __m256i Load16(const char* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
-  static inline __m256i Load16Part(const char* p, int64_t count) {
-    return _mm256_maskz_loadu_epi16(First(count), p);
-  }
-  static inline void Store16(char* p, __m256i v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
-  }
-  static inline void Store16Part(char* p, __m256i v, int64_t count) {
-    _mm256_mask_storeu_epi16(p, First(count), v);
-  }
-  static inline __m512 Load32Part(const char* p, int64_t count) {
-    return _mm512_maskz_loadu_ps(First(count), p);
-  }
-  static inline void Store32Part(char* p, __m512 v, int64_t count) {
-    _mm512_mask_storeu_ps(p, First(count), v);
-  }
-  static inline __m512 WidenHalf(__m256i raw) { return _mm512_maskz_cvtph_ps(kAll, raw); }
-  static inline __m256i NarrowHalf(__m512 v) {
-    return _mm512_maskz_cvtps_ph(kAll, v, _MM_FROUND_TO_NEAREST_INT);
-  }
-  static inline __m512 WidenBrain(__m256i raw) {
-    return (__m512)((U32)_mm512_maskz_cvtepu16_epi32(kAll, raw) << 16);
-  }
-  static inline __m256i Lower(U32 words) {
-    return _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words);
-  }
-  static inline float Sum(__m512 v) {
-    typedef float F32 __attribute__((vector_size(64)));
-    F32 all = (F32)v;
-    __m256 half =
-        _mm256_add_ps((__m256)__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
-                      (__m256)__builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15));
-    __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
-    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
-  }
-};
-
-}  // namespace
-}  // namespace tvm_ipc
-
+#include "blas/isa_avx512.h"
 #include "blas/kernels_impl.h"
 
 namespace tvm_ipc {

@@ -10,6 +10,8 @@
 #include "blas/kernels.h"
 
 #if defined(__x86_64__)
+#include "blas/isa_avx512.h"
+#include "blas/kernels_dot.h"
 #include "blas/kernels_pairs.h"
 
 namespace tvm_ipc {
@@ -62,9 +64,27 @@ void Block(const char* a, const char* b, int64_t steps, bool two_rows, float* su
 
 void Nothing() {}
 
+/*! \brief Pairs of elements that lie together, of both. */
+struct InPlace {
+  static constexpr int64_t kXSize = 2, kWSize = 2, kStep = kTileStep;
+  using Vector = __m512bh;
+  static TVM_IPC_INLINE __m512bh LoadX(const char* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static TVM_IPC_INLINE __m512bh LoadW(const char* p) { return LoadX(p); }
+  static TVM_IPC_INLINE __m512bh LoadXPart(const char* p, int64_t count) {
+    return (__m512bh)_mm512_maskz_loadu_epi16(tvm_ipc::First(count), p);
+  }
+  static TVM_IPC_INLINE __m512bh LoadWPart(const char* p, int64_t count) {
+    return LoadXPart(p, count);
+  }
+  static TVM_IPC_INLINE Floats Add(Floats sums, __m512bh x, __m512bh w) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sums, x, w);
+  }
+};
+
 }  // namespace
 
-constexpr TileKernels kPairKernels = {"avx512bf16", Nothing, PackA, PackB, Block, Nothing};
+constexpr TileKernels kPairKernels = {"avx512bf16", 256, Nothing, PackA, PackB, Block, Nothing};
+constexpr DotFn kPairDot = Dot<InPlace>;
 
 }  // namespace tvm_ipc
 #endif  // __x86_64__

@@ -22,18 +22,14 @@
 namespace tvm_ipc {
 namespace {
 
-#define TVM_IPC_SKINNY(type)                                        \
-  {                                                                 \
-    {Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4>}, { \
-      Dot<type, 1>, Dot<type, 2>, Dot<type, 3>, Dot<type, 4>        \
-    }                                                               \
-  }
+#define TVM_IPC_SKINNY(type) {Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4>}
 
 constexpr BlasKernels MakeBlasKernels(const char* name) {
   return BlasKernels{
       name,
       {Widen<kFloat16>, Widen<kBFloat16>, Widen<kFloat32>},
       {TVM_IPC_SKINNY(kFloat16), TVM_IPC_SKINNY(kBFloat16), TVM_IPC_SKINNY(kFloat32)},
+      {Dot<Widened<kFloat16>>, Dot<Widened<kBFloat16>>, Dot<Widened<kFloat32>>},
       Finish};
 }
 

@@ -1,90 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_rows.h
- * \brief Products of few rows; part of kernels_impl.h.
+ * \brief Products of few rows with weights in rows along n; part of kernels_impl.h.
  */
 #ifndef TVM_IPC_BLAS_KERNELS_ROWS_H_
 #define TVM_IPC_BLAS_KERNELS_ROWS_H_
 
-#include "blas/kernels_format.h"
+#include "blas/kernels_dot.h"
 
 namespace tvm_ipc {
 namespace {
-
-/*!
- * \brief So many products are added one after the other; the sums of such stretches are added then.
- *        The rounding errors of a sum grow with the number of its terms.
- */
-constexpr int64_t kStretch = 256;
-
-/*!
- * \brief Weights in rows along k: each output is a dot product. Some outputs at a time share
- *        the loads of x, all rows of x share the load and the widening of a weight.
- */
-template <FloatType type, int kRows, int kCols>
-TVM_IPC_INLINE void DotStretch(const float* x, int64_t ldx, const char* w, int64_t stride,
-                               int64_t k, float* y, int64_t ldy) {
-  constexpr int64_t kSize = Format<type>::kSize;
-  Floats sums[kRows][kCols] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= k; i += kLanes) {
-    Floats weights[kCols];
-#pragma GCC unroll 8
-    for (int c = 0; c < kCols; ++c) {
-      const char* p = w + c * stride + i * kSize;
-      if (kCols > 1) __builtin_prefetch(p + kCols * stride, 0, 2);
-      weights[c] = Format<type>::Load(p);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      Floats value = Format<kFloat32>::Load((const char*)(x + r * ldx + i));
-#pragma GCC unroll 8
-      for (int c = 0; c < kCols; ++c) sums[r][c] += value * weights[c];
-    }
-  }
-  if (i < k) {
-#pragma GCC unroll 8
-    for (int c = 0; c < kCols; ++c) {
-      Floats weights = LoadPart<type>(w + c * stride + i * kSize, k - i);
-      for (int r = 0; r < kRows; ++r) {
-        sums[r][c] += LoadPart<kFloat32>((const char*)(x + r * ldx + i), k - i) * weights;
-      }
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kCols; ++c) y[r * ldy + c] = Isa::Sum(sums[r][c]);
-  }
-}
-
-template <FloatType type, int kRows, int kCols>
-TVM_IPC_INLINE void DotBlock(const float* x, int64_t ldx, const char* w, int64_t stride, int64_t k,
-                             float* y, int64_t ldy) {
-  constexpr int64_t kDeep = kStretch * kLanes;
-  float more[kRows * kCols];
-  for (int64_t i = 0; i < k; i += kDeep) {
-    DotStretch<type, kRows, kCols>(x + i, ldx, w + i * Format<type>::kSize, stride,
-                                   k - i < kDeep ? k - i : kDeep, i == 0 ? y : more,
-                                   i == 0 ? ldy : kCols);
-    if (i == 0) continue;
-    for (int r = 0; r < kRows; ++r) {
-      for (int c = 0; c < kCols; ++c) y[r * ldy + c] += more[r * kCols + c];
-    }
-  }
-}
-
-template <FloatType type, int kRows>
-void Dot(const float* x, int64_t ldx, Weights weights, int64_t k, int64_t n, float* y,
-         int64_t ldy) {
-  constexpr int kCols = kRows == 1 ? 8 : 4;
-  const int64_t stride = weights.ld * Format<type>::kSize;
-  int64_t j = 0;
-  for (; j + kCols <= n; j += kCols) {
-    DotBlock<type, kRows, kCols>(x, ldx, weights.data + j * stride, stride, k, y + j, ldy);
-  }
-  for (; j < n; ++j) {
-    DotBlock<type, kRows, 1>(x, ldx, weights.data + j * stride, stride, k, y + j, ldy);
-  }
-}
 
 /*!
  * \brief Weights in rows along n: rows of weights are scaled and added. Several of them at once,

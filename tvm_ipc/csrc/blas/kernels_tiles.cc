@@ -66,7 +66,7 @@ void End() { _tile_release(); }
 
 }  // namespace
 
-constexpr TileKernels kTileKernels = {"amx", Begin, PackA, PackB, Block, End};
+constexpr TileKernels kTileKernels = {"amx", 8, Begin, PackA, PackB, Block, End};
 
 }  // namespace tvm_ipc
 #endif  // __x86_64__

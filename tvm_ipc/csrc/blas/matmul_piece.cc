@@ -28,6 +28,9 @@ constexpr int64_t kFewRows = 8;
 // Of float32 the BLAS has kernels for small products, which read weights more than once.
 constexpr int64_t kFewRowsFloat32 = 4;
 constexpr int64_t kManyWeights = 1 << 17;
+// With weights along k, products that read them where they lie are faster than the BLAS, which
+// packs them, up to so many rows.
+constexpr int64_t kDotRows = 128;
 // Blocks of 16-bit products: rows, columns and depth of what is widened at once.
 constexpr int64_t kBlockRows = 512, kBlockCols = 512, kBlockDepth = 512;
 // In tile registers: bytes of operands that are packed at once, and columns of sums before steps.
@@ -82,6 +85,7 @@ struct Work : Piece {
 
   const BlasKernels& kernels = CurrentBlasKernels();
   const TileKernels* tiles = type == kBFloat16 ? CurrentTiles() : nullptr;
+  const DotFn pair_dot = type == kBFloat16 ? CurrentPairDot() : nullptr;
 
   char* At(int64_t i, int64_t j) const {
     return target + (i * ld_target + j) * SizeOf(target_type);
@@ -106,8 +110,7 @@ struct Work : Piece {
       Float64();
     } else if (a.cols == 0) {
       Nothing();
-    } else if (type == kFloat32 ? a.rows <= kFewRowsFloat32 && a.cols * b.cols >= kManyWeights
-                                : a.rows <= kFewRows) {
+    } else if (InPlace()) {
       FewRows();
     } else if (type == kFloat32) {
       Float32();
@@ -125,34 +128,51 @@ struct Work : Piece {
     Finish(zeros, 0, 0, a.rows, 0, b.cols);
   }
 
+  /*! \brief Whether weights are used where they lie, without packing or widening them first. */
+  bool InPlace() const {
+    const bool many = a.cols * b.cols >= kManyWeights;
+    if (type == kFloat32 && !many) return false;
+    if (a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows)) return true;
+    const int64_t most = pair_dot != nullptr ? tiles->rows_in_place : kDotRows;
+    return many && !b.plain() && a.col == 1 && a.rows <= most;
+  }
+
   void FewRows() const {
-    const int64_t m = a.rows, n = b.cols, k = a.cols;
-    const float* x = reinterpret_cast<const float*>(a.data);
+    const int64_t m = a.rows, n = b.cols, k = a.cols, weight = SizeOf(type);
+    const bool dot = !b.plain(), pairs = dot && pair_dot != nullptr && a.col == 1;
+    const char* x = a.data;
     int64_t ldx = a.row;
-    if (type != kFloat32 || a.col != 1) {
+    if (!pairs && (type != kFloat32 || a.col != 1)) {
       float* widened = scratch_a.Floats(m * k);
       WidenTo(a, widened, k);
-      x = widened;
+      x = reinterpret_cast<const char*>(widened);
       ldx = k;
     }
-    const bool direct = target_type == kFloat32;
-    float* sums = direct ? reinterpret_cast<float*>(target) : scratch_c.Floats(m * n);
-    const int64_t ld = direct ? ld_target : n;
-    const bool dot = !b.plain();
-    // Few enough weights at a time to stay in a cache until the last rows have used them.
-    const int64_t weight = SizeOf(type);
+    const bool direct = target_type == kFloat32, finish = !direct || num_steps > 0;
+    // Few enough columns at a time that their weights stay in a cache until the last rows have
+    // used them, or, where these do that by themselves, their sums until the steps are taken.
     int64_t cols = n;
-    if (m > kSkinnyRows) cols = std::max<int64_t>(64, (512 << 10) / (k * weight) / 64 * 64);
+    if (!dot && m > kSkinnyRows) cols = (512 << 10) / (k * weight);
+    if (dot && finish) cols = kStepBytes / 4 / m;
+    cols = std::min(n, std::max<int64_t>(64, cols / 64 * 64));
     for (int64_t j = 0; j < n; j += cols) {
       const int64_t width = std::min(cols, n - j);
+      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * cols);
+      const int64_t ld = direct ? ld_target : cols;
       const Weights weights{b.data + j * b.col * weight, b.ld()};
-      for (int64_t i = 0; i < m; i += kSkinnyRows) {
-        const int64_t rows = std::min<int64_t>(kSkinnyRows, m - i);
-        kernels.skinny[type][dot][rows - 1](x + i * ldx, ldx, weights, k, width, sums + i * ld + j,
-                                            ld);
+      if (dot) {
+        const DotFn run = pairs ? pair_dot : kernels.dot[type];
+        run(x, ldx, m, weights, k, width, sums, ld);
+      } else {
+        const float* floats = reinterpret_cast<const float*>(x);
+        for (int64_t i = 0; i < m; i += kSkinnyRows) {
+          const int64_t rows = std::min<int64_t>(kSkinnyRows, m - i);
+          kernels.skinny[type][rows - 1](floats + i * ldx, ldx, weights, k, width, sums + i * ld,
+                                         ld);
+        }
       }
+      if (finish) Finish(sums, ld, 0, m, j, width);
     }
-    if (!direct || num_steps > 0) Finish(sums, ld, 0, m, 0, n);
   }
 
   void Float32() const {

@@ -97,6 +97,14 @@ const TileKernels* CurrentTiles() {
   }
 }
 
+DotFn CurrentPairDot() {
+#if defined(__x86_64__)
+  static const bool here = Pairs() != nullptr;
+  if (here && CurrentTiles() != nullptr) return kPairDot;
+#endif
+  return nullptr;
+}
+
 std::string BlasInstructionSet() {
   const TileKernels* tiles = CurrentTiles();
   return std::string(CurrentBlasKernels().name) + (tiles ? ", " : "") + (tiles ? tiles->name : "");

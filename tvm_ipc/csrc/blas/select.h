@@ -18,6 +18,9 @@ const BlasKernels& CurrentBlasKernels();
 /*! \brief Products of bfloat16, or nullptr where the processor has none or others were named. */
 const TileKernels* CurrentTiles();
 
+/*! \brief Products of bfloat16 with weights along k, or nullptr as CurrentTiles. */
+DotFn CurrentPairDot();
+
 /*! \brief Name of the instruction set of the kernels in use. */
 std::string BlasInstructionSet();
 

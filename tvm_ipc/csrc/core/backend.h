@@ -26,6 +26,7 @@
 namespace tvm_ipc {
 
 class Rank;
+class Works;
 
 /*! \brief Contiguous elements. */
 struct Buffer {
@@ -134,6 +135,10 @@ class Endpoint {
   virtual void Follow(uint32_t generation) {}
   /*! \brief After a command: wait where what others do with its results would not. */
   virtual void Rest() {}
+  /*! \brief What does the rank's works, where operations only start on the calling thread's
+   *         stream (core/streams.h); null leaves them to a thread, which calls operations that end.
+   */
+  virtual std::unique_ptr<Works> MakeWorks();
   /*! \brief Write a number, an int64, in the order of what was started here. */
   virtual void WriteNumber(int64_t number, const Buffer& recv) {
     memcpy(recv.data, &number, sizeof(number));

@@ -116,7 +116,8 @@ Rank::~Rank() {
 
 Works& Rank::works() {
   std::lock_guard<std::mutex> lock(works_mutex_);
-  if (works_ == nullptr) works_ = std::make_unique<Works>(*this);
+  if (works_ == nullptr) works_ = endpoint_->MakeWorks();
+  if (works_ == nullptr) works_ = std::make_unique<WorksOfThread>(*this);
   return *works_;
 }
 
@@ -134,6 +135,7 @@ void Rank::Leave() {
 }
 
 Turn Rank::Begin(TeamId team) {
+  RequireOwnThread();
   Meeting& meeting = team == kWorld || (team == kGroup && group_size_ == num_ranks_) ? world_
                      : team == kGroup                                                ? group_
                                                                                      : Made(team);
@@ -204,6 +206,15 @@ uint32_t Rank::CheckSession() const {
   return generation;
 }
 
+void Rank::RequireOwnThread() const {
+  if (!shared_ || acting.owner || acting.rank.get() != this) return;
+  if (!backend_->capabilities().streams) return;
+  Fail(kind::kRuntime, "this thread acts for rank ", id_, ", which has the backend ",
+       backend_->name(), ": there only the worker's own thread does collectives, since they are",
+       " started and not waited for, in one order on all ranks; call them in the function that the",
+       " worker runs");
+}
+
 void Rank::CheckThread(uint32_t generation) const {
   if (left_->load()) Fail(kind::kPeer, "rank ", id_, " has left the session");
   if (acting.owner || acting.rank.get() != this || acting.generation == generation) return;
@@ -225,6 +236,7 @@ Link Rank::BeginReceive(int from) {
 
 Link Rank::BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
                         Packets& packets) {
+  RequireOwnThread();
   Link link{Busy(shared_ ? &busy : nullptr), channel, packets.last};
   if (link.busy.refused()) {
     Fail(kind::kRuntime, "two threads of rank ", id_, " ", verb, " rank ", peer,

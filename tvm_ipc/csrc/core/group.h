@@ -158,7 +158,7 @@ class Rank {
   /*! \brief Over which it receives; by default there is none. */
   EmulatedLink& link() { return link_; }
 
-  /*! \brief What the rank has posted; the thread that does it starts with the first call. */
+  /*! \brief What the rank has posted; what does it starts with the first call. */
   Works& works();
   /*! \brief Returns when all works have ended. */
   void Drain();
@@ -181,6 +181,13 @@ class Rank {
   Meeting& Made(TeamId team);
   Link BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
                     Packets& packets);
+  /*!
+   * \brief Throw where the calling thread acts for the rank and operations only start (streams).
+   *
+   * What two threads start stands in one stream, in an order that differs between ranks; and a call
+   * of one that frees memory waits for what the other has started, which waits for peers.
+   */
+  void RequireOwnThread() const;
   void CheckThread(uint32_t generation) const;
 
   int id_;

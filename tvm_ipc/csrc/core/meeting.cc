@@ -128,6 +128,9 @@ uint64_t HashOf(const std::vector<int64_t>& numbers) {
 }
 
 std::string Describe(const Descriptor& d) {
+  if (d.op == OpName("launch")) {
+    return "the launch of kernels together, as of workers that are threads (docs/gpus.md)";
+  }
   if (d.op == OpName("hide")) {
     return Text("hide of ", d.count, " tensors that it showed, whose numbers have the hash ",
                 d.parts);

@@ -51,6 +51,7 @@ class Meeting {
   Meeting(Control& control, TeamId team, std::vector<int> ranks, const std::vector<int>& places,
           int me, const RankOptions& options, const WaitPolicy& wait);
 
+  TeamId team() const { return team_; }
   int size() const { return static_cast<int>(members_.size()); }
   /*! \brief This rank's index in the team. */
   int index() const { return me_; }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/error.h"
 #include "core/group.h"
 #include "core/process.h"
@@ -28,21 +29,44 @@ void WaitUntil(const std::atomic<uint32_t>& word, uint32_t step, std::atomic<uin
 
 }  // namespace
 
-void Work::Wait() {
-  static const std::atomic<uint32_t> never{0};
-  WaitUntil(ended_, 1, sleepers_, never);
-  if (failed_) {
-    Fail(kind::kPeer, name_, ", which was posted, did not end well; what went wrong has been told");
+/*! \brief A work of the thread. */
+class WorksOfThread::One final : public Work {
+ public:
+  void Wait() final {
+    static const std::atomic<uint32_t> never{0};
+    WaitUntil(ended_, 1, sleepers_, never);
+    if (failed_) FailWork(name_);
   }
+
+ private:
+  friend class WorksOfThread;
+  std::string name_;
+  std::function<bool()> operation_;
+  uint32_t generation_ = 0;
+  bool failed_ = false;
+  /*! \brief 1 when it has ended; what it wrote is seen by whoever sees that. */
+  std::atomic<uint32_t> ended_{0};
+  std::atomic<uint32_t> sleepers_{0};
+};
+
+std::unique_ptr<Works> Endpoint::MakeWorks() { return nullptr; }
+
+void Work::FailWork(const std::string& name) {
+  Fail(kind::kPeer, name, ", which was posted, did not end well; what went wrong has been told");
 }
 
-Works::Works(Rank& rank) : rank_(rank) {
+Works* Works::OfThisThread() { return works_of_thread; }
+
+Works::Doing::Doing(Works& works) { works_of_thread = &works; }
+Works::Doing::~Doing() { works_of_thread = nullptr; }
+
+WorksOfThread::WorksOfThread(Rank& rank) : Works(rank) {
   rank.Share();
   BlockSignals blocked;  // the new thread keeps them blocked: they are for the program's
   thread_ = std::thread([this] { Run(); });
 }
 
-Works::~Works() {
+WorksOfThread::~WorksOfThread() {
   if (rank_.forked()) {
     thread_.detach();  // it is a thread of the parent
     return;
@@ -52,8 +76,8 @@ Works::~Works() {
   thread_.join();
 }
 
-std::shared_ptr<Work> Works::Post(std::string name, std::function<bool()> operation) {
-  auto work = std::make_shared<Work>();
+std::shared_ptr<Work> WorksOfThread::Post(std::string name, std::function<bool()> operation) {
+  auto work = std::make_shared<One>();
   work->name_ = std::move(name);
   work->operation_ = std::move(operation);
   work->generation_ = rank_.CheckSession();
@@ -64,15 +88,13 @@ std::shared_ptr<Work> Works::Post(std::string name, std::function<bool()> operat
   return work;
 }
 
-void Works::Drain() {
-  std::shared_ptr<Work> last;
+void WorksOfThread::Drain() {
+  std::shared_ptr<One> last;
   if (std::lock_guard<std::mutex> lock(mutex_); true) last = last_;
   if (last == nullptr) return;
   static const std::atomic<uint32_t> never{0};
   WaitUntil(last->ended_, 1, last->sleepers_, never);
 }
-
-Works* Works::OfThisThread() { return works_of_thread; }
 
 TeamId Works::TeamFor(TeamId team) {
   auto known = teams_.find(team);
@@ -92,11 +114,11 @@ TeamId Works::TeamFor(TeamId team) {
   return teams_[team] = TeamOf(rank_.control(), ranks, copy | kCopiesOfWorks);
 }
 
-void Works::Run() {
-  works_of_thread = this;
+void WorksOfThread::Run() {
+  const Doing doing(*this);
   for (uint32_t next = 1;; ++next) {
     WaitUntil(count_, next, sleepers_, stop_);
-    std::shared_ptr<Work> work;
+    std::shared_ptr<One> work;
     if (std::lock_guard<std::mutex> lock(mutex_); true) {
       if (posted_.empty()) return;  // it was told to stop
       work = std::move(posted_.front());
@@ -106,7 +128,7 @@ void Works::Run() {
   }
 }
 
-void Works::Do(Work& work) {
+void WorksOfThread::Do(One& work) {
   // The rank ends this thread before it ends itself, so the thread need not keep it.
   ActFor(std::shared_ptr<Rank>(std::shared_ptr<void>(), &rank_));
   const Control& control = rank_.control();

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file works.h
- * \brief Works: operations that a rank has posted, and that a thread of it does in their order,
- *        while the program does something else.
+ * \brief Works: operations that a rank has posted, and that are done in their order, while the
+ *        program does something else.
  *
  * All ranks of a session run one program, so they post the same works in the same order, and one
- * thread for each rank is enough for works of any teams: none waits for one that is behind it. A
- * work has a team of its own beside each team of the program (`Works::TeamFor`), so that the
- * program may go on with collectives of the same ranks.
+ * thread for each rank, or one stream of its device, is enough for works of any teams: none waits
+ * for one that is behind it. A work has a team of its own beside each team of the program
+ * (`Works::TeamFor`), so that the program may go on with collectives of the same ranks.
  */
 #ifndef TVM_IPC_CORE_WORKS_H_
 #define TVM_IPC_CORE_WORKS_H_
@@ -32,56 +32,79 @@ class Rank;
 /*! \brief An operation that was posted. */
 class Work {
  public:
-  /*! \brief Returns when the work has ended; throws PeerError if it failed, or was not started. */
-  void Wait();
+  virtual ~Work() = default;
+  /*!
+   * \brief What the calling thread does from now on is done when the work has ended. Throws
+   *        PeerError if it failed, or was not started.
+   */
+  virtual void Wait() = 0;
 
- private:
-  friend class Works;
-  std::string name_;
-  std::function<bool()> operation_;
-  uint32_t generation_ = 0;
-  bool failed_ = false;
-  /*! \brief 1 when it has ended; what it wrote is seen by whoever sees that. */
-  std::atomic<uint32_t> ended_{0};
-  std::atomic<uint32_t> sleepers_{0};
+ protected:
+  [[noreturn]] static void FailWork(const std::string& name);
 };
 
-/*! \brief The works of a rank, and the thread that does them. */
+/*! \brief The works of a rank. */
 class Works {
  public:
-  explicit Works(Rank& rank);
+  explicit Works(Rank& rank) : rank_(rank) {}
   /*! \brief Ends when all works have. */
-  ~Works();
+  virtual ~Works() = default;
   Works(const Works&) = delete;
   Works& operator=(const Works&) = delete;
 
   /*!
-   * \brief Let the thread do an operation when it has done all that was posted before.
+   * \brief Let an operation be done when all that was posted before has been.
    * \param name For errors.
    * \param operation Returns whether it went well. If not it has said so itself; it never throws.
+   *        What it holds is kept until it has been done.
    */
-  std::shared_ptr<Work> Post(std::string name, std::function<bool()> operation);
+  virtual std::shared_ptr<Work> Post(std::string name, std::function<bool()> operation) = 0;
   /*! \brief Returns when all that was posted has ended. */
-  void Drain();
+  virtual void Drain() = 0;
 
-  /*! \brief Those that the calling thread does; nullptr for every other thread. */
+  /*! \brief Those of which the calling thread does one now, or nullptr. */
   static Works* OfThisThread();
-  /*! \brief The works' own team of the same ranks. For their thread alone. */
+  /*! \brief The works' own team of the same ranks. For who does one of them. */
   TeamId TeamFor(TeamId team);
 
- private:
-  void Run();
-  void Do(Work& work);
+ protected:
+  /*! \brief While it lives, the calling thread does a work; one thread at a time. */
+  class Doing {
+   public:
+    explicit Doing(Works& works);
+    ~Doing();
+    Doing(const Doing&) = delete;
+    Doing& operator=(const Doing&) = delete;
+  };
 
   Rank& rank_;
+
+ private:
+  std::map<TeamId, TeamId> teams_;
+};
+
+/*! \brief Works that a thread of the rank does. */
+class WorksOfThread final : public Works {
+ public:
+  explicit WorksOfThread(Rank& rank);
+  ~WorksOfThread() final;
+
+  std::shared_ptr<Work> Post(std::string name, std::function<bool()> operation) final;
+  void Drain() final;
+
+ private:
+  class One;
+
+  void Run();
+  void Do(One& work);
+
   std::mutex mutex_;
-  std::deque<std::shared_ptr<Work>> posted_;
-  std::shared_ptr<Work> last_;
+  std::deque<std::shared_ptr<One>> posted_;
+  std::shared_ptr<One> last_;
   /*! \brief How many were posted; the thread sleeps on it. */
   std::atomic<uint32_t> count_{0};
   std::atomic<uint32_t> sleepers_{0};
   std::atomic<uint32_t> stop_{0};
-  std::map<TeamId, TeamId> teams_;
   std::thread thread_;
 };
 

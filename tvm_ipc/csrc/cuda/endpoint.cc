@@ -12,6 +12,8 @@
 
 #include "core/exchange.h"
 #include "core/streams.h"
+#include "core/teams.h"
+#include "driver/works.h"
 
 namespace tvm_ipc::cuda {
 
@@ -52,6 +54,16 @@ bool IsGone(Status status) {
          static_cast<int>(status) == kContextIsDestroyed;
 }
 
+bool LetsThreadsCapture() {
+  constexpr const char* kName = "TVM_IPC_CUDA_GRAPHS_OF_THREADS";
+  const char* const given = getenv(kName);
+  const std::string value = given == nullptr ? "" : given;
+  if (!value.empty() && value != "0" && value != "1") {
+    Fail(kind::kValue, kName, " must be 0 or 1, not '", value, "'");
+  }
+  return value == "1";
+}
+
 std::shared_ptr<kernels::ErrorRecord> MakeRecords(const std::shared_ptr<Device>& device) {
   const Here here(*device);
   void* data = nullptr;
@@ -87,10 +99,12 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
     if (me.pid == theirs.pid) ++ranks_here;
   }
   for (size_t i = 0; i < all.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) meets_ = meets_ || all[i].pid == all[j].pid;
+    for (size_t j = 0; j < i; ++j) {
+      meets_ = meets_ || all[i].pid == all[j].pid;
+      apart_ = apart_ && !all[i].Shares(all[j]);
+    }
   }
-  const char* const captures = getenv("TVM_IPC_CUDA_GRAPHS_OF_THREADS");
-  captures_ = captures != nullptr && std::string(captures) == "1";
+  captures_ = LetsThreadsCapture();
   limits_ = kernels_->LimitsFor(ranks_on_device);
   const size_t asked = rank.control().arena_bytes;
   const size_t arena = asked != 0 ? asked : DefaultArenaOn(*device_, ranks_on_device);
@@ -121,18 +135,9 @@ CudaEndpoint::~CudaEndpoint() {
   }
 }
 
-Stream CudaEndpoint::CurrentStream() const {
-  return static_cast<Stream>(ProgramStreams().current(kDeviceType, device_->ordinal()));
-}
-
-bool CudaEndpoint::IsCapturing(Stream stream) const {
-  int status = kNotCapturing;
-  return driver_.cuStreamIsCapturing.Try(stream, &status) == kSuccess && status != kNotCapturing;
-}
-
 Stream CudaEndpoint::Enter(Order& order, bool* capturing) {
-  Stream const stream = CurrentStream();
-  *capturing = IsCapturing(stream);
+  Stream const stream = ProgramStream(*device_);
+  *capturing = IsCapturing(*device_, stream);
   if (*capturing) return stream;
   auto wait_for = [&](Stream other) {
     Event event = nullptr;
@@ -171,6 +176,9 @@ Member& CudaEndpoint::MemberOf(Meeting& meeting) {
   }
   member.args.size = member.size;
   member.args.place = member.place;
+  const TeamRecord* const made = FindTeam(rank_.control(), meeting.team());
+  const bool of_works = made != nullptr && made->copy >= kCopiesOfWorks;
+  member.limits = of_works ? kernels::LimitsOfWorks(limits_) : limits_;
   const int seat = meeting.place(member.place);
   member.record = records_.get() + seat;
   member.args.guard = GuardOf(&member.args.seat[member.place]->failed, member.record);
@@ -208,12 +216,12 @@ void* CudaEndpoint::Grow(Growing& memory, size_t bytes) {
 void CudaEndpoint::Copy(const Buffer& source, const Buffer& target) {
   const Here here(*device_);
   const size_t bytes = std::min(source.bytes(), target.bytes());
-  CopyOnStream(target.data, source.data, bytes, CurrentStream());
+  CopyOnStream(target.data, source.data, bytes, ProgramStream(*device_));
 }
 
 void CudaEndpoint::WriteNumber(int64_t number, const Buffer& recv) {
   const Here here(*device_);
-  Stream const stream = CurrentStream();
+  Stream const stream = ProgramStream(*device_);
   const auto bits = static_cast<uint64_t>(number);
   const Address low = AddressOf(recv.data);
   const char* const what = "to write a number";
@@ -248,7 +256,7 @@ void CudaEndpoint::Drain(const Stream* current) {
 
 void CudaEndpoint::Settle() {
   if (rank_.forked()) return;
-  Stream const current = CurrentStream();
+  Stream const current = ProgramStream(*device_);
   Drain(&current);
   // What was reported before a recovery has been told; the next operation clears it.
   if (generation_.load() == rank_.control().generation.load()) CheckRecords();
@@ -269,7 +277,7 @@ void CudaEndpoint::Follow(uint32_t generation) {
 }
 
 void CudaEndpoint::StartAgain() {
-  Stream const current = CurrentStream();
+  Stream const current = ProgramStream(*device_);
   Drain(&current);
   // From here on no kernel of any rank is on its way to write into seats.
   ExchangeWithAll(rank_, "the end of what went before an error", {});
@@ -279,6 +287,10 @@ void CudaEndpoint::StartAgain() {
     for (auto& [meeting, member] : members_) member.compared = false;
   }
   ExchangeWithAll(rank_, "a new start after an error", {});
+}
+
+std::unique_ptr<Works> CudaEndpoint::MakeWorks() {
+  return std::make_unique<WorksOnStream>(rank_, device_);
 }
 
 Operation::Operation(CudaEndpoint& endpoint, TeamId team)
@@ -309,6 +321,7 @@ void Operation::LaunchTogether(const char* what, Kernel kernel, const kernels::L
 
 void Operation::LaunchMet(const char* what, Kernel kernel, const kernels::Launch& grid,
                           void* arguments) const {
+  const Launching launching(endpoint_.meets_ && member.size > 1);
   Launch(what, kernel, grid, arguments);
   if (!endpoint_.meets_ || member.size == 1) return;
   Descriptor launched;

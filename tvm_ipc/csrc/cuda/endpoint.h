@@ -52,6 +52,8 @@ struct Member {
   std::vector<int> ranks;
   kernels::TeamArgs args{};
   kernels::ErrorRecord* record = nullptr;
+  /*! \brief Of its kernels: those of works share the device with those of the program. */
+  kernels::Limits limits{1, 1};
   /*! \brief Whether it has met the others since a kernel found that they disagree. */
   bool compared = false;
   Order order;
@@ -114,6 +116,7 @@ class CudaEndpoint final : public Endpoint {
   void Settle() final;
   void Follow(uint32_t generation) final;
   void Rest() final;
+  std::unique_ptr<Works> MakeWorks() final;
 
  private:
   friend class Operation;
@@ -121,9 +124,6 @@ class CudaEndpoint final : public Endpoint {
   Member& MemberOf(Meeting& meeting);
   /*! \brief The calling thread's stream, which waits for what went before. */
   Stream Enter(Order& order, bool* capturing);
-  /*! \brief The calling thread's. */
-  Stream CurrentStream() const;
-  bool IsCapturing(Stream stream) const;
   /*! \brief Wait for all streams on which operations are, and for another one. */
   void Drain(const Stream* current);
   /*! \brief After a recovery: nothing is on the way any more, and seats start again. */
@@ -141,7 +141,10 @@ class CudaEndpoint final : public Endpoint {
   kernels::Guard GuardOf(uint32_t* failed, kernels::ErrorRecord* record) const;
   /*! \brief What both ends of a message have in their arguments. */
   kernels::MessageArgs MessageOf(const Buffer& buffer, int peer);
+  void Exchange(const Buffer& buffer, int peer, bool sends);
   void Move(Operation& operation, const char* what, kernels::Header header, const MovePlan& plan);
+  void BroadcastInSlices(Operation& operation, kernels::Header header, const Buffer* send, int root,
+                         const Buffer& recv);
   /*! \brief Throw where what is captured would have to meet on the host. */
   void RequireReplays(const char* operation) const;
 
@@ -149,6 +152,7 @@ class CudaEndpoint final : public Endpoint {
   std::shared_ptr<Device> device_;
   std::shared_ptr<const Kernels> kernels_;
   const Driver& driver_;
+  /*! \brief The program's kernels, and those of works beside them. */
   kernels::Limits limits_{kernels::kMaxBlocks, 1024};
   std::unique_ptr<OwnStream> stream_;
   /*! \brief Where ranks of this process share the device: the stream of this one's program. */
@@ -163,6 +167,8 @@ class CudaEndpoint final : public Endpoint {
    * launched when the peer has launched that.
    */
   bool meets_ = false;
+  /*! \brief Whether each rank has a device of its own, whose links others do not use. */
+  bool apart_ = true;
   /*! \brief Whether threads may capture all the same: TVM_IPC_CUDA_GRAPHS_OF_THREADS. */
   bool captures_ = false;
   /*! \brief Copies of what peers show, beside the program. */
@@ -190,6 +196,7 @@ class Operation {
 
   int size() const { return member.size; }
   int place() const { return member.place; }
+  const kernels::Limits& limits() const { return member.limits; }
   void RequireRoot(const char* operation, int root) const;
   struct Input {
     uint64_t offset;

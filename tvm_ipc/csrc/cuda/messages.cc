@@ -72,56 +72,39 @@ kernels::MessageArgs CudaEndpoint::MessageOf(const Buffer& buffer, int peer) {
   return args;
 }
 
-void CudaEndpoint::Send(const Buffer& send, int receiver) {
-  CheckPeer(rank_, "send_to_worker", receiver);
+void CudaEndpoint::Exchange(const Buffer& buffer, int peer, bool sends) {
+  const char* const what = sends ? "send_to_worker" : "recv_from_worker";
+  CheckPeer(rank_, what, peer);
   const Here here(*device_);
-  kernels::MessageArgs args = MessageOf(send, receiver);
-  const Link link = rank_.BeginSend(receiver);
-  args.outbox = &regions_->channels(rank_.id())->out[receiver];
-  args.inbox = &regions_->channels(receiver)->in[rank_.id()];
-  args.send = send.data;
+  kernels::MessageArgs args = MessageOf(buffer, peer);
+  const Link link = sends ? rank_.BeginSend(peer) : rank_.BeginReceive(peer);
+  const int from = sends ? rank_.id() : peer;
+  const int to = sends ? peer : rank_.id();
+  args.outbox = &regions_->channels(from)->out[to];
+  args.inbox = &regions_->channels(to)->in[from];
   bool capturing = false;
-  Stream const stream = Enter(sent_[static_cast<size_t>(receiver)], &capturing);
-  if (meets_ && capturing) RequireReplays("send_to_worker");
-  auto launch = [&] {
-    Launch("send_to_worker", kernels_->send, kernels::LaunchMessage(args.bytes, limits_), stream,
-           &args);
+  Stream const stream = Enter((sends ? sent_ : received_)[static_cast<size_t>(peer)], &capturing);
+  if (meets_ && capturing) RequireReplays(what);
+  auto launch = [&](uint64_t at, uint64_t bytes) {
+    if (sends) {
+      args.send = buffer.begin() + at;
+    } else {
+      args.recv = buffer.begin() + at;
+    }
+    args.bytes = bytes;
+    Launch(what, sends ? kernels_->send : kernels_->receive, kernels::LaunchMessage(bytes, limits_),
+           stream, &args);
   };
-  if (!meets_ || capturing) return launch();
-  MessageOnHost message(rank_, link, send, receiver);
-  for (uint64_t at = 0; at < send.bytes() || at == 0; at += kPieceBytes) {
-    args.send = send.begin() + at;
-    args.bytes = std::min(send.bytes() - at, kPieceBytes);
-    message.BeforeSend();
-    launch();
-    message.AfterSend();
+  if (!meets_ || capturing) return launch(0, buffer.bytes());
+  MessageOnHost message(rank_, link, buffer, peer);
+  for (uint64_t at = 0; at < buffer.bytes() || at == 0; at += kPieceBytes) {
+    sends ? message.BeforeSend() : message.BeforeReceive();
+    launch(at, std::min(buffer.bytes() - at, kPieceBytes));
+    sends ? message.AfterSend() : message.AfterReceive();
   }
 }
 
-void CudaEndpoint::Receive(const Buffer& recv, int sender) {
-  CheckPeer(rank_, "recv_from_worker", sender);
-  const Here here(*device_);
-  kernels::MessageArgs args = MessageOf(recv, sender);
-  const Link link = rank_.BeginReceive(sender);
-  args.outbox = &regions_->channels(sender)->out[rank_.id()];
-  args.inbox = &regions_->channels(rank_.id())->in[sender];
-  args.recv = recv.data;
-  bool capturing = false;
-  Stream const stream = Enter(received_[static_cast<size_t>(sender)], &capturing);
-  if (meets_ && capturing) RequireReplays("recv_from_worker");
-  auto launch = [&] {
-    Launch("recv_from_worker", kernels_->receive, kernels::LaunchMessage(args.bytes, limits_),
-           stream, &args);
-  };
-  if (!meets_ || capturing) return launch();
-  MessageOnHost message(rank_, link, recv, sender);
-  for (uint64_t at = 0; at < recv.bytes() || at == 0; at += kPieceBytes) {
-    args.recv = recv.begin() + at;
-    args.bytes = std::min(recv.bytes() - at, kPieceBytes);
-    message.BeforeReceive();
-    launch();
-    message.AfterReceive();
-  }
-}
+void CudaEndpoint::Send(const Buffer& send, int receiver) { Exchange(send, receiver, true); }
+void CudaEndpoint::Receive(const Buffer& recv, int sender) { Exchange(recv, sender, false); }
 
 }  // namespace tvm_ipc::cuda

@@ -181,7 +181,7 @@ Kernel Kernels::Find(const std::string& name) {
   driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(name.c_str(), &blocks, kernel,
                                                      static_cast<int>(threads_), 0);
   const int64_t all = int64_t{blocks} * device_->facts().multiprocessors;
-  blocks_ = static_cast<uint32_t>(std::min<int64_t>(blocks_, all));
+  resident_ = static_cast<uint32_t>(std::min<int64_t>(resident_, all));
   return kernel;
 }
 
@@ -197,7 +197,7 @@ const TypeKernels& Kernels::OfNorm(const char* operation, ElementType type) cons
 }
 
 kernels::Limits Kernels::LimitsFor(int ranks) const {
-  return {std::max(blocks_ / static_cast<uint32_t>(ranks), uint32_t{1}), threads_};
+  return kernels::LimitsBesideWorks(resident_ / static_cast<uint32_t>(ranks), threads_);
 }
 
 }  // namespace tvm_ipc::cuda

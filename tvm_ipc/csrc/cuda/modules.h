@@ -68,7 +68,7 @@ class Kernels {
   std::vector<Module> modules_;
   std::vector<TypeKernels> types_;
   /*! \brief Of any kernel, blocks of `threads_` on the whole device. */
-  uint32_t blocks_ = kernels::kMaxBlocks;
+  uint32_t resident_ = UINT32_MAX;
   uint32_t threads_ = 512;
 };
 

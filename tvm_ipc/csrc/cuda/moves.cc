@@ -61,7 +61,8 @@ void CudaEndpoint::Move(Operation& operation, const char* what, kernels::Header 
     args.leaves_early = static_cast<uint32_t>(input.stays);
   }
   operation.LaunchTogether(what, pulls ? kernels_->move : kernels_->move_push,
-                           kernels::LaunchMove(path, plan.longest, limits_), args.header, &args);
+                           kernels::LaunchMove(path, plan.longest, operation.limits()), args.header,
+                           &args);
 }
 
 void CudaEndpoint::AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) {
@@ -83,6 +84,39 @@ void CudaEndpoint::AllGather(const Buffer& send, TeamId team, uint8_t flags, con
   Move(operation, "allgather", HeaderOf(kernels::kAllGather, send.type, send.count, flags), plan);
 }
 
+void CudaEndpoint::BroadcastInSlices(Operation& operation, kernels::Header header,
+                                     const Buffer* send, int root, const Buffer& recv) {
+  const int n = operation.size();
+  const int me = operation.place();
+  const size_t bytes = recv.bytes();
+  const size_t slice = (bytes / static_cast<size_t>(n) + 15) / 16 * 16;
+  auto begin = [&](int place) { return std::min(static_cast<size_t>(place) * slice, bytes); };
+  auto size = [&](int place) { return (place == n - 1 ? bytes : begin(place + 1)) - begin(place); };
+  const size_t longest = std::max(slice, size(n - 1));
+  uint64_t offset = 0;
+  Buffer mine{operation.Scratch(longest, &offset), size(me), {}};
+  mine.type = {1, 8, 1};  // bytes
+  const bool sends = me == root;
+  if (sends) operation.Copy(recv.data, send->data, bytes);
+  MovePlan scatter{send, mine.data, longest, {}, {}};
+  if (!sends) scatter.take[root] = {begin(me), 0, size(me)};
+  for (int i = 0; sends && i < n; ++i) {
+    if (i != root) scatter.give[i] = {begin(i), 0, size(i)};
+  }
+  Move(operation, "broadcast", header, scatter);
+  MovePlan gather{sends ? send : &mine, recv.data, longest, {}, {}};
+  for (int i = 0; i < n; ++i) {
+    const size_t from = i == root ? begin(i) : 0;
+    if (!sends) gather.take[i] = {from, begin(i), size(i)};
+    // The root has all of it.
+    if (i != me && i != root) gather.give[i] = {sends ? begin(me) : 0, 0, size(me)};
+  }
+  // What members took is read where it lies: they meet once more before it is written again.
+  header.mode = kernels::Mode(0, 0, 0);
+  header.parts = 1;  // the second half
+  Move(operation, "broadcast", header, gather);
+}
+
 void CudaEndpoint::Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
                              const Buffer& recv) {
   Operation operation(*this, team);
@@ -96,11 +130,14 @@ void CudaEndpoint::Broadcast(const Buffer* send, int root, TeamId team, uint8_t 
     }
     RequireInPlaceOrApart("broadcast", *send, recv, send->begin());
   }
+  kernels::Header header = HeaderOf(kernels::kBroadcast, recv.type, recv.count, flags);
+  header.root = root;
+  if (kernels::BroadcastsSlices(recv.bytes(), operation.size(), apart_)) {
+    return BroadcastInSlices(operation, header, sends ? send : nullptr, root, recv);
+  }
   MovePlan plan{sends ? send : nullptr, recv.data, recv.bytes(), {}, {}};
   plan.take[root] = {0, 0, recv.bytes()};
   for (int i = 0; sends && i < operation.size(); ++i) plan.give[i] = {0, 0, recv.bytes()};
-  kernels::Header header = HeaderOf(kernels::kBroadcast, recv.type, recv.count, flags);
-  header.root = root;
   Move(operation, "broadcast", header, plan);
 }
 

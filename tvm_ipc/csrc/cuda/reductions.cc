@@ -64,8 +64,8 @@ void CudaEndpoint::AllReduce(const Buffer& send, ReduceKind kind, TeamId team, S
       ArgumentsOf(operation, HeaderOf(kernels::kAllReduce, send, kind, way, flags), path, send,
                   recv.data, true);
   operation.LaunchTogether("allreduce", Of(of_type, path),
-                           kernels::LaunchReduce(path, send.bytes(), n, limits_), args.header,
-                           &args);
+                           kernels::LaunchReduce(path, send.bytes(), n, operation.limits()),
+                           args.header, &args);
 }
 
 void CudaEndpoint::ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
@@ -88,9 +88,10 @@ void CudaEndpoint::ReduceScatter(const Buffer& send, ReduceKind kind, TeamId tea
   kernels::ReduceArgs args =
       ArgumentsOf(operation, HeaderOf(kernels::kReduceScatter, send, kind, -1, flags), path, send,
                   recv.data, false);
-  operation.LaunchTogether("reduce_scatter", Of(of_type, path),
-                           kernels::LaunchReduce(path, send.bytes(), operation.size(), limits_),
-                           args.header, &args);
+  operation.LaunchTogether(
+      "reduce_scatter", Of(of_type, path),
+      kernels::LaunchReduce(path, send.bytes(), operation.size(), operation.limits()), args.header,
+      &args);
 }
 
 void CudaEndpoint::Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
@@ -110,9 +111,10 @@ void CudaEndpoint::Reduce(const Buffer& send, ReduceKind kind, int root, TeamId 
   header.root = root;
   kernels::ReduceArgs args =
       ArgumentsOf(operation, header, path, send, receives ? recv->data : nullptr, true);
-  operation.LaunchTogether("reduce", Of(of_type, path),
-                           kernels::LaunchReduce(path, send.bytes(), operation.size(), limits_),
-                           args.header, &args);
+  operation.LaunchTogether(
+      "reduce", Of(of_type, path),
+      kernels::LaunchReduce(path, send.bytes(), operation.size(), operation.limits()), args.header,
+      &args);
 }
 
 void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm,
@@ -144,7 +146,7 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
   args.bias = centred ? norm.bias->data : nullptr;
   args.row = row;
   args.epsilon = static_cast<float>(norm.epsilon);
-  const kernels::Launch grid = kernels::LaunchNorm(rows, row * width, limits_);
+  const kernels::Launch grid = kernels::LaunchNorm(rows, row * width, operation.limits());
   args.pieces = grid.pieces;
   if (n > 1 && kernels::FitsPushNorm(send.count, width, row, n)) {
     header.path = static_cast<uint32_t>(Path::kPush);
@@ -160,8 +162,8 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
     kernels::ReduceArgs all = ArgumentsOf(operation, header, path, send, reduced, true);
     const TypeKernels& reduces = kernels_->OfReduction(name, send.type, ReduceKind::kSum);
     operation.LaunchTogether(name, Of(reduces, path),
-                             kernels::LaunchReduce(path, send.bytes(), n, limits_), all.header,
-                             &all);
+                             kernels::LaunchReduce(path, send.bytes(), n, operation.limits()),
+                             all.header, &all);
     sum = reduced;
   }
   args.reduce = {operation.member.args, header, sum, nullptr, nullptr, 0};
@@ -197,7 +199,7 @@ void CudaEndpoint::ReduceParts(ReduceKind kind, TeamId team, const std::vector<B
   args.recv = recv.data;
   const Here here(*device_);
   Launch("reduce_parts", of_type.parts, kernels::LaunchParts(recv.bytes(), limits_),
-         CurrentStream(), &args);
+         ProgramStream(*device_), &args);
 }
 
 }  // namespace tvm_ipc::cuda

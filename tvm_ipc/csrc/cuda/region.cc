@@ -48,35 +48,6 @@ struct Word {
 
 }  // namespace
 
-OwnStream::OwnStream(std::shared_ptr<Device> device) : device_(std::move(device)) {
-  const Here here(*device_);
-  device_->driver().cuStreamCreate("to make a stream", &stream_, kNonBlocking);
-}
-
-OwnStream::~OwnStream() {
-  Quietly(*device_, [this](const Driver& driver) {
-    driver.cuStreamSynchronize.Try(stream_);
-    driver.cuStreamDestroy_v2.Try(stream_);
-  });
-}
-
-void OwnStream::Wait() const {
-  const Here here(*device_);
-  device_->driver().cuStreamSynchronize("what was started on a device", stream_);
-}
-
-void OwnStream::Zero(Address address, size_t bytes) const {
-  const Here here(*device_);
-  device_->driver().cuMemsetD8Async("to clear memory", address, 0, bytes, stream_);
-  Wait();
-}
-
-void OwnStream::Copy(Address target, Address source, size_t bytes) const {
-  const Here here(*device_);
-  device_->driver().cuMemcpyAsync("to copy memory", target, source, bytes, stream_);
-  Wait();
-}
-
 /*! \brief The way down from the best rung to the one on which all ranks stand. */
 class Ladder {
  public:

@@ -18,6 +18,7 @@
 #include "cuda/layout.h"
 #include "cuda/memory.h"
 #include "cuda/modules.h"
+#include "driver/stream.h"
 
 namespace tvm_ipc {
 class Rank;
@@ -33,25 +34,6 @@ struct Identity {
 
   /*! \brief Whether they are on the same device. */
   bool Shares(const Identity& other) const { return std::string(uuid) == other.uuid; }
-};
-
-/*! \brief A stream of our own, for what must not wait for the program's; work is waited for. */
-class OwnStream {
- public:
-  explicit OwnStream(std::shared_ptr<Device> device);
-  ~OwnStream();
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-
-  Stream get() const { return stream_; }
-  void Wait() const;
-  void Zero(Address address, size_t bytes) const;
-  /*! \brief Between host and device, or within either. */
-  void Copy(Address target, Address source, size_t bytes) const;
-
- private:
-  std::shared_ptr<Device> device_;
-  Stream stream_ = nullptr;
 };
 
 class Regions {

@@ -17,30 +17,6 @@
 
 namespace tvm_ipc::cuda {
 
-/*! \brief An event of the driver. */
-class OwnEvent {
- public:
-  explicit OwnEvent(const std::shared_ptr<Device>& device) : device_(device) {
-    device->driver().cuEventCreate("to make an event", &event_, kWithoutTiming);
-  }
-  ~OwnEvent() {
-    Quietly(*device_, [this](const Driver& driver) { driver.cuEventDestroy_v2.Try(event_); });
-  }
-  OwnEvent(const OwnEvent&) = delete;
-  OwnEvent& operator=(const OwnEvent&) = delete;
-
-  void Record(Stream stream) const {
-    device_->driver().cuEventRecord("to record an event", event_, stream);
-  }
-  void Await(Stream stream) const {
-    device_->driver().cuStreamWaitEvent("to wait for an event", stream, event_, 0);
-  }
-
- private:
-  std::shared_ptr<Device> device_;
-  Event event_ = nullptr;
-};
-
 /*! \brief A tensor that is shown, and those of peers with its number. */
 struct Landing {
   Landing(const std::shared_ptr<Device>& device, std::shared_ptr<Heap> heap,
@@ -116,7 +92,7 @@ Shown CudaEndpoint::Show(const Buffer& tensor, TeamId team, std::shared_ptr<cons
     kernels::ShowArgs args{operation.member.args,
                            HeaderOf(kernels::kShow, tensor.type, tensor.count, 0), number,
                            operation.place()};
-    operation.Launch("show", kernels_->show, kernels::LaunchMeet(limits_), &args);
+    operation.Launch("show", kernels_->show, kernels::LaunchMeet(operation.limits()), &args);
   };
   shown.number = operation.turn.meeting.shows().Show(
       {offset, tensor.count, tensor.type, EmulatedLink::Now()}, shown.keep, launch);
@@ -139,7 +115,7 @@ PeerMemory CudaEndpoint::Peer(Shown& shown, int64_t shift) {
     kernels::ShowArgs args{operation.member.args,
                            HeaderOf(kernels::kShow, shown.memory.type, shown.memory.count, 0),
                            shown.number, place};
-    Launch("peer", kernels_->await, kernels::LaunchMeet(limits_), beside, &args);
+    Launch("peer", kernels_->await, kernels::LaunchMeet(operation.limits()), beside, &args);
     const auto* const from =
         operation.member.args.region[place] + static_cast<size_t>(theirs.offset);
     CopyOnStream(landing.memory[place], from, shown.memory.bytes(), beside);
@@ -163,7 +139,7 @@ void CudaEndpoint::Hide(TeamId team, const std::vector<const Shown*>& all) {
   }
   kernels::MeetArgs args{operation.member.args, HeaderOf(kernels::kMeet, {}, numbers.size(), 0)};
   meeting.shows().Hide(std::move(numbers), [&] {
-    operation.LaunchMet("hide", kernels_->meet, kernels::LaunchMeet(limits_), &args);
+    operation.LaunchMet("hide", kernels_->meet, kernels::LaunchMeet(operation.limits()), &args);
   });
 }
 

@@ -19,8 +19,7 @@ namespace ffi = tvm::ffi;
 
 namespace {
 
-/*! \brief A work as a value of programs; null if it was done at once. To drop it does not end it.
- */
+/*! \brief A work as a value of programs. To drop it does not end it. */
 class PostedWork : public ffi::Object {
  public:
   explicit PostedWork(std::shared_ptr<Work> work) : work(std::move(work)) {}
@@ -74,12 +73,6 @@ void Post(ffi::PackedArgs args, ffi::Any* result) {
     }
     call.arguments.emplace_back(args[i]);
   }
-  if (rank.backend().capabilities().streams) {
-    // It only starts here, in the order of the program's stream; to wait for it is that order.
-    call();
-    *result = ffi::ObjectRef(ffi::make_object<PostedWork>(nullptr));
-    return;
-  }
   auto operation = [&rank, call = std::move(call)] { return worker::ReportErrors(rank, call); };
   *result =
       ffi::ObjectRef(ffi::make_object<PostedWork>(rank.works().Post(name, std::move(operation))));
@@ -90,7 +83,7 @@ void Wait(ffi::Any work) {
   if (posted == nullptr) {
     Fail(kind::kType, "wait: work is what post returned, not ", work.GetTypeKey());
   }
-  if (posted->work != nullptr) posted->work->Wait();
+  posted->work->Wait();
 }
 
 }  // namespace tvm_ipc

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file posting.h
- * \brief Works of programs: packed functions that a thread of the rank calls meanwhile.
+ * \brief Works of programs: packed functions that are called beside what it does.
  */
 #ifndef TVM_IPC_DISCO_POSTING_H_
 #define TVM_IPC_DISCO_POSTING_H_

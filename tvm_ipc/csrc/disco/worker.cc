@@ -78,6 +78,13 @@ void ReportError(Rank& rank, const std::string& kind, const std::string& message
   rank.FailSession();
 }
 
+/*! \brief TVM tells a lack of memory on a GPU as any other error of the runtime library. */
+std::string KindOf(const ffi::Error& error) {
+  const std::string message = error.message();
+  const bool no_memory = message.find("cudaErrorMemoryAllocation (2)") != std::string::npos;
+  return no_memory ? kind::kMemory : error.kind();
+}
+
 /*! \brief Whether this is a process of its own, started by the controller to be a worker. */
 bool serves_parent = false;
 
@@ -209,7 +216,7 @@ bool ReportErrors(Rank& rank, const std::function<void()>& function) {
                   "");
       return false;
     }
-    ReportError(rank, error.kind(), error.message(), error.TracebackMostRecentCallLast());
+    ReportError(rank, KindOf(error), error.message(), error.TracebackMostRecentCallLast());
   } catch (const Error& error) {
     LeaveIfForked(rank, error.what());
     ReportError(rank, error.kind(), error.what(), "");

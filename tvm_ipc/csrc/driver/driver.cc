@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 
+#include <string>
+
 #include "core/error.h"
 
 namespace tvm_ipc::cuda {
@@ -62,7 +64,33 @@ std::string TextOf(const Driver& driver, Status status) {
               text == nullptr ? "" : text, Hint(status));
 }
 
+/*! \brief Held by those who launch together, and by one call that waits for devices. */
+std::shared_mutex& Door() {
+  static auto* const door = new std::shared_mutex;  // outlives the calls at the end of a process
+  return *door;
+}
+
+/*! \brief Those of which documents or drivers say that they wait, or that they may. */
+bool Waits(const std::string& name) {
+  for (const char* waits :
+       {"cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2",
+        "cuMemHostUnregister", "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuIpcOpenMemHandle_v2",
+        "cuIpcCloseMemHandle", "cuCtxEnablePeerAccess", "cuDevicePrimaryCtxRetain",
+        "cuDevicePrimaryCtxRelease_v2", "cuModuleLoadData", "cuModuleUnload"}) {
+    if (name == waits) return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+Launching::Launching(bool together) : lock_(Door(), std::defer_lock) {
+  if (together) lock_.lock();
+}
+
+WaitingCall::WaitingCall(bool waits) : lock_(Door(), std::defer_lock) {
+  if (waits) lock_.lock();
+}
 
 /*! \brief The driver, or why there is none. */
 struct Found {
@@ -80,6 +108,7 @@ const char* Driver::Take(void* library) {
   const char* missing = nullptr;
   auto take = [&](auto* function, const char* name) {
     function->name_ = name;
+    function->waits_ = Waits(name);
     function->call_ = reinterpret_cast<decltype(function->call_)>(dlsym(library, name));
     return function->exists();
   };

@@ -12,6 +12,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <shared_mutex>
 #include <string>
 
 namespace tvm_ipc::cuda {
@@ -99,6 +101,31 @@ constexpr int kNotCapturing = 0;
 std::string TextOf(Status status);
 
 /*!
+ * \brief Kernels that wait for each other are being launched by threads of this process: for as
+ *        long as one of these lives, no call of ours begins that waits for the process's devices.
+ *
+ * Such a call would wait for the kernel that was launched first, and keep the thread that has the
+ * other one from launching it. Calls of others are not stopped: TVM's, the program's.
+ */
+class Launching {
+ public:
+  /*! \param together Whether they are: otherwise this does nothing. */
+  explicit Launching(bool together);
+
+ private:
+  std::shared_lock<std::shared_mutex> lock_;
+};
+
+/*! \brief A call that waits for the process's devices. */
+class WaitingCall {
+ public:
+  explicit WaitingCall(bool waits);
+
+ private:
+  std::unique_lock<std::shared_mutex> lock_;
+};
+
+/*!
  * \brief A function of the driver.
  *
  * A call throws Error where it fails; the first argument says what was being done. `Try` returns
@@ -108,10 +135,13 @@ template <typename... Args>
 class Function {
  public:
   void operator()(const char* what, Args... args) const {
-    const Status status = call_(args...);
+    const Status status = Try(args...);
     if (status != kSuccess) FailCall(what, status);
   }
-  Status Try(Args... args) const { return call_(args...); }
+  Status Try(Args... args) const {
+    const WaitingCall waiting(waits_);
+    return call_(args...);
+  }
   /*! \brief Older drivers lack some. */
   bool exists() const { return call_ != nullptr; }
 
@@ -119,6 +149,8 @@ class Function {
   friend class Driver;
   [[noreturn]] void FailCall(const char* what, Status status) const;
   const char* name_ = nullptr;
+  /*! \brief Whether it may wait for all that the process has on its devices. */
+  bool waits_ = false;
   Status (*call_)(Args...) = nullptr;
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/group.h"
 #include "driver/device.h"
+#include "driver/works.h"
 #include "nccl/endpoint.h"
 #include "nccl/library.h"
 #include "nccl/memory.h"
@@ -88,6 +89,10 @@ NcclEndpoint::NcclEndpoint(Rank& rank)
       communicators_(rank, DeviceOf(rank)),
       heap_(std::make_shared<DeviceHeap>(cuda::Device::Open(rank.options().device),
                                          rank.control().arena_bytes)) {}
+
+std::unique_ptr<Works> NcclEndpoint::MakeWorks() {
+  return std::make_unique<cuda::WorksOnStream>(rank_, DeviceOf(rank_));
+}
 
 void NcclEndpoint::Copy(const Buffer& source, const Buffer& target) {
   if (source.bytes() == 0 || source.data == target.data) return;

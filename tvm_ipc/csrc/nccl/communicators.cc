@@ -86,6 +86,7 @@ void Communicators::Run(Turn& turn, const Descriptor& mine, const Work& work) {
   Entry& entry = Of(turn);
   ++entry.operations;
   Enqueue(entry, mine, turn.meeting.Where(), work);
+  if (meets_ && !capturing(stream())) turn.meeting.Enter(About("launch"));
 }
 
 void Communicators::RunMessage(const Descriptor& mine, int sender, int receiver, const Work& work) {
@@ -103,6 +104,13 @@ void Communicators::Follow(uint32_t generation) {
   Turn turn = rank_.Begin(kWorld);
   world_ = &Of(turn);
   generation_ = generation;
+  // They have met, so each has said which process it is in.
+  const Control& control = rank_.control();
+  for (int i = 0; i < rank_.num_ranks(); ++i) {
+    for (int j = 0; j < i; ++j) {
+      meets_ = meets_ || control.ranks[i].pid.load() == control.ranks[j].pid.load();
+    }
+  }
 }
 
 Communicators::Entry& Communicators::Of(Turn& turn) {

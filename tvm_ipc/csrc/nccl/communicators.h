@@ -106,6 +106,12 @@ class Communicators {
   const cuda::Driver& driver_;
   const Limits limits_;
   Flights flights_;
+  /*!
+   * \brief Whether ranks are threads of one process. A call of one that frees memory waits for what
+   *        all of them have on their devices, and keeps the others from adding to that, so it must
+   *        not come when some members have begun an operation and others have not.
+   */
+  bool meets_ = false;
   uint32_t generation_ = 0;
   /*! \brief Where the worker's thread was last seen to work. */
   std::atomic<cuda::Stream> stream_{nullptr};

@@ -53,6 +53,7 @@ class NcclEndpoint final : public Endpoint {
   void Synchronise() final { communicators_.Settle(); }
   void Settle() final { communicators_.Settle(); }
   void Follow(uint32_t generation) final { communicators_.Follow(generation); }
+  std::unique_ptr<Works> MakeWorks() final;
 
  private:
   Rank& rank_;

@@ -5,7 +5,9 @@
     c[i] = b[i] * 2
 
 A stage stays that is a reduction, a result, or would be computed more often than now although that
-takes long.
+takes long; and a reshape that is read backwards, whose indices would be `a[(7 - i) // 4,
+(7 - i) % 4]`: where an index falls, TVM's `FlattenBuffer` takes its quotient and remainder for
+others when it joins them, and reads beyond the tensor.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from tvm_ipc.transform.kernels.stages import (
     Axis,
     Stage,
     Stages,
+    calls_of,
     has_branches,
     key,
     loads,
     operator,
     substitute,
+    uses,
 )
 
 #: Operators that cost no more than an addition, or are none.
@@ -53,12 +57,14 @@ def inline(stages: Stages) -> list[Stage]:
             for other in left[place + 1 :]
             if any(key(load.source) == key(stage.buffer) for load in loads(other.value))
         ]
-        if _may_go(stage, stages, left[place + 1 :]) and _pays(stage, readers, analyzer):
-            for reader in readers:
-                reader.value = _read_through(reader.value, stage)
-            del left[place]
-        else:
+        goes = _may_go(stage, stages, left[place + 1 :]) and _pays(stage, readers, analyzer)
+        values = [_read_through(reader.value, stage) for reader in readers] if goes else []
+        if not goes or any(map(_divides_falling_indices, values, readers)):
             place += 1
+            continue
+        for reader, value in zip(readers, values, strict=True):
+            reader.value = value
+        del left[place]
     return left
 
 
@@ -117,25 +123,8 @@ def cost(value: Any) -> tuple[bool, int]:
 def _in_function(value: Any, stage: Stage) -> bool:
     """Whether a function is computed of a stage that computes one, too: one at a time can be in
     operations of vectors."""
-    found: list[Any] = []
-
-    def call(one: Any) -> None:
-        if operator(one) in FUNCTIONS:
-            found.extend(x for x in loads(one) if key(x.source) == key(stage.buffer))
-
-    tvm_ffi.structural_walk(value, [(tvm.ir.Call, call)])
-    return bool(found) and _has_function(stage.value)
-
-
-def _has_function(value: Any) -> bool:
-    found: list[Any] = []
-
-    def call(one: Any) -> None:
-        if operator(one) in FUNCTIONS:
-            found.append(one)
-
-    tvm_ffi.structural_walk(value, [(tvm.ir.Call, call)])
-    return bool(found)
+    read = (key(load.source) for call in calls_of(value, FUNCTIONS) for load in loads(call))
+    return key(stage.buffer) in read and bool(calls_of(stage.value, FUNCTIONS))
 
 
 def _points(stage: Stage) -> Any:
@@ -155,6 +144,27 @@ def _read_through(value: Any, stage: Stage) -> Any:
         return substitute(stage.value, indices)
 
     return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, load))
+
+
+def _divides_falling_indices(value: Any, reader: Stage) -> bool:
+    """Whether an index is the quotient or the remainder of what falls along an axis."""
+    found: list[Any] = []
+
+    def minus(one: Any) -> None:
+        if any(uses(one.b, axis.var) for axis in (*reader.axes, *reader.reduced)):
+            found.append(one)
+
+    def times(one: Any) -> None:
+        if any(isinstance(x, tirx.IntImm) and x.value < 0 for x in (one.a, one.b)):
+            found.append(one)
+
+    def divided(one: Any) -> None:
+        tvm_ffi.structural_walk(one.a, [(tirx.Sub, minus), (tirx.Mul, times)])
+
+    for load in loads(value):
+        for index in load.indices:
+            tvm_ffi.structural_walk(index, [((tirx.FloorDiv, tirx.FloorMod), divided)])
+    return bool(found)
 
 
 def simplify_indices(stage: Stage, bounds: list[tuple[Any, Any, Any]]) -> Stage:

@@ -12,7 +12,7 @@ scheduled, by somebody, and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -107,16 +107,21 @@ def operator(call: tvm.ir.Call) -> str:
     return str(call.op.name).rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
 
 
-def has_branches(expr: Any) -> bool:
-    """Whether a part of an expression is only computed where a condition holds."""
+def calls_of(expr: Any, names: Container[str]) -> list[Any]:
+    """Return the calls in an expression of some operators."""
     found: list[Any] = []
 
     def call(one: Any) -> None:
-        if operator(one) == "if_then_else":
+        if operator(one) in names:
             found.append(one)
 
     tvm_ffi.structural_walk(expr, [(tvm.ir.Call, call)])
-    return bool(found)
+    return found
+
+
+def has_branches(expr: Any) -> bool:
+    """Whether a part of an expression is only computed where a condition holds."""
+    return bool(calls_of(expr, ("if_then_else",)))
 
 
 def uses(expr: Any, var: Any) -> bool:

@@ -19,9 +19,11 @@ Sums that are scattered:
     sum = R.call_dps_packed("tvm_ipc.reduce_parts", (kind, team, own, theirs, ...))
     z = R.call_dps_packed("tvm_ipc.join", (team, R.shape([...]), sum, ...))
 
-For an all-reduce sums are shown, too, and joined. All of it is pure, so that products are fused,
-offloaded and lowered as others are. `PlaceParts` lets parts be made where they are joined, and
-hides what is shown.
+For an all-reduce sums are shown, too, and joined; rows that the ranks do not divide are multiplied
+and shown by all of them, and each sums them. Where parts are uneven, rows beyond the end are zeros,
+which what is scattered is padded with, and what is gathered ends before. All of it is pure, so that
+products are fused, offloaded and lowered as others are. `PlaceParts` lets parts be made where they
+are joined, and hides what is shown.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from tvm_ipc.comm.attributes import reduction_of
 from tvm_ipc.comm.legalize import team_argument
 from tvm_ipc.comm.operator import constant
 from tvm_ipc.contract.programs import JOIN, PART, PEER, REDUCE_PARTS, SHOW, VIEW
-from tvm_ipc.transform.ir.uses import Place
-from tvm_ipc.transform.overlap.find import Layout, MatrixProduct, OverlapSite
+from tvm_ipc.transform.ir.uses import Place, operator_of
+from tvm_ipc.transform.overlap.site import Layout, MatrixProduct, OverlapSite
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Emission:
         self._ranks = site.ranks
         self._pieces = pieces(site, chunks)
         self._whole = [Piece(block, 0, site.rows) for block in range(site.left.outer)]
+        self._given = site.given
         self._builder = relax.BlockBuilder()
         inside = isinstance(site.collective.block, relax.DataflowBlock)
         self._new = relax.DataflowVar if inside else relax.Var
@@ -110,7 +113,12 @@ class Emission:
             for piece, shown in zip(self._pieces, self._shown, strict=True):
                 add(self._peer(shown, shift, site.left, piece), shift, piece)
         for k, product in enumerate(products):
-            self._join(product.last, places[k], parts[k])
+            if not site.uneven:
+                self._join(product.last, places[k], parts[k])
+                continue
+            layout = site.right[site.products.index(product)]
+            ty = relax.TensorType([_extent(one) for one in layout.shape], layout.dtype)
+            self._cut(product.last, layout, self._joined(places[k], parts[k], ty))
 
     # ---- sums -----------------------------------------------------------------------------
 
@@ -122,14 +130,20 @@ class Emission:
         site, right = self._site, self._site.right[0]
         (product,) = site.products
         left = self._left(product)
+        if site.uneven:
+            self._given = self._padded()
         shown: list[list[Any]] = [[] for _ in self._pieces]
         # Peers ask for them in this order: what is asked for first must not be shown late.
         for piece, of_piece in zip(self._pieces, shown, strict=True):
             for shift in range(1, self._ranks):
                 result = self._product(product, self._part(shift, piece), left)
                 of_piece.append(self._show("product", result))
+        if constant(site.rest) != 0:
+            at, rest = site.rows * site.ranks, Piece(0, 0, site.rest)
+            rows = self._view(site.given, at * site.left.row, site.left, rest)
+            left_over = self._product(product, rows, left)
+            left_over_shown = self._show("product", left_over)
         own = [self._product(product, self._part(0, piece), left) for piece in self._whole]
-        kind = relax.prim_value(int(reduction_of(site.attrs)))
         sums = []
         for piece, of_peers in zip(self._pieces, shown, strict=True):
             mine = own[piece.block]
@@ -137,19 +151,57 @@ class Emission:
                 mine = self._view(mine, right.row * piece.start, right, piece)
             rows = Piece(piece.block, piece.start, mine.ty.shape.ty.values[right.axis])
             theirs = [self._peer(one, -k, right, rows) for k, one in enumerate(of_peers, 1)]
-            call = self._dps(REDUCE_PARTS.name, [kind, self._team, mine, *theirs], mine.ty)
-            sums.append(self._emit("sum", call))
+            sums.append(self._sum_of([mine, *theirs]))
         if site.kind == "reduce_scatter":
             offsets = [self._offset(right, piece, 1) for piece in self._pieces]
             self._join(site.collective, [n for one in offsets for n in (0, 0, one)], sums)
             return
         places = [n for piece in self._pieces for n in self._place(right, 0, piece)]
         shown_sums = [self._show("sum", one) for one in sums]
+        if constant(site.rest) != 0:
+            rows = Piece(0, 0, left_over.ty.shape.ty.values[right.axis])
+            shifts = range(1, self._ranks)
+            theirs = [self._peer(left_over_shown, -k, right, rows) for k in shifts]
+            sums.append(self._sum_of([left_over, *theirs]))
+            places += [0, 0, at * right.row]
         for shift in range(1, self._ranks):
             for piece, one in zip(self._pieces, shown_sums, strict=True):
                 sums.append(self._peer(one, shift, right, piece))
                 places += self._place(right, shift, piece)
         self._join(site.collective, places, sums)
+
+    def _sum_of(self, parts: list[Any]) -> Any:
+        """Return the reduction of what the ranks have."""
+        kind = relax.prim_value(int(reduction_of(self._site.attrs)))
+        call = self._dps(REDUCE_PARTS.name, [kind, self._team, *parts], parts[0].ty)
+        return self._emit("sum", call)
+
+    # ---- rows beyond the end --------------------------------------------------------------
+
+    def _padded(self) -> Any:
+        """Return what is multiplied with zeros beyond the end, as many as parts have."""
+        left, site = self._site.left, self._site
+        shape = [_extent(one) for one in left.shape]
+        shape[left.axis] = _extent(site.extent)
+        zeros = [*shape]
+        zeros[left.axis] = _extent(site.rows * site.ranks - site.extent)
+        given = self._emit("given", relax.op.reshape(site.given, shape))
+        beyond = self._emit("beyond", relax.op.zeros(zeros, left.dtype))
+        return self._emit("padded", relax.op.concat([given, beyond], left.axis))
+
+    def _cut(self, place: Place, layout: Layout, joined: Any) -> None:
+        """Bind what is before the end to the variable that is bound there."""
+        shape = place.binding.var.ty.shape
+        if layout.outer == 1:
+            cut = self._packed(VIEW.name, [joined, 0, shape], place.binding.var.ty)
+        else:
+            end = relax.prim_value(_extent(self._site.extent))
+            rows = relax.op.strided_slice(joined, [layout.axis], [0], [end], assume_inbound=True)
+            cut = relax.op.reshape(self._emit("rows", rows), shape)
+        cut = self._builder.normalize(cut)
+        self.bindings.append(relax.VarBinding(place.binding.var, cut, place.binding.span))
+
+    # ---- pieces of rows -------------------------------------------------------------------
 
     def _own(self, piece: Piece, among: Sequence[Piece]) -> Any:
         """Return one of the pieces into which the rows of this rank are divided."""
@@ -166,12 +218,23 @@ class Emission:
     def _product(self, product: MatrixProduct, rows: Any, instead_of: Any) -> Any:
         """Return what a product is of other rows."""
         for place in (product.matmul, *product.following):
-            value = place.binding.value
-            given = [rows if one.same_as(instead_of) else one for one in value.args]
-            call = relax.Call(value.op, given, value.attrs, list(value.ty_args), value.span)
-            instead_of = place.binding.var
-            rows = self._emit(str(instead_of.name), call)
+            value, variable = place.binding.value, place.binding.var
+            if operator_of(value) != "relax.reshape":  # rows have a shape of their own
+                given = [
+                    rows if one.same_as(instead_of) else self._within(rows, one)
+                    for one in value.args
+                ]
+                call = relax.Call(value.op, given, value.attrs, list(value.ty_args), value.span)
+                rows = self._emit(str(variable.name), call)
+            instead_of = variable
         return rows
+
+    def _within(self, rows: Any, other: Any) -> Any:
+        """Return what is the same for all rows, without axes of extent 1 that rows do not have."""
+        if not isinstance(other.ty, relax.TensorType) or other.ty.ndim <= rows.ty.ndim:
+            return other
+        shape = other.ty.shape.values[int(other.ty.ndim) - int(rows.ty.ndim) :]
+        return self._emit("same", relax.op.reshape(other, shape))
 
     def _offset(self, layout: Layout, piece: Piece, ranks: int) -> Any:
         """Return the byte at which rows begin where each block has those of some ranks."""
@@ -185,7 +248,7 @@ class Emission:
         """Return some rows of those that belong to the rank that comes so many places later."""
         site = self._site
         place = self._place(site.left, shift, piece)
-        return self._rows(PART.name, [site.given, self._team, *place], site.left, piece)
+        return self._rows(PART.name, [self._given, self._team, *place], site.left, piece)
 
     def _view(self, tensor: Any, offset: Any, layout: Layout, piece: Piece) -> Any:
         return self._rows(VIEW.name, [tensor, offset], layout, piece)
@@ -213,9 +276,15 @@ class Emission:
     def _join(self, place: Place, places: list[Any], parts: list[Any]) -> None:
         """Bind what parts are together to the variable that is bound there."""
         binding = place.binding
-        given = [self._team, relax.ShapeExpr([_extent(one) for one in places]), *parts]
-        call = self._builder.normalize(self._dps(JOIN.name, given, binding.var.ty))
+        call = self._builder.normalize(self._join_call(places, parts, binding.var.ty))
         self.bindings.append(relax.VarBinding(binding.var, call, binding.span))
+
+    def _joined(self, places: list[Any], parts: list[Any], ty: Any) -> Any:
+        return self._emit("joined", self._join_call(places, parts, ty))
+
+    def _join_call(self, places: list[Any], parts: list[Any], ty: Any) -> relax.Call:
+        given = [self._team, relax.ShapeExpr([_extent(one) for one in places]), *parts]
+        return self._dps(JOIN.name, given, ty)
 
     def _dps(self, name: str, given: list[Any], ty: Any) -> relax.Call:
         return relax.op.call_dps_packed(name, relax.Tuple(given), out_ty=ty)

@@ -46,15 +46,8 @@ from tvm_ipc.transform.ir.collectives import name_of
 from tvm_ipc.transform.ir.rewrite import rewrite
 from tvm_ipc.transform.ir.uses import Place, Uses, binds
 from tvm_ipc.transform.overlap.chunks import Emission, Piece, pieces
-from tvm_ipc.transform.overlap.find import (
-    Layout,
-    LeftAloneError,
-    MatrixProduct,
-    OverlapSite,
-    check_written,
-    collective_of,
-    find_gather,
-)
+from tvm_ipc.transform.overlap.find import check_written, collective_of, find_gather
+from tvm_ipc.transform.overlap.site import Layout, LeftAloneError, MatrixProduct, OverlapSite
 
 #: In how many chunks something is, or why it is left alone.
 InChunks: TypeAlias = "int | LeftAloneError"

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from tvm import relax
 
 from tvm_ipc.comm import Division, Placement, Shard
+from tvm_ipc.comm.division import joined
 from tvm_ipc.comm.operator import constant, show_extent
 from tvm_ipc.transform.rules import keeps
 from tvm_ipc.transform.rules.operation import Operation, aligned, axes_of, axis_of, same
@@ -18,6 +19,7 @@ from tvm_ipc.transform.rules.rule import (
     Labels,
     Part,
     Refusal,
+    Related,
     Rule,
     needs_all,
     shard,
@@ -46,13 +48,37 @@ def _broadcast_to(op: Operation) -> Rule:
 
 
 def _concat(op: Operation) -> Rule:
+    """Along the axis that is joined a rank has its part of each operand, one after the other."""
     if op.attrs.axis is None:
         raise Refusal("without an axis it joins tensors as vectors")
     labels = tuple(range(op.ndim()))
+    axis = axis_of(op.attrs.axis, op.ndim())
+    extents = [constant(op.dims(k)[axis]) for k in range(len(op.operands))]
+    known = [extent for extent in extents if extent]
+    ends = [0, *accumulate(known)]
+
+    def common(given: Mapping[int, Division | None], workers: int) -> Division | None:
+        # To divide what is small costs a gather of all of it, sooner or later.
+        if len(known) < len(extents) or 2 * sum(known[k] for k in given) < ends[-1]:
+            return None
+        plain = [Division.plain(extent, workers) for extent in known]
+        return joined(given.get(k) or one for k, one in enumerate(plain))
+
+    def of_operand(operand: int, division: Division, _: int) -> Division:
+        piece = division.between(*ends[operand : operand + 2])
+        assert piece is not None, "segments are of operands"
+        return piece[0]
+
+    def carry(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if label != axis:
+            return [Shard(label, division)]
+        return ALL_OF_IT if division is None else [shard(axis, division, workers)]
+
     return Rule(
         (labels,) * len(op.operands),
         (labels,),
-        whole=needs_all(axis_of(op.attrs.axis, op.ndim())),
+        related={axis: Related(common, of_operand)},
+        carry=carry,
         keeps=keeps.all_alike,
         zeros=all,
     )

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, Final
 
+from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.operator import constant, show_extent
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.transform.rules import keeps
 from tvm_ipc.transform.rules.operation import Operation, aligned, same
-from tvm_ipc.transform.rules.rule import Labels, Refusal, Rule, needs_all
+from tvm_ipc.transform.rules.rule import Carry, Labels, Refusal, Related, Rule, needs_all, shard
 
 
 def summed(op: Operation, labels: set[int]) -> dict[str, Any]:
@@ -113,8 +114,53 @@ def _attention(op: Operation) -> Rule:
                 for label, extent, all_of_it in zip(labels, op.dims(3), whole_of, strict=True)
             )
         )
-    divides = {} if same(q[2], k[2]) else {head: among(k[2], "heads of keys and values")}
-    return Rule(tuple(operands), ((batch, rows, head, value),), whole=whole, among=divides)
+    made = ((batch, rows, head, value),)
+    if same(q[2], k[2]):
+        return Rule(tuple(operands), made, whole=whole)
+    return Rule(
+        tuple(operands),
+        made,
+        related={head: _shared_heads(constant(q[2]), constant(k[2]))},
+        carry=_carry_heads(made[0], head, whole, constant(q[2]), constant(k[2])),
+    )
+
+
+def _shared_heads(queries: int | None, keys: int | None) -> Related:
+    """Heads of queries, each some of which go with one of keys and values."""
+
+    def common(given: Mapping[int, Division | None], workers: int) -> Division | None:
+        if not queries or not keys or queries % keys:
+            return None
+        for k in (1, 2):
+            if k in given:
+                return given[k] or Division.plain(keys, workers)
+        of_queries = next(iter(given.values())) or Division.plain(queries, workers)
+        return of_queries.unrepeated(queries // keys, workers)
+
+    def of_operand(operand: int, division: Division, workers: int) -> Division:
+        if operand in (1, 2):
+            return division
+        return division.repeated((queries or 0) // (keys or 1), workers)
+
+    return Related(common, of_operand)
+
+
+def _carry_heads(
+    labels: Labels, head: int, whole: Mapping[int, str], queries: int | None, keys: int | None
+) -> Carry:
+    def carry(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if label in whole:
+            return whole[label]
+        if label != head:
+            return [Shard(labels.index(label), division)]
+        if division is None:
+            return f"heads of keys and values, {keys}, are not divided as those of queries are"
+        if len(set(division.copies_of(workers))) > 1:
+            return f"of segments of {division} there are different numbers of copies"
+        repeated = division.repeated((queries or 0) // (keys or 1), workers)
+        return [shard(labels.index(head), repeated, workers)]
+
+    return carry
 
 
 RULES: Final = {

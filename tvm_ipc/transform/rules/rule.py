@@ -65,6 +65,21 @@ def _never(_: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True)
+class Related:
+    """An axis of which operands have pieces, or parts, so that each is divided in its own way.
+
+    Attributes
+    ----------
+    common : given how some operands are divided, None for consecutive parts, and among how many
+        ranks: how the label is, None if it cannot be.
+    of_operand : how an operand is divided if the label is.
+    """
+
+    common: Callable[[Mapping[int, Division | None], int], Division | None]
+    of_operand: Callable[[int, Division, int], Division]
+
+
+@dataclass(frozen=True)
 class Rule:
     """What an operator does.
 
@@ -79,6 +94,8 @@ class Rule:
     counts_copies : whether reductions are right where several ranks have the same of a label.
     carry : where results are if a label is divided in some way, for rules whose results have
         another extent along it; it is asked where `whole` and `among` allow nothing, too.
+    related : labels along which operands are divided in different ways; `carry` says of them where
+        results are, which is asked without a division where there is none that fits.
     keeps : given the placements of the operands along one axis of the mesh, some of which are
         partial and none a shard: whether the results are partial in the same way.
     zeros : given for each operand whether it has zeros beyond the end of a label: whether results
@@ -95,6 +112,7 @@ class Rule:
     plain: frozenset[int] = frozenset()
     counts_copies: bool = False
     carry: Carry | None = None
+    related: Mapping[int, Related] = field(default_factory=dict)
     keeps: Callable[[Sequence[Placement]], bool] = _never
     zeros: Callable[[Sequence[bool]], bool] = _never
     beyond: Mapping[int, int] = field(default_factory=dict)
@@ -130,6 +148,42 @@ class Rule:
         if isinstance(found, str):
             raise Refusal(found)
         return list(found)
+
+    def divided_by(
+        self, here: Sequence[Placement], workers: int
+    ) -> dict[tuple[int | None, Division | None], int]:
+        """Return which labels operands divide and how, and the first operand that does.
+
+        Parameters
+        ----------
+        here : where operands are along an axis of the mesh.
+        workers : along that axis.
+        """
+        found: dict[tuple[int | None, Division | None], int] = {}
+        related: dict[int | None, dict[int, Division | None]] = {}
+        for k, (labels, one) in enumerate(zip(self.operands, here, strict=True)):
+            if not isinstance(one, Shard):
+                continue
+            label = labels[one.axis]
+            if label in self.related:
+                related.setdefault(label, {})[k] = one.division
+            else:
+                found.setdefault((label, one.division), k)
+        for label, given in related.items():
+            assert label is not None, "related axes have a label"
+            division = self.related[label].common(given, workers)
+            found.setdefault((label, division), next(iter(given)))
+        return found
+
+    def operand_at(self, operand: int, choice: Choice, workers: int) -> Placement:
+        """Return where an operand has to be along an axis of the mesh that divides a label."""
+        labels = self.operands[operand]
+        if choice is None or choice[0] not in labels or choice[0] not in self.related:
+            return _along(labels, choice)
+        label, division = choice
+        assert division is not None, "a related label has a division"
+        own = self.related[label].of_operand(operand, division, workers)
+        return shard(labels.index(label), own, workers)
 
 
 def needs_all(*labels: int | None) -> dict[int, str]:
@@ -179,7 +233,7 @@ def placed_by(
             targets = here
             outs: list[Placement] = [partial[0] for _ in results]
         else:
-            targets = [_along(axes, choice) for axes in rule.operands]
+            targets = [rule.operand_at(k, choice, workers) for k in range(len(found))]
             outs = rule.results_of(choice, workers)
         for into, targets_of in ((operands, targets), (results, outs)):
             for one, target in zip(into, targets_of, strict=True):
@@ -195,14 +249,15 @@ def _choice(
 ) -> Choice:
     """Return the label that is divided along an axis of the mesh, None if none is."""
     divided: dict[tuple[int, Division | None], str] = {}
-    for what, labels, one in zip(names, rule.operands, here, strict=True):
-        if not isinstance(one, Shard):
-            continue
-        label = labels[one.axis]
-        why_not = rule.why_not(label, workers, one.division)
+    for (label, division), k in rule.divided_by(here, workers).items():
+        why_not = rule.why_not(label, workers, division)
         if label is None or why_not:
-            raise Refusal(f"{what} is {one} along {mesh_axis!r}, and {why_not}")
-        divided.setdefault((label, one.division), f"{what} is {one}")
+            raise Refusal(f"{names[k]} is {here[k]} along {mesh_axis!r}, and {why_not}")
+        divided[label, division] = f"{names[k]} is {here[k]}"
+        for other, one in enumerate(here if label in rule.related else ()):
+            wanted = rule.operand_at(other, (label, division), workers)
+            if isinstance(one, Shard) and one != wanted:
+                divided.setdefault((label, one.division), f"{names[other]} is {one}")
     if len(divided) > 1:
         both = " and ".join(divided.values())
         different = "axes" if len({label for label, _ in divided}) > 1 else "parts of one axis"

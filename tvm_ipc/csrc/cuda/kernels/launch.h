@@ -39,6 +39,17 @@ constexpr Path ChooseReduceScatter(uint64_t part, uint64_t width, int size) {
 constexpr Path ChooseMove(uint64_t longest, int size) {
   return longest <= PushBytes(size) ? Path::kPush : Path::kPull;
 }
+/*!
+ * \brief Whether a broadcast goes in slices: one to each member, which all then take from each
+ * other.
+ *
+ * Where members have devices of their own, n - 1 that take all of it are n - 1 times its bytes over
+ * the root's links, and slices 2 (n - 1) / n times over those of each. They cost a second kernel
+ * and its meetings, some 10 us, in which links carry a few megabytes.
+ */
+constexpr bool BroadcastsSlices(uint64_t bytes, int size, bool apart) {
+  return apart && size > 2 && bytes * static_cast<uint64_t>(size - 1) >= (8 << 20);
+}
 /*! \brief Whether tvm_ipc_push_norm can do it; else an all-reduce, then tvm_ipc_norm. */
 constexpr bool FitsPushNorm(uint64_t count, uint64_t width, uint64_t row, int size) {
   if (row == 0 || count / row > kMaxRows) return false;
@@ -52,6 +63,22 @@ struct Limits {
   /*! \brief Threads of a block. */
   uint32_t threads;
 };
+
+/*! \brief Of works, beside the program's operations, which have what `limits` says. */
+constexpr Limits LimitsOfWorks(const Limits& limits) {
+  const uint32_t quarter = limits.blocks / 4;
+  return {quarter < 1 ? 1 : quarter, limits.threads};
+}
+/*!
+ * \brief Of the program's operations, where so many blocks are surely resident together: a device
+ *        may come to one of them and to one of works in any order, and peers in another one, so
+ *        that there must be room for both.
+ */
+constexpr Limits LimitsBesideWorks(uint32_t resident, uint32_t threads) {
+  uint32_t blocks = resident < kMaxBlocks ? resident : kMaxBlocks;
+  while (blocks > 1 && blocks + LimitsOfWorks({blocks, threads}).blocks > resident) --blocks;
+  return {blocks < 1 ? 1 : blocks, threads};
+}
 
 struct Launch {
   uint32_t blocks;
