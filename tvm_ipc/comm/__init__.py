@@ -21,40 +21,55 @@ Their tensors all have the largest part's shape, so that one program serves all 
 
 `comm.place` says of a tensor what each rank of a mesh has of it. Programs that have it are written
 for all ranks together, and `tvm_ipc.transform.LowerPlacements` makes of them what one rank runs.
+
+Meshes and placements are there in a process with TVM's runtime alone too (`tvm_ipc.runtime_only`).
 """
 
 import sys
+from typing import TYPE_CHECKING, NoReturn
 
-import tvm.relax.script.parser
+import tvm.base
 
-from tvm_ipc.comm import legalize as _legalize  # noqa: F401 - registers it
-from tvm_ipc.comm.attributes import CollectiveAttrs
 from tvm_ipc.comm.division import Division
-from tvm_ipc.comm.kinds import KINDS, Kind
 from tvm_ipc.comm.mesh import Mesh, Teams
-from tvm_ipc.comm.operator import collective
-from tvm_ipc.comm.operators import (
-    all_to_all,
-    allgather,
-    allreduce,
-    broadcast,
-    gather,
-    permute,
-    reduce,
-    reduce_scatter,
-    scatter,
-    send_recv,
-    take_part,
-)
-from tvm_ipc.comm.place_operator import PlaceAttrs, place
 from tvm_ipc.comm.placements import Partial, Placement, Replica, Shard
-from tvm_ipc.comm.shows import hide, join, part, peer, reduce_parts, show
-from tvm_ipc.comm.works import post, view, wait
 
-#: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
-#: parses texts.
-for _script in (tvm.relax.script, tvm.relax.script.parser):
-    setattr(_script, "comm", sys.modules[__name__])  # noqa: B010 - TVM's module declares no such name
+# The rest is of programs, which a process with TVM's runtime alone cannot have.
+if "tvm_compiler" in tvm.base._LOADED_LIBS:
+    import tvm.relax.script.parser
+
+    from tvm_ipc.comm import legalize as _legalize  # noqa: F401 - registers it
+    from tvm_ipc.comm.attributes import CollectiveAttrs
+    from tvm_ipc.comm.kinds import KINDS, Kind
+    from tvm_ipc.comm.operator import collective
+    from tvm_ipc.comm.operators import (
+        all_to_all,
+        allgather,
+        allreduce,
+        broadcast,
+        gather,
+        permute,
+        reduce,
+        reduce_scatter,
+        scatter,
+        send_recv,
+        take_part,
+    )
+    from tvm_ipc.comm.place_operator import PlaceAttrs, place
+    from tvm_ipc.comm.shows import hide, join, part, peer, reduce_parts, show
+    from tvm_ipc.comm.works import post, view, wait
+
+    #: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
+    #: parses texts.
+    for _script in (tvm.relax.script, tvm.relax.script.parser):
+        setattr(_script, "comm", sys.modules[__name__])  # noqa: B010 - TVM's module declares no such name
+elif not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        raise AttributeError(
+            f"tvm_ipc.comm has no {name!r} where TVM's runtime is loaded without its compiler"
+        )
+
 
 __all__ = [
     "KINDS",

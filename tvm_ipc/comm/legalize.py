@@ -20,8 +20,9 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of, reduction_of, sources
+from tvm_ipc.comm.extents import constant, divides, largest_part
 from tvm_ipc.comm.kinds import KINDS
-from tvm_ipc.comm.operator import NAME, constant, divides, infer, largest_part, part
+from tvm_ipc.comm.operator import NAME, infer, part
 from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Parameter, Team
 from tvm_ipc.contract.collectives import DISCO_ALLREDUCE
 from tvm_ipc.contract.programs import PLACE_IN_TEAM

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import CollectiveAttrs, check_attributes, reduction_of
+from tvm_ipc.comm.extents import constant, divides, is_integer, largest_part, show_extent
 from tvm_ipc.comm.kinds import Kind
 from tvm_ipc.contract import MAX_WORKERS, REDUCED_TYPES
 
@@ -66,21 +66,6 @@ def _check_operands(kind: Kind, attrs: CollectiveAttrs, operands: Sequence[Any])
             raise arguments.wrong_type(f"{kind.name}: the extent of the whole", one, shape)
 
 
-def is_integer(expr: Any) -> bool:
-    """Whether it is an expression of an integer, constant or not."""
-    is_number = isinstance(expr, relax.Expr) and bool(tvm.ir.is_prim_expr(expr))
-    return is_number and str(expr.ty).startswith(("int", "uint"))
-
-
-def constant(expr: Any) -> int | None:
-    """Return an integer, None where it is not a constant."""
-    if isinstance(expr, tirx.IntImm):
-        return int(expr.value) if is_integer(expr) else None
-    if isinstance(expr, (int, np.integer)) and not isinstance(expr, bool):
-        return int(expr)
-    return None
-
-
 def infer(call: relax.Call, _builder: relax.BlockBuilder | None = None) -> relax.TensorType:
     """Return the type of what a collective gives; raise ValueError where it breaks a rule."""
     attrs = call.attrs
@@ -122,11 +107,6 @@ def dtype_of(ty: relax.TensorType) -> str:
     return "" if ty.dtype is None else str(ty.dtype.dtype)
 
 
-def item_bytes(dtype: tvm.DataType) -> int:
-    """Return how many bytes an element has."""
-    return (int(dtype.bits) * int(dtype.lanes) + 7) // 8
-
-
 def extents(ty: relax.TensorType) -> list[Any] | None:
     """Return the extents of a tensor, None where they are not known."""
     if ty.shape is None:
@@ -149,23 +129,6 @@ def part(kind: Kind, attrs: CollectiveAttrs, extent: relax.Expr) -> relax.Expr:
             f"not be a multiple of {attrs.workers} workers; say uneven=True if parts may be smaller"
         )
     return largest_part(extent, attrs.workers)
-
-
-def divides(workers: int, extent: relax.Expr) -> bool:
-    """Whether it is sure that an extent is a multiple of the workers."""
-    return bool(tvm.sym.Analyzer().can_prove_equal(tirx.floormod(extent, workers), 0))
-
-
-def largest_part(extent: relax.Expr, workers: int) -> relax.Expr:
-    """Return the extent of the first part of an axis that is divided among workers."""
-    rounded = extent if divides(workers, extent) else extent + workers - 1
-    return tvm.sym.Analyzer().simplify(tirx.floordiv(rounded, workers))
-
-
-def show_extent(extent: Any) -> str:
-    """Return an extent as errors say it."""
-    number = constant(extent)
-    return str(extent) if number is None else str(number)
 
 
 def whole(

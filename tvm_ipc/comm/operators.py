@@ -15,7 +15,8 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import KNOWN_BACKENDS, REDUCTIONS, CollectiveAttrs, teams_of
-from tvm_ipc.comm.operator import is_integer, make
+from tvm_ipc.comm.extents import is_integer
+from tvm_ipc.comm.operator import make
 from tvm_ipc.contract import MAX_WORKERS
 
 

@@ -11,8 +11,8 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import NAMED_TEAMS, teams_of
+from tvm_ipc.comm.extents import item_bytes
 from tvm_ipc.comm.legalize import team_argument
-from tvm_ipc.comm.operator import item_bytes
 
 
 def packed(name: str, given: Sequence[Any], ty: Any) -> relax.Call:

@@ -17,9 +17,10 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of
+from tvm_ipc.comm.extents import show_extent
 from tvm_ipc.comm.kinds import KINDS
 from tvm_ipc.comm.legalize import packed_arguments
-from tvm_ipc.comm.operator import infer, show_extent
+from tvm_ipc.comm.operator import infer
 from tvm_ipc.comm.packed import count, extents_of, number, packed, part_type, product, tensor_of
 from tvm_ipc.contract.programs import POST, VIEW, WAIT
 

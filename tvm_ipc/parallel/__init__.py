@@ -15,10 +15,28 @@ layout       where each parameter lies, by the program, the plan, its use, its c
 parameters   what a model is given, by the names that plans know
 cut          what a rank has of a parameter
 model        parallelize(), step by step; parallelized is what it returns
+
+`Cut` describes what was compiled without a compiler; the others load it when they are first used.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tvm_ipc.parallel.cut import Cut
-from tvm_ipc.parallel.model import parallelize
-from tvm_ipc.parallel.parallelized import Parallelized
+
+if TYPE_CHECKING:
+    from tvm_ipc.parallel.model import parallelize
+    from tvm_ipc.parallel.parallelized import Parallelized
 
 __all__ = ["Cut", "Parallelized", "parallelize"]
+
+if not TYPE_CHECKING:
+    _MODULES = {"Parallelized": "parallelized", "parallelize": "model"}
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"tvm_ipc.parallel.{_MODULES[name]}")
+        return globals().setdefault(name, getattr(module, name))

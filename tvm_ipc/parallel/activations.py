@@ -25,7 +25,8 @@ from typing import Final
 from tvm import relax
 
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
-from tvm_ipc.comm.operator import constant, extents
+from tvm_ipc.comm.extents import constant
+from tvm_ipc.comm.operator import extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.parallel.meet import where_tensors_lie
 from tvm_ipc.parallel.styles import Style

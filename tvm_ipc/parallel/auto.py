@@ -10,7 +10,7 @@ from tvm import relax
 
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard
-from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.parallel.axes import Axes
 from tvm_ipc.parallel.costs import Costs, Seconds, nominal, shape_of

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from tvm import relax
 
-from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.transform.rules.moving import slices_of
 from tvm_ipc.transform.rules.operation import Operation, axis_of, operation_of, same
 from tvm_ipc.transform.rules.reshape import RULES as RESHAPES

@@ -17,7 +17,8 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
-from tvm_ipc.comm.operator import constant, extents
+from tvm_ipc.comm.extents import constant
+from tvm_ipc.comm.operator import extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.parallel.axes import Axes, Node
 from tvm_ipc.parallel.divisions import Divided

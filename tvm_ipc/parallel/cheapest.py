@@ -12,7 +12,8 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard
-from tvm_ipc.comm.operator import constant, dtype_of, extents, item_bytes
+from tvm_ipc.comm.extents import constant, item_bytes
+from tvm_ipc.comm.operator import dtype_of, extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.transform.placements.placed import is_whole
 from tvm_ipc.transform.rules.operation import operation_of

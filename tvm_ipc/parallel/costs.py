@@ -18,8 +18,9 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
+from tvm_ipc.comm.extents import constant, item_bytes
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
-from tvm_ipc.comm.operator import constant, dtype_of, extents, item_bytes
+from tvm_ipc.comm.operator import dtype_of, extents
 from tvm_ipc.transform.ir.rewrite import walk
 from tvm_ipc.transform.rules.operation import short_name, tensor_types
 

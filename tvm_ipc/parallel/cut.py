@@ -13,10 +13,9 @@ import tvm
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Shard
-from tvm_ipc.comm.operator import constant, item_bytes
+from tvm_ipc.comm.extents import constant, item_bytes, local_extent
 from tvm_ipc.comm.placements import Placements, show
 from tvm_ipc.parts import Runs, all_of, even, take
-from tvm_ipc.transform.placements.placed import local_extent
 
 #: What share of a rank's bytes a weight has that is said to be replicated.
 _LARGE: Final = 0.05

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from tvm_ipc.comm import Division, Mesh, Shard
 from tvm_ipc.comm.division import joined
-from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.parallel.axes import Axes, MadeOf, Node
 from tvm_ipc.transform.report import Decision

@@ -13,7 +13,8 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh
-from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
+from tvm_ipc.comm.extents import constant
+from tvm_ipc.comm.operator import dtype_of, extents, same_extents
 from tvm_ipc.comm.place_operator import NAME
 from tvm_ipc.comm.placements import Placements, placements_of, show
 from tvm_ipc.parallel.styles import Use

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from tvm_ipc.comm.operator import constant, extents, same_extents
+from tvm_ipc.comm.extents import constant
+from tvm_ipc.comm.operator import extents, same_extents
 from tvm_ipc.transform.ir.rewrite import rewrite, typed, walk, with_value
 from tvm_ipc.transform.rules.operation import short_name
 

@@ -19,7 +19,8 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import comm
-from tvm_ipc.comm.operator import NAME, constant, infer
+from tvm_ipc.comm.extents import constant
+from tvm_ipc.comm.operator import NAME, infer
 from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed, with_value
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note

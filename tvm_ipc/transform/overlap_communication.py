@@ -37,7 +37,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm.attributes import CollectiveAttrs
-from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS
 from tvm_ipc.transform.ir.collectives import name_of
 from tvm_ipc.transform.ir.rewrite import belongs_to_others, change_functions, rewrite

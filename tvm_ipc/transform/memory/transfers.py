@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax
 
-from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.contract import Function, Meeting, find
 from tvm_ipc.contract.programs import COPY, PART, PEER, POST, SHOW, VIEW, WAIT
 from tvm_ipc.transform.ir.collectives import name_of

@@ -36,8 +36,8 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.comm.attributes import reduction_of
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.comm.legalize import team_argument
-from tvm_ipc.comm.operator import constant
 from tvm_ipc.contract.programs import JOIN, PART, PEER, REDUCE_PARTS, SHOW, VIEW
 from tvm_ipc.transform.ir.uses import Place, operator_of
 from tvm_ipc.transform.overlap.site import Layout, MatrixProduct, OverlapSite

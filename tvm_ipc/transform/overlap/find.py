@@ -23,15 +23,9 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.comm.attributes import CollectiveAttrs
+from tvm_ipc.comm.extents import constant, divides, show_extent
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
-from tvm_ipc.comm.operator import (
-    constant,
-    divides,
-    dtype_of,
-    extents,
-    same_extents,
-    show_extent,
-)
+from tvm_ipc.comm.operator import dtype_of, extents, same_extents
 from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.transform.convert_ccl import from_ccl
 from tvm_ipc.transform.ir.uses import Place, Uses, binds, operator_of

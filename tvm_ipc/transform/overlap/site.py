@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ipc.comm.attributes import CollectiveAttrs
-from tvm_ipc.comm.operator import constant, item_bytes
+from tvm_ipc.comm.extents import constant, item_bytes
 from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.transform.ir.uses import Place
 

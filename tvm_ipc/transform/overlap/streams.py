@@ -39,7 +39,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import comm
-from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.contract.programs import KERNEL_ALIGNMENT
 from tvm_ipc.transform.ir.build import alloc
 from tvm_ipc.transform.ir.collectives import name_of

@@ -10,8 +10,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ipc.comm.extents import constant, show_extent
 from tvm_ipc.comm.operator import NAME as COLLECTIVE
-from tvm_ipc.comm.operator import constant, dtype_of, extents, show_extent
+from tvm_ipc.comm.operator import dtype_of, extents
 from tvm_ipc.comm.placements import show
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.placements.placed import Placed, divided, local_extents, local_type, uneven

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard
-from tvm_ipc.comm.operator import divides, dtype_of, extents, largest_part
+from tvm_ipc.comm.extents import divides, local_extent
+from tvm_ipc.comm.operator import dtype_of, extents
 from tvm_ipc.comm.placements import Placements
 
 
@@ -66,13 +67,6 @@ def uneven(mesh: Mesh, placements: Placements, whole: relax.TensorType) -> froze
 
     found = divided(mesh, placements)
     return frozenset(axis for axis, how in found.items() if is_uneven(*how))
-
-
-def local_extent(one: Shard, workers: int, extent: tirx.Expr) -> tirx.Expr:
-    """Return the extent of what a rank has of an axis that is divided."""
-    if one.division is not None:
-        return tirx.IntImm("int64", one.division.part)
-    return largest_part(extent, workers)
 
 
 def local_extents(

@@ -15,8 +15,9 @@ from tvm import relax
 
 from tvm_ipc import comm
 from tvm_ipc.comm import Division, Shard
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.comm.mesh import Teams
-from tvm_ipc.comm.operator import constant, dtype_of, extents
+from tvm_ipc.comm.operator import dtype_of, extents
 
 Table = np.ndarray[Any, Any]
 

@@ -20,7 +20,8 @@ from tvm import relax
 
 from tvm_ipc import comm
 from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
-from tvm_ipc.comm.operator import constant, divides, dtype_of, extents, same_extents
+from tvm_ipc.comm.extents import constant, divides
+from tvm_ipc.comm.operator import dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.transform.placements.placed import Placed, divided, is_whole, local_type, uneven
 from tvm_ipc.transform.placements.rearrange import Rearrangement, order_of, places_in, table_of

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from tvm_ipc.comm import Partial, Placement
-from tvm_ipc.comm.operator import constant, dtype_of
+from tvm_ipc.comm.extents import constant
+from tvm_ipc.comm.operator import dtype_of
 from tvm_ipc.transform.rules.operation import Operation, aligned, axis_of
 from tvm_ipc.transform.rules.rule import Labels, Rule
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from tvm import relax
 
-from tvm_ipc.comm.operator import constant, dtype_of, largest_part
+from tvm_ipc.comm.extents import constant, largest_part
+from tvm_ipc.comm.operator import dtype_of
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.transform.rules import keeps
 from tvm_ipc.transform.rules.operation import Operation, aligned, axis_of, same

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.division import joined
-from tvm_ipc.comm.operator import constant, show_extent
+from tvm_ipc.comm.extents import constant, show_extent
 from tvm_ipc.transform.rules import keeps
 from tvm_ipc.transform.rules.operation import Operation, aligned, axes_of, axis_of, same
 from tvm_ipc.transform.rules.rule import (

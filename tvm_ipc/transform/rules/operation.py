@@ -10,7 +10,8 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvm_ipc.comm.operator import constant, dtype_of, extents, same_extents
+from tvm_ipc.comm.extents import constant
+from tvm_ipc.comm.operator import dtype_of, extents, same_extents
 from tvm_ipc.transform.rules.rule import Labels
 
 #: How the names of operators begin.

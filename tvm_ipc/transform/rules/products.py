@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, Final
 
 from tvm_ipc.comm import Division, Placement, Shard
-from tvm_ipc.comm.operator import constant, show_extent
+from tvm_ipc.comm.extents import constant, show_extent
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.transform.rules import keeps
 from tvm_ipc.transform.rules.operation import Operation, aligned, same

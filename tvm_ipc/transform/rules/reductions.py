@@ -12,7 +12,7 @@ from typing import Any, Final
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Placement
-from tvm_ipc.comm.operator import constant
+from tvm_ipc.comm.extents import constant
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.transform.rules.operation import Operation, axes_of
 from tvm_ipc.transform.rules.rule import Labels, Part, Rule, needs_all

@@ -25,8 +25,8 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Division, Placement, Shard
+from tvm_ipc.comm.extents import constant, largest_part
 from tvm_ipc.comm.legalize import reshaped
-from tvm_ipc.comm.operator import constant, largest_part
 from tvm_ipc.transform.rules import keeps
 from tvm_ipc.transform.rules.operation import Operation
 from tvm_ipc.transform.rules.rule import Part, Rule, shard
