@@ -133,12 +133,16 @@ std::vector<Exported> ExchangeWithAll(Rank& rank, const std::string& what, Expor
     ExchangeHeader header;
     if (frame.type != FrameType::kShared || !TakeHeader(frame.payload, &header)) continue;
     if (header.number != number) continue;  // of an exchange that was given up
+    if (header.rank < 0 || header.rank >= rank.num_ranks()) continue;
     if (frame.lost_files) {
       Fail(kind::kRuntime, "the exchange of ", what, ": rank ", rank.id(),
            " has no descriptors for the files of rank ", header.rank, kMoreFiles);
     }
     size_t position = sizeof(header);
-    names[header.rank] = TakeField(frame.payload, &position);
+    if (!TakeField(frame.payload, &position, &names[header.rank])) {
+      Fail(kind::kRuntime, "the exchange of ", what, ": what rank ", header.rank,
+           " shows does not say for whom it is");
+    }
     agree = agree && names[header.rank] == what;
     all[header.rank] = Exported{frame.payload.substr(position), std::move(frame.files)};
     --missing;

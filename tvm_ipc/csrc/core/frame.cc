@@ -17,6 +17,8 @@ namespace {
 
 /*! \brief The most bytes of a text that a rank sends home. */
 constexpr size_t kLongestText = size_t{1} << 20;
+/*! \brief What is read of a socket before somebody looks at it: others want to be heard too. */
+constexpr size_t kReadAtOnce = size_t{1} << 20;
 
 /*! \brief A text without the bytes between its first half and its last that nobody can read. */
 std::string Shortened(const std::string& text) {
@@ -74,7 +76,9 @@ bool SendFrame(int socket, FrameType type, const std::string& payload,
 
 bool FrameReader::Read(int socket) {
   char chunk[64 << 10];
-  while (true) {
+  drained_ = true;
+  for (size_t taken = 0; taken < kReadAtOnce;) {
+    if (broken_) break;
     iovec data{chunk, sizeof(chunk)};
     FileSpace space;
     msghdr message{};
@@ -94,13 +98,38 @@ bool FrameReader::Read(int socket) {
       }
     }
     bytes_.append(chunk, static_cast<size_t>(got));
-    Cut();  // each time, so that files find the header that they came with
+    taken += static_cast<size_t>(got);
+    broken_ = !Cut();  // each time, so that files find the header that they came with
     errno = 0;
     if (got == 0) return false;
   }
+  if (broken_) {
+    bytes_ = std::string();
+    files_.clear();
+    errno = EPROTO;
+    return false;
+  }
+  drained_ = false;
+  return true;
 }
 
-void FrameReader::Cut() {
+bool FrameReader::Begin(const FrameHeader& header) {
+  if (header.type < limits_.first || header.type > limits_.last || header.bytes > limits_.bytes ||
+      header.num_files > limits_.files ||
+      (header.num_files > 0 && files_.size() > header.num_files)) {
+    return false;
+  }
+  begun_ = true;
+  length_ = header.bytes;
+  current_ = Frame{header.type, "", {}, false};
+  // The system hands out no bytes behind those that files came with before it is asked again.
+  if (header.num_files > 0) current_.files = std::exchange(files_, {});
+  current_.lost_files = current_.files.size() < header.num_files;
+  return true;
+}
+
+/*! \brief Make frames of the bytes; false if they are none. */
+bool FrameReader::Cut() {
   size_t position = 0;
   while (true) {
     const size_t here = bytes_.size() - position;
@@ -109,12 +138,7 @@ void FrameReader::Cut() {
       if (here < sizeof(header)) break;
       memcpy(&header, bytes_.data() + position, sizeof(header));
       position += sizeof(header);
-      begun_ = true;
-      length_ = header.bytes;
-      current_ = Frame{header.type, "", {}, false};
-      // The system hands out no bytes behind those that files came with before it is asked again.
-      if (header.num_files > 0) current_.files = std::exchange(files_, {});
-      current_.lost_files = current_.files.size() < header.num_files;
+      if (!Begin(header)) return false;
       continue;
     }
     if (here < length_) break;
@@ -124,6 +148,9 @@ void FrameReader::Cut() {
     begun_ = false;
   }
   bytes_.erase(0, position);
+  // Files are those of a header that has begun to come, and of no other.
+  const bool header_comes = !begun_ && !bytes_.empty();
+  return files_.empty() || (header_comes && files_.size() <= kMaxFrameFiles);
 }
 
 bool FrameReader::Next(Frame* frame) {
@@ -140,12 +167,15 @@ std::string PackError(const std::string& kind, const std::string& message,
 
 std::string PackField(const std::string& text) { return AsBytes(uint64_t{text.size()}) + text; }
 
-std::string TakeField(const std::string& payload, size_t* position) {
+bool TakeField(const std::string& payload, size_t* position, std::string* text) {
   uint64_t bytes = 0;
+  if (*position > payload.size() || payload.size() - *position < sizeof(bytes)) return false;
   memcpy(&bytes, payload.data() + *position, sizeof(bytes));
-  std::string field = payload.substr(*position + sizeof(bytes), bytes);
-  *position += sizeof(bytes) + bytes;
-  return field;
+  const size_t start = *position + sizeof(bytes);
+  if (bytes > payload.size() - start) return false;
+  *text = payload.substr(start, bytes);
+  *position = start + bytes;
+  return true;
 }
 
 }  // namespace tvm_ipc

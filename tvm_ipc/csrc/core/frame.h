@@ -75,17 +75,46 @@ int64_t SendSome(int socket, const char* bytes, size_t count, const std::vector<
 bool SendFrame(int socket, FrameType type, const std::string& payload,
                const std::vector<int>& files = {});
 
-/*! \brief Puts frames together, however the socket cuts them. */
+/*! \brief What a reader takes of a frame; more is no frame of ours. */
+struct FrameLimits {
+  /*! \brief Of the payload. A worker's value may be as large as its memory. */
+  uint64_t bytes = uint64_t{1} << 40;
+  /*! \brief The types that may come. */
+  FrameType first = FrameType::kHello;
+  FrameType last = FrameType::kRefusal;
+  uint32_t files = kMaxFrameFiles;
+};
+
+/*!
+ * \brief Puts frames together, however the socket cuts them.
+ *
+ * It keeps no more than the frames of one call of Read and one that is not whole, and of that no
+ * more than has come.
+ */
 class FrameReader {
  public:
-  /*! \brief Take in what has come, without waiting; false, with errno or 0, once no more will. */
+  FrameReader() = default;
+  explicit FrameReader(const FrameLimits& limits) : limits_(limits) {}
+
+  /*!
+   * \brief Take in what has come, without waiting, up to a megabyte or so; false, with errno or 0,
+   *        once no more will. With EPROTO what came is no frame within the limits.
+   */
   bool Read(int socket);
+  /*! \brief Whether the last call of Read took all there was. */
+  bool drained() const { return drained_; }
   /*! \brief The next whole frame, if it is here. */
   bool Next(Frame* frame);
+  /*! \brief How many bytes of a frame that is not whole it keeps. */
+  size_t held() const { return bytes_.size(); }
 
  private:
-  void Cut();
+  bool Cut();
+  bool Begin(const FrameHeader& header);
 
+  FrameLimits limits_;
+  bool drained_ = true;
+  bool broken_ = false;
   std::string bytes_;
   std::vector<File> files_;
   /*! \brief The frame whose header is here, and how long it is. */
@@ -101,8 +130,11 @@ std::string PackError(const std::string& kind, const std::string& message,
                       const std::string& traceback);
 /*! \brief A text, and before it its length. */
 std::string PackField(const std::string& text);
-/*! \brief The text that PackField wrote at the position, which moves behind it. */
-std::string TakeField(const std::string& payload, size_t* position);
+/*!
+ * \brief Read the text that PackField wrote at the position, which moves behind it; false, and
+ *        nothing changes, if the payload has not all of it.
+ */
+bool TakeField(const std::string& payload, size_t* position, std::string* text);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_FRAME_H_

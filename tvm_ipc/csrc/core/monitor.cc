@@ -86,7 +86,8 @@ void Monitor::Serve(const pollfd& ready) {
   for (Member& member : members_) {
     if (ready.fd == member.process) {
       // What the process sent before it ended is still to be read from its socket.
-      Hear(member);
+      do Hear(member);
+      while (member.socket >= 0 && !member.said.drained());
       Leave(member, true);
     } else if (ready.fd == member.socket) {
       if (ready.revents & POLLOUT) Tell(member);
@@ -98,9 +99,15 @@ void Monitor::Serve(const pollfd& ready) {
 void Monitor::Hear(Member& member) {
   if (member.socket < 0) return;
   const bool more = member.said.Read(member.socket);
+  const bool nonsense = !more && errno == EPROTO;
   Frame frame;
   while (member.socket >= 0 && member.said.Next(&frame)) Handle(member, std::move(frame));
-  if (!more) Leave(member, true);  // without a goodbye among its last frames
+  if (more || member.socket < 0) return;
+  if (nonsense) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    FailRank(RankOf(member), "what the rank sent to the controller is no frame of this library");
+  }
+  Leave(member, true);  // without a goodbye among its last frames
 }
 
 void Monitor::Tell(Member& member) {
@@ -128,6 +135,7 @@ void Monitor::Handle(Member& member, Frame frame) {
       member.done = std::max(member.done, ticket);
       break;
     case FrameType::kValue:
+      if (frame.payload.size() < sizeof(ticket)) break;
       if (auto value = values_.find(ticket); value != values_.end()) {
         value->second = frame.payload.substr(sizeof(ticket));
       }
@@ -135,9 +143,12 @@ void Monitor::Handle(Member& member, Frame frame) {
     case FrameType::kError: {
       size_t position = 0;
       RankReport report{rank, "", "", ""};
-      report.kind = TakeField(frame.payload, &position);
-      report.message = TakeField(frame.payload, &position);
-      report.traceback = TakeField(frame.payload, &position);
+      if (!TakeField(frame.payload, &position, &report.kind) ||
+          !TakeField(frame.payload, &position, &report.message) ||
+          !TakeField(frame.payload, &position, &report.traceback)) {
+        FailRank(rank, "what the rank reported is no report of this library");
+        break;
+      }
       errors_.push_back(std::move(report));
       break;
     }
