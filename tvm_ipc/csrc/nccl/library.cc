@@ -62,9 +62,6 @@ Library::Library(const std::string& path) : path_(path) {
   if (!take(&(name), "nccl" #name) && missing.empty()) missing = "nccl" #name;
   TVM_IPC_NCCL_FUNCTIONS(TVM_IPC_TAKE)
 #undef TVM_IPC_TAKE
-#define TVM_IPC_TAKE(name, ...) take(&(name), "nccl" #name);
-  TVM_IPC_NCCL_OPTIONAL(TVM_IPC_TAKE)
-#undef TVM_IPC_TAKE
   get_error_string_ =
       reinterpret_cast<decltype(get_error_string_)>(dlsym(file, "ncclGetErrorString"));
   get_last_error_ = reinterpret_cast<decltype(get_last_error_)>(dlsym(file, "ncclGetLastError"));

@@ -19,7 +19,6 @@
 namespace tvm_ipc::nccl {
 
 using Handle = struct ncclComm*;
-using Window = struct ncclWindow_vidmem*;
 
 /*! \brief What the members of a communicator have to know to find each other. */
 struct UniqueId {
@@ -72,8 +71,6 @@ struct Config {
 };
 static_assert(sizeof(Config) == 40, "as NCCL 2.17 has it");
 
-constexpr int kSymmetricWindow = 1;
-
 /*! \brief The functions, by their names without "nccl". Of them X(name, parameters...). */
 #define TVM_IPC_NCCL_FUNCTIONS(X)                                                    \
   X(GetVersion, int*)                                                                \
@@ -94,8 +91,6 @@ constexpr int kSymmetricWindow = 1;
   X(Recv, void*, size_t, Type, int, Handle, cuda::Stream)                            \
   X(MemAlloc, void**, size_t)                                                        \
   X(MemFree, void*)
-/*! \brief Those that came later. */
-#define TVM_IPC_NCCL_OPTIONAL(X) X(CommWindowRegister, Handle, void*, size_t, Window*, int)
 
 /*! \brief A function of NCCL. */
 template <typename... Args>
@@ -116,7 +111,6 @@ class Library {
  public:
 #define TVM_IPC_DECLARE(name, ...) Function<__VA_ARGS__> name;
   TVM_IPC_NCCL_FUNCTIONS(TVM_IPC_DECLARE)
-  TVM_IPC_NCCL_OPTIONAL(TVM_IPC_DECLARE)
 #undef TVM_IPC_DECLARE
 
   /*! \brief As 22703 for 2.27.3. */
