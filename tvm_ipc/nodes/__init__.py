@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groundwork for sessions over several machines: who may join, and how nodes start.
+
+No session uses it yet. A node is a machine, or what stands for one. On each runs an agent, an MPI
+rank of its own, which starts that node's workers; the user's program, the controller, is no rank.
+
+- `handshake.py`: two processes prove to each other that they know the session's secret.
+- `door.py`: where the controller lets in those that it expects, and nobody else.
+"""
