@@ -35,7 +35,7 @@ ALLOWED = {
     "pipeline": ("contract", "errors", "arguments", "calibration", "comm", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas", "machine"),
     "weights": ("contract", "errors", "arguments", "parts", "parallel", "runtime", "terminal"),
-    "nodes": ("contract", "errors", "runtime"),
+    "nodes": ("contract", "errors", "machine", "runtime"),
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
     "doctor": ("tvm_ipc", "contract", "errors", "machine", "runtime"),

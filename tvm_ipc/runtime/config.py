@@ -46,6 +46,10 @@ _TVM_VARIABLES: Final = (
 )
 #: Variables that decide which compiler TVM links with, the first one first.
 _COMPILER_VARIABLES: Final = ("CXX", "CC")
+#: Beginnings of variables that launchers of MPI give to those that they start.
+_OF_MPI: Final = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_")
+#: One of these is there where a launcher started this process.
+_STARTED: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,16 @@ def worker_environment(threads: int, compiler: bool) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "TVM_USE_RUNTIME_LIB": "0" if compiler else "1",
     }
+
+
+def started_by_launcher() -> str | None:
+    """Return the variable that says that a launcher of MPI or Slurm started this process."""
+    return next((name for name in _STARTED if name in os.environ), None)
+
+
+def without_mpi(environment: dict[str, str]) -> dict[str, str]:
+    """Return an environment without what a launcher of MPI said to this process alone."""
+    return {name: text for name, text in environment.items() if not name.startswith(_OF_MPI)}
 
 
 def _timeout(name: str) -> float:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A controller of two nodes: waits to be killed, or runs a session of Disco over their workers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm.runtime import disco
+
+import tvm_ipc  # noqa: F401
+from tvm_ipc.nodes.controller import Nodes, Workers
+from tvm_ipc.nodes.launcher import Places
+
+started: dict[str, Nodes] = {}
+
+
+@tvm_ffi.register_global_func("tests.nodes.pool")
+def _pool(num_workers: int, num_groups: int, key: str) -> Any:
+    def serve(worker: int) -> Any:
+        return tvm_ffi.Shape([started[key].pipes[worker].fileno()] * 2) if worker else None
+
+    return serve
+
+
+@tvm_ffi.register_object("runtime.disco.ProcessSession")
+class Session(disco.Session):
+    def __init__(self, num_workers: int, key: str) -> None:
+        make = disco._ffi_api.SessionProcess
+        self.__init_handle_by_constructor__(make, num_workers, 1, "tests.nodes.pool", key)
+
+
+def main(ranks: list[list[int]], *, wait: bool) -> None:
+    count = sum(map(len, ranks)) + 1  # worker 0 is a thread of this process
+    started["nodes"] = nodes = Nodes(
+        Places(2), Workers(ranks, count), address="127.0.0.1", timeout=60.0
+    )
+    print("started", flush=True)
+    if wait:
+        sys.stdin.read()
+        sys.exit("nobody killed it")
+    session = Session(count, "nodes")
+    x = session.empty((1000, 1000), "float32")  # more than a connection's buffers hold
+    for rank in range(count):
+        x.debug_copy_from(rank, np.full((1000, 1000), rank, "float32"))
+    for rank in range(count):
+        assert (x.debug_get_from_remote(rank).numpy() == rank).all()
+    nodes.check()
+    session.shutdown()
+    nodes.close()
+    print("ok", flush=True)
+
+
+if __name__ == "__main__":
+    main(
+        *{"wait": ([[1], [2]],), "session": ([[1], [2, 3]],)}[sys.argv[1]],
+        wait=sys.argv[1] == "wait",
+    )

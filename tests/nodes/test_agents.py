@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents that a real MPI starts, as two nodes on this machine, and workers of theirs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import SECONDS
+
+from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
+from tvm_ipc.nodes.controller import Nodes, Workers
+from tvm_ipc.nodes.handshake import Key
+from tvm_ipc.nodes.launcher import Places
+from tvm_ipc.nodes.mpi import Mpi
+
+HOST = "127.0.0.1"
+HERE = Path(__file__).parent
+Started = Callable[[], dict[int, str]]
+
+
+def two_nodes(mpi: Mpi) -> Nodes:
+    """Worker 1 on node 0, worker 2 on node 1."""
+    return Nodes(Places(2), Workers([[1], [2]], 3), address=HOST, timeout=SECONDS, mpi=mpi)
+
+
+def until_error(nodes: Nodes) -> IPCError:
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        try:
+            nodes.check()
+        except IPCError as error:
+            return error
+        time.sleep(0.01)
+    pytest.fail("nobody hears of the death")
+
+
+def end_of(nodes: Nodes) -> None:
+    nodes.close()
+    nodes.forget()
+
+
+def test_what_agents_tell_and_nobody_can_read(
+    mpi: Mpi, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a worker dies."""
+    key = Key.new()
+    monkeypatch.setattr(Key, "new", lambda: key)
+    nodes = two_nodes(mpi)
+    try:
+        nodes.check()
+        for node in nodes.nodes:
+            assert node.facts is not None and node.facts["address"] == HOST
+            assert node.shares_memory is True  # nodes by name alone
+        for process in started():
+            folder = Path(f"/proc/{process}")
+            seen = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            assert key.text[:32].encode() not in seen and key.secret not in seen
+        processes = nodes.nodes[1].processes
+        assert processes is not None and processes[2] in started()
+        environment = Path(f"/proc/{processes[2]}/environ").read_bytes().split(b"\0")
+        assert not [e for e in environment if e.startswith((b"OMPI_", b"PMI", b"PRTE"))]
+        assert not list(Path("/dev/shm").glob("tvm_ipc-proof-*"))
+        os.kill(processes[2], signal.SIGKILL)
+        error = until_error(nodes)
+        assert isinstance(error, WorkerDiedError) and error.ranks == (2,)
+        assert str(error).startswith("worker 2 of node 1 (") and "died of SIGKILL" in str(error)
+    finally:
+        end_of(nodes)
+
+
+@pytest.mark.parametrize("who", ["agent", "launcher"])
+def test_a_death_is_told_and_nothing_stays(who: str, mpi: Mpi, started: Started) -> None:
+    nodes = two_nodes(mpi)
+    try:
+        facts = nodes.nodes[1].facts
+        assert facts is not None
+        agent = who == "agent"
+        os.kill(facts["process"] if agent else nodes._launcher.process.pid, signal.SIGKILL)
+        error = until_error(nodes)
+        # Who hears first, and of whom: MPI ends the other ranks too.
+        assert isinstance(error, WorkerDiedError) or not agent
+        assert "the agent of node" in str(error) or "ended with SIGKILL" in str(error)
+    finally:
+        end_of(nodes)
+
+
+def test_the_end_of_the_controller_is_the_end_of_all(mpi: Mpi, started: Started) -> None:
+    program = [sys.executable, str(HERE / "disco_over_nodes.py"), "wait"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as controller:
+        assert controller.stdout is not None and controller.stdout.readline() == b"started\n"
+        assert len(started()) >= 6  # itself, the launcher, agents, workers
+        controller.kill()  # `started` sees to it that the others end
+
+
+def test_disco_over_connections(mpi: Mpi, started: Started) -> None:
+    program = [sys.executable, str(HERE / "disco_over_nodes.py"), "session"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout.split()) == (0, ["started", "ok"]), done.stderr
+
+
+def test_a_rank_that_is_alone(mpi: Mpi) -> None:
+    """As all are where the launcher is another MPI's."""
+    command = [sys.executable, "-m", "tvm_ipc.nodes.agent", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    assert "rank 0 of 1, and there should be 2 agents" in done.stderr
+
+
+def test_errors_of_the_start(mpi: Mpi, started: Started) -> None:
+    workers = Workers([[1], [2]], 3)
+    program = [sys.executable, "-c", "import sys; sys.exit('no agent')"]
+    with pytest.raises(IPCError, match=r"ended with exit code 1\. It said:\n[^~]*no agent"):
+        Nodes(Places(2), workers, address=HOST, timeout=SECONDS, mpi=mpi, program=program)
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(DeadlineError, match=r"within 0\.5 s: agent of node 0, worker 1 of node 0"):
+        Nodes(Places(2), workers, address=HOST, timeout=0.5, mpi=mpi, program=program)
+    with pytest.raises(IPCError, match="2 nodes have ranks of 3"):
+        Nodes(Places(2), Workers([[1], [], [2]], 3), address=HOST, timeout=1.0, mpi=mpi)

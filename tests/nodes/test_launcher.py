@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher's command line, what it is told, and how it ends. It is a script here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes.launcher import Launcher, Places, command_line
+from tvm_ipc.nodes.mpi import MPICH, OPEN_MPI, Mpi
+
+SECONDS = 20.0
+
+
+def line(kind: str, places: Places) -> str:
+    words = command_line(Mpi(kind, Path("/bin/mpiexec"), kind), places, ["program", "2"])
+    return " ".join(word for word in words if word != "--allow-run-as-root")
+
+
+def test_command_lines() -> None:
+    shell = Path("/usr/bin/shell")
+    assert line(OPEN_MPI, Places(2)) == (
+        "/bin/mpiexec --bind-to none --host localhost:2 --mca pml ob1 --mca btl self,tcp "
+        "-n 2 program 2"
+    )
+    assert line(OPEN_MPI, Places(("a", "b.example.org"), "10.0.0.0/24", shell)) == (
+        "/bin/mpiexec --bind-to none --map-by node --host a:1,b.example.org:1 "
+        "--prtemca prte_if_include 10.0.0.0/24 --mca btl_tcp_if_include 10.0.0.0/24 "
+        "--prtemca plm_ssh_agent /usr/bin/shell -n 2 program 2"
+    )
+    assert line(MPICH, Places(3)) == "/bin/mpiexec -bind-to none -n 3 program 2"
+    assert line(MPICH, Places(("a", "b"), "eth0", shell)) == (
+        "/bin/mpiexec -bind-to none -iface eth0 -hosts a,b -ppn 1 -launcher ssh "
+        "-launcher-exec /usr/bin/shell -n 2 program 2"
+    )
+    with pytest.raises(IPCError, match="MPICH takes the name of an interface"):
+        line(MPICH, Places(("a", "b"), "10.0.0.0/24"))
+
+
+@pytest.mark.parametrize("host", ["", "-x", "a b", "a,b", "a:2;c", "a\nb"])
+def test_names_that_are_none(host: str) -> None:
+    with pytest.raises(IPCError, match="is no name of a machine"):
+        Places(("a", host))
+
+
+def test_no_nodes() -> None:
+    for hosts in (0, ()):
+        with pytest.raises(IPCError, match="at least one node"):
+            Places(hosts)  # type: ignore[arg-type]
+
+
+def launch(folder: Path, script: str) -> Launcher:
+    path = folder / "mpiexec"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return Launcher(Mpi(OPEN_MPI, path, "Open MPI 5"), Places(2), ["program"], "the secret")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_it_is_told_and_heard(
+    tmp_path: Path, started: Callable[[], dict[int, str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = launch(tmp_path, 'read -r told; echo "told $told"; echo heard >&2; exec sleep 600')
+    until(lambda: "told the secret" in launcher.said and "heard" in launcher.said)
+    assert capfd.readouterr() == ("", "")  # until all have joined
+    launcher.check()
+    assert len(started()) == 1
+    launcher.stop(0.0)
+    assert started() == {}
+
+
+def test_what_it_prints_later_is_printed(
+    tmp_path: Path, started: Callable[[], dict[int, str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    gate = tmp_path / "gate"
+    wait = f"while [ ! -e {gate} ]; do sleep 0.01; done"
+    launcher = launch(tmp_path, f"{wait}; echo one; echo two >&2")
+    launcher.pass_on()
+    gate.touch()
+    launcher.stop(SECONDS)
+    assert capfd.readouterr() == ("one\n", "two\n")
+
+
+def test_its_end_is_an_error_with_what_it_said(
+    tmp_path: Path, started: Callable[[], dict[int, str]]
+) -> None:
+    launcher = launch(tmp_path, "yes filler | head -c 20000; echo no such host >&2; exit 7")
+    until(lambda: launcher.process.poll() is not None)
+    with pytest.raises(IPCError, match=r"Open MPI 5\), ended with exit code 7[^~]*no such host"):
+        launcher.check()
+    assert len(launcher.said) <= 8192
+    launcher.stop(0.0)
+    launcher = launch(tmp_path, "kill -9 $$")
+    until(lambda: launcher.process.poll() is not None)
+    with pytest.raises(IPCError, match=r"ended with SIGKILL[^~]*\(nothing\)"):
+        launcher.check()
+    launcher.stop(0.0)
+
+
+def test_a_launcher_that_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(IPCError, match=r"Open MPI 5\), does not start: .*No such file"):
+        Launcher(Mpi(OPEN_MPI, tmp_path / "none", "Open MPI 5"), Places(2), ["program"], "x")

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent of a node: an MPI rank that joins the controller and starts the node's workers.
+
+It ends when its connection to the controller does, and its workers with it. MPI may end agents, as
+it does with all ranks when one of them ends; it never ends the controller, which is no rank.
+
+    python -m tvm_ipc.nodes.agent NODES
+
+What else it must know is one line on the standard input of rank 0: the key of the session, and
+where the controller listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from tvm_ipc import machine
+from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes.handshake import Key, Place, enter
+from tvm_ipc.nodes.messages import MOST_BYTES, Messages
+from tvm_ipc.runtime import config
+
+#: Seconds that rank 0 waits for its line: the controller writes it at once, or is gone.
+LINE_SECONDS: Final = 30.0
+#: Seconds that workers have to end by themselves, and MPI.
+_GRACE: Final = 2.0
+_MPI_GRACE: Final = 5
+_ROUND: Final = 0.1
+#: A worker. It ends with its agent even if a signal ends that.
+_WORKER: Final = """
+import ctypes, os, sys
+agent, *numbers = map(int, sys.argv[1:])
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != agent:
+    sys.exit(1)
+from tvm_ipc.runtime.worker import main
+main(*numbers)
+"""
+
+
+class Agent:
+    """What runs on a node, once MPI has told its number and the session's key.
+
+    Parameters
+    ----------
+    told : "key", "addresses" where the controller listens, and "timeout" to get in.
+    """
+
+    def __init__(self, node: int, told: dict[str, Any]) -> None:
+        self._node = node
+        self._key = Key.from_text(str(told["key"]))
+        self._addresses = [(str(host), int(port)) for host, port in told["addresses"]]
+        self._timeout = float(told["timeout"])
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._connection = self._enter(Place(node, "agent"))
+        self._controller = Messages(self._connection)
+
+    def serve(self) -> None:
+        """Do what the controller says until it is gone."""
+        self._controller.send("facts", **self._facts())
+        try:
+            while not self._controller.ended:
+                select.select([self._connection], [], [], _ROUND)
+                for message in self._controller.hear():
+                    self._obey(message)
+                self._tell_who_ended()
+        except Exception as error:
+            self._controller.send(
+                "failed", why=f"{type(error).__name__}: {error}"[: MOST_BYTES // 8]
+            )
+            raise
+        finally:
+            self._end_workers()
+            self._connection.close()
+
+    def _enter(self, place: Place) -> socket.socket:
+        return enter(self._key, place, self._addresses, self._timeout)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "address": self._connection.getsockname()[0],
+            "cores": machine.available_cores(),
+            "python": sys.executable,
+            "process": os.getpid(),
+        }
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if message["what"] == "read":
+            self._controller.send("read", digest=_digest(Path(str(message["path"]))))
+        elif message["what"] == "start":
+            ranks = [int(rank) for rank in message["ranks"]]
+            numbers = (int(message["num_workers"]), int(message["num_groups"]))
+            environment = config.without_mpi(
+                config.worker_environment(
+                    config.threads_per_worker(max(1, len(ranks))), bool(message["compiler"])
+                )
+            )
+            for rank in ranks:
+                self._start(rank, numbers, environment)
+            processes = {str(rank): worker.pid for rank, worker in self._workers.items()}
+            self._controller.send("started", processes=processes)
+        else:
+            raise IPCError(f"the controller says {message['what']!r}, which no agent knows")
+
+    def _start(self, rank: int, numbers: tuple[int, int], environment: dict[str, str]) -> None:
+        # Python starts it by vfork and exec: MPI, which this process has initialised, bears that.
+        with self._enter(Place(self._node, "worker", rank)) as pipe:
+            write = os.dup(pipe.fileno())
+            try:
+                arguments = (os.getpid(), rank, *numbers, pipe.fileno(), write)
+                self._workers[rank] = subprocess.Popen(
+                    [sys.executable, "-c", _WORKER, *map(str, arguments)],
+                    env=environment,
+                    pass_fds=(pipe.fileno(), write),
+                    stdin=subprocess.DEVNULL,
+                )
+            finally:
+                os.close(write)
+
+    def _tell_who_ended(self) -> None:
+        for rank, worker in list(self._workers.items()):
+            code = worker.poll()
+            if code is not None:
+                del self._workers[rank]
+                self._controller.send("ended", rank=rank, code=code)
+
+    def _end_workers(self) -> None:
+        """Workers whose pipes the controller closed end by themselves, unless they are stuck."""
+        end = time.monotonic() + _GRACE
+        for worker in self._workers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(max(0.0, end - time.monotonic()))
+        for worker in self._workers.values():
+            worker.kill()
+            worker.wait()
+
+
+def _digest(path: Path) -> str | None:
+    """Return the digest of a short file; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.sha256(file.read(4096)).hexdigest()
+    except OSError:
+        return None
+
+
+def _first_line() -> bytes:
+    """Read the line that the launcher passes on. Its end need not come: Open MPI sends none."""
+    line = bytearray()
+    end = time.monotonic() + LINE_SECONDS
+    while b"\n" not in line:
+        ready, _, _ = select.select([0], [], [], max(0.0, end - time.monotonic()))
+        data = os.read(0, MOST_BYTES) if ready else b""
+        if not data or len(line) > MOST_BYTES:
+            raise IPCError(
+                f"the controller's line did not come in {LINE_SECONDS:g} s: {len(line)} bytes did"
+                if not ready
+                else f"the controller's line ended after {len(line)} bytes"
+            )
+        line += data
+    return bytes(line.partition(b"\n")[0])
+
+
+def _told(world: Any, mpi: Any) -> dict[str, Any]:
+    """Return what rank 0 reads, on all ranks. Nothing is pickled: it goes as bytes."""
+    line = _first_line() if world.rank == 0 else b""
+    length = bytearray(len(line).to_bytes(8, "big"))
+    world.Bcast([length, mpi.BYTE], root=0)
+    data = bytearray(line.ljust(int.from_bytes(length, "big"), b"\0"))
+    world.Bcast([data, mpi.BYTE], root=0)
+    told = json.loads(data)
+    if not isinstance(told, dict):
+        raise IPCError("the controller's line is no JSON object")
+    return told
+
+
+def main(nodes: int) -> None:
+    """Run the agent of this node."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.size != nodes:
+        sys.exit(
+            f"tvm_ipc: this agent is rank {world.rank} of {world.size}, and there should be "
+            f"{nodes} agents: the launcher is not of the MPI that mpi4py is for "
+            f"({MPI.Get_library_version().split(',')[0].strip()})"
+        )
+    try:
+        Agent(world.rank, _told(world, MPI)).serve()
+    except Exception as error:
+        sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
+        sys.stderr.flush()
+        world.Abort(1)
+    # mpi4py ends MPI as Python ends, which waits for the other agents.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_MPI_GRACE)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
