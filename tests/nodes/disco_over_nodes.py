@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -32,13 +33,13 @@ class Session(disco.Session):
         self.__init_handle_by_constructor__(make, num_workers, 1, "tests.nodes.pool", key)
 
 
-def main(ranks: list[list[int]], *, wait: bool) -> None:
+def main(ranks: list[list[int]], what: str, address: str = "127.0.0.1", **places: Any) -> None:
     count = sum(map(len, ranks)) + 1  # worker 0 is a thread of this process
-    started["nodes"] = nodes = Nodes(
-        Places(2), Workers(ranks, count), address="127.0.0.1", timeout=60.0
-    )
-    print("started", flush=True)
-    if wait:
+    where = Places(**places) if places else Places(len(ranks))
+    started["nodes"] = nodes = Nodes(where, Workers(ranks, count), address=address, timeout=60.0)
+    told = [{**(node.facts or {}), "shares_memory": node.shares_memory} for node in nodes.nodes]
+    print(json.dumps(told), flush=True)
+    if what == "wait":
         sys.stdin.read()
         sys.exit("nobody killed it")
     session = Session(count, "nodes")
@@ -54,7 +55,4 @@ def main(ranks: list[list[int]], *, wait: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        *{"wait": ([[1], [2]],), "session": ([[1], [2, 3]],)}[sys.argv[1]],
-        wait=sys.argv[1] == "wait",
-    )
+    main(**json.loads(sys.argv[1]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SECONDS
+from node_processes import SECONDS
 
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
 from tvm_ipc.nodes.controller import Nodes, Workers
@@ -23,6 +24,11 @@ from tvm_ipc.nodes.mpi import Mpi
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent
 Started = Callable[[], dict[int, str]]
+
+
+def program(ranks: list[list[int]], what: str) -> list[str]:
+    given = json.dumps({"ranks": ranks, "what": what})
+    return [sys.executable, str(HERE / "disco_over_nodes.py"), given]
 
 
 def two_nodes(mpi: Mpi) -> Nodes:
@@ -92,17 +98,16 @@ def test_a_death_is_told_and_nothing_stays(who: str, mpi: Mpi, started: Started)
 
 
 def test_the_end_of_the_controller_is_the_end_of_all(mpi: Mpi, started: Started) -> None:
-    program = [sys.executable, str(HERE / "disco_over_nodes.py"), "wait"]
-    with subprocess.Popen(program, stdout=subprocess.PIPE) as controller:
-        assert controller.stdout is not None and controller.stdout.readline() == b"started\n"
+    with subprocess.Popen(program([[1], [2]], "wait"), stdout=subprocess.PIPE) as controller:
+        assert controller.stdout is not None and len(json.loads(controller.stdout.readline())) == 2
         assert len(started()) >= 6  # itself, the launcher, agents, workers
         controller.kill()  # `started` sees to it that the others end
 
 
 def test_disco_over_connections(mpi: Mpi, started: Started) -> None:
-    program = [sys.executable, str(HERE / "disco_over_nodes.py"), "session"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=SECONDS)
-    assert (done.returncode, done.stdout.split()) == (0, ["started", "ok"]), done.stderr
+    command = program([[1], [2, 3]], "session")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, ["ok"]), done.stderr
 
 
 def test_a_rank_that_is_alone(mpi: Mpi) -> None:

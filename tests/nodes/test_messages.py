@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent and the controller say to each other: whole, bounded, and data alone."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes.controller import Nodes, _Node
+from tvm_ipc.nodes.messages import MOST_BYTES, Messages, pack, unpack
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Messages, Messages]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield Messages(one), Messages(other)
+
+
+def test_messages_come_whole_and_in_order(ends: tuple[Messages, Messages]) -> None:
+    here, there = ends
+    assert there.hear() == []
+    here.send("facts", host="näme", cores=2)
+    line = pack("read", path="/a\nb")
+    here.connection.sendall(line[:5])
+    assert there.hear() == [{"what": "facts", "host": "näme", "cores": 2}]
+    here.connection.sendall(line[5:] + pack("ended", rank=1)[:-1])
+    assert there.hear() == [{"what": "read", "path": "/a\nb"}]
+    here.connection.sendall(b"\n")
+    here.connection.close()
+    assert there.hear() == [{"what": "ended", "rank": 1}] and there.ended
+    assert there.hear() == []
+    there.send("facts")  # to nobody
+    assert there.ended
+
+
+def test_messages_have_a_limit(ends: tuple[Messages, Messages]) -> None:
+    here, there = ends
+    with pytest.raises(IPCError, match="may have 65536"):
+        here.send("failed", why="x" * MOST_BYTES)
+    here.connection.setblocking(False)
+    sent = 0
+    with pytest.raises(IPCError, match="more than 65536 bytes"):
+        for _ in range(1000):
+            sent += here.connection.send(bytes(1000))
+            there.hear()
+    assert sent <= 2 * MOST_BYTES + 1000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"[1]", b"{}", b'{"what": 1}', b"\xff", b"nan", b"[" * 50_000, b"__import__('os')"],
+)
+def test_what_is_no_message(line: bytes) -> None:
+    with pytest.raises(IPCError, match="a message is no"):
+        unpack(line)
+
+
+WRONG = [
+    {"what": "dance"},
+    {"what": "facts"},
+    {"what": "read", "digest": "x"},  # nobody asked
+    {"what": "started", "processes": [1]},
+    {"what": "started", "processes": {"one": "two"}},
+    {"what": "ended", "rank": 7, "code": 0},  # of another node
+    {"what": "ended", "rank": [1], "code": 0},
+    {"what": "ended", "rank": 1, "code": None},
+    {"what": "failed", "why": "no memory"},
+]
+
+
+@pytest.mark.parametrize("message", WRONG, ids=str)
+def test_the_controller_names_the_node_that_says_it(
+    message: dict[str, object], ends: tuple[Messages, Messages]
+) -> None:
+    here, there = ends
+    nodes = Nodes.__new__(Nodes)  # without agents
+    nodes.nodes, nodes._ended, nodes._why = (_Node(4, (1,), there),), {}, None
+    here.connection.sendall(pack(**message))  # type: ignore[arg-type]
+    for _ in range(2):  # it stays what it is
+        with pytest.raises(IPCError, match=r"the agent of node 4 (says|failed)"):
+            nodes.check()
+
+
+def test_noise_is_an_error_or_nothing(ends: tuple[Messages, Messages]) -> None:
+    random_ = random.Random(3)
+    line = pack("facts", host="a", cores=[1, {"b": None}])
+    for _ in range(2000):
+        spoilt = bytearray(line[:-1])
+        for _ in range(random_.randrange(1, 4)):
+            spoilt[random_.randrange(len(spoilt))] = random_.randrange(256)
+        with contextlib.suppress(IPCError):
+            assert isinstance(unpack(bytes(spoilt))["what"], str)
