@@ -48,8 +48,8 @@ ALLOWED = {
         *("runtime", "terminal", "transform"),
     ),
     "hf": (
-        *("arguments", "comm", "contract", "errors", "parallel", "pipeline", "runtime"),
-        *("terminal", "transform", "weights"),
+        *("arguments", "comm", "contract", "errors", "machine", "parallel", "pipeline"),
+        *("runtime", "terminal", "transform", "weights"),
     ),
     "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
     "command_line": (

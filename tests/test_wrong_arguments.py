@@ -713,6 +713,7 @@ def test_everything_public_is_looked_at() -> None:
         "contract": "facts",
         "errors": "raised, not made",
         "hf": "looked at with the session",
+        "runtime_only": "takes nothing",
         "transform": "",
         "__version__": "",
     }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tvm_ipc.calibration import Calibration
     from tvm_ipc.parallel import parallelize
     from tvm_ipc.pipeline import get_pipeline
+    from tvm_ipc.runtime.importing import runtime_only
     from tvm_ipc.runtime.session import Session, init_ccl
     from tvm_ipc.runtime.teams import CurrentRank, Team
     from tvm_ipc.weights.load import load_weights
@@ -38,6 +39,7 @@ __all__ = [
     "init_ccl",
     "load_weights",
     "parallelize",
+    "runtime_only",
     "transform",
 ]
 
@@ -73,6 +75,8 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
 
             runtime.ready()
             value = importlib.import_module("tvm_ipc.weights.load").load_weights
+        elif name == "runtime_only":
+            value = importlib.import_module("tvm_ipc.runtime.importing").runtime_only
         elif name == "__version__":
             from importlib.metadata import version
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 from pathlib import Path
 
 
@@ -14,6 +16,21 @@ def cpu_model() -> str | None:
     except OSError:
         return None
     return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), None)
+
+
+def instruction_sets() -> str:
+    """Return what tells processors apart for which different code is compiled."""
+    told = (
+        *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+        *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features", "isa"),
+    )
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in told:
+                found.setdefault(name.strip(), value.strip())
+    return "; ".join([platform.machine(), *(f"{name}: {value}" for name, value in found.items())])
 
 
 def available_cores() -> int:

@@ -85,14 +85,23 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def load_tvm() -> None:
-    """Import TVM and make it ready; what is wrong with the environment is an error, no warning."""
+def load_tvm(*, compiler: bool = True) -> None:
+    """Import TVM and make it ready; what is wrong with the environment is an error, no warning.
+
+    Parameters
+    ----------
+    compiler : of TVM. Without it a process has half the memory, and no PyTorch; one that has
+        imported TVM already has what it has.
+    """
     progress("loading TVM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import tvm  # noqa: F401
-
         from tvm_ipc import runtime
+        from tvm_ipc.runtime.importing import runtime_only
+
+        if not compiler and "tvm" not in sys.modules:
+            runtime_only()
+        import tvm  # noqa: F401
     runtime.ready()
 
 

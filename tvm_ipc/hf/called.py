@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tvm_ipc.hf.compiling import Compiled
 from tvm_ipc.hf.folder import Folder
-from tvm_ipc.hf.packages import needed
+from tvm_ipc.runtime.apart import apart
 from tvm_ipc.weights import concat, stack
 from tvm_ipc.weights.joined import Joined, Name
 
@@ -33,36 +33,45 @@ def called(folder: Folder, stored: Iterable[str], made: Compiled) -> dict[str, N
     made : what is compiled of it.
     """
     names = sorted(stored)
-    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()[:40]
-    place = made.library.parent / f"names-{digest}.json"
+    place = made.library.parent / _file(names)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        kept = json.loads(place.read_text())
-        return {name: _name_of(one) for name, one in kept.items()}
-    needed("to find the weights of a model")
-    from tvm_ipc.hf import importing, reading
-    from tvm_ipc.hf.names import checkpoint_names
+        return _read(json.loads(place.read_text()))
+    given = {
+        "path": str(folder.path),
+        "config": folder.config,
+        "dtype": made.dtype,
+        "stored": names,
+        "weights": list(made.cut),
+    }
+    found = apart("tvm_ipc.hf.making:names", given, purpose="to find the weights of a model")
+    keep(place.parent, names, found)
+    return _read(found)
 
-    model = importing.build(reading.configuration(folder), made.dtype)
-    found = checkpoint_names(model, names)
-    found = {name: one for name, one in found.items() if name in made.cut}
-    _keep(place, {name: _json_of(one) for name, one in found.items()})
-    return found
+
+def _file(stored: Sequence[str]) -> str:
+    return f"names-{hashlib.sha256(chr(0).join(stored).encode()).hexdigest()[:40]}.json"
 
 
-def _keep(place: Path, names: dict[str, Any]) -> None:
-    """Write names beside the library, whole or not at all; it is no matter if that fails."""
+def _read(kept: dict[str, Any]) -> dict[str, Name]:
+    return {name: _name_of(one) for name, one in kept.items()}
+
+
+def keep(folder: Path, stored: Sequence[str], found: dict[str, Any]) -> None:
+    """Write what weights are called, whole or not at all; it is no matter if that fails."""
+    place = folder / _file(stored)
     with contextlib.suppress(OSError):
-        file, written = tempfile.mkstemp(prefix=".names-", dir=place.parent)
+        file, written = tempfile.mkstemp(prefix=".names-", dir=folder)
         with os.fdopen(file, "w") as out:
-            json.dump(names, out)
+            json.dump(found, out)
         Path(written).replace(place)
 
 
-def _json_of(name: Name) -> Any:
+def json_of(name: Name) -> Any:
+    """Return a name as JSON says it."""
     if isinstance(name, str):
         return name
     how = "stack" if name.new else "concat"
-    return {how: [_json_of(part) for part in name.parts], "axis": name.axis}
+    return {how: [json_of(part) for part in name.parts], "axis": name.axis}
 
 
 def _name_of(kept: Any) -> Name:

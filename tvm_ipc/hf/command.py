@@ -72,7 +72,7 @@ def _run(options: Options) -> int:
 
         terminal.progress("reading the tokenizer")
         tokenizer = reading.tokenizer(folder)
-    terminal.load_tvm()
+    terminal.load_tvm(compiler=False)
     from tvm_ipc.hf.compiling import compiled
     from tvm_ipc.hf.model import Model, computed_in
     from tvm_ipc.hf.plans import read_plan

@@ -4,6 +4,8 @@
 A library is kept in a folder of the cache that is named after all that it is made of: the
 configuration, the number of workers, the element type, the processor, and the versions of all code.
 It is moved there when it is whole, so that several may compile the same at a time.
+
+Nothing here needs TVM's compiler, PyTorch or transformers: `making` does, in a process of its own.
 """
 
 from __future__ import annotations
@@ -19,26 +21,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import tvm
-
-from tvm_ipc import comm
+from tvm_ipc import comm, machine
 from tvm_ipc.comm.placements import placement_of
 from tvm_ipc.errors import IPCError
 from tvm_ipc.hf.caches import Cached
 from tvm_ipc.hf.folder import Folder
-from tvm_ipc.hf.packages import needed
 from tvm_ipc.hf.plans import Plan
 from tvm_ipc.parallel import Cut
-from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.runtime import config as settings
+from tvm_ipc.runtime.apart import apart
 
 #: Of what is kept; part of the name of its folder.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _DAY: Final = 86400
-_LIBRARY: Final = "model.so"
-_FACTS: Final = "model.json"
+#: What a folder has.
+LIBRARY: Final = "model.so"
+FACTS: Final = "model.json"
 #: Packages whose versions decide what is compiled.
 _PACKAGES: Final = (
     *("tvm-ipc", "apache-tvm", "apache-tvm-ffi", "torch", "transformers", "scipy-openblas64"),
@@ -92,13 +92,11 @@ def compiled(
     progress : hears what is done.
     plan : which weights are divided, and how; see `dividing`.
     """
-    target = tvm.target.Target.from_device("cpu")
-    name = _name(folder, workers, dtype, target, plan)
+    name = _name(folder, workers, dtype, plan)
     place = settings.cache_folder() / "models" / name
     found = _kept(place, workers)
     if found is not None:
         return found
-    needed("to compile a model")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{name[:16]}-", dir=place.parent))
@@ -108,7 +106,7 @@ def compiled(
         work, why_not = Path(tempfile.mkdtemp(prefix="tvm_ipc-model-")), str(error)
         atexit.register(shutil.rmtree, work, ignore_errors=True)
     try:
-        _make(work, folder, workers, dtype, target, progress, plan)
+        _make(work, folder, workers, dtype, progress, plan)
         if why_not:
             return _read(work, workers, why_not)
         if not _moved(work, place):
@@ -119,7 +117,27 @@ def compiled(
         raise
 
 
-def _name(folder: Folder, workers: int, dtype: str, target: Any, plan: Plan) -> str:
+def _make(
+    work: Path,
+    folder: Folder,
+    workers: int,
+    dtype: str,
+    progress: Callable[[str], None],
+    plan: Plan,
+) -> None:
+    """Compile into a folder that nobody else knows, in a process with all that this takes."""
+    given = {
+        "work": str(work),
+        "path": str(folder.path),
+        "config": folder.config,
+        "workers": workers,
+        "dtype": dtype,
+        "plan": plan,
+    }
+    apart("tvm_ipc.hf.making:make", given, progress, "to compile a model")
+
+
+def _name(folder: Folder, workers: int, dtype: str, plan: Plan) -> str:
     """Return a name that says all that a library is made of."""
     code = hashlib.sha256()
     root = Path(__file__).parents[1]
@@ -134,56 +152,12 @@ def _name(folder: Folder, workers: int, dtype: str, target: Any, plan: Plan) -> 
         "config": folder.config,
         "workers": workers,
         "dtype": dtype,
-        "target": str(target),
+        "processor": machine.instruction_sets(),
         "plan": plan,
         "code": code.hexdigest(),
         "versions": versions,
     }
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:40]
-
-
-def _make(
-    work: Path,
-    folder: Folder,
-    workers: int,
-    dtype: str,
-    target: Any,
-    progress: Callable[[str], None],
-    plan: Plan,
-) -> None:
-    """Compile into a folder that nobody else knows."""
-    progress("importing PyTorch and transformers")
-    from tvm_ipc.hf import importing, reading
-    from tvm_ipc.hf.dividing import caches_of_a_rank, divide
-    from tvm_ipc.hf.keeping import keep_in_place
-
-    model = importing.build(reading.configuration(folder), dtype)
-    progress("exporting the model")
-    decoder = importing.import_decoder(model, workers)
-    progress(f"dividing it among {workers} workers")
-    parallel = divide(decoder, workers, plan)
-    module = keep_in_place(parallel.module, len(decoder.caches))
-    progress("compiling")
-    pipeline = get_pipeline(target, workers)
-    executable = tvm.compile(module, target, relax_pipeline=pipeline)
-    library = work / _LIBRARY
-    executable.export_library(str(library))
-    caches = caches_of_a_rank(parallel, decoder)
-    facts = {
-        "vocabulary": decoder.vocabulary,
-        "dtype": dtype,
-        "ignored": list(importing.ignored(model)),
-        "collectives": dict(parallel.collectives),
-        "notes": list(parallel.notes),
-        "caches": [[one.heads, one.dim, one.dtype] for one in caches],
-        "weights": [
-            [one.name, one.parameter, list(one.shape), one.dtype, list(map(str, one.placements))]
-            for one in parallel.cut.values()
-            if not one.is_input
-        ],
-        "library": _digest(library),
-    }
-    (work / _FACTS).write_text(json.dumps(facts))
 
 
 def _moved(work: Path, place: Path) -> bool:
@@ -193,7 +167,7 @@ def _moved(work: Path, place: Path) -> bool:
         return True
     except OSError:
         shutil.rmtree(work, ignore_errors=True)
-        return (place / _FACTS).is_file()
+        return (place / FACTS).is_file()
 
 
 def _sweep(folder: Path) -> None:
@@ -220,9 +194,9 @@ def _kept(place: Path, workers: int) -> Compiled | None:
 
 
 def _read(place: Path, workers: int, why_not_kept: str = "", *, kept: bool = False) -> Compiled:
-    facts = json.loads((place / _FACTS).read_text())
-    library = place / _LIBRARY
-    if _digest(library) != facts["library"]:
+    facts = json.loads((place / FACTS).read_text())
+    library = place / LIBRARY
+    if digest(library) != facts["library"]:
         raise ValueError(f"{library}: it is damaged")
     mesh = comm.Mesh({"tp": workers})
     cut = {
@@ -250,5 +224,6 @@ def _read(place: Path, workers: int, why_not_kept: str = "", *, kept: bool = Fal
     )
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return what tells the content of a file from others."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
 from tvm_ipc.errors import ModelError
 from tvm_ipc.hf.folder import CONFIG, Folder
 from tvm_ipc.hf.packages import needed
+from tvm_ipc.runtime.importing import without_torch
 
 
 def configuration(folder: Folder) -> Any:
@@ -44,7 +48,24 @@ def configuration(folder: Folder) -> Any:
 
 
 def tokenizer(folder: Folder) -> Any:
-    """Return the tokenizer of a folder."""
+    """Return the tokenizer of a folder; reading it needs no PyTorch, and does not import it."""
+    with _without_torch():
+        return _tokenizer(folder)
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Keep transformers from importing PyTorch, and from saying that it found none."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with without_torch():
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _tokenizer(folder: Folder) -> Any:
     (transformers,) = needed("to read a tokenizer", "transformers")
     if not folder.has_tokenizer:
         raise ModelError(

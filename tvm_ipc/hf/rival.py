@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvm_ipc.errors import ModelError
 from tvm_ipc.hf.folder import Folder
 from tvm_ipc.hf.options import Options
 from tvm_ipc.hf.packages import needed
+from tvm_ipc.runtime.apart import apart
 from tvm_ipc.runtime.config import threads_per_worker
 
 
@@ -30,21 +32,33 @@ class Theirs:
 
 
 def pytorch(folder: Folder, options: Options, prompt: list[int], count: int) -> Theirs:
-    """Return what PyTorch says, always the likeliest token, after a first time to warm up."""
+    """Return what PyTorch says in a process of its own, always the likeliest token."""
+    given = {
+        "path": str(folder.path),
+        "dtype": options.dtype or folder.dtype,
+        "threads": options.workers * threads_per_worker(options.workers),
+        "prompt": prompt,
+        "count": count,
+    }
+    return Theirs(**apart("tvm_ipc.hf.rival:warm", given, purpose="to compare with PyTorch"))
+
+
+def warm(given: dict[str, Any], _progress: Callable[[str], None]) -> dict[str, Any]:
+    """Return what PyTorch says, and what it takes after a first time to warm up."""
     torch, transformers = needed("to compare with PyTorch")
-    threads = options.workers * threads_per_worker(options.workers)
+    prompt, threads = given["prompt"], given["threads"]
     torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(folder.path), dtype=getattr(torch, options.dtype or folder.dtype), local_files_only=True
+        given["path"], dtype=getattr(torch, given["dtype"]), local_files_only=True
     ).eval()
     try:
         likeliest(torch, model, prompt, 2)
-        tokens, first, rest = likeliest(torch, model, prompt, count)
+        tokens, first, rest = likeliest(torch, model, prompt, given["count"])
     except RuntimeError as error:  # such as experts of a few bytes, which PyTorch does not multiply
         first_line = next(iter(str(error).splitlines()), "")
         raise ModelError(f"--bench: PyTorch cannot run the model: {first_line}") from error
-    return Theirs(tokens, first, rest, threads)
+    return asdict(Theirs(tokens, first, rest, threads))
 
 
 def likeliest(

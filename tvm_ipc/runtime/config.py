@@ -19,10 +19,12 @@ One that is no setting of a session, but a promise of programs, is read by the n
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -173,6 +175,25 @@ def started_by_launcher() -> str | None:
 def without_mpi(environment: dict[str, str]) -> dict[str, str]:
     """Return an environment without what a launcher of MPI said to this process alone."""
     return {name: text for name, text in environment.items() if not name.startswith(_OF_MPI)}
+
+
+def compiler_environment(temporary: str) -> dict[str, str]:
+    """Return the environment of a process that compiles, with a folder for its temporary files."""
+    return {**os.environ, "TVM_USE_RUNTIME_LIB": "0", "TMPDIR": temporary}
+
+
+@contextlib.contextmanager
+def runtime_alone() -> Iterator[None]:
+    """Let TVM, which is imported meanwhile, load its runtime alone."""
+    before = os.environ.get("TVM_USE_RUNTIME_LIB")
+    os.environ["TVM_USE_RUNTIME_LIB"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TVM_USE_RUNTIME_LIB"]
+        else:
+            os.environ["TVM_USE_RUNTIME_LIB"] = before
 
 
 def _timeout(name: str) -> float:

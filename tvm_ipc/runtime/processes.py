@@ -6,16 +6,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tvm_ffi
+
+from tvm_ipc.runtime.starting import OWN_GROUP, import_path, passed
 
 _MAIN = """
 import json, os, sys
@@ -25,11 +25,6 @@ os.close(path)
 from tvm_ipc.runtime.worker import main
 main(*arguments)
 """
-#: Ctrl-C in a terminal is the controller's alone. A session of its own would do that too, but
-#: the system shares the cores out between sessions, and a worker belongs to its program's.
-_OWN_GROUP: dict[str, Any] = (
-    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
-)
 _keep_from_children = tvm_ffi.get_global_func("tvm_ipc.keep_from_children")
 _close_kept = tvm_ffi.get_global_func("tvm_ipc.close_kept")
 _keys = itertools.count()
@@ -54,7 +49,7 @@ class ProcessPool:
         self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         _pools[self.key] = self
         try:
-            with _import_path() as path:
+            with passed(import_path()) as path:
                 for worker_id in range(1, num_workers):
                     self._start(worker_id, num_workers, num_groups, path)
         except BaseException:
@@ -94,7 +89,7 @@ class ProcessPool:
                 env=self._environment,
                 pass_fds=(command_read, reply_write, path),
                 stdin=subprocess.DEVNULL,
-                **_OWN_GROUP,
+                **OWN_GROUP,
             )
         finally:
             os.close(command_read)
@@ -138,18 +133,6 @@ class ProcessPool:
             for descriptor in pipe:
                 _close_kept(descriptor)
         self._pipes.clear()
-
-
-@contextlib.contextmanager
-def _import_path() -> Iterator[int]:
-    """Make a file with the places where workers find modules; an argument may be too short for it.
-
-    Python passes over entries that are no texts, such as paths of pathlib, in workers too.
-    """
-    with tempfile.TemporaryFile() as file:
-        file.write(json.dumps([str(e) for e in sys.path if isinstance(e, str)]).encode())
-        file.flush()
-        yield file.fileno()
 
 
 @tvm_ffi.register_global_func("tvm_ipc.create_process_pool")  # type: ignore[untyped-decorator]
