@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 
 import arena_model
+import nodes_model
 import packets_model
 import pytest
 import recovery_model
@@ -371,3 +372,28 @@ def test_a_thread_that_acts_for_a_rank_has_no_part_in_what_comes_after_a_recover
 )
 def test_each_part_of_that_is_needed(mutation):
     fails(recovery_model.helper(recovery_model.Protocol(**mutation)), "wrong: ")
+
+
+# ---- the hubs of several nodes --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [nodes_model.failure, nodes_model.death])
+def test_nodes_go_on_after_a_failure_and_hear_of_a_death(model):
+    holds(model())
+
+
+@pytest.mark.parametrize(
+    ("mutation", "model", "how"),
+    [
+        ({"tells_the_controller": False}, nodes_model.death, "deadlock: "),
+        ({"tells_the_other_nodes": False}, nodes_model.death, "deadlock: "),
+        ({"tells_of_each_generation": False}, nodes_model.death, "deadlock: "),
+        ({"keeps_what_comes_early": False}, nodes_model.death, "deadlock: "),
+        ({"ignores_what_is_over": False}, nodes_model.failure, "wrong: "),
+        ({"all_nodes_begin_before_the_next_round": False}, nodes_model.failure, "wrong: "),
+        ({"error_comes_before_the_ticket": False}, nodes_model.failure, "wrong: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_each_part_of_what_nodes_tell_each_other_is_needed(mutation, model, how):
+    fails(model(nodes_model.Protocol(**mutation)), how)

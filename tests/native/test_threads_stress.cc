@@ -189,7 +189,7 @@ namespace {
 void MakeTeamsAtOnce() {
   constexpr uint32_t kTeams = 60;
   const auto control = std::make_unique<Control>();
-  control->num_ranks = kRanks;
+  control->num_ranks = control->ranks_here = kRanks;
   std::vector<std::vector<int>> ids(3);
   std::atomic<int> begun{0};
   std::vector<std::thread> threads;

@@ -9,6 +9,9 @@
  *   segment r | world 0 | world 1 | group 0 | group 1 | other teams | p2p to 0..n-1 | arena ......
  * |
  *
+ * Where the ranks are on several nodes, each of these has a control block with an entry for every
+ * rank, and segments of its own ranks alone.
+ *
  * All of it is created at its full size, without pages, when the session starts; every rank maps
  * every segment once, and nothing is exchanged afterwards. A rank writes only its own seats, its
  * own side of channels and its own segment, but for abort, which anybody may set.
@@ -26,6 +29,8 @@
 namespace tvm_ipc {
 
 constexpr int kMaxRanks = 64;
+/*! \brief The most nodes on which a session has ranks. */
+constexpr int kMaxNodes = kMaxRanks;
 constexpr size_t kLine = 64;
 
 /*! \brief The teams that every session has: all ranks, and the rank's own group. From `kFirstTeam`
@@ -146,8 +151,23 @@ struct Channel {
   std::atomic<uint32_t> receiver_busy;
 };
 
-/*! \brief Why waiting makes no sense any more; the rank it is about is in the upper bits. */
-enum class AbortReason : uint32_t { kNone = 0, kFailed = 1, kDied = 2, kClosed = 3 };
+/*! \brief Why waiting makes no sense any more; the rank or node it is about is in the upper bits.
+ */
+enum class AbortReason : uint32_t {
+  kNone = 0,
+  kFailed = 1,
+  kDied = 2,
+  kClosed = 3,
+  kNodeLost = 4,
+  kControllerLost = 5,
+};
+
+/*! \brief A node of a session that has several: its ranks, and what it is called in errors. */
+struct NodeRecord {
+  int32_t first;
+  int32_t ranks;
+  char name[56];
+};
 
 struct alignas(kLine) RankState {
   /*! \brief Set by a rank whose call failed; it skips what follows until the session recovers. */
@@ -165,6 +185,11 @@ struct Control {
   int32_t num_ranks;
   int32_t num_groups;
   int32_t controller_pid;
+  /*! \brief The ranks whose workers and segments are on this node. */
+  int32_t first_here;
+  int32_t ranks_here;
+  /*! \brief 0 where all of them are. */
+  int32_t num_nodes;
   /*! \brief 0 where the ranks choose. */
   uint64_t arena_bytes;
   alignas(kLine) std::atomic<uint32_t> abort;
@@ -175,12 +200,25 @@ struct Control {
   alignas(kLine) std::atomic<uint32_t> team_lock;
   std::atomic<uint32_t> num_teams;
   TeamRecord teams[kMaxTeams];
+  NodeRecord nodes[kMaxNodes];
   /*! \brief [0]: everybody's seat in the world; [1]: its seat in its own group; then others. */
   Seat seats[kMaxSeats][kMaxRanks];
 
   /*! \brief How many of a rank's seats have been given to a team. */
   uint32_t num_seats(int rank) const {
     return kFirstTeam + ranks[rank].seats.load(std::memory_order_acquire);
+  }
+
+  /*! \brief Whether the rank's worker and segment are on this node. */
+  bool IsHere(int rank) const {
+    return static_cast<uint32_t>(rank - first_here) < static_cast<uint32_t>(ranks_here);
+  }
+  /*! \brief The node of a rank; -1 if there is none, or no such rank. */
+  int NodeOf(int rank) const {
+    for (int i = 0; i < num_nodes; ++i) {
+      if (rank >= nodes[i].first && rank < nodes[i].first + nodes[i].ranks) return i;
+    }
+    return -1;
   }
 
   Channel& channel(int src, int dst) { return channels()[src * num_ranks + dst]; }

@@ -96,6 +96,11 @@ std::vector<std::shared_ptr<const Message>> Exchange::Add(int rank, Frame frame)
 
 std::vector<Exported> ExchangeWithAll(Rank& rank, const std::string& what, Exported mine) {
   rank.CheckSession();
+  if (rank.control().ranks_here < rank.num_ranks()) {
+    Fail(kind::kRuntime, "the exchange of ", what,
+         ": the ranks are on several nodes, and memory is"
+         " shown inside of one");
+  }
   if (mine.files.size() > kMaxFrameFiles) {
     Fail(kind::kValue, "the exchange of ", what, ": a rank can show ", kMaxFrameFiles,
          " files at once, not ", mine.files.size());

@@ -41,6 +41,13 @@ enum class FrameType : uint32_t {
   kWelcome = 8,
   /*! \brief Of the hub: why not. */
   kRefusal = 9,
+  // Between the hubs of several nodes (node_link.h): of a NodeMessage,
+  /*! \brief a part, which others follow, */
+  kPiece = 10,
+  /*! \brief the last or only part, */
+  kLast = 11,
+  /*! \brief all, which may come between the parts of another. */
+  kUrgent = 12,
 };
 
 struct FrameHeader {

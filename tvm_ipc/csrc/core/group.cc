@@ -77,9 +77,11 @@ std::shared_ptr<Segments> Segments::Map(const std::string& token, int control,
   const size_t control_bytes = FileBytes(control);
   result->control_ = static_cast<Control*>(MapFile(control, control_bytes));
   result->control_bytes_ = control_bytes;
-  for (int file : files) {
-    result->segment_bytes_ = FileBytes(file);
-    result->bases_.push_back(static_cast<uint8_t*>(MapFile(file, result->segment_bytes_)));
+  result->bases_.resize(result->control_->num_ranks);
+  for (size_t i = 0; i < files.size(); ++i) {
+    result->segment_bytes_ = FileBytes(files[i]);
+    result->bases_[result->control_->first_here + i] =
+        static_cast<uint8_t*>(MapFile(files[i], result->segment_bytes_));
   }
   mapped[token] = result;
   return result;
@@ -87,7 +89,9 @@ std::shared_ptr<Segments> Segments::Map(const std::string& token, int control,
 
 Segments::~Segments() {
   if (control_ != nullptr) munmap(control_, control_bytes_);
-  for (uint8_t* base : bases_) munmap(base, segment_bytes_);
+  for (uint8_t* base : bases_) {
+    if (base != nullptr) munmap(base, segment_bytes_);
+  }
 }
 
 Rank::Rank(int id, std::shared_ptr<Segments> segments, RankOptions options,
@@ -145,8 +149,14 @@ Turn Rank::Begin(TeamId team) {
          " at once; let each have a team of its own (another `copy` of the same ranks), or let them"
          " take turns");
   }
+  if (!meeting.here()) FailElsewhere(Text("the members of the team", meeting.Where()));
   meeting.Follow(CheckSession());
   return turn;
+}
+
+void Rank::FailElsewhere(const std::string& what) const {
+  Fail(kind::kValue, what, " are on several nodes, and the backend ", backend_->name(),
+       " moves data inside of one; use teams of ranks of one node");
 }
 
 int Rank::SizeOf(TeamId team) const {
@@ -237,6 +247,7 @@ Link Rank::BeginReceive(int from) {
 Link Rank::BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
                         Packets& packets) {
   RequireOwnThread();
+  if (!control().IsHere(peer)) FailElsewhere(Text("ranks ", id_, " and ", peer));
   Link link{Busy(shared_ ? &busy : nullptr), channel, packets.last};
   if (link.busy.refused()) {
     Fail(kind::kRuntime, "two threads of rank ", id_, " ", verb, " rank ", peer,

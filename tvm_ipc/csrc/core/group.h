@@ -33,7 +33,7 @@ class Segments {
    * \brief Map, or find the mapping that another rank of this process made.
    * \param token The session's.
    * \param control The control block's file.
-   * \param segments The ranks' files, in rank order.
+   * \param segments The files of the ranks that are here, in rank order.
    */
   static std::shared_ptr<Segments> Map(const std::string& token, int control,
                                        const std::vector<int>& segments);
@@ -42,6 +42,7 @@ class Segments {
   Segments& operator=(const Segments&) = delete;
 
   Control& control() const { return *control_; }
+  /*! \brief Null where the rank is elsewhere, or the backend has no segments. */
   uint8_t* base(int rank) const { return bases_[rank]; }
   size_t segment_bytes() const { return segment_bytes_; }
 
@@ -179,6 +180,7 @@ class Rank {
   };
 
   Meeting& Made(TeamId team);
+  [[noreturn]] void FailElsewhere(const std::string& what) const;
   Link BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
                     Packets& packets);
   /*!

@@ -33,8 +33,8 @@ size_t WholePages(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-Welcome MakeWelcome(const HubOptions& options) {
-  const WaitPolicy policy = ChooseWaitPolicy(options.num_ranks, AvailableCores());
+Welcome MakeWelcome(const HubOptions& options, int ranks_here) {
+  const WaitPolicy policy = ChooseWaitPolicy(std::max(1, ranks_here), AvailableCores());
   Welcome welcome{};
   // What is no deadline in practice must not become one in the past when it is counted in ns.
   const double seconds = std::min(options.timeout_seconds, kLongestSeconds);
@@ -48,6 +48,43 @@ Welcome MakeWelcome(const HubOptions& options) {
   return welcome;
 }
 
+/*! \brief Write down who is where. */
+void PlaceRanks(const HubOptions& options, Control* control) {
+  const int n = options.num_ranks;
+  control->num_ranks = control->ranks_here = n;
+  if (options.nodes.empty()) return;
+  const int nodes = static_cast<int>(options.nodes.size());
+  if (nodes > kMaxNodes || options.node < -1 || options.node >= nodes) {
+    Fail(kind::kValue, "a session has 1 to ", kMaxNodes, " nodes, not ", nodes,
+         ", and its hubs are on these or on none, not on number ", options.node);
+  }
+  control->ranks_here = 0;
+  int first = 0;
+  for (const NodePlace& place : options.nodes) {
+    NodeRecord& record = control->nodes[control->num_nodes];
+    if (place.ranks < 1 || place.name.size() >= sizeof(record.name)) {
+      Fail(kind::kValue, "a node has at least one rank and a name of at most ",
+           sizeof(record.name) - 1, " letters; ", place.name, " has ", place.ranks, " ranks");
+    }
+    record.first = first;
+    record.ranks = place.ranks;
+    place.name.copy(record.name, sizeof(record.name) - 1);
+    if (control->num_nodes == options.node) {
+      control->first_here = first;
+      control->ranks_here = place.ranks;
+    }
+    ++control->num_nodes;
+    first += place.ranks;
+  }
+  if (first != n) Fail(kind::kValue, "the nodes have ", first, " ranks, the session has ", n);
+}
+
+/*! \brief The sooner of two times in milliseconds, of which -1 is never. */
+int Sooner(int a, int b) {
+  if (a < 0 || b < 0) return std::max(a, b);
+  return std::min(a, b);
+}
+
 }  // namespace
 
 void Hub::Unmap::operator()(Control* control) const { munmap(control, bytes); }
@@ -57,16 +94,16 @@ Hub::Hub(const HubOptions& options) {
   if (n < 1 || n > kMaxRanks) {
     Fail(kind::kValue, "a session has 1 to ", kMaxRanks, " workers, not ", n);
   }
-  const size_t arena_bytes =
-      WholePages(options.arena_bytes == 0 ? options.backend->DefaultArena(n) : options.arena_bytes);
   const size_t control_bytes = Control::Bytes(n);
   std::vector<File> files;
   files.push_back(MakeMemoryFile("tvm_ipc control", control_bytes));
   auto* control = static_cast<Control*>(MapFile(files[0].get(), control_bytes));
   control_ = std::unique_ptr<Control, Unmap>(control, Unmap{control_bytes});
-  control_->num_ranks = n;
+  PlaceRanks(options, control);
+  const int here = std::max(1, control_->ranks_here);
   control_->controller_pid = getpid();
-  control_->arena_bytes = arena_bytes;
+  control_->arena_bytes = WholePages(options.arena_bytes == 0 ? options.backend->DefaultArena(here)
+                                                              : options.arena_bytes);
   std::vector<File> segments = options.backend->Prepare(*control_);
   if (segments.empty() && options.otherwise != nullptr) {
     segments = options.otherwise->Prepare(*control_);
@@ -77,43 +114,68 @@ Hub::Hub(const HubOptions& options) {
     Fail(kind::kRuntime, "cannot listen for workers: ", strerror(errno), FilesHint(errno));
   }
   monitor_ = std::make_unique<Monitor>(*control_);
-  rendezvous_ = std::make_unique<Rendezvous>(options.backend->name(), MakeWelcome(options),
+  if (control_->num_nodes > 0) {
+    monitor_->WakeBy([this] { Wake(); });
+    nodes_ = std::make_unique<Nodes>(*control_, *monitor_, options.node, options.link_times);
+  }
+  rendezvous_ = std::make_unique<Rendezvous>(options.backend->name(), MakeWelcome(options, here),
                                              std::move(files), *control_, *monitor_);
   thread_ = StartThread("the session's hub", [this] { Run(); });
 }
 
 Hub::~Hub() {
   stop_ = true;
+  Wake();
+  thread_.join();
+}
+
+void Hub::Wake() {
   const uint64_t one = 1;
   if (write(wake_.get(), &one, sizeof(one)) < 0) {
   }
-  thread_.join();
 }
 
 void Hub::Run() {
   std::vector<pollfd> polled;
   while (!stop_) {
     polled = {{wake_.get(), POLLIN, 0}};
-    const int patience = rendezvous_->Watch(&polled);
+    int patience = rendezvous_->Watch(&polled);
     const size_t strangers = polled.size();
-    monitor_->Watch(&polled);
+    if (nodes_ != nullptr) patience = Sooner(patience, nodes_->Watch(&polled));
+    const size_t links = polled.size();
+    monitor_->Watch(&polled, nodes_ == nullptr || !nodes_->full());
     if (poll(polled.data(), polled.size(), patience) < 0) continue;
+    uint64_t calls;
+    if (polled[0].revents != 0 && read(wake_.get(), &calls, sizeof(calls)) < 0) continue;
     for (size_t i = 1; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
       if (i < strangers) {
         rendezvous_->Serve(polled[i].fd);
+      } else if (i < links) {
+        nodes_->Serve(polled[i]);
       } else {
         monitor_->Serve(polled[i]);
       }
     }
     rendezvous_->Tidy();
+    if (nodes_ != nullptr) nodes_->Tidy();
   }
+  if (nodes_ != nullptr) nodes_->Tidy();  // that the session is closed was perhaps the last word
+}
+
+void Hub::Attach(int node, File socket) {
+  if (nodes_ == nullptr) Fail(kind::kRuntime, "all ranks of this session are on one machine");
+  nodes_->Attach(node, std::move(socket));
+  Wake();
 }
 
 TeamId Hub::TeamOf(const std::vector<int>& ranks, uint32_t copy) {
   return tvm_ipc::TeamOf(*control_, ranks, copy);
 }
 
-void Hub::AbortClosed() { Abort(*control_, AbortReason::kClosed, 0); }
+void Hub::AbortClosed() {
+  Abort(*control_, AbortReason::kClosed, 0);
+  if (nodes_ != nullptr) Wake();
+}
 
 }  // namespace tvm_ipc

@@ -21,9 +21,18 @@
 #include "core/control.h"
 #include "core/file.h"
 #include "core/monitor.h"
+#include "core/node_link.h"
+#include "core/nodes.h"
 #include "core/rendezvous.h"
 
 namespace tvm_ipc {
+
+/*! \brief A node of a session that has several. */
+struct NodePlace {
+  /*! \brief For errors; at most 55 letters. */
+  std::string name;
+  int ranks = 0;
+};
 
 struct HubOptions {
   const Backend* backend = nullptr;
@@ -34,6 +43,11 @@ struct HubOptions {
   /*! \brief Bytes of each rank's arena; 0 leaves them to the backend. */
   size_t arena_bytes = 0;
   std::string instruction_set = "auto";
+  /*! \brief The nodes, in the order of their ranks; none: all ranks are here. */
+  std::vector<NodePlace> nodes;
+  /*! \brief Which of them the hub is on; -1: it is the controller's, without ranks. */
+  int node = -1;
+  LinkTimes link_times;
 };
 
 class Hub {
@@ -47,11 +61,18 @@ class Hub {
   Monitor& monitor() { return *monitor_; }
   /*! \brief The id of the team of these ranks: see teams.h. */
   TeamId TeamOf(const std::vector<int>& ranks, uint32_t copy);
+  /*!
+   * \brief The session has several nodes: a connection to another hub, where both ends have proven
+   *        who they are. The controller's has one to each node, a node's one to the controller.
+   * \param node To which; of no meaning on a node.
+   */
+  void Attach(int node, File socket);
   /*! \brief End all waits because the session closes. */
   void AbortClosed();
 
  private:
   void Run();
+  void Wake();
 
   struct Unmap {
     size_t bytes;
@@ -62,6 +83,8 @@ class Hub {
   File wake_;
   std::unique_ptr<Monitor> monitor_;
   std::unique_ptr<Rendezvous> rendezvous_;
+  /*! \brief Null where all ranks are here. */
+  std::unique_ptr<Nodes> nodes_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

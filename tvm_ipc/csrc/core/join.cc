@@ -205,7 +205,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend,
            FilesHint(errno));
     }
     // A backend may have no segments.
-    const size_t own = 1 + static_cast<size_t>(rank);
+    const size_t own = 1 + static_cast<size_t>(rank - segments->control().first_here);
     File segment = own < files.size() ? std::move(answer.files[own]) : File();
     result = std::make_unique<Rank>(rank, segments, options, connection, std::move(segment));
     if (elsewhere) EndWithController(watched.Give(), controller.pid, result->left(), segments);

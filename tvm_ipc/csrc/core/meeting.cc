@@ -2,6 +2,7 @@
 /*! \file meeting.cc */
 #include "core/meeting.h"
 
+#include <cstring>
 #include <sstream>
 #include <utility>
 
@@ -23,6 +24,7 @@ Meeting::Meeting(Control& control, TeamId team, std::vector<int> ranks,
       shows_(*this) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     members_.push_back({&control.seats[places[i]][ranks[i]], ranks[i], places[i]});
+    here_ = here_ && control.IsHere(ranks[i]);
   }
 }
 
@@ -104,14 +106,30 @@ std::string Meeting::Where() const {
   return text + ")";
 }
 
+std::string DescribeNode(const Control& control, int node) {
+  const NodeRecord& record = control.nodes[node];
+  const std::string name(record.name, strnlen(record.name, sizeof(record.name)));
+  const int last = record.first + record.ranks - 1;
+  if (last == record.first) return Text("node ", name, " (rank ", last, ")");
+  return Text("node ", name, " (ranks ", record.first, " to ", last, ")");
+}
+
 std::string DescribeAbort(const Control& control) {
   const uint32_t word = control.abort.load(std::memory_order_acquire);
   const int rank = static_cast<int>(word >> 8);
+  auto place = [&] {
+    const int node = control.NodeOf(rank);
+    return node < 0 ? "" : Text(" on node ", control.nodes[node].name);
+  };
   switch (static_cast<AbortReason>(word & 0xff)) {
     case AbortReason::kFailed:
-      return Text("rank ", rank, " failed; its own error says why");
+      return Text("rank ", rank, place(), " failed; its own error says why");
     case AbortReason::kDied:
-      return Text("rank ", rank, " (pid ", control.ranks[rank].pid.load(), ") died");
+      return Text("rank ", rank, " (pid ", control.ranks[rank].pid.load(), place(), ") died");
+    case AbortReason::kNodeLost:
+      return DescribeNode(control, rank) + " is lost; the controller's error says why";
+    case AbortReason::kControllerLost:
+      return "this node's connection to the controller is lost";
     case AbortReason::kClosed:
       return "the session was closed";
     case AbortReason::kNone:

@@ -77,6 +77,8 @@ class Meeting {
   uint32_t generation() const { return generation_; }
   /*! \brief What this member shows to the others. */
   Shows& shows() { return shows_; }
+  /*! \brief Whether all members are on this node, so that they can meet. */
+  bool here() const { return here_; }
   /*! \brief This member's mark that a thread of its rank is in an operation. */
   std::atomic<uint32_t>& busy() const { return seat(me_).busy; }
   /*! \brief " in team 3 (ranks 0, 2, 3)" for errors; nothing in the world. */
@@ -105,6 +107,7 @@ class Meeting {
   std::vector<Member> members_;
   int me_;
   TeamId team_;
+  bool here_ = true;
   uint32_t step_ = 0;
   uint32_t generation_;
   Shows shows_;
@@ -112,6 +115,8 @@ class Meeting {
 
 /*! \brief "rank 2 failed" and the like. */
 std::string DescribeAbort(const Control& control);
+/*! \brief "node b (ranks 2 to 3)". */
+std::string DescribeNode(const Control& control, int node);
 /*! \brief Of numbers that all members were given; not 0 but for none. */
 uint64_t HashOf(const std::vector<int64_t>& numbers);
 /*! \brief "allreduce(sum) of 12 x float32" and the like. */

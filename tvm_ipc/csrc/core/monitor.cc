@@ -20,20 +20,17 @@ namespace tvm_ipc {
 
 namespace {
 
+using About = NodeMessage::About;
+
 std::chrono::duration<double> Seconds(double seconds) {
   return std::chrono::duration<double>(seconds);
 }
-
-/*! \brief How long a thread that acts for a worker may take to come out of an ended operation. */
-constexpr std::chrono::seconds kIdleTime{60};
 
 void WaitUntilIdle(Control& control) {
   const auto end = std::chrono::steady_clock::now() + kIdleTime;
   while (!Idle(control)) {
     if (std::chrono::steady_clock::now() > end) {
-      Fail(kind::kDeadline,
-           "the session cannot recover: a thread that acts for one of its workers is still in an"
-           " operation that was ended");
+      Fail(kind::kDeadline, "the session cannot recover: ", kNotIdle);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -58,6 +55,7 @@ void Monitor::Add(int rank, int pid, int socket) {
   member.greeted = true;
   member.pid = pid;
   if (pid != getpid()) member.process = OpenProcess(pid);
+  Say(About::kGreeted, rank, static_cast<uint64_t>(pid));
   changed_.notify_all();
 }
 
@@ -65,19 +63,21 @@ void Monitor::Remove(int rank) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (members_[rank].process >= 0) close(members_[rank].process);
   members_[rank] = Member();
+  Say(About::kLeft, rank);
 }
 
 void Monitor::Refuse(const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
+  Say(About::kRefused, -1, 0, reason);
   refusals_.push_back(reason);
   changed_.notify_all();
 }
 
-void Monitor::Watch(std::vector<pollfd>* polled) {
+void Monitor::Watch(std::vector<pollfd>* polled, bool hear) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Member& member : members_) {
-    const short events = member.outgoing.empty() ? POLLIN : POLLIN | POLLOUT;
-    if (member.socket >= 0) polled->push_back({member.socket, events, 0});
+    const int events = (hear ? POLLIN : 0) | (member.outgoing.empty() ? 0 : POLLOUT);
+    if (member.socket >= 0) polled->push_back({member.socket, static_cast<short>(events), 0});
     if (member.process >= 0) polled->push_back({member.process, POLLIN, 0});
   }
 }
@@ -130,26 +130,35 @@ void Monitor::Handle(Member& member, Frame frame) {
     case FrameType::kJoined:
       member.joined = true;
       if (!frame.payload.empty()) instead_ = frame.payload;
+      Say(About::kJoined, rank, 0, frame.payload);
       break;
     case FrameType::kDone:
       member.done = std::max(member.done, ticket);
+      Say(About::kDone, rank, ticket);
       break;
     case FrameType::kValue:
       if (frame.payload.size() < sizeof(ticket)) break;
-      if (auto value = values_.find(ticket); value != values_.end()) {
-        value->second = frame.payload.substr(sizeof(ticket));
+      if (!say_) {
+        TakeValueIn(ticket, frame.payload.substr(sizeof(ticket)));
+      } else if (frame.payload.size() > kLargestMessage / 2) {
+        FailRank(rank, Text("a value of ", frame.payload.size(),
+                            " bytes is too large to be fetched"
+                            " from another node, which ",
+                            kLargestMessage / 2, " may have"));
+      } else {
+        Say(About::kValue, rank, ticket, frame.payload.substr(sizeof(ticket)));
       }
       break;
     case FrameType::kError: {
-      size_t position = 0;
-      RankReport report{rank, "", "", ""};
-      if (!TakeField(frame.payload, &position, &report.kind) ||
-          !TakeField(frame.payload, &position, &report.message) ||
-          !TakeField(frame.payload, &position, &report.traceback)) {
+      RankReport report;
+      if (!UnpackReport(rank, frame.payload, &report)) {
         FailRank(rank, "what the rank reported is no report of this library");
         break;
       }
       errors_.push_back(std::move(report));
+      Say(About::kError, rank, 0, frame.payload);
+      // As the rank itself is about to do, in which it wakes nobody here.
+      if (say_ && member.joined) Abort(control_, AbortReason::kFailed, rank);
       break;
     }
     case FrameType::kShared:
@@ -180,11 +189,13 @@ void Monitor::Leave(Member& member, bool dead) {
   member.socket = member.process = -1;
   member.outgoing = Outgoing();
   if (dead) Abort(control_, AbortReason::kDied, RankOf(member));
+  Say(dead ? About::kDied : About::kLeft, RankOf(member));
   changed_.notify_all();
 }
 
 void Monitor::FailRank(int rank, const std::string& message) {
   errors_.push_back(RankReport{rank, kind::kRuntime, message, ""});
+  Say(About::kError, rank, 0, PackError(kind::kRuntime, message, ""));
   Abort(control_, AbortReason::kFailed, rank);
   changed_.notify_all();
 }
@@ -192,7 +203,8 @@ void Monitor::FailRank(int rank, const std::string& message) {
 bool Monitor::WaitJoined(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   auto all_joined = [this] {
-    return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
+    return std::all_of(members_.begin(), members_.end(),
+                       [this](const Member& m) { return m.joined || !Mine(m); });
   };
   auto over = [&] {
     return all_joined() || !refusals_.empty() || !errors_.empty() ||
@@ -212,7 +224,7 @@ Monitor::Progress Monitor::WaitDone(uint64_t ticket, double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   auto done = [&] {
     return std::all_of(members_.begin(), members_.end(),
-                       [&](const Member& m) { return m.done >= ticket; });
+                       [&](const Member& m) { return m.done >= ticket || !Mine(m); });
   };
   auto lost = [&] {
     return std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.left; });
@@ -233,7 +245,8 @@ bool Monitor::WaitLeft(double seconds) {
 
 bool Monitor::finished() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.left; });
+  return std::all_of(members_.begin(), members_.end(),
+                     [this](const Member& m) { return m.left || !Mine(m); });
 }
 
 SessionReport Monitor::Report() {
@@ -249,6 +262,7 @@ SessionReport Monitor::Report() {
   report.errors = errors_;
   report.refusals = refusals_;
   report.changed = instead_;
+  report.lost = lost_;
   return report;
 }
 
@@ -268,11 +282,32 @@ std::string Monitor::TakeValue(uint64_t key) {
 
 void Monitor::Recover() {
   WaitUntilIdle(control_);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (control_.num_nodes > 0) RecoverNodes(lock);
+  Begin();
+}
+
+void Monitor::Begin() {
   errors_.clear();
   exchange_.Clear();
   for (Member& member : members_) member.outgoing.Clear();
   StartAgain(control_);
+  const Ended coming = std::exchange(coming_, Ended());
+  if (coming.word == 0 || coming.generation != control_.generation.load()) return;
+  Abort(control_, static_cast<AbortReason>(coming.word & 0xff), static_cast<int>(coming.word >> 8));
+  wake_();  // others are to be told
+}
+
+void Monitor::TakeValueIn(uint64_t key, std::string value) {
+  if (auto wanted = values_.find(key); wanted != values_.end()) wanted->second = std::move(value);
+}
+
+bool Monitor::UnpackReport(int rank, const std::string& payload, RankReport* report) {
+  report->rank = rank;
+  size_t position = 0;
+  return TakeField(payload, &position, &report->kind) &&
+         TakeField(payload, &position, &report->message) &&
+         TakeField(payload, &position, &report->traceback);
 }
 
 }  // namespace tvm_ipc

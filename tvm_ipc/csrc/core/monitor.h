@@ -11,8 +11,10 @@
 
 #include <poll.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -21,8 +23,14 @@
 #include "core/control.h"
 #include "core/exchange.h"
 #include "core/frame.h"
+#include "core/node_message.h"
 
 namespace tvm_ipc {
+
+/*! \brief How long a thread that acts for a worker may take to come out of an ended operation. */
+constexpr std::chrono::seconds kIdleTime{60};
+constexpr const char* kNotIdle =
+    "a thread that acts for one of its workers is still in an operation that was ended";
 
 /*! \brief What one rank reported. */
 struct RankReport {
@@ -47,6 +55,8 @@ struct SessionReport {
   /*! \brief With which backend the workers went on, and on the next line why; empty: the first one.
    */
   std::string changed;
+  /*! \brief Of a session of several nodes: which are lost, and why. */
+  std::vector<std::string> lost;
 };
 
 class Monitor {
@@ -91,9 +101,38 @@ class Monitor {
   /*! \brief A worker that knows the token is not. */
   void Refuse(const std::string& reason);
   /*! \brief Add what is to be polled. */
-  void Watch(std::vector<pollfd>* polled);
+  void Watch(std::vector<pollfd>* polled, bool hear = true);
   /*! \brief A worker says something, can be told something, or has ended. */
   void Serve(const pollfd& ready);
+
+  // ---- For the hubs of several nodes (nodes.h): monitor_of_nodes.cc.
+
+  /*! \brief What ended the waits of a generation. */
+  struct Ended {
+    uint32_t generation = 0;
+    uint32_t word = 0;
+    /*! \brief Of the rank that it is about. */
+    int pid = 0;
+  };
+  /*!
+   * \brief This is a node's, which says on what it hears. `say` is called in the hub's thread, with
+   *        the monitor locked.
+   */
+  void SayTo(std::function<void(NodeMessage)> say) { say_ = std::move(say); }
+  /*! \brief How to end the sleep of the hub's thread. */
+  void WakeBy(std::function<void()> wake) { wake_ = std::move(wake); }
+  /*! \brief A node says something of its ranks; false if it may not. */
+  bool HearNode(int node, NodeMessage message);
+  /*! \brief The waits of a generation have ended on another node; false if it may not say so. */
+  bool HearAbort(int node, uint32_t generation, uint32_t word, int pid);
+  /*! \brief What ended the waits here, if they have. */
+  Ended WhatEnded();
+  void LoseNode(int node, const std::string& why);
+  void LoseController(const std::string& why);
+  /*! \brief The generation that all nodes are to begin, 0 if none; a number for each request. */
+  uint32_t wanted_generation(uint64_t* request);
+  /*! \brief On a node: begin the next generation, if nobody is in an operation any more. */
+  bool BeginIfIdle();
 
  private:
   struct Member {
@@ -116,6 +155,17 @@ class Monitor {
   int RankOf(const Member& member) const { return static_cast<int>(&member - members_.data()); }
   /*! \brief A rank cannot go on, for a reason that it does not know itself. */
   void FailRank(int rank, const std::string& message);
+  /*! \brief Whether this monitor answers for the rank. */
+  bool Mine(int rank) const { return !say_ || control_.IsHere(rank); }
+  bool Mine(const Member& member) const { return Mine(RankOf(member)); }
+  void TakeValueIn(uint64_t key, std::string value);
+  static bool UnpackReport(int rank, const std::string& payload, RankReport* report);
+  /*! \brief The next generation: no errors, no abort. */
+  void Begin();
+
+  void Say(NodeMessage::About about, int rank, uint64_t number = 0, std::string text = "");
+  bool HearOfNode(int node, NodeMessage message);
+  void RecoverNodes(std::unique_lock<std::mutex>& lock);
 
   Control& control_;
   std::mutex mutex_;
@@ -126,6 +176,17 @@ class Monitor {
   std::vector<std::string> refusals_;
   std::string instead_;
   std::map<uint64_t, std::string> values_;
+
+  std::function<void(NodeMessage)> say_;
+  std::function<void()> wake_;
+  std::vector<std::string> lost_;
+  /*! \brief What ended a generation that has not begun here. */
+  Ended coming_;
+  /*! \brief A recovery that waits for the nodes: those that have begun, and why one cannot. */
+  uint32_t wanted_generation_ = 0;
+  uint64_t request_ = 0;
+  std::vector<bool> recovered_;
+  std::string not_recovered_;
 };
 
 }  // namespace tvm_ipc

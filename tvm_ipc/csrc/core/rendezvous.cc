@@ -42,8 +42,9 @@ Rendezvous::Rendezvous(const std::string& backend, const Welcome& welcome, std::
       monitor_(monitor),
       invitation_(Invitation::Make()),
       admitted_(control.num_ranks) {
+  for (int rank = 0; rank < control.num_ranks; ++rank) admitted_[rank] = !control.IsHere(rank);
   try {
-    Listen();
+    if (control.ranks_here > 0) Listen();
   } catch (...) {
     CloseDoor();
     throw;
@@ -153,6 +154,10 @@ std::string Rendezvous::Check(const Hello& hello) const {
     return Text(n, " workers cannot be divided into ", hello.num_groups, " groups");
   }
   if (hello.rank < 0 || hello.rank >= n) return Text("there is no rank ", hello.rank);
+  if (!control_.IsHere(hello.rank)) {
+    return Text("rank ", hello.rank, " is none of this node's, which are ", control_.first_here,
+                " to ", control_.first_here + control_.ranks_here - 1);
+  }
   if (admitted_[hello.rank]) return Text("rank ", hello.rank, " has joined already");
   return "";
 }

@@ -75,6 +75,7 @@ class Rendezvous {
   int listener_ = -1;
   /*! \brief In the order in which they came. */
   std::vector<Stranger> strangers_;
+  /*! \brief Who is not to come, or has come. */
   std::vector<bool> admitted_;
   /*! \brief Whether there was a descriptor for the last who came, and how often there was none. */
   bool descriptors_ = true;

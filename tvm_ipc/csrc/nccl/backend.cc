@@ -35,7 +35,7 @@ class NcclBackend final : public Backend {
   /*! \brief A segment for each rank, with an identity for each of its seats in a team. */
   std::vector<File> Prepare(const Control& control) const final {
     std::vector<File> files;
-    for (int i = 0; i < control.num_ranks; ++i) {
+    for (int i = 0; i < control.ranks_here; ++i) {
       files.push_back(MakeMemoryFile("tvm_ipc segment", kMaxSeats * sizeof(UniqueId)));
     }
     return files;

@@ -116,7 +116,7 @@ class SharedMemoryBackend final : public Backend {
   /*! \brief The ranks' segments: see control.h. */
   std::vector<File> Prepare(const Control& control) const final {
     std::vector<File> files;
-    for (int i = 0; i < control.num_ranks; ++i) {
+    for (int i = 0; i < control.ranks_here; ++i) {
       files.push_back(
           MakeMemoryFile("tvm_ipc segment", ArenaStart(control.num_ranks) + control.arena_bytes));
     }

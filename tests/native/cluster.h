@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file cluster.h
+ * \brief A session of several nodes in one process: a hub for the controller and one for each node,
+ *        wires between them that can be cut or held, and ranks that are threads.
+ */
+#ifndef TVM_IPC_TESTS_CLUSTER_H_
+#define TVM_IPC_TESTS_CLUSTER_H_
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client.h"
+#include "core/group.h"
+#include "core/hub.h"
+#include "core/join.h"
+#include "ranks.h"
+
+namespace tvm_ipc {
+
+/*! \brief Two ends of a connection over the loopback interface. */
+inline std::pair<File, File> TcpPair() {
+  File listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* where = reinterpret_cast<sockaddr*>(&address);
+  EXPECT(bind(listener.get(), where, size) == 0 && listen(listener.get(), 1) == 0);
+  EXPECT(getsockname(listener.get(), where, &size) == 0);
+  File one(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT(connect(one.get(), where, size) == 0);
+  return {std::move(one), File(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC))};
+}
+
+/*! \brief Carries bytes between two connections until it is told to hold them back. */
+class Wire {
+ public:
+  Wire() {
+    auto [left, left_here] = TcpPair();
+    auto [right, right_here] = TcpPair();
+    ends_ = {std::move(left), std::move(right)};
+    here_[0] = std::move(left_here);
+    here_[1] = std::move(right_here);
+    const int on = 1;
+    for (File& end : here_) setsockopt(end.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    thread_ = std::thread([this] { Carry(); });
+  }
+  ~Wire() {
+    Cut();
+    thread_.join();
+  }
+  /*! \brief The connections' other ends. */
+  std::pair<File, File> ends_;
+  /*! \brief From now on nothing arrives, and nobody is told. */
+  void Hold() { held_ = true; }
+  /*! \brief Both connections end. */
+  void Cut() {
+    for (File& end : here_) shutdown(end.get(), SHUT_RDWR);
+    cut_ = true;
+  }
+
+ private:
+  void Carry() {
+    char bytes[16 << 10];
+    while (!cut_) {
+      pollfd polled[2] = {{here_[0].get(), POLLIN, 0}, {here_[1].get(), POLLIN, 0}};
+      if (held_) {
+        usleep(1000);
+        continue;
+      }
+      if (poll(polled, 2, 20) <= 0) continue;
+      for (int from : {0, 1}) {
+        if (polled[from].revents == 0 || held_) continue;
+        const ssize_t got = recv(here_[from].get(), bytes, sizeof(bytes), 0);
+        if (got <= 0) return Cut();
+        for (ssize_t at = 0; at < got;) {
+          const ssize_t some =
+              send(here_[1 - from].get(), bytes + at, static_cast<size_t>(got - at), MSG_NOSIGNAL);
+          if (some <= 0) return Cut();
+          at += some;
+        }
+      }
+    }
+  }
+
+  File here_[2];
+  std::atomic<bool> held_{false}, cut_{false};
+  std::thread thread_;
+};
+
+/*! \brief The options of the hub on a node, or of the controller's (-1). */
+inline HubOptions NodeOptions(const std::vector<int>& sizes, int node, const LinkTimes& times) {
+  int n = 0;
+  HubOptions options = Options(1);
+  for (int size : sizes) {
+    options.nodes.push_back({std::string(1, static_cast<char>('a' + options.nodes.size())), size});
+    n += size;
+  }
+  options.num_ranks = n;
+  options.node = node;
+  options.link_times = times;
+  return options;
+}
+
+/*! \brief Each node is a group, so that a group's collectives stay inside of a node. */
+class Cluster {
+ public:
+  using Body = std::function<void(Rank&, const Order&)>;
+
+  Cluster(const std::vector<int>& sizes, Body body, const LinkTimes& times = {})
+      : body_(std::move(body)), controller_(NodeOptions(sizes, -1, times)) {
+    int rank = 0;
+    for (size_t node = 0; node < sizes.size(); ++node) {
+      const int number = static_cast<int>(node);
+      nodes_.push_back(std::make_unique<Hub>(NodeOptions(sizes, number, times)));
+      wires_.push_back(std::make_unique<Wire>());
+      controller_.Attach(number, std::move(wires_[node]->ends_.first));
+      nodes_[node]->Attach(-1, std::move(wires_[node]->ends_.second));
+      for (int i = 0; i < sizes[node]; ++i, ++rank) {
+        const std::string invitation = nodes_[node]->invitation();
+        const int n = Total(sizes);
+        const int groups = static_cast<int>(sizes.size());
+        threads_.emplace_back(
+            [this, invitation, rank, n, groups] { Serve(invitation, rank, n, groups); });
+      }
+    }
+    if (!controller_.monitor().WaitJoined(60)) Die("the ranks did not join");
+  }
+  ~Cluster() {
+    Order order;
+    order.last = 1;
+    Give(order);
+    for (std::thread& thread : threads_) thread.join();
+    if (!controller_.monitor().WaitLeft(60)) Die("the ranks did not leave");
+  }
+
+  uint64_t Begin(int action, uint64_t seed) {
+    Order order;
+    order.action = action;
+    order.seed = seed;
+    order.ticket = ++ticket_;
+    Give(order);
+    return ticket_;
+  }
+
+  /*! \brief Do a round on every rank and return what went wrong, recovered from. */
+  std::vector<RankReport> Round(int action, uint64_t seed) {
+    Begin(action, seed);
+    const Monitor::Progress progress = controller_.monitor().WaitDone(ticket_, 120);
+    if (progress == Monitor::Progress::kDone) return {};
+    if (progress == Monitor::Progress::kPending) Die("a round hangs");
+    const SessionReport report = controller_.monitor().Report();
+    if (!report.lost.empty()) Die(report.lost[0]);
+    if (!report.dead.empty()) Die("a rank died");
+    controller_.monitor().Recover();
+    return report.errors;
+  }
+
+  Monitor& monitor() { return controller_.monitor(); }
+  Hub& controller() { return controller_; }
+  Hub& node(int number) { return *nodes_[number]; }
+  Wire& wire(int node) { return *wires_[node]; }
+  uint64_t ticket() const { return ticket_; }
+
+ private:
+  static int Total(const std::vector<int>& sizes) {
+    int n = 0;
+    for (int size : sizes) n += size;
+    return n;
+  }
+
+  void Give(const Order& order) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    orders_.push_back(order);
+    given_.notify_all();
+  }
+
+  void Serve(const std::string& invitation, int id, int num_ranks, int num_groups) {
+    SetCurrentRank(
+        Join(Invitation::Unpack(invitation), FindBackend("shm"), id, num_ranks, num_groups));
+    Rank* rank = CurrentRank();
+    for (size_t next = 0;; ++next) {
+      Order order;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        given_.wait(lock, [&] { return orders_.size() > next; });
+        order = orders_[next];
+      }
+      if (order.last) return SetCurrentRank(nullptr);
+      try {
+        body_(*rank, order);
+      } catch (const Error& error) {
+        rank->connection().Send(FrameType::kError, PackError(error.kind(), error.what(), "where"));
+        rank->FailSession();
+      }
+      rank->connection().Send(FrameType::kDone, AsBytes(order.ticket));
+    }
+  }
+
+  Body body_;
+  std::mutex mutex_;
+  std::condition_variable given_;
+  std::vector<Order> orders_;
+  uint64_t ticket_ = 0;
+  Hub controller_;
+  std::vector<std::unique_ptr<Hub>> nodes_;
+  std::vector<std::unique_ptr<Wire>> wires_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_TESTS_CLUSTER_H_

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file test_nodes.cc
+ * \brief Hubs of several nodes are one session: what happens on one is known on all; a node that
+ *        ends, falls silent or talks nonsense is lost, and nobody waits for it.
+ *
+ * `test_nodes <seconds> [<seed>]` spoils what a node says for as long as it is told.
+ */
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cluster.h"
+#include "expect.h"
+
+namespace tvm_ipc {
+namespace {
+
+using About = NodeMessage::About;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+enum Action { kOnce, kFail, kDie, kLoop, kAcross, kFetch };
+
+void Sum(Rank& rank) {
+  float value = 5;
+  const Buffer buffer{&value, 1, ElementType{2, 32, 1}};
+  AllReduce(rank, buffer, ReduceKind::kSum, kGroup, Strategy::kRing, 0, buffer);
+  EXPECT(value == 5 * static_cast<float>(rank.SizeOf(kGroup)));
+}
+
+std::string Long(uint64_t seed) {
+  std::string text(900000, '\0');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>('a' + (seed + i * i) % 23);
+  return text;
+}
+
+void Do(Rank& rank, const Order& order) {
+  float value = 1;
+  const Buffer buffer{&value, 1, ElementType{2, 32, 1}};
+  const bool chosen = static_cast<uint64_t>(rank.id()) == order.seed % rank.num_ranks();
+  switch (order.action) {
+    case kOnce:
+      return Sum(rank);
+    case kFail:
+      for (int i = 0; chosen && i < 20; ++i) Sum(rank);
+      if (chosen) Fail(kind::kValue, Long(order.seed));
+      while (true) Sum(rank);
+    case kDie:
+      for (int i = 0; chosen && i < 20; ++i) Sum(rank);
+      if (chosen) {
+        const File copy(rank.connection().Duplicate());
+        shutdown(copy.get(), SHUT_RDWR);
+      }
+      while (true) Sum(rank);
+    case kAcross:
+      if (rank.id() == 0) {
+        const Error refused = ErrorOf([&] { Send(rank, buffer, rank.num_ranks() - 1); });
+        EXPECT(Contains(refused.what(), "ranks 0 and 3 are on several nodes"), refused.what());
+      }
+      return AllReduce(rank, buffer, ReduceKind::kSum, kWorld, Strategy::kRing, 0, buffer);
+    case kFetch:
+      if (chosen) {
+        rank.connection().Send(FrameType::kValue, AsBytes(order.seed) + Long(order.seed) +
+                                                      Long(order.seed + 1) + Long(order.seed + 2) +
+                                                      Long(3) + Long(4) + Long(5));
+      }
+      return Sum(rank);
+    default:
+      while (true) Sum(rank);
+  }
+}
+
+/*! \brief The reports once so many have come. */
+SessionReport Reports(Monitor& monitor, size_t count) {
+  const auto end = Clock::now() + std::chrono::seconds(60);
+  while (true) {
+    const SessionReport report = monitor.Report();
+    if (report.errors.size() >= count) return report;
+    EXPECT(Clock::now() < end, "only ", report.errors.size(), " of ", count, " errors came");
+    usleep(500);
+  }
+}
+
+/*! \brief All but so many reports are of peers and say this. */
+void ExpectPeers(const std::vector<RankReport>& reports, const std::string& text, int others = 0) {
+  for (const RankReport& report : reports) {
+    if (report.kind == kind::kPeer && Contains(report.message, text)) continue;
+    EXPECT(--others >= 0, "rank ", report.rank, ": ", report.kind, ": ", report.message);
+  }
+}
+
+/*! \brief Errors, long ones too, come home from any node; all ranks stop, and then go on. */
+void TestErrorsAndRecovery() {
+  Cluster cluster({2, 2}, Do);
+  const SessionReport start = cluster.monitor().Report();
+  EXPECT((start.joined == std::vector<int>{0, 1, 2, 3}) && start.pids[3] == getpid());
+  for (uint64_t i = 0; i < 8; ++i) {
+    EXPECT(cluster.Round(kOnce, 0).empty());
+    const std::vector<RankReport> reports = cluster.Round(kFail, i);
+    const int rank = static_cast<int>(i % 4);
+    EXPECT(reports.size() == 4, reports.size(), " errors in round ", i);
+    bool found = false;
+    for (const RankReport& report : reports) {
+      if (report.kind != kind::kValue) continue;
+      found = report.rank == rank && report.message == Long(i) && report.traceback == "where";
+    }
+    EXPECT(found, "the error is not whole in round ", i);
+    ExpectPeers(reports, Text("rank ", rank, rank < 2 ? " on node a" : " on node b", " failed"), 1);
+  }
+  for (const RankReport& report : cluster.Round(kAcross, 0)) {
+    EXPECT(report.kind == kind::kPeer ||
+               Contains(report.message, "are on several nodes, and the backend shm"),
+           report.message);
+  }
+  cluster.monitor().WantValue(7);
+  EXPECT(cluster.Round(kFetch, 7).empty());
+  EXPECT(cluster.monitor().TakeValue(7) ==
+         Long(7) + Long(8) + Long(9) + Long(3) + Long(4) + Long(5));
+}
+
+/*! \brief A rank that dies on one node is missed on all. */
+void TestDeathOfARank() {
+  for (uint64_t victim : {0, 3}) {
+    Cluster cluster({2, 2}, Do);
+    EXPECT(cluster.Round(kOnce, 0).empty());
+    const uint64_t ticket = cluster.Begin(kDie, victim);
+    EXPECT(cluster.monitor().WaitDone(ticket, 60) == Monitor::Progress::kAttention);
+    const SessionReport report = Reports(cluster.monitor(), 3);
+    EXPECT(report.dead == std::vector<int>{static_cast<int>(victim)} && report.lost.empty());
+    ExpectPeers(report.errors, Text("rank ", victim, " (pid ", getpid(), " on node ",
+                                    victim < 2 ? "a" : "b", ") died"));
+  }
+}
+
+/*! \brief A node whose link ends, or says nothing more, is lost with its ranks. */
+void TestLossOfANode(bool silent) {
+  const LinkTimes times{milliseconds(50), milliseconds(silent ? 1000 : 60000)};
+  Cluster cluster({2, 2}, Do, times);
+  EXPECT(cluster.Round(kOnce, 0).empty());
+  const uint64_t ticket = cluster.Begin(kLoop, 0);
+  usleep(5000);
+  if (silent) {
+    cluster.wire(1).Hold();
+  } else {
+    cluster.wire(1).Cut();
+  }
+  EXPECT(cluster.monitor().WaitDone(ticket, 60) == Monitor::Progress::kAttention);
+  const SessionReport report = Reports(cluster.monitor(), 2);
+  EXPECT((report.dead == std::vector<int>{2, 3}));
+  EXPECT(report.lost.size() == 1 && Contains(report.lost[0], "node b (ranks 2 to 3) is lost: "));
+  EXPECT(Contains(report.lost[0], silent ? "nothing came from it for 1 s" : "its connection"),
+         report.lost[0]);
+  ExpectPeers(report.errors, "node b (ranks 2 to 3) is lost");
+  ExpectPeers(Reports(cluster.node(1).monitor(), 2).errors, "connection to the controller is lost");
+  const Error refused = ErrorOf([&] { cluster.monitor().Recover(); });
+  EXPECT(Contains(refused.what(), "cannot recover: node b (ranks 2 to 3) is lost"), refused.what());
+}
+
+/*! \brief The end of the session ends the waits on all nodes. */
+void TestClosed() {
+  Cluster cluster({1, 1, 1}, Do);
+  const uint64_t ticket = cluster.Begin(kLoop, 0);
+  cluster.controller().AbortClosed();
+  EXPECT(cluster.monitor().WaitDone(ticket, 60) == Monitor::Progress::kAttention);
+  const SessionReport report = Reports(cluster.monitor(), 3);
+  ExpectPeers(report.errors, "the session was closed");
+}
+
+/*! \brief What a node says, by hand. */
+class Speaker {
+ public:
+  Speaker(Hub& hub, int node, const LinkTimes& times = {}) : link_(Connect(hub, node), times) {}
+  Speaker(File socket, const LinkTimes& times) : link_(std::move(socket), times) {}
+
+  void Say(About about, int rank, uint64_t number = 0, const std::string& text = "") {
+    link_.Send({about, rank, number, text});
+    link_.Tick();
+  }
+  void SayAbort(uint32_t generation, AbortReason reason, int about) {
+    link_.SendFirst({About::kAbort, 77, uint64_t{generation} << 32 | AbortWord(reason, about), ""});
+    link_.Tick();
+  }
+  /*! \brief The next message; false if the link breaks before, or none comes. */
+  bool Hear(NodeMessage* message, int wait_ms = 30000) {
+    const auto end = Clock::now() + milliseconds(wait_ms);
+    while (!link_.Next(message)) {
+      if (!link_.broken().empty() || Clock::now() > end) return false;
+      std::vector<pollfd> polled;
+      link_.Watch(&polled);
+      const int patience = std::min(link_.Tick(), 5);
+      if (poll(polled.data(), 1, patience) > 0 && polled[0].revents & POLLIN) link_.Hear();
+    }
+    return true;
+  }
+  NodeMessage Heard() {
+    NodeMessage message;
+    EXPECT(Hear(&message), link_.broken());
+    return message;
+  }
+  void Come(int first, int last) {
+    for (int rank = first; rank <= last; ++rank) {
+      Say(About::kGreeted, rank, 1000 + static_cast<uint64_t>(rank));
+      Say(About::kJoined, rank);
+    }
+  }
+  NodeLink& link() { return link_; }
+
+ private:
+  static File Connect(Hub& hub, int node) {
+    auto [here, there] = TcpPair();
+    hub.Attach(node, std::move(there));
+    return std::move(here);
+  }
+  NodeLink link_;
+};
+
+/*! \brief What comes late, of a generation that is over, ends nothing; what comes early is kept. */
+void TestAbortsOfOtherGenerations() {
+  Hub hub(NodeOptions({1, 1}, -1, {}));
+  Speaker a(hub, 0), b(hub, 1);
+  a.Come(0, 0);
+  b.Come(1, 1);
+  EXPECT(hub.monitor().WaitJoined(30));
+  b.Say(About::kError, 1, 0, PackError("ValueError", "first", ""));
+  b.SayAbort(0, AbortReason::kFailed, 1);
+  NodeMessage heard = a.Heard();
+  EXPECT(heard.about == About::kAbort && heard.rank == 77 &&
+         heard.number == AbortWord(AbortReason::kFailed, 1));
+  a.Say(About::kDone, 0, 1);
+  b.Say(About::kDone, 1, 1);
+  EXPECT(hub.monitor().WaitDone(1, 30) == Monitor::Progress::kAttention);
+  std::thread recovery([&] { hub.monitor().Recover(); });
+  heard = a.Heard();
+  EXPECT(heard.about == About::kRecover && heard.number == 1);
+  a.Say(About::kRecovered, -1, 1);
+  a.SayAbort(1, AbortReason::kDied, 0);  // right after, while the others are still at it
+  NodeMessage none;
+  EXPECT(b.Heard().about == About::kRecover && !b.Hear(&none, 20));
+  b.SayAbort(0, AbortReason::kFailed, 1);  // once more, late
+  b.Say(About::kRecovered, -1, 1);
+  recovery.join();
+  EXPECT(hub.monitor().Report().errors.empty());
+  heard = b.Heard();
+  EXPECT(heard.about == About::kAbort &&
+         heard.number == (uint64_t{1} << 32 | AbortWord(AbortReason::kDied, 0)));
+  b.SayAbort(0, AbortReason::kFailed, 1);
+  EXPECT(!b.Hear(&none, 20) && !a.Hear(&none, 20), "nothing more is to be told");
+  EXPECT(hub.monitor().Report().lost.empty() && b.link().broken().empty());
+}
+
+/*! \brief A node that cannot recover says why, and another attempt may succeed. */
+void TestRefusedRecovery() {
+  Hub hub(NodeOptions({1, 1}, -1, {}));
+  Speaker a(hub, 0), b(hub, 1);
+  for (const char* why : {"it is busy", ""}) {
+    std::string said;
+    std::thread recovery([&] {
+      try {
+        hub.monitor().Recover();
+      } catch (const Error& error) {
+        said = error.what();
+      }
+    });
+    for (Speaker* node : {&a, &b}) {
+      const NodeMessage heard = node->Heard();
+      EXPECT(heard.about == About::kRecover && heard.number == 1);
+      node->Say(About::kRecovered, -1, 1, node == &b ? why : "");
+    }
+    recovery.join();
+    EXPECT(*why ? Contains(said, "cannot recover: node b: it is busy") : said.empty(), said);
+  }
+}
+
+/*! \brief A node that says what is not its to say is lost, and the others are told. */
+void TestLies() {
+  const uint64_t died = AbortWord(AbortReason::kDied, 0);
+  const std::vector<NodeMessage> lies = {
+      {About::kDone, 0, 5, ""},
+      {About::kDied, 0, 0, ""},
+      {About::kJoined, -1, 0, ""},
+      {About::kLeft, 1 << 30, 0, ""},
+      {About::kRecovered, -1, 1, ""},
+      {About::kRecover, -1, 1, ""},
+      {About::kError, 1, 0, "no fields"},
+      {About::kAbort, -1, died, ""},
+      {About::kAbort, -1, AbortWord(AbortReason::kClosed, 0), ""},
+      {About::kAbort, -1, AbortWord(AbortReason::kFailed, 1000), ""},
+      {About::kAbort, -1, 0xff, ""},
+  };
+  for (const NodeMessage& lie : lies) {
+    Hub hub(NodeOptions({1, 1}, -1, {}));
+    Speaker a(hub, 0), b(hub, 1);
+    a.Come(0, 0);
+    b.Come(1, 1);
+    EXPECT(hub.monitor().WaitJoined(30));
+    b.link().Send(lie);
+    b.link().Tick();
+    const NodeMessage heard = a.Heard();
+    EXPECT(heard.about == About::kAbort && heard.number == AbortWord(AbortReason::kNodeLost, 1));
+    const SessionReport report = hub.monitor().Report();
+    EXPECT(report.dead == std::vector<int>{1} && report.done[0] == 0);
+    EXPECT(Contains(report.lost.at(0), "it said what it may not say"), report.lost[0]);
+  }
+}
+
+/*! \brief Whatever a node says, spoilt anywhere, ends that node at most. */
+void TestNonsense(double seconds, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  size_t rounds = 0, lost = 0;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  for (; Clock::now() < end; ++rounds) {
+    Hub hub(NodeOptions({1, 1}, -1, {}));
+    Speaker good(hub, 0);
+    good.Come(0, 0);
+    auto [bad, there] = TcpPair();
+    hub.Attach(1, std::move(there));
+    std::string bytes;
+    for (uint64_t i = 1 + random() % 8; i-- > 0;) {
+      NodeMessage message;
+      message.about = static_cast<About>(1 + random() % 12);
+      message.rank = random() % 4 == 0 ? static_cast<int>(random() % 4) - 1 : 1;
+      message.number = random() % 3;
+      message.text = random() % 2 == 0 ? PackError("a", "b", "c") : std::string(random() % 50, 'x');
+      const std::string packed = message.Pack();
+      const auto type = static_cast<FrameType>(10 + random() % 3);
+      bytes += Client::Framed(type, packed);
+    }
+    for (uint64_t i = random() % 4; i-- > 0;) {
+      const size_t at = random() % bytes.size();
+      if (random() % 2 == 0) bytes[at] = static_cast<char>(random());
+      if (random() % 4 == 0) bytes.insert(at, 1 + random() % 20, static_cast<char>(random()));
+      if (random() % 4 == 0) bytes.resize(at + 1);
+    }
+    EXPECT(send(bad.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0);
+    good.Say(About::kDone, 0, 3);
+    const auto patience = Clock::now() + std::chrono::seconds(30);
+    SessionReport report;
+    do {
+      report = hub.monitor().Report();
+      EXPECT(Clock::now() < patience, "a good node is not heard any more");
+    } while (report.done[0] != 3);
+    bad = File();
+    while ((report = hub.monitor().Report()).left.empty() && report.dead.empty()) {
+      EXPECT(Clock::now() < patience, "the end of a node is not seen");
+    }
+    EXPECT(std::find(report.dead.begin(), report.dead.end(), 0) == report.dead.end());
+    lost += report.lost.size();
+  }
+  std::printf("%zu nodes talked nonsense, %zu were lost\n", rounds, lost);
+}
+
+/*! \brief Urgent messages overtake large ones, which arrive whole; nobody waits in a link. */
+void TestSlowReader() {
+  auto [one, other] = TcpPair();
+  Speaker sends(std::move(one), {});
+  std::string large;
+  for (int i = 0; i < 20; ++i) large += Long(i);
+  const auto before = Clock::now();
+  for (int rank : {1, 2}) sends.Say(About::kValue, rank, 5, large);
+  sends.SayAbort(4, AbortReason::kDied, 3);
+  EXPECT(sends.link().full() && Clock::now() - before < std::chrono::seconds(20));
+  {
+    Speaker reads(std::move(other), {});
+    std::thread pump([&] {
+      NodeMessage none;
+      EXPECT(!sends.Hear(&none));
+      EXPECT(!sends.link().broken().empty());
+    });
+    EXPECT(reads.Heard().about == About::kAbort);
+    for (int rank : {1, 2}) {
+      const NodeMessage heard = reads.Heard();
+      EXPECT(heard.about == About::kValue && heard.rank == rank && heard.text == large);
+    }
+    reads.link().GiveUp("");
+    shutdown(reads.link().socket(), SHUT_RDWR);
+    pump.join();
+  }
+  auto [writer, deaf] = TcpPair();
+  Speaker waits(std::move(writer), {milliseconds(20), milliseconds(400)});
+  for (int rank : {1, 2}) waits.Say(About::kValue, rank, 5, large);
+  NodeMessage none;
+  EXPECT(!waits.Hear(&none) && Contains(waits.link().broken(), " for 0.4 s"),
+         waits.link().broken());
+}
+
+/*! \brief What makes no session of nodes is refused. */
+void TestOptions() {
+  auto refusal = [](HubOptions options) {
+    return std::string(ErrorOf([&] { Hub hub(options); }).what());
+  };
+  HubOptions options = NodeOptions({2, 2}, 0, {});
+  options.num_ranks = 5;
+  EXPECT(Contains(refusal(options), "the nodes have 4 ranks, the session has 5"));
+  EXPECT(Contains(refusal(NodeOptions({2, 2}, 2, {})), "not on number 2"));
+  EXPECT(Contains(refusal(NodeOptions({2, 0}, 0, {})), "b has 0 ranks"));
+  Hub alone(Options(1));
+  EXPECT(Contains(ErrorOf([&] { alone.Attach(0, File()); }).what(), "on one machine"));
+  Hub hub(NodeOptions({2, 2}, 1, {}));
+  Client client(hub);
+  const Frame answer = client.Introduce(client.hello(1, 4));
+  EXPECT(Contains(answer.payload, "rank 1 is none of this node's, which are 2 to 3"),
+         answer.payload);
+}
+
+}  // namespace
+}  // namespace tvm_ipc
+
+int main(int argc, char** argv) {
+  using namespace tvm_ipc;
+  TestOptions();
+  std::thread slow(TestSlowReader);  // it mostly waits, and so do others
+  TestAbortsOfOtherGenerations();
+  TestRefusedRecovery();
+  TestLies();
+  TestNonsense(argc > 1 ? std::stod(argv[1]) : 0.3, argc > 2 ? std::stoull(argv[2]) : 1);
+  TestErrorsAndRecovery();
+  TestDeathOfARank();
+  TestLossOfANode(false);
+  TestLossOfANode(true);
+  slow.join();
+  TestClosed();
+  std::printf("passed\n");
+  return 0;
+}
