@@ -83,6 +83,29 @@ def test_tokens_one_after_the_other(workers: int, heads: int, kv_heads: int, kep
     check(module, made, 1, kept)
 
 
+def test_keys_of_a_fused_weight() -> None:
+    """Pieces of what is made of a weight are the same in all functions, with a cache or without."""
+    builder = relax.BlockBuilder()
+    for name in ("prefill", "decode"):
+        m = tirx.Var("m", "int64")
+        x = relax.Var("x", relax.TensorType((3, HIDDEN), "float32"))
+        past = relax.Var("past", relax.TensorType((m, 2, WIDTH), "float32"))
+        kv = relax.Var("kv", relax.TensorType((HIDDEN, 4 * WIDTH), "float32"))
+        inputs = [x, past] if name == "decode" else [x]
+        with builder.function(name, [*inputs, kv], attrs={"num_input": len(inputs)}):
+            with builder.dataflow():
+                both = builder.emit(op.matmul(x, kv))
+                keys = builder.emit(op.strided_slice(both, [1], [0], [2 * WIDTH]))
+                keys = builder.emit(op.reshape(keys, (3, 2, WIDTH)))
+                if name == "decode":
+                    keys = builder.emit(op.concat([past, keys], 0))
+                out = builder.emit_output(keys)
+            builder.emit_func_output(out)
+    made = parallelize(builder.get(), {"kv": Shard(1)}, 2, caches=["past"])
+    assert made.cut["past"].placements == (Shard(1),)
+    assert made.collectives == {}
+
+
 @pytest.mark.parametrize("mesh", [Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1]), Mesh({"dp": 3})])
 def test_batches_and_heads(mesh: Mesh) -> None:
     """Both are divided in the caches; rows of all batches are in the other result alone."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from checkpoints import continued, saved
 
 from tvm_ipc.__main__ import main
+from tvm_ipc.hf import compiling
 from tvm_ipc.hf.command import _pieces
 from tvm_ipc.hf.model import Model
 
@@ -190,6 +192,18 @@ def test_without_pytorch(
     line = refused(capfd, folder, "--tokens", TOKENS)
     assert "to compile a model torch is needed, which" in line
     assert "pip install 'tvm-ipc[hf]'" in line
+
+
+def test_what_cannot_be_kept(
+    trained: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It runs, and is not said to be kept as well."""
+    made = compiling.compiled
+    why = {"kept": False, "why_not_kept": "Read-only file system"}
+    monkeypatch.setattr(compiling, "compiled", lambda *how: replace(made(*how), **why))
+    _, err = run(capfd, trained[0], "--tokens", TOKENS, "--max-new-tokens", 2)
+    assert "and not kept: Read-only file system; weights loaded" in err
+    assert "and kept" not in err
 
 
 @pytest.fixture

@@ -138,6 +138,7 @@ def test_logits_that_are_no_numbers(wrong: float, temperature: float) -> None:
         ("--top-p", "1.5", "--top-p is 1.5"),
         ("--top-p", "nan", "--top-p is nan"),
         ("--seed", "-1", "--seed is -1; it must be at least 0"),
+        ("--tokens", "9" * 5000, "it must be numbers of tokens, such as 1,2,3"),
     ],
 )
 def test_options(option: str, value: str, said: str) -> None:

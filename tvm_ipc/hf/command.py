@@ -104,10 +104,9 @@ def _run(options: Options) -> int:
                 "load": loaded - started,
             },
             "compiled_before": made.kept,
+            "why_not_kept": made.why_not_kept,
             "plan": list(made.notes),
         }
-        if not made.kept and made.why_not_kept and not options.json:
-            _note("kept", f"not: {made.why_not_kept}")
         said = _said(options, model, prompt, tokenizer)
         facts["tokens"] = said.tokens
         if tokenizer is not None:
@@ -249,6 +248,8 @@ def _report(options: Options, facts: dict[str, Any], said: Run) -> None:
         return
     seconds, memory = facts["seconds"], facts["memory"]
     how = "was there" if facts["compiled_before"] else f"{seconds['compile']:.1f} s, and kept"
+    if facts["why_not_kept"]:
+        how = f"{seconds['compile']:.1f} s, and not kept: {facts['why_not_kept']}"
     _note("model", f"compiled: {how}; weights loaded in {seconds['load']:.1f} s")
     for note in facts["plan"]:
         _note("plan", note)

@@ -16,6 +16,8 @@ from tvm_ipc.hf.folder import DTYPES
 
 _WORKERS: Final = 2
 _NEW_TOKENS: Final = 64
+#: Of the number of a token: what has more is none, and Python reads only so many.
+_DIGITS: Final = 18
 
 
 class OptionError(Exception):
@@ -93,7 +95,8 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _tokens(text: str) -> tuple[int, ...]:
     numbers = text.replace(",", " ").split()
-    if not numbers or not all(one.isascii() and one.isdigit() for one in numbers):
+    known = all(one.isascii() and one.isdigit() and len(one) <= _DIGITS for one in numbers)
+    if not numbers or not known:
         raise OptionError(f"--tokens is {text!r}; it must be numbers of tokens, such as 1,2,3")
     return tuple(map(int, numbers))
 

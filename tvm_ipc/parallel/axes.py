@@ -106,7 +106,11 @@ class Axes:
         return node
 
     def _merge(self) -> bool:
-        """Let axes be one of which the same axis is made in the same way; say whether some are."""
+        """Let axes be one that are the same of the same axis; say whether some are.
+
+        That is what the same axis is made of in the same way, and the same piece of it, such as
+        the keys in the product with a fused weight, in two functions that share the weight.
+        """
         merged = False
         known: dict[tuple[Node, int, int, int], Node] = {}
         for node, made in self._made:
@@ -115,6 +119,13 @@ class Axes:
             if self.of(base) != self.of(made.base):
                 self._same(base, made.base)
                 merged = True
+        pieces: dict[tuple[Node, int, int], Node] = {}
+        for node, begin, end, piece in self._slices:
+            if self.of(node) != self.of(piece):
+                first = pieces.setdefault((self.of(node), begin, end), piece)
+                if self.of(first) != self.of(piece):
+                    self._same(first, piece)
+                    merged = True
         return merged
 
     def _same(self, one: Node, other: Node) -> None:
