@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from node_processes import MARK, SECONDS, marked
@@ -22,13 +23,20 @@ def mpi() -> Mpi:
         pytest.skip(str(error))
 
 
+def left_in_memory() -> set[Path]:
+    """Our files in shared memory, and Open MPI's. MPICH's stay where an agent was killed."""
+    return {p for name in ("tvm_ipc", "sm_segment") for p in Path("/dev/shm").glob(f"{name}*")}
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int, str]]]:
     """Return the processes that the test has started; in the end there must be none."""
     mark = uuid.uuid4().hex
+    before = left_in_memory()
     monkeypatch.setenv(MARK, mark)
     yield lambda: marked(mark)
     end = time.monotonic() + SECONDS
     while left := marked(mark):
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.05)
+    assert left_in_memory() <= before

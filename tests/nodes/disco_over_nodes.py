@@ -13,6 +13,7 @@ from tvm.runtime import disco
 
 import tvm_ipc  # noqa: F401
 from tvm_ipc.nodes.controller import Nodes, Workers
+from tvm_ipc.nodes.interface import address_towards
 from tvm_ipc.nodes.launcher import Places
 
 started: dict[str, Nodes] = {}
@@ -33,9 +34,10 @@ class Session(disco.Session):
         self.__init_handle_by_constructor__(make, num_workers, 1, "tests.nodes.pool", key)
 
 
-def main(ranks: list[list[int]], what: str, address: str = "127.0.0.1", **places: Any) -> None:
+def main(ranks: list[list[int]], what: str, **places: Any) -> None:
     count = sum(map(len, ranks)) + 1  # worker 0 is a thread of this process
     where = Places(**places) if places else Places(len(ranks))
+    address = address_towards(places.get("hosts", ()))
     started["nodes"] = nodes = Nodes(where, Workers(ranks, count), address=address, timeout=60.0)
     told = [{**(node.facts or {}), "shares_memory": node.shares_memory} for node in nodes.nodes]
     print(json.dumps(told), flush=True)

@@ -24,8 +24,7 @@ def line(kind: str, places: Places) -> str:
 def test_command_lines() -> None:
     shell = Path("/usr/bin/shell")
     assert line(OPEN_MPI, Places(2)) == (
-        "/bin/mpiexec --bind-to none --host localhost:2 --mca pml ob1 --mca btl self,tcp "
-        "-n 2 program 2"
+        "/bin/mpiexec --bind-to none --host localhost:2 --mca pml ob1 -n 2 program 2"
     )
     assert line(OPEN_MPI, Places(("a", "b.example.org"), "10.0.0.0/24", shell)) == (
         "/bin/mpiexec --bind-to none --map-by node --host a:1,b.example.org:1 "

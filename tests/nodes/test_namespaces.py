@@ -32,7 +32,6 @@ def test_a_session_of_disco_over_two_nodes(
     given = {
         "ranks": [[1], [2]],
         "what": "session",
-        "address": network.nodes[0].address,
         "hosts": [node.address for node in network.nodes],
         "network": "eth0",
         "shell": str(network.shell(tmp_path / "shell")),

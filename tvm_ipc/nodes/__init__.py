@@ -6,6 +6,8 @@ rank of its own, which starts that node's workers; the user's program, the contr
 
 - `handshake.py`: two processes prove to each other that they know the session's secret.
 - `door.py`: where the controller lets in those that it expects, and nobody else.
+- `interface.py`: the address where it is.
 - `mpi.py`, `launcher.py`: which MPI is there, and how it starts something on each node.
-- `agent.py`, `controller.py`: the two sides, and `messages.py`, what they say to each other.
+- `agent.py`, `controller.py`: the two sides, and `messages.py`, what they say to each other;
+  `proof.py`: which nodes share memory with the controller.
 """

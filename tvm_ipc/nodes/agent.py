@@ -13,7 +13,6 @@ where the controller listens.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import select
@@ -29,6 +28,7 @@ from tvm_ipc import machine
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.handshake import Key, Place, enter
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
+from tvm_ipc.nodes.proof import digest
 from tvm_ipc.runtime import config
 
 #: Seconds that rank 0 waits for its line: the controller writes it at once, or is gone.
@@ -68,6 +68,7 @@ class Agent:
 
     def serve(self) -> None:
         """Do what the controller says until it is gone."""
+        signal.signal(signal.SIGTERM, self._end_at_once)
         self._controller.send("facts", **self._facts())
         try:
             while not self._controller.ended:
@@ -98,7 +99,7 @@ class Agent:
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["what"] == "read":
-            self._controller.send("read", digest=_digest(Path(str(message["path"]))))
+            self._controller.send("read", digest=digest(Path(str(message["path"]))))
         elif message["what"] == "start":
             ranks = [int(rank) for rank in message["ranks"]]
             numbers = (int(message["num_workers"]), int(message["num_groups"]))
@@ -136,6 +137,13 @@ class Agent:
                 del self._workers[rank]
                 self._controller.send("ended", rank=rank, code=code)
 
+    def _end_at_once(self, *_: object) -> None:
+        """The launcher ends this agent, mostly since another one died: that one is to be named."""
+        self._controller.send("ended by the launcher")
+        for worker in self._workers.values():
+            worker.kill()
+        os._exit(128 + signal.SIGTERM)
+
     def _end_workers(self) -> None:
         """Workers whose pipes the controller closed end by themselves, unless they are stuck."""
         end = time.monotonic() + _GRACE
@@ -145,15 +153,6 @@ class Agent:
         for worker in self._workers.values():
             worker.kill()
             worker.wait()
-
-
-def _digest(path: Path) -> str | None:
-    """Return the digest of a short file; None where there is none."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.sha256(file.read(4096)).hexdigest()
-    except OSError:
-        return None
 
 
 def _first_line() -> bytes:

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
 from tvm_ipc.nodes.door import Door
@@ -24,13 +21,19 @@ from tvm_ipc.nodes.handshake import Key, Place
 from tvm_ipc.nodes.launcher import Launcher, Places
 from tvm_ipc.nodes.messages import Messages
 from tvm_ipc.nodes.mpi import Mpi, find_mpi, refuse_launched
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tvm_ipc.nodes.proof import Proof
 
 #: Seconds that agents have to end by themselves: their workers' and MPI's, and some.
 _GRACE: Final = 8.0
 _ROUND: Final = 0.02
+#: An agent compiles nothing. A node has one: Open MPI's shared memory would only be left behind
+#: where an agent is killed, or alone under another MPI's launcher.
+_AGENT: Final = (
+    *("/usr/bin/env", "TVM_USE_RUNTIME_LIB=1", "OMPI_MCA_btl=^sm"),
+    *(sys.executable, "-m", "tvm_ipc.nodes.agent"),
+)
+#: Seconds in which the death of an agent is heard after those that it caused.
+_CAUSE_SECONDS: Final = 1.0
 _log: Final = logging.getLogger("tvm_ipc.nodes")
 
 
@@ -62,10 +65,16 @@ class _Node:
     #: Whether a file of the controller's shared memory is there too.
     shares_memory: bool | None = None
     processes: dict[int, int] | None = None
+    #: The launcher has ended the agent, mostly since another one died.
+    ended_by_launcher: bool = False
 
     def __str__(self) -> str:
         host = f" ({self.facts['host']})" if self.facts else ""
         return f"node {self.number}{host}"
+
+    @property
+    def gone(self) -> bool:
+        return self.agent is not None and self.agent.ended
 
     @property
     def ready(self) -> bool:
@@ -112,11 +121,9 @@ class Nodes:
         key = Key.new()
         expected = [Place(node.number, "agent") for node in self.nodes]
         expected += [Place(n.number, "worker", rank) for n in self.nodes for rank in n.ranks]
-        with Door(key, expected, address) as door, _Proof() as proof:
+        with Door(key, expected, address) as door, Proof() as proof:
             told = {"key": key.text, "addresses": [door.address], "timeout": timeout}
-            # With TVM's runtime alone: an agent compiles nothing.
-            default = ["/usr/bin/env", "TVM_USE_RUNTIME_LIB=1", sys.executable]
-            command = program or [*default, "-m", "tvm_ipc.nodes.agent", str(places.count)]
+            command = program or [*_AGENT, str(places.count)]
             self._launcher = Launcher(mpi, places, command, json.dumps(told))
             try:
                 self._start(door, proof, timeout)
@@ -164,7 +171,7 @@ class Nodes:
             connection.close()
         self.pipes.clear()
 
-    def _start(self, door: Door, proof: _Proof, timeout: float) -> None:
+    def _start(self, door: Door, proof: Proof, timeout: float) -> None:
         end = time.monotonic() + timeout
         while not all(node.ready for node in self.nodes) or door.missing:
             for place, connection in door.poll(_ROUND).items():
@@ -186,10 +193,10 @@ class Nodes:
                     f"without the secret. The launcher said:\n{self._launcher.said or '(nothing)'}"
                 )
 
-    def _greet(self, node: _Node, connection: socket.socket, proof: _Proof) -> None:
+    def _greet(self, node: _Node, connection: socket.socket, proof: Proof) -> None:
         workers = self._workers
         node.agent = Messages(connection)
-        node.agent.send("read", path=proof.path)
+        node.agent.send("read", path=str(proof.path))
         node.agent.send(
             "start",
             ranks=node.ranks,
@@ -198,27 +205,40 @@ class Nodes:
             compiler=workers.compiler,
         )
 
-    def _hear(self, proof: _Proof | None) -> None:
+    def _hear(self, proof: Proof | None) -> None:
         """Hear all agents; raise if one tells of a death or is gone."""
         for node in self.nodes:
-            if node.agent is None:
-                continue
-            for message in node.agent.hear():
-                self._take(node, message, proof)
+            self._hear_agent(node, proof)
         if self._ended:
             where = {rank: node for node in self.nodes for rank in node.ranks}
             dead = sorted(self._ended.items())
             told = [f"worker {rank} of {where[rank]} {_how(code)}" for rank, code in dead]
             raise WorkerDiedError("; ".join(told), tuple(sorted(self._ended)))
-        for node in self.nodes:
-            if node.agent is not None and node.agent.ended:
-                raise WorkerDiedError(
-                    f"the agent of {node} is gone, and with it workers {list(node.ranks)}. The "
-                    f"launcher said:\n{self._launcher.said or '(nothing)'}",
-                    node.ranks,
-                )
+        gone = [node for node in self.nodes if node.gone]
+        end = time.monotonic() + _CAUSE_SECONDS
+        while gone and all(n.ended_by_launcher for n in gone) and time.monotonic() < end:
+            time.sleep(_ROUND)  # the cause is on its way
+            for node in self.nodes:
+                self._hear_agent(node, proof)
+            gone = [node for node in self.nodes if node.gone]
+        causes = [node for node in gone if not node.ended_by_launcher]
+        if gone and not causes:
+            self._launcher.check()
+        if gone:
+            which = causes or gone
+            ranks = tuple(sorted(rank for node in which for rank in node.ranks))
+            raise WorkerDiedError(
+                f"the agent of {' and of '.join(map(str, which))} is gone, and with it workers "
+                f"{list(ranks)}. The launcher said:\n{self._launcher.said or '(nothing)'}",
+                ranks,
+            )
 
-    def _take(self, node: _Node, message: dict[str, Any], proof: _Proof | None) -> None:
+    def _hear_agent(self, node: _Node, proof: Proof | None) -> None:
+        if node.agent is not None:
+            for message in node.agent.hear():
+                self._take(node, message, proof)
+
+    def _take(self, node: _Node, message: dict[str, Any], proof: Proof | None) -> None:
         what = message.pop("what")
         try:
             if what == "facts":
@@ -232,6 +252,8 @@ class Nodes:
                 if message["rank"] not in node.ranks:
                     raise ValueError(f"rank {message['rank']} is another node's")
                 self._ended[message["rank"]] = int(message["code"])
+            elif what == "ended by the launcher":
+                node.ended_by_launcher = True
             elif what == "failed":
                 raise IPCError(f"the agent of {node} failed: {message['why']}")
             else:
@@ -240,27 +262,6 @@ class Nodes:
             raise IPCError(
                 f"the agent of {node} says {what!r} without what it needs: {error}"
             ) from None
-
-
-class _Proof:
-    """A file in this machine's shared memory, whose bytes tell who has the same memory.
-
-    Names do not: containers have the host name, or the number of the boot, of others.
-    """
-
-    _file: IO[bytes]
-
-    def __enter__(self) -> Self:
-        self._file = tempfile.NamedTemporaryFile(prefix="tvm_ipc-proof-", dir="/dev/shm")
-        data = secrets.token_bytes(32)
-        self._file.write(data)
-        self._file.flush()
-        self.path: str = self._file.name
-        self.digest = hashlib.sha256(data).hexdigest()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -72,7 +72,7 @@ def command_line(mpi: Mpi, places: Places, program: Sequence[str]) -> list[str]:
         start += ["--bind-to", "none"]
         if isinstance(places.hosts, int):
             start += ["--host", f"localhost:{number}"]
-            start += ["--mca", "pml", "ob1", "--mca", "btl", "self,tcp"]  # as between machines
+            start += ["--mca", "pml", "ob1"]  # by TCP, as between machines
         else:
             start += ["--map-by", "node", "--host", ",".join(f"{h}:1" for h in places.hosts)]
         if places.network is not None:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which address the controller listens on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes import interface
+from tvm_ipc.nodes.interface import address_towards
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], str]:
+    """Addresses that packets to hosts are sent from, by IPv4 and 6."""
+    table: dict[tuple[str, int], str] = {}
+    monkeypatch.setattr(interface, "_way", lambda host, family: table.get((host, family)))
+    return table
+
+
+def test_this_machine_alone() -> None:
+    assert address_towards(["127.0.0.1"]) == address_towards([]) == "127.0.0.1"
+    assert address_towards(["127.0.0.1", "127.0.1.1"]) == "127.0.0.1"
+
+
+def test_a_name_that_leads_nowhere() -> None:
+    with pytest.raises(IPCError, match=r"'none\.invalid' leads nowhere"):
+        address_towards(["127.0.0.1", "none.invalid"])
+
+
+def test_a_name_of_this_machine_that_is_loopback(ways: dict[tuple[str, int], str]) -> None:
+    ways.update({("here", 4): "127.0.0.1", ("here", 6): "::1", ("there", 4): "10.0.0.7"})
+    assert address_towards(["here", "there"]) == "10.0.0.7"
+    assert address_towards(["there", "here"]) == "10.0.0.7"
+
+
+def test_ipv6_where_ipv4_does_not_lead(ways: dict[tuple[str, int], str]) -> None:
+    ways.update({("a", 4): "10.0.0.7", ("a", 6): "fd00::7", ("b", 6): "fd00::7"})
+    assert address_towards(["a", "b"]) == "fd00::7"
+
+
+def test_several_interfaces(ways: dict[tuple[str, int], str]) -> None:
+    ways.update({("a", 4): "10.0.0.7", ("b", 4): "10.1.0.7"})
+    with pytest.raises(IPCError, match=r"no one interface .*a: from 10\.0\.0\.7; b: from 10\.1"):
+        address_towards(["a", "b"])
