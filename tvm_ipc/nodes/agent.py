@@ -31,8 +31,8 @@ from tvm_ipc.nodes.messages import MOST_BYTES, Messages
 from tvm_ipc.nodes.proof import digest
 from tvm_ipc.runtime import config
 
-#: Seconds that rank 0 waits for its line: the controller writes it at once, or is gone.
-LINE_SECONDS: Final = 30.0
+#: Seconds that rank 0 waits for its line: the controller wrote it before MPI started, or is gone.
+LINE_SECONDS: Final = 10.0
 #: Seconds that workers have to end by themselves, and MPI.
 _GRACE: Final = 2.0
 _MPI_GRACE: Final = 5

@@ -12,7 +12,7 @@ A claim is the place (node, rank, role) that the joiner wants, and what it runs 
 proof is the HMAC-SHA256, with a key of its own for each direction, of both nonces and what is said.
 The nonces are new for each connection: what somebody recorded proves nothing in another, nor in the
 other direction. Nothing is believed before its proof is, no length is above `MOST_BYTES`, and
-nothing is unpickled or evaluated. The secret itself is never sent.
+nothing is unpickled or evaluated. The secret itself is in none of the messages.
 
 What comes after the three messages is neither encrypted nor proven: who can change packets between
 the machines can change it. Where such people are, go through a tunnel.

@@ -2,7 +2,9 @@
 """Starts one agent on each node through MPI's launcher, tells them the secret, and ends them.
 
 The secret is the first line of the launcher's standard input, which it passes on to rank 0: it is
-on no command line and in no environment, of no machine. Rank 0 gives it to the others by MPI.
+on no command line and in no environment, of no machine. Rank 0 gives it to the others by MPI, which
+encrypts nothing: who can read the packets between nodes can read the secret. Where such people are,
+go through a tunnel.
 """
 
 from __future__ import annotations
