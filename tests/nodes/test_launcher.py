@@ -93,7 +93,7 @@ def test_what_it_prints_later_is_printed(
 def test_its_end_is_an_error_with_what_it_said(
     tmp_path: Path, started: Callable[[], dict[int, str]]
 ) -> None:
-    launcher = launch(tmp_path, "yes filler | head -c 20000; echo no such host >&2; exit 7")
+    launcher = launch(tmp_path, "echo no such host >&2; yes filler | head -c 20000; exit 7")
     until(lambda: launcher.process.poll() is not None)
     with pytest.raises(IPCError, match=r"Open MPI 5\), ended with exit code 7[^~]*no such host"):
         launcher.check()

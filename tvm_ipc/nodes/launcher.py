@@ -28,8 +28,8 @@ from tvm_ipc.nodes.mpi import OPEN_MPI, Mpi
 _OWN_GROUP: Final[dict[str, Any]] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 )
-#: Bytes of the launcher's output that an error shows.
-_KEPT: Final = 8192
+#: Bytes of each of the launcher's outputs that an error shows.
+_KEPT: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class Launcher:
 
     def __init__(self, mpi: Mpi, places: Places, program: Sequence[str], first_line: str) -> None:
         self._mpi = mpi
-        self._said = bytearray()
+        #: The ends of both outputs, each for itself: much of one must not push out the other.
+        self._said = {1: bytearray(), 2: bytearray()}
         self._passes_on = False
         self._lock = threading.Lock()
         try:
@@ -137,7 +138,8 @@ class Launcher:
     def said(self) -> str:
         """The end of what the launcher and those that it started have said."""
         with self._lock:
-            return bytes(self._said).decode(errors="replace").strip()
+            texts = [bytes(said).decode(errors="replace").strip() for said in self._said.values()]
+        return "\n".join(text for text in texts if text)
 
     def pass_on(self) -> None:
         """Print what comes from now on, on this process's own outputs."""
@@ -176,8 +178,8 @@ class Launcher:
         with output:
             while data := os.read(output.fileno(), 1 << 16):
                 with self._lock:
-                    self._said += data
-                    del self._said[:-_KEPT]
+                    self._said[to] += data
+                    del self._said[to][:-_KEPT]
                 if self._passes_on:
                     with contextlib.suppress(OSError):  # ours is closed
                         os.write(to, data)
