@@ -23,11 +23,11 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
-from tvm_ipc import comm, hf, transform
+from tvm_ipc import comm, hf, transform, weights
 from tvm_ipc.arguments import show
 from tvm_ipc.hf.compiling import Compiled
 from tvm_ipc.hf.folder import Folder
-from tvm_ipc.parallel import Cut
+from tvm_ipc.parallel import Cut, Parallelized
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 
 
@@ -592,6 +592,38 @@ def communication_calls() -> dict[str, Call]:
     return calls
 
 
+def parallel_calls() -> dict[str, Call]:
+    """What `parallelize` returns, and names of weights that are joined."""
+    mesh = comm.Mesh({"tp": 2})
+    cut = Cut("w", "w", (4, 2), "float32", mesh, (comm.Shard(0),))
+    module = tvm.IRModule()
+    made = Parallelized(module, module, mesh, {"w": cut}, ())
+    joined = {"names": [3, None, "ab", [], {"a": 1}, ANYTHING], "axis": ["0", None, 1.5, -1]}
+    shapes = one_less([*SHAPES, (4,), (2, 4)], None)
+    return {
+        "Parallelized.bytes_of_rank": Call(made.bytes_of_rank, {}, {"rank": RANKS}),
+        "Cut.runs": Call(cut.runs, {"rank": 0}, {"rank": RANKS, "shape": shapes}),
+        "Cut.part": Call(
+            cut.part,
+            {"whole": np.ones((4, 2)), "rank": 0},
+            {"rank": RANKS},
+            named={"rank": "runs: rank"},
+            free={"whole": "an array, whose shape is compared as that of `runs` is"},
+        ),
+        "stack": Call(weights.stack, {"names": ["a"]}, joined),
+        "concat": Call(weights.concat, {"names": ["a"]}, joined),
+    }
+
+
+def public_parallel() -> Iterator[tuple[str, Any]]:
+    for kind, one in ((Parallelized, "Parallelized"), (Cut, "Cut")):
+        for name, function in inspect.getmembers(kind, inspect.isfunction):
+            if not name.startswith("_"):
+                yield f"{one}.{name}", function
+    for name in weights.__all__:
+        yield name, getattr(weights, name)
+
+
 def public_communication() -> Iterator[tuple[str, Any]]:
     """The functions of `tvm_ipc.comm` but for the form in which programs are printed."""
     for name in comm.__all__:
@@ -692,6 +724,17 @@ def test_wrong_arguments_of_the_compiler() -> None:
 
 def test_every_argument_of_the_compiler_has_wrong_values() -> None:
     assert list(without_a_line(compiler_calls(), public_compiler())) == []
+
+
+def test_wrong_arguments_of_what_is_parallelized() -> None:
+    assert complaints(parallel_calls()) == []
+
+
+def test_every_argument_of_what_is_parallelized_has_wrong_values() -> None:
+    calls = parallel_calls()
+    for call in calls.values():
+        call.free["self"] = "the object itself"
+    assert list(without_a_line(calls, public_parallel())) == []
 
 
 def test_wrong_arguments_of_communication() -> None:
