@@ -109,6 +109,13 @@ def errors(workers: int, threads: bool) -> None:
                 session.sync()
             assert [one.rank for one in error.value.errors] == [1]
             adds(session, workers)
+            # Those that read what a kernel left undone do not take it for their own error.
+            call(1, "tests.read_a_sum", workers)
+            session.get_global_func("tests.fail_on")(1, "ValueError", "it broke")
+            with pytest.raises(WorkerError, match="it broke") as error:
+                session.sync()
+            assert [one.rank for one in error.value.errors] == [1]
+            adds(session, workers)
             call = session.get_global_func("tests.call_elsewhere")
             send = (x, 0, 0, 3, 0, x)
             call(0, "tvm_ipc.allreduce", "tvm_ipc.allgather", 6, *send, x, 0, 0, gathered)
@@ -124,6 +131,12 @@ def deadline(workers: int, threads: bool) -> None:
         session.get_global_func("tests.call_unless")(1, "tvm_ipc.allreduce", x, 0, 0, 3, 0, x)
         with pytest.raises(DeadlineError, match=r"waited 1\.5 s for rank 1"):
             session.sync()
+        adds(session, workers)
+        session.get_global_func("tests.call_unless")(1, "tests.read_a_sum", workers)
+        with pytest.raises(DeadlineError, match=r"waited 1\.5 s for rank 1") as error:
+            session.sync()
+        # Threads wait on the host before; nothing was launched there.
+        assert threads or "and raised AssertionError" in str(error.value)
         adds(session, workers)
 
 

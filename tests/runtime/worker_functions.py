@@ -173,6 +173,14 @@ def call_unless(rank: int, name: str, *args: Any) -> None:
 
 
 @register
+def read_a_sum(workers: int) -> None:
+    """An all-reduce whose result is read at once."""
+    ones, total = places.tensor(np.ones(4, "float32")), places.empty((4,), "float32")
+    get_global_func("tvm_ipc.allreduce")(ones, 0, 0, 3, 0, total)
+    np.testing.assert_array_equal(total.numpy(), np.full(4, workers))
+
+
+@register
 def call_on(rank: int, name: str, *args: Any) -> Any:
     """Call a global function on one rank only."""
     return get_global_func(name)(*args) if rank == worker_rank() else None

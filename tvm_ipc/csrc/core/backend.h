@@ -131,6 +131,11 @@ class Endpoint {
   /*! \brief Before the controller hears that a command is done: the same, of all that runs still.
    */
   virtual void Settle() {}
+  /*!
+   * \brief When a program has raised: throw what the device reported before, which left results as
+   *        they were. Waits for nothing that runs still.
+   */
+  virtual void CheckReports() {}
   /*! \brief Before a command: so often the session has recovered. All ranks are told. */
   virtual void Follow(uint32_t generation) {}
   /*! \brief After a command: wait where what others do with its results would not. */

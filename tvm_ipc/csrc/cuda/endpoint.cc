@@ -258,6 +258,10 @@ void CudaEndpoint::Settle() {
   if (rank_.forked()) return;
   Stream const current = ProgramStream(*device_);
   Drain(&current);
+  CheckReports();
+}
+
+void CudaEndpoint::CheckReports() {
   // What was reported before a recovery has been told; the next operation clears it.
   if (generation_.load() == rank_.control().generation.load()) CheckRecords();
 }

@@ -114,6 +114,7 @@ class CudaEndpoint final : public Endpoint {
   void WriteNumber(int64_t number, const Buffer& recv) final;
   void Synchronise() final;
   void Settle() final;
+  void CheckReports() final;
   void Follow(uint32_t generation) final;
   void Rest() final;
   std::unique_ptr<Works> MakeWorks() final;

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,20 +70,6 @@ namespace worker {
 
 namespace {
 
-void ReportError(Rank& rank, const std::string& kind, const std::string& message,
-                 const std::string& traceback) {
-  // The report first: the controller must not see the others' consequences before the cause.
-  rank.connection().Send(FrameType::kError, PackError(kind, message, traceback));
-  rank.FailSession();
-}
-
-/*! \brief TVM tells a lack of memory on a GPU as any other error of the runtime library. */
-std::string KindOf(const ffi::Error& error) {
-  const std::string message = error.message();
-  const bool no_memory = message.find("cudaErrorMemoryAllocation (2)") != std::string::npos;
-  return no_memory ? kind::kMemory : error.kind();
-}
-
 /*! \brief Whether this is a process of its own, started by the controller to be a worker. */
 bool serves_parent = false;
 
@@ -97,16 +82,6 @@ void WithoutErrors(const Function& function) {
     function();
   } catch (const Error&) {
   }
-}
-
-/*! \brief End a process that was forked in a worker's function and did not end there. */
-void LeaveIfForked(const Rank& rank, const char* error = "") {
-  if (!rank.forked()) return;
-  std::fprintf(stderr,
-               "tvm_ipc: process %d, forked in a function of worker %d, came back from the function"
-               " and ends here: it is no worker; end it with os._exit%s%s\n",
-               getpid(), rank.id(), *error ? ". It had raised: " : "", error);
-  _exit(1);
 }
 
 /*! \brief The device of this worker that the backend works on, ready for TVM; none for the CPU. */
@@ -200,34 +175,6 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
     function->CallPacked(args.Slice(1), result);
     rank.endpoint().Rest();
   });
-}
-
-bool ReportErrors(Rank& rank, const std::function<void()>& function) {
-  try {
-    function();
-    LeaveIfForked(rank);
-    return true;
-  } catch (const ffi::Error& error) {
-    LeaveIfForked(rank, error.get() == nullptr ? "an exception" : error.what());
-    if (error.get() == nullptr) {
-      ReportError(rank, kind::kRuntime,
-                  "a Python exception whose text cannot be told: its __str__ raised, or returned"
-                  " what cannot be encoded; the worker's own output above says more",
-                  "");
-      return false;
-    }
-    ReportError(rank, KindOf(error), error.message(), error.TracebackMostRecentCallLast());
-  } catch (const Error& error) {
-    LeaveIfForked(rank, error.what());
-    ReportError(rank, error.kind(), error.what(), "");
-  } catch (const std::bad_alloc&) {
-    ReportError(rank, kind::kMemory, "the system has no memory for what was to be allocated", "");
-  } catch (const std::exception& error) {
-    ReportError(rank, kind::kRuntime, error.what(), "");
-  } catch (...) {
-    ReportError(rank, kind::kRuntime, "an exception that is not a std::exception", "");
-  }
-  return false;
 }
 
 void Done(int64_t ticket) {

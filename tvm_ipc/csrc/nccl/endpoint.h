@@ -52,6 +52,7 @@ class NcclEndpoint final : public Endpoint {
   void WriteNumber(int64_t number, const Buffer& recv) final;
   void Synchronise() final { communicators_.Settle(); }
   void Settle() final { communicators_.Settle(); }
+  void CheckReports() final { communicators_.Check(); }
   void Follow(uint32_t generation) final { communicators_.Follow(generation); }
   std::unique_ptr<Works> MakeWorks() final;
 
