@@ -117,6 +117,7 @@ def elsewhere(team: Team, of: Callable[[int], Any]) -> Any:
     return tensor
 
 
+@pytest.mark.skipif(ON_GPUS, reason="peers on GPUs get a copy when they ask for it")
 def test_peers_read_it_where_it_lies(pair: Team) -> None:
     tensor = pair.different(lambda rank: np.full(4, rank, "float32"))
     shown = pair.show(tensor)
@@ -457,21 +458,25 @@ def seconds(team: Team, count: int, shifts: list[int], **link: float) -> float:
     return passed
 
 
+@pytest.mark.skipif(ON_GPUS, reason="links are emulated between CPUs alone")
 def test_chunks_that_are_on_their_way_at_the_same_time_are_late_once(pair: Team) -> None:
     assert seconds(pair, 1000, [1], latency=LATE) >= LATE
     assert seconds(pair, 1000, [1, -1, 1, 1], latency=LATE) >= LATE
 
 
+@pytest.mark.skipif(ON_GPUS, reason="links are emulated between CPUs alone")
 def test_chunks_share_the_bandwidth_of_the_link(pair: Team) -> None:
     """One after the other; without that these would all be there after the time of one."""
     assert seconds(pair, 1000, [1] * 4, bandwidth=1000 / LATE) >= 4 * LATE
     assert seconds(pair, 0, [1] * 4, bandwidth=1) < 4
 
 
+@pytest.mark.skipif(ON_GPUS, reason="links are emulated between CPUs alone")
 def test_own_chunks_do_not_travel(pair: Team) -> None:
     assert seconds(pair, 10, [0, 0, 2, -2], latency=1000) < 100
 
 
+@pytest.mark.skipif(ON_GPUS, reason="links are emulated between CPUs alone")
 def test_what_has_arrived_once_is_there(pair: Team) -> None:
     shown = pair.show(pair.different(lambda rank: np.full(4, rank, "float32")))
     pair.session.emulate_link(latency=0.01)
