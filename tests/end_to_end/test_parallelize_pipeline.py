@@ -20,6 +20,8 @@ import tvm_ipc
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Shard, allreduce, place
 from tvm_ipc.errors import TransformError, WorkerDiedError
+from tvm_ipc.transform import collect_report
+from tvm_ipc.transform.ir.rewrite import rewrite, with_value
 
 SIZES = [(8, 6), (6, 7), (7, 30), (30, 5)]
 
@@ -257,6 +259,26 @@ def test_a_stage_that_dies() -> None:
         os.kill(session.pids[1], signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="rank 1"):
             session.get(main(x, *own.values()), rank=2)
+
+
+def test_what_is_sent_to_nobody() -> None:
+    """Whoever changes what one stage runs is told before the program runs who would wait."""
+    made = parallelize(mlp(), {}, Mesh({"pp": 2}), stages=["fc2"])
+    functions = {str(var.name_hint): (var, one) for var, one in made.module.functions_items()}
+    var, stage = functions["main_stage_1"]
+
+    def change(binding: Any, value: Any) -> Any:
+        received = isinstance(value, relax.Call) and hasattr(value.attrs, "team")
+        return [with_value(binding, value.args[0])] if received else None
+
+    alone = tvm.IRModule(dict(made.module.functions_items()))
+    alone.update_func(var, rewrite(stage, change))
+    for module, found in ((made.module, []), (alone, ["rank 0 may be waiting for ever"])):
+        with collect_report() as report, tvm.target.Target("llvm"):
+            tvm_ipc.get_pipeline("llvm", 2)(module)
+        unsafe = [one for one in report.decisions if one.pass_name == "VerifyCrossRankSafety"]
+        assert len(unsafe) == len(found)
+        assert all(text in one.reason for text, one in zip(found, unsafe, strict=True))
 
 
 # ---- what is refused -----------------------------------------------------------------------------
