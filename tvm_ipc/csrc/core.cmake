@@ -38,9 +38,12 @@ list(APPEND TVM_IPC_OPTIONS $<$<CONFIG:Release>:-O2>)
 if(TVM_IPC_WERROR)
   list(APPEND TVM_IPC_OPTIONS -Werror)
 endif()
-set(reduce -O3)
+# TVM_IPC_LEVEL, such as -O1, takes the place of both levels.
+set(kernel -O3 ${TVM_IPC_LEVEL})
+list(APPEND TVM_IPC_OPTIONS ${TVM_IPC_LEVEL})
+set(reduce ${kernel})
 # Beside a BLAS, whose bits differ from machine to machine, they may fuse.
-set(blas -O3 -ffp-contract=fast)
+set(blas ${kernel} -ffp-contract=fast)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(avx2 -mavx2 -mf16c)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
@@ -58,8 +61,8 @@ compile_with(shm/reduce_avx512bf16.cc ${reduce} ${avx512} -mavx512bf16)
 compile_with(blas/kernels_portable.cc ${blas})
 compile_with(blas/kernels_avx2.cc ${blas} ${avx2} ${fma})
 compile_with(blas/kernels_avx512.cc ${blas} ${avx512} ${fma})
-compile_with(blas/kernels_avx512bf16.cc -O3 ${avx512} -mavx512bf16)
-compile_with(blas/kernels_tiles.cc -O3 ${tiles})
+compile_with(blas/kernels_avx512bf16.cc ${kernel} ${avx512} -mavx512bf16)
+compile_with(blas/kernels_tiles.cc ${kernel} ${tiles})
 
 # Sources that are each compiled alone where a folder is otherwise compiled as one: those whose names
 # are those of others on purpose, and those that a test compiles once more in the place of these.

@@ -109,7 +109,11 @@ void DotTile(const Dots& d) {
   }
 }
 
-/*! \brief All rows of x, and some of weights, which the nearest caches have after the first. */
+/*!
+ * \brief All rows of x, and some of weights, which the nearest caches have after the first. The few
+ *        last columns are done by fewer kinds of tiles: each kind is compiled for each type and
+ *        instruction set.
+ */
 template <typename Terms, int kCols>
 void DotPanel(Dots d, int64_t rows) {
   auto next = [&](int done) {
@@ -117,24 +121,30 @@ void DotPanel(Dots d, int64_t rows) {
     d.y += done * d.ldy;
     rows -= done;
   };
-  if (rows >= kTileRows) {
+  const bool few = rows < kTileRows;
+  if (!few) {
     DotTile<Terms, kTileRows, kCols, true>(d);
     next(kTileRows);
     for (; rows >= kTileRows; next(kTileRows)) DotTile<Terms, kTileRows, kCols, false>(d);
+  }
+  if constexpr (kCols == 1) {
+    for (; rows > 0; next(1)) DotTile<Terms, 1, kCols, true>(d);
+  } else if (few) {
+    if (rows == 3) DotTile<Terms, 3, kCols, true>(d);
+    if (rows == 2) DotTile<Terms, 2, kCols, true>(d);
+    if (rows == 1) DotTile<Terms, 1, kCols, true>(d);
+  } else {
     if (rows == 3) DotTile<Terms, 3, kCols, false>(d);
     if (rows == 2) DotTile<Terms, 2, kCols, false>(d);
     if (rows == 1) DotTile<Terms, 1, kCols, false>(d);
-    return;
   }
-  if (rows == 3) DotTile<Terms, 3, kCols, true>(d);
-  if (rows == 2) DotTile<Terms, 2, kCols, true>(d);
-  if (rows == 1) DotTile<Terms, 1, kCols, true>(d);
 }
 
 template <typename Terms, int kCols>
 void DotColumns(Dots d, int64_t rows, int64_t count, int64_t stride) {
+  static_assert(kOneRowCols != kTileCols, "of one row alone");
   for (int64_t j = 0; j < count; ++j) {
-    if (rows == 1) {
+    if constexpr (kCols == kOneRowCols) {
       DotTile<Terms, 1, kCols, true>(d);
     } else {
       DotPanel<Terms, kCols>(d, rows);
