@@ -202,13 +202,23 @@ void Communicators::Enqueue(Entry& entry, const Descriptor& mine, const std::str
   flight.where = where;
   flight.stream = on;
   flight.begin = Events::Record(flights_.events(), on);
-  enqueue();
-  flight.end = Events::Record(flights_.events(), on);
-  entry.stream = on;
-  entry.last = flight.end;
+  const Events::Shared begin = flight.begin;
+  // Watched from now on: whatever holds this thread up after NCCL has taken it, such as a peer of
+  // this process that frees memory and so waits for all devices, ends only where the session's end
+  // ends it.
   flights_.Add(std::move(flight));
   if (std::lock_guard<std::mutex> lock(watch_mutex_); !std::exchange(something_, true)) {
     watched_.notify_all();
+  }
+  try {
+    enqueue();
+    const Events::Shared end = Events::Record(flights_.events(), on);
+    entry.stream = on;
+    entry.last = end;
+    flights_.Enqueued(begin, end);
+  } catch (...) {
+    flights_.Drop(begin);
+    throw;
   }
 }
 
@@ -354,7 +364,8 @@ bool Communicators::Look() {
       stopped_.reset();
     }
   }
-  if (flying && !has_lost_) {
+  // Who enqueues hears of errors itself.
+  if (found.state > Flights::State::kEnqueuing && !has_lost_) {
     std::string error;
     if (std::lock_guard<std::mutex> lock(mutex_); true) {
       for (auto& [meeting, entry] : entries_) {

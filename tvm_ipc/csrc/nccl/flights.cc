@@ -39,6 +39,19 @@ void Flights::Add(Flight flight) {
   flights_.push_back(std::move(flight));
 }
 
+void Flights::Enqueued(const Events::Shared& begin, const Events::Shared& end) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Flight& flight : flights_) {
+    if (flight.begin == begin) flight.end = end;
+  }
+}
+
+void Flights::Drop(const Events::Shared& begin) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto is_it = [&](const Flight& flight) { return flight.begin == begin; };
+  flights_.erase(std::remove_if(flights_.begin(), flights_.end(), is_it), flights_.end());
+}
+
 Flights::Found Flights::Look(std::chrono::nanoseconds deadline) {
   const auto now = std::chrono::steady_clock::now();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -47,11 +60,15 @@ Flights::Found Flights::Look(std::chrono::nanoseconds deadline) {
   std::vector<cuda::Stream> waiting;
   auto done = [&](Flight& flight) {
     if (std::find(waiting.begin(), waiting.end(), flight.stream) != waiting.end()) return false;
-    const cuda::Status status = driver_.cuEventQuery.Try(*flight.end);
+    const bool enqueued = flight.end != nullptr;
+    const cuda::Status status =
+        enqueued ? driver_.cuEventQuery.Try(*flight.end) : cuda::Status{cuda::kNotReady};
     if (status == cuda::kSuccess) return true;
     waiting.push_back(flight.stream);
     State state = State::kPending;
-    if (status != cuda::kNotReady) {
+    if (!enqueued) {
+      state = State::kEnqueuing;
+    } else if (status != cuda::kNotReady) {
       state = State::kBroken;
     } else if (!flight.begun && driver_.cuEventQuery.Try(*flight.begin) == cuda::kSuccess) {
       flight.begun = true;

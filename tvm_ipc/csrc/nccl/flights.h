@@ -43,6 +43,7 @@ struct Flight {
   std::string where;
   cuda::Stream stream = nullptr;
   Events::Shared begin;
+  /*! \brief nullptr until it has been enqueued. */
   Events::Shared end;
   /*! \brief When the device was first seen to have come to it. */
   bool begun = false;
@@ -53,10 +54,11 @@ struct Flight {
 class Flights {
  public:
   enum class State {
-    kEmpty,    //!< the device has done all of them
-    kPending,  //!< not yet
-    kLate,     //!< one of them has begun, and has not ended within the deadline
-    kBroken,   //!< the device does nothing any more
+    kEmpty,      //!< the device has done all of them
+    kEnqueuing,  //!< all but the one that a thread is about to enqueue
+    kPending,    //!< not yet
+    kLate,       //!< one of them has begun, and has not ended within the deadline
+    kBroken,     //!< the device does nothing any more
   };
   struct Found {
     State state = State::kEmpty;
@@ -69,7 +71,12 @@ class Flights {
       : driver_(device->driver()), events_(std::make_shared<Events>(device)) {}
 
   const std::shared_ptr<Events>& events() const { return events_; }
+  /*! \brief Before it is enqueued, without its end. */
   void Add(Flight flight);
+  /*! \brief What began there has been enqueued, and will have ended there. */
+  void Enqueued(const Events::Shared& begin, const Events::Shared& end);
+  /*! \brief What began there has not been enqueued. */
+  void Drop(const Events::Shared& begin);
   /*! \brief Forget those that are done. The calling thread has the device's context. */
   Found Look(std::chrono::nanoseconds deadline);
   /*! \brief Forget them all. */
