@@ -74,6 +74,9 @@ void Communicators::Leave() {
   }
   entries_.clear();
   flights_.Close();
+  // What comes next frees memory: then the driver waits for all devices, and lets nobody enqueue.
+  // The watches of this process's other ranks first end what waits for this one.
+  if (!closed) Flights::AwaitProcess(patience);
 }
 
 cuda::Stream Communicators::stream() const {
@@ -82,6 +85,9 @@ cuda::Stream Communicators::stream() const {
 
 void Communicators::Run(Turn& turn, const Descriptor& mine, const Work& work) {
   Check();
+  // A peer that fails as soon as they have met must not free its memory before this rank's part
+  // ends.
+  const Flights::Coming coming;
   turn.meeting.Enter(mine);
   Entry& entry = Of(turn);
   ++entry.operations;

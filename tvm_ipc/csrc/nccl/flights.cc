@@ -3,11 +3,20 @@
 #include "nccl/flights.h"
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <utility>
 
 #include "core/meeting.h"
 
 namespace tvm_ipc::nccl {
+
+namespace {
+
+/*! \brief Of all ranks of this process: how many they have. */
+std::atomic<int64_t> in_process{0};
+
+}  // namespace
 
 Events::~Events() {
   if (free_.empty() || device_->forked()) return;
@@ -34,9 +43,29 @@ Events::Shared Events::Record(const std::shared_ptr<Events>& events, cuda::Strea
   return shared;
 }
 
+Flights::Coming::Coming() { in_process.fetch_add(1, std::memory_order_acq_rel); }
+Flights::Coming::~Coming() { in_process.fetch_sub(1, std::memory_order_acq_rel); }
+
+Flights::~Flights() { Clear(); }
+
+void Flights::Count() {
+  const int64_t now = static_cast<int64_t>(flights_.size());
+  in_process.fetch_add(now - std::exchange(counted_, now), std::memory_order_acq_rel);
+}
+
+bool Flights::AwaitProcess(std::chrono::nanoseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (in_process.load(std::memory_order_acquire) > 0) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
 void Flights::Add(Flight flight) {
   std::lock_guard<std::mutex> lock(mutex_);
   flights_.push_back(std::move(flight));
+  Count();
 }
 
 void Flights::Enqueued(const Events::Shared& begin, const Events::Shared& end) {
@@ -50,6 +79,7 @@ void Flights::Drop(const Events::Shared& begin) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto is_it = [&](const Flight& flight) { return flight.begin == begin; };
   flights_.erase(std::remove_if(flights_.begin(), flights_.end(), is_it), flights_.end());
+  Count();
 }
 
 Flights::Found Flights::Look(std::chrono::nanoseconds deadline) {
@@ -84,12 +114,14 @@ Flights::Found Flights::Look(std::chrono::nanoseconds deadline) {
     return false;
   };
   flights_.erase(std::remove_if(flights_.begin(), flights_.end(), done), flights_.end());
+  Count();
   return found;
 }
 
 void Flights::Clear() {
   std::lock_guard<std::mutex> lock(mutex_);
   flights_.clear();
+  Count();
 }
 
 void Flights::Close() {

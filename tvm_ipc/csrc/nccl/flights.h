@@ -70,6 +70,10 @@ class Flights {
   explicit Flights(const std::shared_ptr<cuda::Device>& device)
       : driver_(device->driver()), events_(std::make_shared<Events>(device)) {}
 
+  ~Flights();
+  Flights(const Flights&) = delete;
+  Flights& operator=(const Flights&) = delete;
+
   const std::shared_ptr<Events>& events() const { return events_; }
   /*! \brief Before it is enqueued, without its end. */
   void Add(Flight flight);
@@ -81,6 +85,15 @@ class Flights {
   Found Look(std::chrono::nanoseconds deadline);
   /*! \brief Forget them all. */
   void Clear();
+  /*! \brief As long as it lives, a rank of this process is about to have one. */
+  struct Coming {
+    Coming();
+    ~Coming();
+    Coming(const Coming&) = delete;
+    Coming& operator=(const Coming&) = delete;
+  };
+  /*! \brief Wait until no rank of this process has any; whether that came to be. */
+  static bool AwaitProcess(std::chrono::nanoseconds patience);
   /*! \brief Forget them all for good, and give back what the driver has for them. */
   void Close();
 
@@ -89,6 +102,11 @@ class Flights {
   std::shared_ptr<Events> events_;
   std::mutex mutex_;
   std::deque<Flight> flights_;
+  /*! \brief How many of them the process's number has. */
+  int64_t counted_ = 0;
+
+  /*! \brief After each change. */
+  void Count();
 };
 
 }  // namespace tvm_ipc::nccl
