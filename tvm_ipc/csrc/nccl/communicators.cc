@@ -223,6 +223,8 @@ void Communicators::Enqueue(Entry& entry, const Descriptor& mine, const std::str
     entry.last = end;
     flights_.Enqueued(begin, end);
   } catch (...) {
+    // The device may have it already, and nobody would watch it.
+    entry.communicator->End();
     flights_.Drop(begin);
     throw;
   }
