@@ -125,10 +125,16 @@ void DotPanel(Dots d, int64_t rows) {
   if (!few) {
     DotTile<Terms, kTileRows, kCols, true>(d);
     next(kTileRows);
-    for (; rows >= kTileRows; next(kTileRows)) DotTile<Terms, kTileRows, kCols, false>(d);
+    while (rows >= kTileRows) {
+      DotTile<Terms, kTileRows, kCols, false>(d);
+      next(kTileRows);
+    }
   }
   if constexpr (kCols == 1) {
-    for (; rows > 0; next(1)) DotTile<Terms, 1, kCols, true>(d);
+    while (rows > 0) {
+      DotTile<Terms, 1, kCols, true>(d);
+      next(1);
+    }
   } else if (few) {
     if (rows == 3) DotTile<Terms, 3, kCols, true>(d);
     if (rows == 2) DotTile<Terms, 2, kCols, true>(d);
