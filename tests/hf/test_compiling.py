@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tvm_ipc.errors import ModelError
+from tvm_ipc.errors import IPCError, ModelError
 from tvm_ipc.hf import compiling
 from tvm_ipc.hf.folder import Folder, read_folder
 
@@ -152,3 +155,25 @@ def test_configurations_that_are_none(tmp_path: Path) -> None:
         read_folder(tmp_path / "no")
     with pytest.raises(TypeError, match="folder is a folder with config"):
         read_folder(3)
+
+
+@pytest.mark.parametrize(("full", "variable"), [("cache", "TVM_IPC_CACHE"), ("tmp", "TMPDIR")])
+def test_a_full_disk_is_named(
+    full: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compilers and linkers end without saying which folder they could not write to."""
+
+    def ends(*_: Any) -> None:
+        raise RuntimeError("Compilation error:")
+
+    def usage(path: Path) -> SimpleNamespace:
+        is_tmp = path == Path(tempfile.gettempdir())
+        return SimpleNamespace(free=2**20 if is_tmp == (full == "tmp") else 2**40)
+
+    monkeypatch.setattr(compiling, "apart", ends)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.raises(IPCError, match=rf"has 1.0 MiB free; .* {variable} .* Compilation error:"):
+        compiling.compiled(folder_of(tmp_path), 2, "float32")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**40))
+    with pytest.raises(RuntimeError, match=r"^Compilation error:$"):
+        compiling.compiled(folder_of(tmp_path), 2, "float32")

@@ -25,7 +25,7 @@ from typing import Final
 
 from tvm_ipc import comm, machine
 from tvm_ipc.comm.placements import placement_of
-from tvm_ipc.errors import IPCError
+from tvm_ipc.errors import IPCError, ModelError
 from tvm_ipc.hf.caches import Cached
 from tvm_ipc.hf.folder import Folder
 from tvm_ipc.hf.plans import Plan
@@ -36,6 +36,8 @@ from tvm_ipc.runtime.apart import apart
 #: Of what is kept; part of the name of its folder.
 _FORMAT: Final = 3
 _DAY: Final = 86400
+#: Bytes that a folder has where a compiler can write all that it makes.
+_ROOM: Final = 256 << 20
 #: What a folder has.
 LIBRARY: Final = "model.so"
 FACTS: Final = "model.json"
@@ -134,7 +136,27 @@ def _make(
         "dtype": dtype,
         "plan": plan,
     }
-    apart("tvm_ipc.hf.making:make", given, progress, "to compile a model")
+    try:
+        apart("tvm_ipc.hf.making:make", given, progress, "to compile a model")
+    except (ModelError, ValueError):
+        raise
+    except RuntimeError as error:  # compilers and linkers do not name what is full
+        places = {"TVM_IPC_CACHE": work.parent, "TMPDIR": Path(tempfile.gettempdir())}
+        full = _full(places)
+        if not full:
+            raise
+        raise IPCError(f"a model was not compiled, and {full}. {error}") from error
+
+
+def _full(places: Mapping[str, Path]) -> str:
+    """Say which of these folders may have had too little room; "" if none."""
+    for variable, place in places.items():
+        free = shutil.disk_usage(place).free
+        if free < _ROOM:
+            return (
+                f"{place} has {free / 2**20:.1f} MiB free; free more, or set {variable} to another"
+            )
+    return ""
 
 
 def _name(folder: Folder, workers: int, dtype: str, plan: Plan) -> str:
