@@ -393,6 +393,19 @@ void TestSlowReader() {
 }
 
 /*! \brief What makes no session of nodes is refused. */
+void TestInvitations() {
+  const std::vector<Invitation> made = {Invitation::Make(), Invitation::Make()};
+  const std::string all = PackInvitations({{2, made[0].Pack()}, {1, made[1].Pack()}});
+  for (int rank : {0, 1, 2}) {
+    EXPECT(InvitationOf(all, rank).token == made[rank / 2].token);
+    EXPECT(InvitationOf(made[1].Pack(), rank).token == made[1].token);  // of one machine
+  }
+  for (const std::string& wrong : {all, all.substr(0, all.size() - 1), all.substr(0, 14)}) {
+    const Error error = ErrorOf([&] { InvitationOf(wrong, wrong == all ? 3 : 2); });
+    EXPECT(Contains(error.what(), "no node of the session has a rank"), error.what());
+  }
+}
+
 void TestOptions() {
   auto refusal = [](HubOptions options) {
     return std::string(ErrorOf([&] { Hub hub(options); }).what());
@@ -417,6 +430,7 @@ void TestOptions() {
 int main(int argc, char** argv) {
   using namespace tvm_ipc;
   TestOptions();
+  TestInvitations();
   std::thread slow(TestSlowReader);  // it mostly waits, and so do others
   TestAbortsOfOtherGenerations();
   TestRefusedRecovery();

@@ -84,6 +84,28 @@ SESSION_FUNCTIONS: Final = (
         "at most `room` bytes of commands are sent before workers read",
     ),
     Function(
+        "tvm_ipc.session.open_nodes",
+        "(session: Session, backend: str, device_ids: Shape, timeout: float, room: int, "
+        "nodes: Array[str], ranks: Shape, invitations: Array[bytes], links: Shape)",
+        "controller: make the group of a session of several nodes, whose hubs are open, and invite "
+        "the workers; `ranks` is how many each node has, `links` the connection to its hub",
+    ),
+    Function(
+        "tvm_ipc.node.open",
+        "(backend: str, nodes: Array[str], ranks: Shape, node: int, timeout: float, "
+        "arena_limit: int, instruction_set: str) -> Object",
+        "agent: the hub of its node",
+    ),
+    Function(
+        "tvm_ipc.node.invitation", "(node: Object) -> bytes", "agent: what its workers join with"
+    ),
+    Function(
+        "tvm_ipc.node.attach",
+        "(node: Object, link: int)",
+        "agent: the connection to the controller's hub, proven",
+    ),
+    Function("tvm_ipc.node.close", "(node: Object)", "agent: close its hub"),
+    Function(
         "tvm_ipc.session.wait_joined",
         "(session: Session, seconds: float) -> bool",
         "controller: whether every worker joined",

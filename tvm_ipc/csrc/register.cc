@@ -19,6 +19,7 @@
 #include "core/worker_pipes.h"
 #include "disco/as_packed.h"
 #include "disco/device_allocator.h"
+#include "disco/node.h"
 #include "disco/posting.h"
 #include "disco/session.h"
 #include "disco/shows.h"
@@ -27,6 +28,7 @@
 #include "disco/typed.h"
 #include "disco/worker.h"
 #include "numbers.h"
+#include "opening.h"
 
 namespace tvm_ipc {
 
@@ -192,26 +194,6 @@ void PlaceInTeam(Rank& rank, TeamArgument team, ffi::TensorView recv) {
   rank.endpoint().WriteNumber(rank.PlaceIn(TeamFor(rank, team), "place_in_team"), buffer);
 }
 
-/*! \brief The beginning of the names of a backend's functions. */
-std::string PrefixOf(const Backend& backend) { return Text("runtime.disco.", backend.name(), "."); }
-
-void Open(controller::Session session, ffi::String backend, ffi::String otherwise,
-          ffi::Shape device_ids, double timeout_seconds, int64_t arena_bytes, int64_t room) {
-  const Backend& found = FindBackend(backend);
-  const Backend* next = otherwise.empty() ? nullptr : &FindBackend(otherwise);
-  controller::Open(session, found, PrefixOf(found) + "init_ccl_per_worker", next, device_ids,
-                   timeout_seconds, arena_bytes, room);
-}
-
-void Configure(double timeout_seconds, int64_t arena_bytes, ffi::String instruction_set) {
-  for (const Backend* backend : Backends()) {
-    if (!backend->UseInstructionSet(instruction_set)) {
-      Fail(kind::kValue, "this machine has no instruction set ", std::string(instruction_set));
-    }
-  }
-  controller::Configure(timeout_seconds, arena_bytes, instruction_set);
-}
-
 ffi::String NativeInfo() {
   auto texts = [](const std::vector<std::string>& values) {
     ffi::Array<ffi::Any> array;
@@ -263,10 +245,6 @@ ffi::String CompiledCcl() { return BackendOfMachine().name(); }
 void KeepFile(int64_t file) { KeepFromChildren(static_cast<int>(file)); }
 
 void CloseKeptFile(int64_t file) { CloseKept(static_cast<int>(file)); }
-
-void InitWorker(const Backend& backend, ffi::Shape device_ids, ffi::Bytes invitation) {
-  worker::InitCCLPerWorker(backend, FindBackend, device_ids, invitation);
-}
 
 /*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
 void RegisterBackend(const Backend* backend) {
@@ -346,6 +324,11 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<Numbers>>("tvm_ipc.numbers");
   Define<Plain<Configure>>("tvm_ipc.configure");
   Define<Plain<Open>>("tvm_ipc.session.open");
+  Define<Plain<OpenNodes>>("tvm_ipc.session.open_nodes");
+  Define<Plain<OpenNode>>("tvm_ipc.node.open");
+  Define<Plain<node::InvitationTo>>("tvm_ipc.node.invitation");
+  Define<Plain<node::Attach>>("tvm_ipc.node.attach");
+  Define<Plain<node::Close>>("tvm_ipc.node.close");
   Define<Plain<controller::WaitJoined>>("tvm_ipc.session.wait_joined");
   Define<Variadic<controller::Send>>("tvm_ipc.session.send");
   Define<Plain<controller::SendTicket>>("tvm_ipc.session.send_ticket");

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -55,6 +56,9 @@ std::string Hex(const std::string& bytes) {
   return result;
 }
 
+/*! \brief What a packed list of invitations begins with; an invitation has no such line. */
+constexpr char kInvitations[] = "tvm_ipc nodes\n";
+
 /*!
  * \brief Ends a worker process whose controller is gone: nobody else would.
  * \param watched The connection under a number of its own, since the rank closes the other.
@@ -64,20 +68,24 @@ std::string Hex(const std::string& bytes) {
  *        SocketSession does.
  * \param segments The session's, which say whether it was closed; Disco ends the worker then, or
  *        uses it on.
+ * \param gone What is done then: it ends the process, or the rank's waits.
  */
 void EndWithController(int watched, int controller, std::shared_ptr<std::atomic<bool>> left,
-                       std::shared_ptr<Segments> segments) {
+                       std::shared_ptr<Segments> segments, std::function<void()> gone) {
   const int process = OpenProcess(controller);
-  if (process < 0 && errno == ESRCH) _exit(1);
+  if (process < 0 && errno == ESRCH) gone();
   KeepFromChildren(watched);
-  StartThread("the watch over the controller", [watched, process, left, segments] {
+  StartThread("the watch over the controller", [watched, process, left, segments, gone] {
     pollfd polled[2] = {{watched, 0, 0}, {process, POLLIN, 0}};
     while (true) {
       if (poll(polled, 2, -1) < 0 && errno == EINTR) continue;
       if (left->load()) break;
       const uint32_t abort = segments->control().abort.load();
       const bool closed = (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
-      if (!closed || polled[1].revents != 0) _exit(1);
+      if (!closed || polled[1].revents != 0) {
+        gone();
+        break;
+      }
       if (process < 0) break;
       polled[0].fd = -1;  // closed, but the worker has not come to its end yet
     }
@@ -162,9 +170,34 @@ Invitation Invitation::Unpack(const std::string& bytes) {
                     bytes.substr(first + 2 + sizeof(Hello::token))};
 }
 
+std::string PackInvitations(const std::vector<NodeInvitation>& nodes) {
+  std::string text = kInvitations;
+  for (const NodeInvitation& node : nodes) {
+    text += AsBytes(static_cast<int32_t>(node.ranks)) + PackField(node.invitation);
+  }
+  return text;
+}
+
+Invitation InvitationOf(const std::string& bytes, int rank) {
+  constexpr size_t begin = sizeof(kInvitations) - 1;
+  if (bytes.compare(0, begin, kInvitations) != 0) return Invitation::Unpack(bytes);
+  size_t at = begin;
+  int first = 0;
+  std::string invitation;
+  while (at + sizeof(int32_t) <= bytes.size()) {
+    int32_t ranks;
+    memcpy(&ranks, bytes.data() + at, sizeof(ranks));
+    at += sizeof(ranks);
+    if (!TakeField(bytes, &at, &invitation)) break;
+    if (rank < first + ranks) return Invitation::Unpack(invitation);
+    first += ranks;
+  }
+  Fail(kind::kValue, "init_ccl_per_worker: no node of the session has a rank ", rank);
+}
+
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
                            int num_ranks, int num_groups, int device,
-                           const Backend& (*find)(const std::string& name)) {
+                           const Backend& (*find)(const std::string& name), Home home) {
   Hello hello{};
   memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
   std::string(backend.name()).copy(hello.backend, sizeof(hello.backend) - 1);
@@ -208,7 +241,13 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend,
     const size_t own = 1 + static_cast<size_t>(rank - segments->control().first_here);
     File segment = own < files.size() ? std::move(answer.files[own]) : File();
     result = std::make_unique<Rank>(rank, segments, options, connection, std::move(segment));
-    if (elsewhere) EndWithController(watched.Give(), controller.pid, result->left(), segments);
+    if (elsewhere) {
+      EndWithController(watched.Give(), controller.pid, result->left(), segments, [=] {
+        if (home == Home::kOwn) _exit(1);
+        Control& control = segments->control();
+        Abort(control, AbortReason::kNodeLost, control.NodeOf(rank));
+      });
+    }
     answer.files.clear();
     std::string changed;
     try {

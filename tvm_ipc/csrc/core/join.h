@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace tvm_ipc {
 
@@ -53,6 +54,23 @@ struct Invitation {
   static Invitation Unpack(const std::string& bytes);
 };
 
+/*! \brief The invitation of a node's hub, for so many ranks. */
+struct NodeInvitation {
+  int ranks;
+  std::string invitation;
+};
+
+/*! \brief What all ranks of a session of several nodes are given: the invitation of each node. */
+std::string PackInvitations(const std::vector<NodeInvitation>& nodes);
+/*! \brief The invitation of a rank's node; what is no such list is the one of all ranks. */
+Invitation InvitationOf(const std::string& bytes, int rank);
+
+/*! \brief Where a rank lives that accepts an invitation. */
+enum class Home {
+  kOwn,         // a process that has nothing to do without the session
+  kController,  // the controller's process, which survives the hub that the rank has joined
+};
+
 /*!
  * \brief Accept the invitation: connect, map the memory, become a rank of the session, and start
  * the backend.
@@ -60,12 +78,13 @@ struct Invitation {
  * \param device The rank's, of the kind that the backend works on.
  * \param find A backend by its name, for sessions that go on with another one.
  *
- * In a process other than the controller's a thread watches the connection from now on and ends
- * the process when the controller is gone.
+ * In a process other than the hub's a thread watches the connection from now on, and ends the
+ * process when the hub is gone; in the controller's it ends the waits of the rank instead.
  */
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
                            int num_ranks, int num_groups, int device = 0,
-                           const Backend& (*find)(const std::string& name) = nullptr);
+                           const Backend& (*find)(const std::string& name) = nullptr,
+                           Home home = Home::kOwn);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_JOIN_H_

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/forked.h"
+#include "core/join.h"
 #include "disco/mailbox.h"
 #include "disco/outbox.h"
 #include "disco/value.h"
@@ -31,12 +32,15 @@ namespace {
 
 struct OpenSession {
   std::unique_ptr<Hub> hub;
+  /*! \brief What its workers are invited with. */
+  std::string invitation;
   Outbox outbox;
   /*! \brief Keeps the address, by which sessions are found, from being used again. */
   ffi::WeakObjectPtr<ffi::Object> session;
 
   OpenSession(const Session& session, const HubOptions& options, int64_t room)
       : hub(std::make_unique<Hub>(options)),
+        invitation(hub->invitation()),
         outbox(room),
         session(ffi::details::ObjectUnsafe::ObjectPtrFromObjectRef<ffi::Object>(session)) {}
   ~OpenSession() { Mailbox::Global().Discard(this); }
@@ -56,7 +60,8 @@ class OpenSessions {
     return *sessions;
   }
 
-  void Add(const Session& session, const HubOptions& options, int64_t room) {
+  std::shared_ptr<OpenSession> Add(const Session& session, const HubOptions& options,
+                                   int64_t room) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto it = sessions_.begin(); it != sessions_.end();) {
       it = it->second->hub->monitor().finished() ? sessions_.erase(it) : std::next(it);
@@ -64,7 +69,7 @@ class OpenSessions {
     if (sessions_.count(session.get())) {
       Fail(kind::kRuntime, "init_ccl: the session has been initialised already");
     }
-    sessions_[session.get()] = std::make_shared<OpenSession>(session, options, room);
+    return sessions_[session.get()] = std::make_shared<OpenSession>(session, options, room);
   }
 
   std::shared_ptr<OpenSession> Get(const Session& session) {
@@ -77,17 +82,15 @@ class OpenSessions {
   bool Invited(const Session& session, const std::string& invitation) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto it = sessions_.find(session.get());
-    return it != sessions_.end() && it->second->hub->invitation() == invitation;
+    return it != sessions_.end() && it->second->invitation == invitation;
   }
 
-  bool ReportError(const std::string& invitation, const RankReport& error) {
+  std::shared_ptr<OpenSession> Inviting(const std::string& invitation) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [session, open] : sessions_) {
-      if (open->hub->invitation() != invitation) continue;
-      open->hub->monitor().ReportError(error);
-      return true;
+      if (open->invitation == invitation) return open;
     }
-    return false;
+    return nullptr;
   }
 
   void Remove(const Session& session) {
@@ -110,9 +113,35 @@ HubOptions& Defaults() {
   return options;
 }
 
+/*! \brief Let every worker join. */
+void Invite(OpenSession& open, const Session& session, const std::string& join,
+            const ffi::Shape& device_ids) {
+  // Adopted, for a worker may end before these references do.
+  DRef function = open.outbox.Adopt(session->GetGlobalFunc(join));
+  open.outbox.Adopt(session->CallPacked(function, device_ids, ffi::Bytes(open.invitation)));
+}
+
 }  // namespace
 
 namespace controller {
+
+HubOptions WithDefaults(double timeout_seconds, int64_t arena_bytes) {
+  HubOptions options = Defaults();
+  if (timeout_seconds > 0) options.timeout_seconds = timeout_seconds;
+  if (arena_bytes > 0) options.arena_bytes = static_cast<size_t>(arena_bytes);
+  return options;
+}
+
+std::vector<NodePlace> PlacesOf(const ffi::Array<ffi::String>& names, const ffi::Shape& ranks) {
+  if (names.size() != ranks.size()) {
+    Fail(kind::kValue, "there are ", names.size(), " names of nodes, and ranks of ", ranks.size());
+  }
+  std::vector<NodePlace> places;
+  for (size_t i = 0; i < names.size(); ++i) {
+    places.push_back({std::string(names[i]), static_cast<int>(ranks[i])});
+  }
+  return places;
+}
 
 void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruction_set) {
   Defaults().timeout_seconds = timeout_seconds;
@@ -123,18 +152,36 @@ void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruct
 void Open(Session session, const Backend& backend, const std::string& join,
           const Backend* otherwise, ffi::Shape device_ids, double timeout_seconds,
           int64_t arena_bytes, int64_t room) {
-  HubOptions options = Defaults();
+  HubOptions options = WithDefaults(timeout_seconds, arena_bytes);
   options.backend = &backend;
   options.otherwise = otherwise;
   options.num_ranks = static_cast<int>(session->GetNumWorkers());
-  if (timeout_seconds > 0) options.timeout_seconds = timeout_seconds;
-  if (arena_bytes > 0) options.arena_bytes = static_cast<size_t>(arena_bytes);
-  OpenSessions::Global().Add(session, options, room);
-  auto open = OpenSessions::Global().Get(session);
-  // Adopted, for a worker may end before these references do.
-  DRef function = open->outbox.Adopt(session->GetGlobalFunc(join));
-  open->outbox.Adopt(
-      session->CallPacked(function, device_ids, ffi::Bytes(open->hub->invitation())));
+  Invite(*OpenSessions::Global().Add(session, options, room), session, join, device_ids);
+}
+
+void OpenNodes(Session session, const Backend& backend, const std::string& join,
+               ffi::Shape device_ids, double timeout_seconds, int64_t room,
+               ffi::Array<ffi::String> names, ffi::Shape ranks, ffi::Array<ffi::Bytes> invitations,
+               ffi::Shape links) {
+  std::vector<File> sockets;
+  for (int64_t link : links) sockets.emplace_back(static_cast<int>(link));
+  HubOptions options = WithDefaults(timeout_seconds, 0);
+  options.backend = &backend;
+  options.num_ranks = static_cast<int>(session->GetNumWorkers());
+  options.nodes = PlacesOf(names, ranks);
+  const size_t count = options.nodes.size();
+  if (invitations.size() != count || sockets.size() != count) {
+    Fail(kind::kValue, "a session of ", count, " nodes has ", invitations.size(),
+         " invitations of theirs, and ", sockets.size(), " connections to them");
+  }
+  auto open = OpenSessions::Global().Add(session, options, room);
+  std::vector<NodeInvitation> invited;
+  for (size_t node = 0; node < count; ++node) {
+    invited.push_back({options.nodes[node].ranks, std::string(invitations[node])});
+    open->hub->Attach(static_cast<int>(node), std::move(sockets[node]));
+  }
+  open->invitation = PackInvitations(invited);
+  Invite(*open, session, join, device_ids);
 }
 
 bool WaitJoined(Session session, double seconds) {
@@ -193,6 +240,9 @@ ffi::String Report(Session session) {
   json.Set("errors", errors);
   json.Set("refusals", refusals);
   json.Set("changed", ffi::String(report.changed));
+  ffi::Array<ffi::Any> lost;
+  for (const std::string& node : report.lost) lost.push_back(ffi::String(node));
+  json.Set("lost", lost);
   return ffi::json::Stringify(json);
 }
 
@@ -230,8 +280,14 @@ ffi::Function Expect(Session session, int64_t key) {
   return ffi::Function::FromTyped([parcel]() -> ffi::Any { return parcel->Take(); });
 }
 
+bool HasInvited(const std::string& invitation) {
+  return !invitation.empty() && OpenSessions::Global().Inviting(invitation) != nullptr;
+}
+
 bool ReportMissing(const std::string& invitation, const RankReport& error) {
-  return OpenSessions::Global().ReportError(invitation, error);
+  const auto open = OpenSessions::Global().Inviting(invitation);
+  if (open != nullptr) open->hub->monitor().ReportError(error);
+  return open != nullptr;
 }
 
 int TeamOfRanks(Session session, ffi::Shape ranks, int64_t copy) {

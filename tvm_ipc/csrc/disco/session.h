@@ -7,6 +7,7 @@
 #ifndef TVM_IPC_DISCO_SESSION_H_
 #define TVM_IPC_DISCO_SESSION_H_
 
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
@@ -14,6 +15,7 @@
 #include <tvm/runtime/disco/session.h>
 
 #include <string>
+#include <vector>
 
 #include "core/hub.h"
 
@@ -23,6 +25,11 @@ namespace controller {
 
 using tvm::runtime::Session;
 
+/*! \brief What sessions use that name nothing else, and are given. */
+HubOptions WithDefaults(double timeout_seconds, int64_t arena_bytes);
+/*! \brief The nodes of a session, as callers give them. */
+std::vector<NodePlace> PlacesOf(const tvm::ffi::Array<tvm::ffi::String>& names,
+                                const tvm::ffi::Shape& ranks);
 /*! \brief What sessions use that name nothing else. */
 void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruction_set);
 /*!
@@ -33,6 +40,17 @@ void Configure(double timeout_seconds, int64_t arena_bytes, std::string instruct
 void Open(Session session, const Backend& backend, const std::string& join,
           const Backend* otherwise, tvm::ffi::Shape device_ids, double timeout_seconds,
           int64_t arena_bytes, int64_t room);
+/*!
+ * \brief The same where there are several nodes, whose hubs are open (node.h).
+ * \param names What errors call the nodes.
+ * \param ranks How many ranks each has, in the order of the ranks.
+ * \param invitations Of each node's hub.
+ * \param links Of each node, the connection to its hub, as in Hub::Attach; owned from now on.
+ */
+void OpenNodes(Session session, const Backend& backend, const std::string& join,
+               tvm::ffi::Shape device_ids, double timeout_seconds, int64_t room,
+               tvm::ffi::Array<tvm::ffi::String> names, tvm::ffi::Shape ranks,
+               tvm::ffi::Array<tvm::ffi::Bytes> invitations, tvm::ffi::Shape links);
 bool WaitJoined(Session session, double seconds);
 /*! \brief Send a command: see Outbox::Send. The first argument is the session. */
 void Send(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
@@ -41,6 +59,8 @@ tvm::runtime::DRef GetFunction(Session session, tvm::ffi::String name);
 void SendTicket(Session session, tvm::runtime::DRef done, int64_t ticket);
 int Wait(Session session, int64_t ticket, double seconds);
 tvm::ffi::String Report(Session session);
+/*! \brief Whether the invitation is that of a session of this process. */
+bool HasInvited(const std::string& invitation);
 /*! \brief Tell the hub that sent the invitation, if it is in this process, why a rank is missing.
  */
 bool ReportMissing(const std::string& invitation, const RankReport& error);

@@ -3,13 +3,12 @@
  * \file transfer.cc
  * \brief Values between the controller and its workers.
  */
-#include <unistd.h>
-
 #include <memory>
 #include <utility>
 
 #include "core/frame.h"
 #include "disco/mailbox.h"
+#include "disco/session.h"
 #include "disco/tensor_view.h"
 #include "disco/value.h"
 #include "disco/worker.h"
@@ -71,7 +70,7 @@ void Fetch(ffi::Any value, int rank, int64_t key) {
   Rank& self = RequireRank();
   if (self.id() != rank) return;
   self.endpoint().Synchronise();  // TVM copies without a look at the stream
-  if (self.control().controller_pid == getpid()) {
+  if (controller::HasInvited(OwnInvitation())) {
     Expected::Global().Deliver(key, std::move(value));
   } else {
     self.connection().Send(FrameType::kValue, AsBytes(key) + PackValue(value));

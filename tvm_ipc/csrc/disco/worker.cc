@@ -132,12 +132,15 @@ void InitCCLPerWorker(const Backend& backend, const Backend& (*find)(const std::
   };
   try {
     const std::optional<DLDevice> device = BringUp(backend, *worker, device_ids);
-    auto rank = Join(Invitation::Unpack(std::string(invitation)), backend, worker->worker_id,
-                     worker->num_workers, worker->num_groups, device ? device->device_id : 0, find);
+    const std::string invited(invitation);
+    const Home home = controller::HasInvited(invited) ? Home::kController : Home::kOwn;
+    auto rank =
+        Join(InvitationOf(invited, worker->worker_id), backend, worker->worker_id,
+             worker->num_workers, worker->num_groups, device ? device->device_id : 0, find, home);
     rank->backend().UseInstructionSet(rank->options().instruction_set);
     worker->ccl = rank->backend().name();
     SetCurrentRank(std::move(rank));
-    own_invitation = std::string(invitation);
+    own_invitation = invited;
     if (device && worker->default_device.device_type == kDLCPU) worker->default_device = *device;
   } catch (const Error& error) {
     return missing(error.kind(), error.what());
