@@ -107,9 +107,10 @@ class Wire {
 };
 
 /*! \brief The options of the hub on a node, or of the controller's (-1). */
-inline HubOptions NodeOptions(const std::vector<int>& sizes, int node, const LinkTimes& times) {
+inline HubOptions NodeOptions(const std::vector<int>& sizes, int node, const LinkTimes& times,
+                              double timeout_seconds = 60) {
   int n = 0;
-  HubOptions options = Options(1);
+  HubOptions options = Options(1, timeout_seconds);
   for (int size : sizes) {
     options.nodes.push_back({std::string(1, static_cast<char>('a' + options.nodes.size())), size});
     n += size;
@@ -120,24 +121,29 @@ inline HubOptions NodeOptions(const std::vector<int>& sizes, int node, const Lin
   return options;
 }
 
-/*! \brief Each node is a group, so that a group's collectives stay inside of a node. */
+/*!
+ * \brief Where all nodes have as many ranks each is a group, so that a group's collectives stay inside
+ *        of a node.
+ */
 class Cluster {
  public:
   using Body = std::function<void(Rank&, const Order&)>;
 
-  Cluster(const std::vector<int>& sizes, Body body, const LinkTimes& times = {})
-      : body_(std::move(body)), controller_(NodeOptions(sizes, -1, times)) {
+  Cluster(const std::vector<int>& sizes, Body body, const LinkTimes& times = {},
+          double timeout_seconds = 60)
+      : body_(std::move(body)), controller_(NodeOptions(sizes, -1, times, timeout_seconds)) {
     int rank = 0;
     for (size_t node = 0; node < sizes.size(); ++node) {
       const int number = static_cast<int>(node);
-      nodes_.push_back(std::make_unique<Hub>(NodeOptions(sizes, number, times)));
+      nodes_.push_back(std::make_unique<Hub>(NodeOptions(sizes, number, times, timeout_seconds)));
       wires_.push_back(std::make_unique<Wire>());
       controller_.Attach(number, std::move(wires_[node]->ends_.first));
       nodes_[node]->Attach(-1, std::move(wires_[node]->ends_.second));
       for (int i = 0; i < sizes[node]; ++i, ++rank) {
         const std::string invitation = nodes_[node]->invitation();
         const int n = Total(sizes);
-        const int groups = static_cast<int>(sizes.size());
+        const int nodes = static_cast<int>(sizes.size());
+        const int groups = n % nodes == 0 ? nodes : 1;
         threads_.emplace_back(
             [this, invitation, rank, n, groups] { Serve(invitation, rank, n, groups); });
       }
@@ -174,6 +180,12 @@ class Cluster {
     return report.errors;
   }
 
+  /*! \brief The memory of each node, for an engine. */
+  std::vector<std::shared_ptr<Segments>> segments() const {
+    std::vector<std::shared_ptr<Segments>> all;
+    for (const auto& node : nodes_) all.push_back(node->segments());
+    return all;
+  }
   Monitor& monitor() { return controller_.monitor(); }
   Hub& controller() { return controller_; }
   Hub& node(int number) { return *nodes_[number]; }

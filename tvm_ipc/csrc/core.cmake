@@ -9,9 +9,9 @@ set(TVM_IPC_BUILT "" CACHE PATH "Where the library was built: its parts are take
 find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
-  arena.cc connection.cc element.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
+  arena.cc connection.cc element.cc engine_wire.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
   link.cc machine.cc meeting.cc messages.cc monitor.cc monitor_of_nodes.cc
-  node_link.cc nodes.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc worker_pipes.cc works.cc)
+  node_link.cc nodes.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc wire.cc worker_pipes.cc works.cc)
 set(TVM_IPC_SHM_SOURCES
   all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc point_to_point.cc
   reduce_scatter.cc reduce_to_root.cc shows.cc

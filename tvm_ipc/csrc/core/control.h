@@ -10,7 +10,7 @@
  * |
  *
  * Where the ranks are on several nodes, each of these has a control block with an entry for every
- * rank, and segments of its own ranks alone.
+ * rank, and segments of its own ranks alone, which have the wire (wire.h) before the arena.
  *
  * All of it is created at its full size, without pages, when the session starts; every rank maps
  * every segment once, and nothing is exchanged afterwards. A rank writes only its own seats, its
@@ -192,9 +192,17 @@ struct Control {
   int32_t num_nodes;
   /*! \brief 0 where the ranks choose. */
   uint64_t arena_bytes;
+  /*! \brief Of each segment, for what goes to other nodes (wire.h); 0 where there are none. */
+  uint64_t wire_bytes;
   alignas(kLine) std::atomic<uint32_t> abort;
   /*! \brief Counts recoveries. A rank that sees a new value starts again at step 0. */
   std::atomic<uint32_t> generation;
+  /*! \brief Rung when ranks have something for the engine that moves data between nodes. */
+  alignas(kLine) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> engine_sleeps;
+  /*! \brief The generation for which the engine is ready: nothing of older ones can arrive. */
+  alignas(kLine) std::atomic<uint32_t> flushed;
+  std::atomic<uint32_t> flushed_sleepers;
   RankState ranks[kMaxRanks];
   /*! \brief Held by whoever makes a team. */
   alignas(kLine) std::atomic<uint32_t> team_lock;
@@ -236,11 +244,19 @@ constexpr uint32_t AbortWord(AbortReason reason, int rank) {
 /*! \brief Where the point-to-point buffers start in a segment. */
 constexpr size_t kPacketStart = 2 * kMaxSeats * kStageBytes;
 
-/*! \brief Where the arena starts in a segment. */
-constexpr size_t ArenaStart(int num_ranks) {
-  size_t end = kPacketStart + 2 * kPacketBytes * num_ranks;
+constexpr size_t WholeHugePages(size_t bytes) {
   constexpr size_t kHugePage = 2 << 20;
-  return (end + kHugePage - 1) / kHugePage * kHugePage;
+  return (bytes + kHugePage - 1) / kHugePage * kHugePage;
+}
+
+/*! \brief Where the wire starts in a segment. */
+constexpr size_t WireStart(int num_ranks) {
+  return WholeHugePages(kPacketStart + 2 * kPacketBytes * num_ranks);
+}
+
+/*! \brief Where the arena starts in a segment. */
+inline size_t ArenaStart(const Control& control) {
+  return WireStart(control.num_ranks) + control.wire_bytes;
 }
 
 /*! \brief Whether step a is step b or a later one. Steps wrap; peers are at most one apart. */

@@ -14,6 +14,7 @@
 
 #include "core/process.h"
 #include "core/teams.h"
+#include "core/wire.h"
 
 namespace tvm_ipc {
 
@@ -27,7 +28,7 @@ std::vector<int> Members(int first, int count) {
 }
 
 std::shared_ptr<Arena> MakeArena(const std::shared_ptr<Segments>& segments, File segment) {
-  const size_t start = ArenaStart(segments->control().num_ranks);
+  const size_t start = ArenaStart(segments->control());
   const size_t limit = segments->control().arena_bytes;
   // The file is closed and the memory unmapped when the last storage is gone, not with the rank.
   auto file = std::make_shared<File>(std::move(segment));
@@ -258,7 +259,7 @@ Link Rank::BeginMessage(const char* verb, int peer, Channel& channel, std::atomi
   return link;
 }
 
-uint8_t* Rank::arena_base() const { return segments_->base(id_) + ArenaStart(num_ranks_); }
+uint8_t* Rank::arena_base() const { return segments_->base(id_) + ArenaStart(control()); }
 
 int64_t Rank::OffsetOf(const void* data, size_t bytes) const {
   const auto* start = static_cast<const uint8_t*>(data);
@@ -350,6 +351,7 @@ void StartAgain(Control& control) {
   }
   control.generation.fetch_add(1, std::memory_order_release);
   control.abort.store(0, std::memory_order_seq_cst);
+  if (control.wire_bytes != 0) Ring(control);
 }
 
 }  // namespace tvm_ipc

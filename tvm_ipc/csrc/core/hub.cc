@@ -2,6 +2,7 @@
 /*! \file hub.cc */
 #include "core/hub.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -20,6 +21,7 @@
 #include "core/process.h"
 #include "core/teams.h"
 #include "core/wait.h"
+#include "core/wire.h"
 
 namespace tvm_ipc {
 
@@ -77,6 +79,20 @@ void PlaceRanks(const HubOptions& options, Control* control) {
     first += place.ranks;
   }
   if (first != n) Fail(kind::kValue, "the nodes have ", first, " ranks, the session has ", n);
+  control->wire_bytes = WireBytes(nodes);
+}
+
+/*! \brief The same files under other numbers. */
+std::vector<File> Copies(const std::vector<File>& files) {
+  std::vector<File> copies;
+  for (const File& file : files) {
+    copies.emplace_back(fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
+    if (copies.back().get() < 0) {
+      Fail(kind::kRuntime, "cannot map the memory of the ranks: ", strerror(errno),
+           FilesHint(errno));
+    }
+  }
+  return copies;
 }
 
 /*! \brief The sooner of two times in milliseconds, of which -1 is never. */
@@ -118,8 +134,15 @@ Hub::Hub(const HubOptions& options) {
     monitor_->WakeBy([this] { Wake(); });
     nodes_ = std::make_unique<Nodes>(*control_, *monitor_, options.node, options.link_times);
   }
+  // The rendezvous closes its files when all ranks have come.
+  const std::vector<File> mapped = control_->wire_bytes == 0 ? std::vector<File>() : Copies(files);
   rendezvous_ = std::make_unique<Rendezvous>(options.backend->name(), MakeWelcome(options, here),
                                              std::move(files), *control_, *monitor_);
+  if (mapped.size() > 1) {
+    const std::vector<int> numbers = Descriptors(mapped);
+    segments_ = Segments::Map(rendezvous_->invitation().token, numbers[0],
+                              std::vector<int>(numbers.begin() + 1, numbers.end()));
+  }
   thread_ = StartThread("the session's hub", [this] { Run(); });
 }
 

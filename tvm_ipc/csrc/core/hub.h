@@ -27,6 +27,8 @@
 
 namespace tvm_ipc {
 
+class Segments;
+
 /*! \brief A node of a session that has several. */
 struct NodePlace {
   /*! \brief For errors; at most 55 letters. */
@@ -67,6 +69,8 @@ class Hub {
    * \param node To which; of no meaning on a node.
    */
   void Attach(int node, File socket);
+  /*! \brief Of a node's hub: the memory of its ranks, for the engine; else null. */
+  const std::shared_ptr<Segments>& segments() const { return segments_; }
   /*! \brief End all waits because the session closes. */
   void AbortClosed();
 
@@ -85,6 +89,7 @@ class Hub {
   std::unique_ptr<Rendezvous> rendezvous_;
   /*! \brief Null where all ranks are here. */
   std::unique_ptr<Nodes> nodes_;
+  std::shared_ptr<Segments> segments_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -117,8 +117,7 @@ class SharedMemoryBackend final : public Backend {
   std::vector<File> Prepare(const Control& control) const final {
     std::vector<File> files;
     for (int i = 0; i < control.ranks_here; ++i) {
-      files.push_back(
-          MakeMemoryFile("tvm_ipc segment", ArenaStart(control.num_ranks) + control.arena_bytes));
+      files.push_back(MakeMemoryFile("tvm_ipc segment", ArenaStart(control) + control.arena_bytes));
     }
     return files;
   }

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file test_wire.cc
+ * \brief The wire: messages of one tag arrive whole and in order, whatever others do, from any
+ *        number of threads; waits end with an error that names the node; after a recovery nothing
+ *        of what was on its way arrives.
+ */
+#include <algorithm>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cluster.h"
+#include "core/wire.h"
+#include "engine_double.h"
+#include "expect.h"
+
+namespace tvm_ipc {
+namespace {
+
+enum Action { kSwap, kThreads, kFail, kLate };
+
+/*! \brief By rank, as its backend would have it. */
+std::unique_ptr<RankWire> wires[kMaxRanks];
+
+RankWire& WireOf(Rank& rank) {
+  std::unique_ptr<RankWire>& wire = wires[rank.id()];
+  if (wire == nullptr || &wire->rank() != &rank) wire = std::make_unique<RankWire>(rank);
+  return *wire;
+}
+
+Descriptor Mine() {
+  Descriptor mine;
+  mine.op = "swap";
+  return mine;
+}
+
+uint8_t Byte(uint64_t seed, int from, int to, size_t number, size_t at) {
+  return static_cast<uint8_t>(seed * 31 + from * 7 + to * 13 + number * 5 + at + at / 251);
+}
+
+size_t Length(uint64_t seed, int from, int to, size_t number) {
+  static const size_t lengths[] = {0, 1, 64, 1000, 65537, kMessageBytes, kWireBuffer};
+  return lengths[(seed + from * 3 + to * 5 + number * number) % 7];
+}
+
+/*! \brief Every rank sends some messages to every rank of other nodes, with one tag to each. */
+void Swap(Rank& rank, uint64_t seed, int team, size_t messages) {
+  struct Flight {
+    int peer;
+    size_t number, buffer;
+    bool sends;
+    WireTicket ticket;
+  };
+  const Control& control = rank.control();
+  const int me = rank.id();
+  std::minstd_rand random(static_cast<uint32_t>(seed * 64 + me + 1));
+  // For all messages with one number, so that whoever waits has posted what others wait for.
+  const size_t some = 2 * static_cast<size_t>(rank.num_ranks());
+  WireUse use(WireOf(rank), rank.CheckSession(), nullptr, Mine(), some, some);
+  std::vector<size_t> free;
+  for (size_t i = 0; i < use.buffers(); ++i) free.push_back(i);
+  std::deque<Flight> flights;
+  std::vector<uint8_t> seen;
+  auto end = [&](size_t which) {
+    const Flight one = flights[which];
+    const size_t bytes = use.Await(one.ticket);
+    const int from = one.sends ? me : one.peer, to = one.sends ? one.peer : me;
+    EXPECT(bytes == Length(seed, from, to, one.number), bytes, " bytes of message ", one.number);
+    for (size_t at = 0; !one.sends && at < bytes; ++at) {
+      EXPECT(use.buffer(one.buffer)[at] == Byte(seed, from, to, one.number, at), "byte ", at);
+    }
+    free.push_back(one.buffer);
+    flights.erase(flights.begin() + static_cast<ptrdiff_t>(which));
+  };
+  auto start = [&](int peer, size_t number, bool sends) {
+    const size_t buffer = free.back();
+    free.pop_back();
+    const int node = control.NodeOf(peer);
+    WireTicket ticket;
+    if (sends) {
+      const size_t bytes = Length(seed, me, peer, number);
+      for (size_t at = 0; at < bytes; ++at) {
+        use.buffer(buffer)[at] = Byte(seed, me, peer, number, at);
+      }
+      ticket = use.Send(node, WireTag(team, me, peer, kFirstPhase), buffer, 0, bytes);
+    } else {
+      ticket = use.Receive(node, WireTag(team, peer, me, kFirstPhase), buffer);
+    }
+    flights.push_back({peer, number, buffer, sends, ticket});
+    use.Ring();
+  };
+  for (size_t number = 0; number < messages; ++number) {
+    for (int shift = 1; shift < rank.num_ranks(); ++shift) {
+      const int to = (me + shift) % rank.num_ranks();
+      const int from = (me + rank.num_ranks() - shift) % rank.num_ranks();
+      for (bool sends : {true, false}) {
+        if (control.IsHere(sends ? to : from)) continue;
+        // Sends end when others receive, so what was posted first is awaited first.
+        while (free.empty()) end(0);
+        start(sends ? to : from, number, sends);
+      }
+    }
+    if (random() % 3 == 0 && !flights.empty()) {
+      const size_t any = random() % flights.size();
+      if (use.Done(flights[any].ticket)) end(any);
+    }
+  }
+  while (!flights.empty()) end(0);
+}
+
+void Do(Rank& rank, const Order& order) {
+  const int last = rank.num_ranks() - 1;
+  switch (order.action) {
+    case kSwap:
+      return Swap(rank, order.seed, kWorld, 6);
+    case kThreads: {
+      const std::shared_ptr<Rank> shared = ShareCurrentRank();
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&, i] {
+          ActFor(shared);
+          Swap(rank, order.seed + static_cast<uint64_t>(i), 2 + i, 4);
+          StopActing();
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      return;
+    }
+    case kFail:
+      if (rank.id() == static_cast<int>(order.seed) % rank.num_ranks()) {
+        Swap(rank, order.seed, 9, 0);
+        Fail(kind::kValue, "enough");
+      }
+      Swap(rank, order.seed, kWorld, 4);  // some of it arrives, some never does
+      return;
+    case kLate: {
+      WireUse use(WireOf(rank), rank.CheckSession(), nullptr, Mine(), 1, 1);
+      if (rank.id() == 0) use.Await(use.Receive(1, WireTag(kWorld, last, 0, kFirstPhase), 0));
+      return;
+    }
+  }
+}
+
+void TestMessages(const std::vector<int>& sizes, uint64_t seed) {
+  Cluster cluster(sizes, Do);
+  EngineDouble engine(cluster.segments(), seed);
+  auto round = [&](int action, uint64_t number) {
+    for (const RankReport& report : cluster.Round(action, number)) {
+      EXPECT(false, report.kind, ": ", report.message);
+    }
+  };
+  for (uint64_t i = 0; i < 4; ++i) {
+    round(kSwap, seed + i);
+    bool found = false;
+    for (const RankReport& report : cluster.Round(kFail, seed + i)) {
+      found = found || report.message == "enough";
+      EXPECT(report.kind == kind::kPeer || report.message == "enough", report.message);
+    }
+    EXPECT(found, "the error is lost");
+    round(kSwap, seed + i + 100);
+    round(kThreads, seed + i);
+  }
+}
+
+/*! \brief A node that sends nothing is named, and what it had not sent does not come later. */
+void TestLate() {
+  Cluster cluster({1, 2}, Do, {}, 0.3);
+  EngineDouble engine(cluster.segments(), 1);
+  bool found = false;
+  for (const RankReport& report : cluster.Round(kLate, 0)) {
+    found = found || report.rank == 0;
+    EXPECT(report.kind == kind::kDeadline &&
+               Contains(report.message, "waited 0.3 s for node b (ranks 1 to 2) to send a message"),
+           report.message);
+  }
+  EXPECT(found, "rank 0 waits for nothing");
+  EXPECT(cluster.Round(kSwap, 3).empty());
+}
+
+/*! \brief Sessions of one machine have no wire, and those of several have room for all of it. */
+void TestLayout() {
+  Hub one(Options(2));
+  EXPECT(one.segments() == nullptr);
+  Hub node(NodeOptions({1, 2}, 1, {}));
+  const Control& control = node.segments()->control();
+  EXPECT(control.wire_bytes == WireBytes(2));
+  EXPECT(ArenaStart(control) == WireStart(3) + control.wire_bytes);
+  EXPECT(node.segments()->base(0) == nullptr && node.segments()->base(2) != nullptr);
+  EXPECT(node.segments()->segment_bytes() == ArenaStart(control) + control.arena_bytes);
+  EXPECT(kWireTable + WireBuffers(2) * kWireBuffer <= WireBytes(2));
+  EXPECT(kLargestTag == 67141630 && kLargestTag < (1 << 28) - 1, kLargestTag);
+}
+
+}  // namespace
+}  // namespace tvm_ipc
+
+int main() {
+  using namespace tvm_ipc;
+  TestLayout();
+  uint64_t seed = 1;
+  for (const std::vector<int>& sizes : {std::vector<int>{1, 1}, {2, 1}, {1, 2, 3}, {1, 1, 1, 1}}) {
+    TestMessages(sizes, seed += 1000);
+  }
+  TestLate();
+  for (auto& wire : wires) wire.reset();
+  std::printf("passed\n");
+  return 0;
+}
