@@ -44,10 +44,9 @@ def compile_cpp(functions, options):
     source = Path(tempfile.mkdtemp()) / "kernels.cc"
     source.write_text(code)
     includes = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
-    built = source.with_suffix(".o")
     command = ["c++", "-std=c++17", "-fPIC", *options["flags"], *includes, "-c", source]
-    subprocess.run([*command, "-o", built], check=True)
-    return tvm.runtime.load_static_library(str(built), names)
+    subprocess.run([*command, "-o", source.with_suffix(".o")], check=True)
+    return tvm.runtime.load_static_library(str(source.with_suffix(".o")), names)
 
 
 partitioned = FuseOpsByPattern([("cpp.tanh", is_op("relax.tanh")(wildcard()))], True, True)(Model)
