@@ -35,7 +35,7 @@ ALLOWED = {
     "pipeline": ("contract", "errors", "arguments", "calibration", "comm", "transform", "blas"),
     "runtime": ("contract", "errors", "arguments", "blas", "machine"),
     "weights": ("contract", "errors", "arguments", "parts", "parallel", "runtime", "terminal"),
-    "nodes": ("contract", "errors", "machine", "runtime"),
+    "nodes": ("arguments", "contract", "errors", "machine", "runtime"),
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
     "doctor": ("tvm_ipc", "contract", "errors", "machine", "runtime"),
@@ -58,8 +58,8 @@ ALLOWED = {
     ),
     "__main__": ("command_line",),
     "__init__": (
-        *("calibration", "comm", "contract", "errors", "hf", "parallel", "pipeline", "runtime"),
-        *("transform", "weights"),
+        *("calibration", "comm", "contract", "errors", "hf", "parallel", "pipeline"),
+        *("runtime", "transform", "weights"),
     ),
 }
 #: Parts that need no TVM.

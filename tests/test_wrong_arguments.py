@@ -56,6 +56,21 @@ REFERENCES = [3, None, "text", [1, 2], np.ones(2), tvm.runtime.tensor(np.ones(2)
 TARGETS = [one for one in REFERENCES if one is not None]
 RANKS = ["1", None, 1.0, True, -1, 2, 10**30, np.array(1), ANYTHING]
 DEVICES = [3, "gpux", np.ones(2), ["cpu"], ANYTHING]
+HOSTS = [
+    1,
+    0,
+    -2,
+    True,
+    2.0,
+    "ab",
+    [],
+    ["a"],
+    ["a", "a"],
+    ["a", ""],
+    ["a", 3],
+    ["-x", "b"],
+    ANYTHING,
+]
 SIZES = [1.5e9, 0, -1, True, "lots", "1.5G", "", [1], 1 << 63, math.inf, ANYTHING]
 SECONDS = ["x", 0, -1, math.nan, math.inf, True, 10**400, [1], 1j, np.ones(1), ANYTHING]
 AMOUNTS = ["x", None, -1, math.nan, math.inf, True, 10**400, [1], 1j, np.ones(1), ANYTHING]
@@ -116,6 +131,7 @@ def session_calls(session: Any) -> dict[str, Call]:
                 "timeout": SECONDS,
                 "arena_limit": SIZES,
                 "device": [*NAMES, "gpu", "CPU", tvm.cpu()],
+                "hosts": [*HOSTS, 3],  # nodes for two workers
                 "device_ids": IDS,
                 "backend": [*NAMES, "mpi"],
             },

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_ipc import contract, errors
+from tvm_ipc.runtime import pools
 
 if TYPE_CHECKING:
     from tvm_ipc import comm, hf, transform
@@ -44,6 +45,14 @@ __all__ = [
 ]
 
 _MODULES = {"Session": "session", "init_ccl": "session", "CurrentRank": "teams", "Team": "teams"}
+
+
+def _hosts(where: str, hosts: Any, num_workers: int) -> Any:
+    return importlib.import_module("tvm_ipc.nodes.hosts").read(where, hosts, num_workers)
+
+
+# Sessions know no nodes, which stand above them.
+pools.beyond = _hosts
 
 
 def _autoload() -> None:

@@ -101,7 +101,7 @@ def test_its_end_is_an_error_with_what_it_said(
     launcher.stop(0.0)
     launcher = launch(tmp_path, "kill -9 $$")
     until(lambda: launcher.process.poll() is not None)
-    with pytest.raises(IPCError, match=r"ended with SIGKILL[^~]*\(nothing\)"):
+    with pytest.raises(IPCError, match=r"ended with SIGKILL$"):
         launcher.check()
     launcher.stop(0.0)
 

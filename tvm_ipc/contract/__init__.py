@@ -31,6 +31,7 @@ from tvm_ipc.contract.values import (
     Progress,
     ReduceKind,
     Team,
+    backend_of_nodes,
     backends_of,
     pack_digits,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "ReduceKind",
     "Registered",
     "Team",
+    "backend_of_nodes",
     "backends_of",
     "find",
     "pack_digits",

@@ -30,6 +30,11 @@ def backends_of(device: str) -> tuple[str, ...]:
     return tuple(name for name, works_on in BACKENDS.items() if works_on == device)
 
 
+def backend_of_nodes() -> str:
+    """Return the backend of a session whose workers are on several nodes."""
+    return backends_of("cpu")[0]
+
+
 #: The most workers that one session can have.
 MAX_WORKERS: Final = 64
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groundwork for sessions over several machines: who may join, and how nodes start.
+"""Sessions over several machines: who may join, and how nodes start.
 
-No session uses it yet. A node is a machine, or what stands for one. On each runs an agent, an MPI
+A node is a machine, or what stands for one. On each runs an agent, an MPI
 rank of its own, which starts that node's workers; the user's program, the controller, is no rank.
 
 - `handshake.py`: two processes prove to each other that they know the session's secret.
@@ -9,5 +9,6 @@ rank of its own, which starts that node's workers; the user's program, the contr
 - `interface.py`: the address where it is.
 - `mpi.py`, `launcher.py`: which MPI is there, and how it starts something on each node.
 - `agent.py`, `controller.py`: the two sides, and `messages.py`, what they say to each other;
-  `proof.py`: which nodes share memory with the controller.
+  `proof.py`: which nodes share memory with the controller; `hub.py`: the hub of a node.
+- `hosts.py`, `pool.py`: what a session gives, and asks of its workers (`runtime/pools.py`).
 """

@@ -27,9 +27,11 @@ from typing import Any, Final
 from tvm_ipc import machine
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.handshake import Key, Place, enter
+from tvm_ipc.nodes.hub import NodeHub, Settings
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
 from tvm_ipc.nodes.proof import digest
 from tvm_ipc.runtime import config
+from tvm_ipc.runtime.starting import passed
 
 #: Seconds that rank 0 waits for its line: the controller wrote it before MPI started, or is gone.
 LINE_SECONDS: Final = 10.0
@@ -39,11 +41,13 @@ _MPI_GRACE: Final = 5
 _ROUND: Final = 0.1
 #: A worker. It ends with its agent even if a signal ends that.
 _WORKER: Final = """
-import ctypes, os, sys
-agent, *numbers = map(int, sys.argv[1:])
+import ctypes, json, os, sys
+agent, *numbers, path = map(int, sys.argv[1:])
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != agent:
     sys.exit(1)
+sys.path[:] = json.loads(os.pread(path, os.fstat(path).st_size, 0))
+os.close(path)
 from tvm_ipc.runtime.worker import main
 main(*numbers)
 """
@@ -63,6 +67,7 @@ class Agent:
         self._addresses = [(str(host), int(port)) for host, port in told["addresses"]]
         self._timeout = float(told["timeout"])
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._hub: NodeHub | None = None
         self._connection = self._enter(Place(node, "agent"))
         self._controller = Messages(self._connection)
 
@@ -82,7 +87,9 @@ class Agent:
             )
             raise
         finally:
-            self._end_workers()
+            self._end_workers(_GRACE)
+            if self._hub is not None:
+                self._hub.close()
             self._connection.close()
 
     def _enter(self, place: Place) -> socket.socket:
@@ -101,30 +108,41 @@ class Agent:
         if message["what"] == "read":
             self._controller.send("read", digest=digest(Path(str(message["path"]))))
         elif message["what"] == "start":
-            ranks = [int(rank) for rank in message["ranks"]]
-            numbers = (int(message["num_workers"]), int(message["num_groups"]))
-            environment = config.without_mpi(
-                config.worker_environment(
-                    config.threads_per_worker(max(1, len(ranks))), bool(message["compiler"])
-                )
-            )
-            for rank in ranks:
-                self._start(rank, numbers, environment)
-            processes = {str(rank): worker.pid for rank, worker in self._workers.items()}
-            self._controller.send("started", processes=processes)
+            self._start(message)
+        elif message["what"] == "kill":
+            for worker in self._workers.values():
+                worker.kill()
         else:
             raise IPCError(f"the controller says {message['what']!r}, which no agent knows")
 
-    def _start(self, rank: int, numbers: tuple[int, int], environment: dict[str, str]) -> None:
+    def _start(self, message: dict[str, Any]) -> None:
+        """Start the workers, and open the hub that they join, which they need later."""
+        environment = config.without_mpi(
+            config.worker_environment(int(message["threads"]), bool(message["compiler"]))
+        )
+        environment |= {str(name): str(text) for name, text in message["environment"].items()}
+        numbers = (int(message["num_workers"]), int(message["num_groups"]))
+        with passed([str(entry) for entry in message["path"]]) as path:
+            for rank in message["ranks"]:
+                self._start_worker(int(rank), numbers, environment, path)
+        link = self._enter(Place(self._node, "hub"))
+        self._hub = NodeHub(Settings.heard(message["hub"]), self._node, link)
+        processes = {str(rank): worker.pid for rank, worker in self._workers.items()}
+        invitation = self._hub.invitation.hex()
+        self._controller.send("started", processes=processes, invitation=invitation)
+
+    def _start_worker(
+        self, rank: int, numbers: tuple[int, int], environment: dict[str, str], path: int
+    ) -> None:
         # Python starts it by vfork and exec: MPI, which this process has initialised, bears that.
         with self._enter(Place(self._node, "worker", rank)) as pipe:
             write = os.dup(pipe.fileno())
             try:
-                arguments = (os.getpid(), rank, *numbers, pipe.fileno(), write)
+                arguments = (os.getpid(), rank, *numbers, pipe.fileno(), write, path)
                 self._workers[rank] = subprocess.Popen(
                     [sys.executable, "-c", _WORKER, *map(str, arguments)],
                     env=environment,
-                    pass_fds=(pipe.fileno(), write),
+                    pass_fds=(pipe.fileno(), write, path),
                     stdin=subprocess.DEVNULL,
                 )
             finally:
@@ -144,9 +162,9 @@ class Agent:
             worker.kill()
         os._exit(128 + signal.SIGTERM)
 
-    def _end_workers(self) -> None:
+    def _end_workers(self, seconds: float) -> None:
         """Workers whose pipes the controller closed end by themselves, unless they are stuck."""
-        end = time.monotonic() + _GRACE
+        end = time.monotonic() + seconds
         for worker in self._workers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(max(0.0, end - time.monotonic()))

@@ -58,7 +58,7 @@ class Place:
     Attributes
     ----------
     node : the number of its node.
-    role : "agent", or "worker".
+    role : "agent"; "hub", the agent's second connection, for its hub; or "worker".
     rank : of a worker, in the session; -1 of others.
     """
 

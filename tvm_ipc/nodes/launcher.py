@@ -154,8 +154,8 @@ class Launcher:
             thread.join(0.5)  # what it said last is on its way
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         raise IPCError(
-            f"the launcher of the nodes, {self._mpi}, ended with {how}. It said:\n"
-            f"{self.said or '(nothing)'}"
+            f"the launcher of the nodes, {self._mpi}, ended with {how}"
+            + (f"\nIt said:\n{said}" if (said := self.said) else "")
         )
 
     def stop(self, seconds: float) -> None:

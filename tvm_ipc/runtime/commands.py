@@ -46,7 +46,7 @@ from tvm_ipc.errors import (
 from tvm_ipc.runtime.joining import SLICE_SECONDS
 from tvm_ipc.runtime.own_worker import refuse_own_worker
 from tvm_ipc.runtime.pieces import call_in_pieces
-from tvm_ipc.runtime.processes import ProcessPool
+from tvm_ipc.runtime.pools import Pool
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 
 _log: Final = logging.getLogger("tvm_ipc.session")
@@ -95,7 +95,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         #: What log lines call it.
         self._name = f"session {next(_numbers)}"
         #: The worker processes, if there are any.
-        self._pool: ProcessPool | None = None
+        self._pool: Pool | None = None
         #: Bytes of commands that workers may leave unread; see Outbox.
         self._room = 0
         # Reentrant: a signal handler or a finalizer may use the session that it interrupts.
@@ -160,6 +160,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         """Raise why the calling thread may not go on now, if it may not; with the lock."""
         self._finish_recovery()
         self._check_usable()
+        if self._pool is not None and self._pool.alarming():
+            self._raise_died("")
 
     def _check_usable(self) -> None:
         self._hear()
@@ -358,13 +360,23 @@ class CommandSession(disco.Session):  # type: ignore[misc]
             if dead or codes or time.monotonic() > end:
                 break
             time.sleep(0.01)
+        cause = self._pool.cause() if self._pool else None
+        if cause is None and report["lost"]:
+            cause = report["lost"][0], ()
+        if cause is not None:
+            what, _, more = cause[0].partition("\n")
+            details = "\n".join(part for part in (details, more) if part)
+            self._say_died(what, details, cause[1] or tuple(sorted(dead)))
         ranks = tuple(sorted(dead | codes.keys()))
         who = ", ".join(
             f"rank {rank} (pid {self._pids[rank]}"
             + (f", exit code {codes[rank]})" if rank in codes else ")")
             for rank in ranks
         )
-        message = f"{who or 'a worker'} died; the session is no longer usable"
+        self._say_died(f"{who or 'a worker'} died", details, ranks)
+
+    def _say_died(self, what: str, details: str, ranks: tuple[int, ...]) -> None:
+        message = f"{what}; the session is no longer usable"
         said = f"{message}\n{details}" if details else message
         self._break(lambda: WorkerDiedError(said, ranks))
 

@@ -149,12 +149,12 @@ def compiler_settings() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in _COMPILER_VARIABLES}
 
 
-def threads_per_worker(num_workers: int) -> int:
+def threads_per_worker(num_workers: int, cores: int | None = None) -> int:
     """Return how many threads each worker may use, so that all together have a core each."""
     text = os.environ.get("TVM_NUM_THREADS", "")
     if text.isdigit() and int(text) > 0:
         return int(text)
-    return max(1, available_cores() // num_workers)
+    return max(1, (available_cores() if cores is None else cores) // num_workers)
 
 
 def worker_environment(threads: int, compiler: bool) -> dict[str, str]:
@@ -170,6 +170,11 @@ def worker_environment(threads: int, compiler: bool) -> dict[str, str]:
 def started_by_launcher() -> str | None:
     """Return the variable that says that a launcher of MPI or Slurm started this process."""
     return next((name for name in _STARTED if name in os.environ), None)
+
+
+def own_settings() -> dict[str, str]:
+    """Return the variables of this package, which processes on other machines are to have too."""
+    return {name: text for name, text in os.environ.items() if name.startswith("TVM_IPC_")}
 
 
 def without_mpi(environment: dict[str, str]) -> dict[str, str]:

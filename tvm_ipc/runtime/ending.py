@@ -101,6 +101,7 @@ class EndingSession(CommandSession):
                 elif self._pool is not None:
                     self._pool.kill()
                     self._pool.join(0.0)
+                    self._pool.finish(0.0)
                     self._pool.forget()
                 self._folder.remove()
                 self._ended = True
@@ -128,6 +129,8 @@ class EndingSession(CommandSession):
             if self._unheard is not None:
                 unheard.say(self, self._unheard(), fail=not self._left_by_exception)
             _close(self)
+        if self._pool is not None:
+            self._pool.finish(0.0 if self._hurried else None)
 
     def __enter__(self) -> Self:
         """Return the session."""

@@ -70,6 +70,7 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
         # Told by the worker's connection, and by the worker, if it is a thread of this process.
         parts += dict.fromkeys(f"worker {e['rank']}: {e['message']}" for e in report["errors"])
         parts += report["refusals"]
+        parts += report["lost"]
         parts += [f"worker {rank} ended with exit code {code}" for rank, code in codes.items()]
         parts.append("the workers' own output above may say more; see also `tvm-ipc doctor`")
         raise IPCError("; ".join(parts))

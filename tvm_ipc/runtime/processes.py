@@ -15,6 +15,7 @@ from typing import Any
 
 import tvm_ffi
 
+from tvm_ipc.runtime.pools import Pool
 from tvm_ipc.runtime.starting import OWN_GROUP, import_path, passed
 
 _MAIN = """
@@ -28,10 +29,25 @@ main(*arguments)
 _keep_from_children = tvm_ffi.get_global_func("tvm_ipc.keep_from_children")
 _close_kept = tvm_ffi.get_global_func("tvm_ipc.close_kept")
 _keys = itertools.count()
-_pools: dict[str, ProcessPool] = {}
+_pools: dict[str, Pool] = {}
 
 
-class ProcessPool:
+def offer(pool: Pool) -> None:
+    """Let Disco find a pool by its key."""
+    _pools[pool.key] = pool
+
+
+def withdraw(pool: Pool) -> bool:
+    """Let Disco no longer find it; return whether it could."""
+    return _pools.pop(pool.key, None) is not None
+
+
+def new_key() -> str:
+    """Return a key that no other pool has."""
+    return f"pool-{next(_keys)}"
+
+
+class ProcessPool(Pool):
     """Workers 1 to n - 1 of one session; worker 0 is a thread of the controller.
 
     Disco asks for them through the global function `tvm_ipc.create_process_pool`, to which it
@@ -40,14 +56,14 @@ class ProcessPool:
     """
 
     def __init__(self, num_workers: int, num_groups: int, environment: dict[str, str]) -> None:
-        self.key = f"pool-{next(_keys)}"
+        self.key = new_key()
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._environment = environment
         #: Of each worker, the descriptors to read from it and to write to it.
         self._pipes: dict[int, tuple[int, int]] = {}
         # Opened while there are descriptors: `mute` may come when there are none.
         self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        _pools[self.key] = self
+        offer(self)
         try:
             with passed(import_path()) as path:
                 for worker_id in range(1, num_workers):
@@ -95,6 +111,17 @@ class ProcessPool:
             os.close(command_read)
             os.close(reply_write)
 
+    def check(self) -> None:
+        """Nothing has ended but, perhaps, workers."""
+
+    def alarming(self) -> bool:
+        """Nothing can have ended but workers."""
+        return False
+
+    def cause(self) -> tuple[str, tuple[int, ...]] | None:
+        """Exit codes say all there is to know."""
+        return None
+
     def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
         """Return the exit codes of the workers that are no more, or about to be."""
         for rank in wait:
@@ -124,9 +151,12 @@ class ProcessPool:
         for _, command_write in self._pipes.values():
             os.dup2(self._nowhere, command_write, inheritable=False)
 
+    def finish(self, seconds: float | None = None) -> None:
+        """There is nothing else."""
+
     def forget(self) -> None:
         """Close the pipes; Disco calls this when its session object ends."""
-        if _pools.pop(self.key, None) is None:
+        if not withdraw(self):
             return
         os.close(self._nowhere)
         for pipe in self._pipes.values():

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import BACKENDS, MAX_WORKERS, MODULE_CHECK
+from tvm_ipc.contract import BACKENDS, MAX_WORKERS, MODULE_CHECK, backend_of_nodes
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import config, devices, disco_sessions, log
+from tvm_ipc.runtime import config, devices, disco_sessions, log, pools
 from tvm_ipc.runtime.collectives import CollectiveSession
 from tvm_ipc.runtime.commands import keys
 from tvm_ipc.runtime.compiled import library_of
 from tvm_ipc.runtime.ending import EndingSession, end_unfinished
 from tvm_ipc.runtime.folder import remove_orphans
 from tvm_ipc.runtime.joining import wait_until_joined
+from tvm_ipc.runtime.pools import Hosts, Wanted
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
 from tvm_ipc.runtime.uninterrupted import uninterrupted
@@ -62,6 +63,9 @@ class Session(CollectiveSession, EndingSession):
     arena_limit : the most memory of a worker that others map, in bytes or as "512M"; by default
         `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers, and on a GPU
         what the backend takes at the start.
+    hosts : the names of machines, this one first, over which the workers are divided in order; or
+        how many nodes this machine is to be, which then share nothing but the network. They start
+        through MPI, which `pip install 'tvm-ipc[mpi]'` brings.
     device : what the workers compute on, which is where their tensors are: "cpu", or "cuda", an
         NVIDIA GPU.
     device_ids : the number of the device of each worker; by default 0, 1, 2, ..., a GPU for each.
@@ -82,12 +86,17 @@ class Session(CollectiveSession, EndingSession):
         device: str = "cpu",
         device_ids: Sequence[int] | None = None,
         backend: str = "auto",
+        hosts: int | Sequence[str] | None = None,
     ) -> None:
         num_workers, num_groups = arguments.workers(
             "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
         )
         threads = arguments.flag("Session: threads", threads)
         compiler = arguments.flag("Session: compiler", compiler)
+        where: Hosts | None = None
+        if hosts is not None:
+            where = pools.beyond("Session: hosts", hosts, num_workers)
+            backend = _backend_of_nodes(threads, device, backend)
         placed = devices.place("Session", num_workers, device, device_ids, backend)
         self._backend = placed.backend
         self._device = placed.device
@@ -95,6 +104,7 @@ class Session(CollectiveSession, EndingSession):
         if num_groups > 1:
             self._workers += f" in {num_groups} groups"
         self._workers += devices.describe(placed)
+        self._workers += f" on {where}" if where is not None else ""
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
         log.start()
         self._prepare(settings.timeout)
@@ -103,7 +113,11 @@ class Session(CollectiveSession, EndingSession):
 
         def start() -> None:
             try:
-                self._start(shape, processes, compiler, placed, settings)
+                if where is None:
+                    self._start(shape, processes, compiler, placed, settings)
+                else:
+                    wanted = Wanted(shape, placed.backend, settings, compiler, self._check_usable)
+                    self._start_on_nodes(where, wanted, placed)
             except BaseException as error:
                 self._why_unusable = self._why_unusable or f"it could not start: {error}"
                 self._end_now()
@@ -141,9 +155,28 @@ class Session(CollectiveSession, EndingSession):
                 _api.SessionProcess, *shape, "tvm_ipc.create_process_pool", self._pool.key
             )
         self._made = True
+        limits = settings.timeout, settings.arena_limit or 0, self._room
+        self._join(
+            lambda: _open(self, placed.backend, placed.otherwise, placed.ids, *limits), threads_each
+        )
+
+    def _start_on_nodes(self, hosts: Hosts, wanted: Wanted, placed: devices.Placement) -> None:
+        end_unfinished()
+        remove_orphans()
+        _log.info("%s: starts agents on %s", self._name, hosts)
+        self._pool = pool = hosts.start(wanted)
+        self._room = pool.room()
+        self._log_start(*wanted.shape, pool.threads, placed, wanted.settings)
+        make = "tvm_ipc.create_process_pool"
+        self.__init_handle_by_constructor__(_api.SessionProcess, *wanted.shape, make, pool.key)
+        self._made = True
+        limits = wanted.settings.timeout, self._room
+        self._join(lambda: pool.open(self, placed.ids, *limits), pool.threads)
+
+    def _join(self, invite: Callable[[], None], threads_each: int) -> None:
+        """Invite the workers, and wait for them."""
         try:
-            limits = settings.timeout, settings.arena_limit or 0, self._room
-            _open(self, placed.backend, placed.otherwise, placed.ids, *limits)
+            invite()
         except (RuntimeError, MemoryError) as error:
             if "Write Error" not in str(error):  # else a worker has ended; the wait says which
                 raise IPCError(f"the session cannot start: {error}") from error
@@ -191,7 +224,10 @@ class Session(CollectiveSession, EndingSession):
 
     def _lost_processes(self) -> dict[int, int]:
         self._check_usable()
-        return self._pool.ended() if self._pool else {}
+        if self._pool is None:
+            return {}
+        self._pool.check()
+        return self._pool.ended()
 
     def import_python_module(self, module_name: str) -> None:
         """Import a Python module in every worker, to register the functions it defines."""
@@ -252,6 +288,18 @@ class Session(CollectiveSession, EndingSession):
         elif known.get("_why_unusable"):
             state = "not usable"
         return f"<tvm_ipc.Session: {known.get('_workers', 'no workers')}, {state}>"
+
+
+def _backend_of_nodes(threads: bool, device: object, backend: str) -> str:
+    """Return the backend that is meant between nodes; an error where nodes cannot have one."""
+    if threads:
+        raise ValueError("Session: threads are of one process, and cannot be on several hosts")
+    if device == "cuda":
+        raise ValueError(
+            "Session: hosts is for workers on CPUs; those on GPUs of several machines are not "
+            "there yet: use one machine, or a SocketSession with NCCL (tvm_ipc.init_ccl)"
+        )
+    return backend_of_nodes() if backend == "auto" else backend
 
 
 def init_ccl(
