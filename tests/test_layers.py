@@ -89,6 +89,7 @@ BACKENDS = ("shm", "cuda", "nccl")
 NAMED_ELSEWHERE = {
     ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
     ("disco/node.cc", '"tvm_ipc.Node"'),  # likewise
+    ("disco/node_wire.cc", '"tvm_ipc.NodeWire"'),  # likewise
     ("disco/posting.cc", '"tvm_ipc.Work"'),  # likewise
     ("disco/shows.cc", '"tvm_ipc.Shown"'),  # likewise
     ("disco/worker.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's

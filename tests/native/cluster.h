@@ -122,8 +122,8 @@ inline HubOptions NodeOptions(const std::vector<int>& sizes, int node, const Lin
 }
 
 /*!
- * \brief Where all nodes have as many ranks each is a group, so that a group's collectives stay inside
- *        of a node.
+ * \brief Where all nodes have as many ranks each is a group, so that a group's collectives stay
+ * inside of a node.
  */
 class Cluster {
  public:

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from tvm_ipc import machine
 from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes.engine import Engine, NodeWire
 from tvm_ipc.nodes.handshake import Key, Place, enter
 from tvm_ipc.nodes.hub import NodeHub, Settings
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
@@ -58,17 +59,23 @@ class Agent:
 
     Parameters
     ----------
+    world : MPI's, of all agents.
     told : "key", "addresses" where the controller listens, and "timeout" to get in.
     """
 
-    def __init__(self, node: int, told: dict[str, Any]) -> None:
-        self._node = node
+    def __init__(self, world: Any, told: dict[str, Any]) -> None:
+        self._world = world
+        self._node = int(world.rank)
         self._key = Key.from_text(str(told["key"]))
         self._addresses = [(str(host), int(port)) for host, port in told["addresses"]]
         self._timeout = float(told["timeout"])
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._hub: NodeHub | None = None
-        self._connection = self._enter(Place(node, "agent"))
+        self._engine: Engine | None = None
+        #: When the engine was seen to have ended; the end of another node, if that is why, is told
+        #: before.
+        self._engine_ended = 0.0
+        self._connection = self._enter(Place(self._node, "agent"))
         self._controller = Messages(self._connection)
 
     def serve(self) -> None:
@@ -81,6 +88,7 @@ class Agent:
                 for message in self._controller.hear():
                     self._obey(message)
                 self._tell_who_ended()
+                self._look_at_engine()
         except Exception as error:
             self._controller.send(
                 "failed", why=f"{type(error).__name__}: {error}"[: MOST_BYTES // 8]
@@ -88,6 +96,8 @@ class Agent:
             raise
         finally:
             self._end_workers(_GRACE)
+            if self._engine is not None:
+                self._engine.close()
             if self._hub is not None:
                 self._hub.close()
             self._connection.close()
@@ -128,8 +138,23 @@ class Agent:
         link = self._enter(Place(self._node, "hub"))
         self._hub = NodeHub(Settings.heard(message["hub"]), self._node, link)
         processes = {str(rank): worker.pid for rank, worker in self._workers.items()}
+        self._engine = self._make_engine(self._hub)
         invitation = self._hub.invitation.hex()
         self._controller.send("started", processes=processes, invitation=invitation)
+
+    def _make_engine(self, hub: NodeHub) -> Engine:
+        from tvm_ipc.nodes.mpi_transport import MpiTransport  # MPI's, which only agents load
+
+        return Engine(NodeWire(hub.handle), lambda: MpiTransport(self._world, hub.largest_tag))
+
+    def _look_at_engine(self) -> None:
+        if self._engine is None or self._engine.error is None:
+            return
+        self._engine_ended = self._engine_ended or time.monotonic()
+        if time.monotonic() > self._engine_ended + _GRACE:
+            raise IPCError(
+                f"messages between nodes do not go on: {self._engine.error}"
+            ) from self._engine.error
 
     def _start_worker(
         self, rank: int, numbers: tuple[int, int], environment: dict[str, str], path: int
@@ -215,7 +240,7 @@ def main(nodes: int) -> None:
             f"({MPI.Get_library_version().split(',')[0].strip()})"
         )
     try:
-        Agent(world.rank, _told(world, MPI)).serve()
+        Agent(world, _told(world, MPI)).serve()
     except Exception as error:
         sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
         sys.stderr.flush()

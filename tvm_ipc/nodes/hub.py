@@ -65,6 +65,8 @@ class NodeHub:
         runtime.ready()
         native = tvm_ffi.get_global_func
         self._close = native("tvm_ipc.node.close")
+        #: What the engine has to be able to tell apart.
+        self.largest_tag = int(native("tvm_ipc.node.largest_tag")())
         #: What the functions `tvm_ipc.node.*` want.
         self.handle: Any = native("tvm_ipc.node.open")(
             settings.backend,
