@@ -13,7 +13,7 @@ set(TVM_IPC_CORE_SOURCES
   link.cc machine.cc meeting.cc messages.cc monitor.cc monitor_of_nodes.cc
   node_link.cc nodes.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc wire.cc worker_pipes.cc works.cc)
 set(TVM_IPC_SHM_SOURCES
-  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc point_to_point.cc
+  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc partial.cc point_to_point.cc
   reduce_scatter.cc reduce_to_root.cc shows.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What backends on NVIDIA's devices share; found when somebody asks, and not needed to build.

@@ -15,6 +15,8 @@ namespace tvm_ipc {
 NormFn RequireNorm(const char* operation, ElementType from, ElementType to);
 /*! \brief Makes float32 of a type; throws likewise. */
 WidenFn RequireWiden(const char* operation, ElementType from);
+/*! \brief Rounds float32 to a type; throws likewise. */
+NarrowFn RequireNarrow(const char* operation, ElementType to);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_SHM_NORM_H_

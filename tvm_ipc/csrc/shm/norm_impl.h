@@ -33,6 +33,15 @@ struct Lanes {
 };
 
 template <typename Format>
+struct IsHalf {
+  static constexpr bool value = false;
+};
+template <>
+struct IsHalf<Float16> {
+  static constexpr bool value = true;
+};
+
+template <typename Format>
 struct InOrder;
 
 template <>
@@ -222,9 +231,50 @@ void Widen(float* out, const void* elements, size_t count) {
   __builtin_memcpy(out + at, &rest, (count - at) * sizeof(float));
 }
 
+/*! \brief What is NaN, of floats that were rounded, keeps its sign and the upper bits of its
+ *         payload, and is quiet: the same on every instruction set. */
+template <typename To>
+__attribute__((noinline, cold)) void KeepNans(uint16_t* out, const float* from, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (from[i] == from[i]) continue;
+    const uint32_t bits = BitCast<uint32_t>(from[i]);
+    const uint32_t payload = IsHalf<To>::value ? bits >> 13 & 0x3ffu : bits >> 16 & 0x7fu;
+    out[i] = static_cast<uint16_t>((bits >> 16 & 0x8000u) | To::kInfinity | To::kQuiet | payload);
+  }
+}
+
+template <typename To>
+void Narrow(void* out, const float* from, size_t count) {
+  using Element = typename InOrder<To>::Element;
+  auto* to = static_cast<Element*>(out);
+  if constexpr (sizeof(Element) == sizeof(float)) {
+    __builtin_memcpy(out, from, count * sizeof(float));
+  } else {
+    for (size_t at = 0; at < count; at += kLanes) {
+      const size_t some = count - at < kLanes ? count - at : kLanes;
+      const bool whole = some == kLanes;
+      const Lanes lanes =
+          whole ? InOrder<Float32>::Load(from + at) : LoadSome<Float32>(from + at, some);
+      Element rounded[kLanes];
+      InOrder<To>::Store(rounded, lanes);
+      unsigned nan = 0;
+      for (size_t i = 0; i < kRegisters; ++i) {
+        nan |= Isa::Unordered((Isa::F32)lanes.v[i], (Isa::F32)lanes.v[i]);
+      }
+      if (__builtin_expect(nan != 0, 0)) KeepNans<To>(rounded, from + at, some);
+      if (whole) {
+        __builtin_memcpy(to + at, rounded, sizeof(rounded));
+      } else {
+        __builtin_memcpy(to + at, rounded, some * sizeof(Element));
+      }
+    }
+  }
+}
+
 template <typename From>
 constexpr NormKernels NormsOf() {
   return {Widen<From>,
+          Narrow<From>,
           {Normalise<From, Float16>, Normalise<From, BFloat16>, Normalise<From, Float32>}};
 }
 

@@ -138,6 +138,10 @@ WidenFn RequireWiden(const char* operation, ElementType from) {
   return Table()->norms[NormRowOf(operation, from)].widen;
 }
 
+NarrowFn RequireNarrow(const char* operation, ElementType to) {
+  return Table()->norms[NormRowOf(operation, to)].narrow;
+}
+
 void CopyBytes(void* dst, const void* src, size_t bytes, bool stream) {
   Table()->copy(dst, src, bytes, stream);
 }

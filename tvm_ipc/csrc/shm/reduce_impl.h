@@ -69,15 +69,6 @@ TVM_IPC_INLINE void Prefetch(const char* p) {
   for (size_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(p + kAhead + i);
 }
 
-template <typename Format>
-struct IsHalf {
-  static constexpr bool value = false;
-};
-template <>
-struct IsHalf<Float16> {
-  static constexpr bool value = true;
-};
-
 /*! \brief The vectors of one step: kParts accumulators for each of kVectors vectors of memory. */
 template <typename Format, int kVectors>
 struct Registers {

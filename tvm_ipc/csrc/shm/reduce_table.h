@@ -48,11 +48,17 @@ struct NormRow {
 using NormFn = void (*)(void* dst, const void* row, const NormRow& norm);
 using WidenFn = void (*)(float* dst, const void* src, size_t count);
 
+using NarrowFn = void (*)(void* dst, const float* src, size_t count);
+
 /*! \brief The first rows of a table are those of floats that are normalised. */
 constexpr int kNumNormTypes = kReduceFloat32 + 1;
-/*! \brief For rows of one type: to float32, and normalised, by the type of the result. */
+/*!
+ * \brief For rows of one type: to float32 and back, to nearest even, where NaN stays the same NaN
+ *        but quiet; and normalised, by the type of the result.
+ */
 struct NormKernels {
   WidenFn widen;
+  NarrowFn narrow;
   NormFn to[kNumNormTypes];
 };
 
