@@ -78,16 +78,18 @@ NATIVE = {
     "core": (),
     "driver": ("core",),
     "shm": ("core",),
+    "mpi": ("core", "shm"),
     "nccl": ("core", "driver"),
     "cuda": ("core", "driver", "cuda/kernels"),
     "blas": ("core",),
     "disco": ("core",),
     "cuda/kernels": (),
 }
-BACKENDS = ("shm", "cuda", "nccl")
+BACKENDS = ("shm", "mpi", "cuda", "nccl")
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
-    ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
+    ("disco/node_wire.cc", '"tvm_ipc.NodeWire"'),  # the name of a class
+    ("disco/outbox.cc", '"tvm_ipc.FreedRegisters"'),  # likewise
     ("disco/node.cc", '"tvm_ipc.Node"'),  # likewise
     ("disco/node_wire.cc", '"tvm_ipc.NodeWire"'),  # likewise
     ("disco/posting.cc", '"tvm_ipc.Work"'),  # likewise

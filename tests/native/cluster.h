@@ -106,18 +106,28 @@ class Wire {
   std::thread thread_;
 };
 
+/*! \brief What the nodes of a cluster have in common. */
+struct ClusterSettings {
+  LinkTimes times;
+  double timeout_seconds = 60;
+  const char* backend = "shm";
+  bool flat = false;
+};
+
 /*! \brief The options of the hub on a node, or of the controller's (-1). */
-inline HubOptions NodeOptions(const std::vector<int>& sizes, int node, const LinkTimes& times,
-                              double timeout_seconds = 60) {
+inline HubOptions NodeOptions(const std::vector<int>& sizes, int node,
+                              const ClusterSettings& settings) {
   int n = 0;
-  HubOptions options = Options(1, timeout_seconds);
+  HubOptions options = Options(1, settings.timeout_seconds);
+  options.backend = &FindBackend(settings.backend);
+  options.flat = settings.flat;
   for (int size : sizes) {
     options.nodes.push_back({std::string(1, static_cast<char>('a' + options.nodes.size())), size});
     n += size;
   }
   options.num_ranks = n;
   options.node = node;
-  options.link_times = times;
+  options.link_times = settings.times;
   return options;
 }
 
@@ -129,13 +139,14 @@ class Cluster {
  public:
   using Body = std::function<void(Rank&, const Order&)>;
 
-  Cluster(const std::vector<int>& sizes, Body body, const LinkTimes& times = {},
-          double timeout_seconds = 60)
-      : body_(std::move(body)), controller_(NodeOptions(sizes, -1, times, timeout_seconds)) {
+  Cluster(const std::vector<int>& sizes, Body body, const ClusterSettings& settings = {})
+      : body_(std::move(body)),
+        backend_(FindBackend(settings.backend)),
+        controller_(NodeOptions(sizes, -1, settings)) {
     int rank = 0;
     for (size_t node = 0; node < sizes.size(); ++node) {
       const int number = static_cast<int>(node);
-      nodes_.push_back(std::make_unique<Hub>(NodeOptions(sizes, number, times, timeout_seconds)));
+      nodes_.push_back(std::make_unique<Hub>(NodeOptions(sizes, number, settings)));
       wires_.push_back(std::make_unique<Wire>());
       controller_.Attach(number, std::move(wires_[node]->ends_.first));
       nodes_[node]->Attach(-1, std::move(wires_[node]->ends_.second));
@@ -206,8 +217,7 @@ class Cluster {
   }
 
   void Serve(const std::string& invitation, int id, int num_ranks, int num_groups) {
-    SetCurrentRank(
-        Join(Invitation::Unpack(invitation), FindBackend("shm"), id, num_ranks, num_groups));
+    SetCurrentRank(Join(Invitation::Unpack(invitation), backend_, id, num_ranks, num_groups));
     Rank* rank = CurrentRank();
     for (size_t next = 0;; ++next) {
       Order order;
@@ -228,6 +238,7 @@ class Cluster {
   }
 
   Body body_;
+  const Backend& backend_;
   std::mutex mutex_;
   std::condition_variable given_;
   std::vector<Order> orders_;

@@ -134,9 +134,9 @@ void TestTable() {
   EXPECT(&FindBackend("auto") == Backends().front());
   for (const Backend* backend : Backends()) EXPECT(&FindBackend(backend->name()) == backend);
   const Error error = ErrorOf([] { FindBackend("courier"); });
-  EXPECT(
-      error.what() == std::string("there is no backend courier; there are: auto, shm, cuda, nccl"),
-      error.what());
+  EXPECT(error.what() ==
+             std::string("there is no backend courier; there are: auto, shm, mpi, cuda, nccl"),
+         error.what());
 }
 
 }  // namespace

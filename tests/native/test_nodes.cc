@@ -141,7 +141,7 @@ void TestDeathOfARank() {
 /*! \brief A node whose link ends, or says nothing more, is lost with its ranks. */
 void TestLossOfANode(bool silent) {
   const LinkTimes times{milliseconds(50), milliseconds(silent ? 1000 : 60000)};
-  Cluster cluster({2, 2}, Do, times);
+  Cluster cluster({2, 2}, Do, {times});
   EXPECT(cluster.Round(kOnce, 0).empty());
   const uint64_t ticket = cluster.Begin(kLoop, 0);
   usleep(5000);

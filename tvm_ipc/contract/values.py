@@ -18,7 +18,7 @@ DEVICES: Final = {"cpu": 1, "cuda": 2}
 
 #: The collective backends, and the device whose tensors each works on. Of those for one device
 #: "auto" tries the first one first.
-BACKENDS: Final = {"shm": "cpu", "cuda": "cuda", "nccl": "cuda"}
+BACKENDS: Final = {"shm": "cpu", "mpi": "cpu", "cuda": "cuda", "nccl": "cuda"}
 
 #: The library that a backend loads when it is needed: where its wheel has it, below the package
 #: `nvidia`. Without the wheel it is the system's.

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "cuda/backend.h"
+#include "mpi/backend.h"
 #include "nccl/backend.h"
 #include "shm/backend.h"
 
@@ -12,6 +13,7 @@ namespace tvm_ipc {
 const std::vector<const Backend*>& Backends() {
   static const std::vector<const Backend*> backends = {
       &SharedMemory(),
+      &Mpi(),
       &Cuda(),
       &Nccl(),
   };
@@ -28,8 +30,11 @@ const Backend& FindBackend(const std::string& name) {
 }
 
 const Backend& BackendOfMachine() {
+  const int32_t cpu = Backends().front()->capabilities().device_type;
   for (const Backend* backend : Backends()) {
-    if (backend != Backends().front() && backend->Refusal({0}).empty()) return *backend;
+    if (backend->capabilities().device_type != cpu && backend->Refusal({0}).empty()) {
+      return *backend;
+    }
   }
   return *Backends().front();
 }

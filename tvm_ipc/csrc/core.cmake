@@ -9,11 +9,11 @@ set(TVM_IPC_BUILT "" CACHE PATH "Where the library was built: its parts are take
 find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
-  arena.cc connection.cc element.cc engine_wire.cc exchange.cc file.cc forked.cc frame.cc group.cc hub.cc join.cc
+  arena.cc connection.cc element.cc engine_wire.cc exchange.cc file.cc forked.cc frame.cc group.cc group_across.cc hub.cc join.cc
   link.cc machine.cc meeting.cc messages.cc monitor.cc monitor_of_nodes.cc
   node_link.cc nodes.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc wire.cc worker_pipes.cc works.cc)
 set(TVM_IPC_SHM_SOURCES
-  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc collectives.cc partial.cc point_to_point.cc
+  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc checks.cc collectives.cc partial.cc point_to_point.cc
   reduce_scatter.cc reduce_to_root.cc shows.cc
   reduce.cc reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What backends on NVIDIA's devices share; found when somebody asks, and not needed to build.
@@ -24,6 +24,9 @@ set(TVM_IPC_CUDA_SOURCES
 set(TVM_IPC_NCCL_SOURCES
   backend.cc collectives.cc communicator.cc communicators.cc flights.cc library.cc memory.cc
   point_to_point.cc reductions.cc)
+set(TVM_IPC_MPI_SOURCES
+  across.cc backend.cc combine.cc lane.cc layout.cc moves.cc point_to_point.cc reduce_across.cc
+  reductions.cc run_move.cc)
 # The table of all of them, which stands above their folders.
 set(TVM_IPC_BACKENDS_SOURCES backends.cc)
 set(TVM_IPC_BLAS_SOURCES
@@ -99,7 +102,8 @@ core_library(driver tvm_ipc_core)
 core_library(shm tvm_ipc_core)
 core_library(cuda tvm_ipc_core tvm_ipc_driver tvm_ipc_images)
 core_library(nccl tvm_ipc_driver tvm_ipc_core)
-core_library(backends tvm_ipc_shm tvm_ipc_cuda tvm_ipc_nccl)
+core_library(mpi tvm_ipc_shm)
+core_library(backends tvm_ipc_mpi tvm_ipc_shm tvm_ipc_cuda tvm_ipc_nccl)
 core_library(blas tvm_ipc_core)
 
 # The compiled CUDA kernels: a table of bytes.

@@ -22,9 +22,6 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.machine import available_cores, cpu_model
 from tvm_ipc.runtime import blas, config, library, repair
 
-#: What later versions have, so that the table says that it was not forgotten.
-_LATER = ("mpi",)
-
 
 def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Look at this process's TVM and at the machine, and run two workers once.
@@ -125,8 +122,6 @@ def _backends(problem: str | None, devices: list[int]) -> dict[str, dict[str, An
         else:
             works, reason = _try(name, devices) if problem is None else (False, problem)
         facts[name] = {"available": works, "reason": reason}
-    for name in _LATER:
-        facts[name] = {"available": False, "reason": "not in this version of tvm_ipc"}
     return facts
 
 

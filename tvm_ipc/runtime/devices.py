@@ -64,7 +64,8 @@ def place(
         gpus.require(where, ids, given=device_ids is not None)
         library.require_cuda()  # worker 0 is a thread of this process
     chosen, reason = _chosen(where, wanted, serving, ids)
-    after = serving[serving.index(chosen) + 1 :] if wanted == _AUTO else ()
+    # All CPUs of a machine are reached in the same way.
+    after = serving[serving.index(chosen) + 1 :] if wanted == _AUTO and kind == _GPU else ()
     otherwise = next((name for name in after if not str(_refusal(name, ids))), "")
     return Placement(kind, ids, chosen, reason, otherwise)
 

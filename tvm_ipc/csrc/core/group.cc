@@ -27,6 +27,11 @@ std::vector<int> Members(int first, int count) {
   return ranks;
 }
 
+/*! \brief The place of a rank among others; their number if it is not there. */
+int PlaceAmong(const std::vector<int>& ranks, int rank) {
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
 std::shared_ptr<Arena> MakeArena(const std::shared_ptr<Segments>& segments, File segment) {
   const size_t start = ArenaStart(segments->control());
   const size_t limit = segments->control().arena_bytes;
@@ -144,13 +149,17 @@ Turn Rank::Begin(TeamId team) {
   Meeting& meeting = team == kWorld || (team == kGroup && group_size_ == num_ranks_) ? world_
                      : team == kGroup                                                ? group_
                                                                                      : Made(team);
+  if (!meeting.here()) FailElsewhere(Text("the members of the team", meeting.Where()));
+  return Take(meeting);
+}
+
+Turn Rank::Take(Meeting& meeting) {
   Turn turn{meeting, Busy(shared_ ? &meeting.busy() : nullptr)};
   if (turn.busy.refused()) {
     Fail(kind::kRuntime, "two threads of rank ", id_, " are in a collective", meeting.Where(),
          " at once; let each have a team of its own (another `copy` of the same ranks), or let them"
          " take turns");
   }
-  if (!meeting.here()) FailElsewhere(Text("the members of the team", meeting.Where()));
   meeting.Follow(CheckSession());
   return turn;
 }
@@ -178,23 +187,24 @@ int Rank::PlaceIn(TeamId id, const char* operation) const {
   Fail(kind::kValue, operation, ": rank ", id_, " is not in the team ", id);
 }
 
+const TeamRecord& Rank::Record(TeamId team) const {
+  if (const TeamRecord* record = FindTeam(control(), team)) return *record;
+  Fail(kind::kValue, "there is no team ", team,
+       "; 0 is the world, 1 the group of the rank, and"
+       " session.team(ranks) or tvm_ipc.team make others");
+}
+
 Meeting& Rank::Made(TeamId team) {
   const uint32_t index = static_cast<uint32_t>(team - kFirstTeam);
   if (index < kMaxTeams) {
     if (Meeting* known = made_[index].load(std::memory_order_acquire)) return *known;
   }
-  const TeamRecord* record = FindTeam(control(), team);
-  if (record == nullptr) {
-    Fail(kind::kValue, "there is no team ", team,
-         "; 0 is the world, 1 the group of the rank, and"
-         " session.team(ranks) or tvm_ipc.team make others");
-  }
-  const std::vector<int> ranks(record->ranks, record->ranks + record->size);
-  const std::vector<int> places(record->places, record->places + record->size);
-  const auto me = std::find(ranks.begin(), ranks.end(), id_) - ranks.begin();
-  const WaitPolicy wait = record->copy >= kCopiesOfWorks ? kWaitOfWorks : options_.wait;
-  auto meeting = std::make_unique<Meeting>(control(), team, ranks, places, static_cast<int>(me),
-                                           options_, wait);
+  const TeamRecord& record = Record(team);
+  const std::vector<int> ranks(record.ranks, record.ranks + record.size);
+  const std::vector<int> places(record.places, record.places + record.size);
+  const int me = PlaceAmong(ranks, id_);
+  const WaitPolicy wait = record.copy >= kCopiesOfWorks ? kWaitOfWorks : options_.wait;
+  auto meeting = std::make_unique<Meeting>(control(), team, ranks, places, me, options_, wait);
   if (static_cast<size_t>(me) == ranks.size()) {
     Fail(kind::kValue, "rank ", id_, " called a collective", meeting->Where(),
          ", and is not a member of it");
@@ -235,6 +245,12 @@ void Rank::CheckThread(uint32_t generation) const {
        id_, "; what it would do now belongs to what was given up");
 }
 
+void Rank::RequireAlone(const Busy& busy, const char* verb, int peer) const {
+  if (!busy.refused()) return;
+  Fail(kind::kRuntime, "two threads of rank ", id_, " ", verb, " rank ", peer,
+       " at once; let them take turns");
+}
+
 Link Rank::BeginSend(int to) {
   Channel& channel = control().channel(id_, to);
   return BeginMessage("send to", to, channel, channel.sender_busy, sent_[to]);
@@ -250,10 +266,7 @@ Link Rank::BeginMessage(const char* verb, int peer, Channel& channel, std::atomi
   RequireOwnThread();
   if (!control().IsHere(peer)) FailElsewhere(Text("ranks ", id_, " and ", peer));
   Link link{Busy(shared_ ? &busy : nullptr), channel, packets.last};
-  if (link.busy.refused()) {
-    Fail(kind::kRuntime, "two threads of rank ", id_, " ", verb, " rank ", peer,
-         " at once; let them take turns");
-  }
+  RequireAlone(link.busy, verb, peer);
   const uint32_t generation = CheckSession();
   if (packets.generation != generation) packets = {0, generation};
   return link;

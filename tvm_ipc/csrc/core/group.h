@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -91,6 +92,13 @@ struct Link {
   uint32_t& packet;
 };
 
+/*! \brief One message to or from a rank of another node. */
+struct RemoteLink {
+  Busy busy;
+  /*! \brief Of the session. */
+  uint32_t generation;
+};
+
 /*!
  * \brief One worker of a session, owned by the worker's thread.
  *
@@ -112,8 +120,10 @@ class Rank {
   int id() const { return id_; }
   int num_ranks() const { return num_ranks_; }
   int group_size() const { return group_size_; }
-  /*! \brief The ranks of a team that there is. */
+  /*! \brief How many ranks are in a team that there is. */
   int SizeOf(TeamId team) const;
+  /*! \brief They, in order. */
+  std::vector<int> RanksOf(TeamId team) const;
   /*! \brief This rank's place in a team; throws if it has none. `operation` is for the error. */
   int PlaceIn(TeamId team, const char* operation) const;
   const RankOptions& options() const { return options_; }
@@ -123,9 +133,16 @@ class Rank {
 
   /*! \brief An operation of a team is about to start; throws where it must not. */
   Turn Begin(TeamId team);
+  /*!
+   * \brief The same of a team whose members are on several nodes: those on this node meet. Its
+   *        places are those among them, in the team's order.
+   */
+  Turn BeginAcross(TeamId team);
   /*! \brief A message to or from another rank is about to start, likewise. */
   Link BeginSend(int to);
   Link BeginReceive(int from);
+  /*! \brief The same with a rank of another node. */
+  RemoteLink BeginRemote(int peer, bool sends);
   /*! \brief Throw if the session cannot go on; how often it has recovered. */
   uint32_t CheckSession() const;
 
@@ -180,6 +197,8 @@ class Rank {
   };
 
   Meeting& Made(TeamId team);
+  const TeamRecord& Record(TeamId team) const;
+  Turn Take(Meeting& meeting);
   [[noreturn]] void FailElsewhere(const std::string& what) const;
   Link BeginMessage(const char* verb, int peer, Channel& channel, std::atomic<uint32_t>& busy,
                     Packets& packets);
@@ -191,6 +210,7 @@ class Rank {
    */
   void RequireOwnThread() const;
   void CheckThread(uint32_t generation) const;
+  void RequireAlone(const Busy& busy, const char* verb, int peer) const;
 
   int id_;
   int num_ranks_;
@@ -204,6 +224,9 @@ class Rank {
   Meeting group_;
   /*! \brief Those of the teams that were made, by id; null until the first operation. */
   std::unique_ptr<std::atomic<Meeting*>[]> made_;
+  std::mutex across_mutex_;
+  /*! \brief Of the members on this node alone. */
+  std::map<TeamId, std::unique_ptr<Meeting>> across_;
   std::vector<Packets> sent_;
   std::vector<Packets> received_;
   std::shared_ptr<Arena> arena_;

@@ -43,6 +43,7 @@ Welcome MakeWelcome(const HubOptions& options, int ranks_here) {
   welcome.deadline_ns = static_cast<int64_t>(seconds * 1e9);
   welcome.spins = policy.spins;
   welcome.yields = policy.yields;
+  welcome.flat = options.flat;
   if (options.otherwise != nullptr) {
     std::string(options.otherwise->name()).copy(welcome.otherwise, sizeof(welcome.otherwise) - 1);
   }
@@ -79,7 +80,7 @@ void PlaceRanks(const HubOptions& options, Control* control) {
     first += place.ranks;
   }
   if (first != n) Fail(kind::kValue, "the nodes have ", first, " ranks, the session has ", n);
-  control->wire_bytes = WireBytes(nodes);
+  control->wire_bytes = WireBytes(n);
 }
 
 /*! \brief The same files under other numbers. */

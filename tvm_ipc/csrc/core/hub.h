@@ -45,6 +45,9 @@ struct HubOptions {
   /*! \brief Bytes of each rank's arena; 0 leaves them to the backend. */
   size_t arena_bytes = 0;
   std::string instruction_set = "auto";
+  /*! \brief Reductions over several nodes go in the order of the ranks, and have the bits that they
+   *         would have on one machine; else node by node, which sends less. */
+  bool flat = false;
   /*! \brief The nodes, in the order of their ranks; none: all ranks are here. */
   std::vector<NodePlace> nodes;
   /*! \brief Which of them the hub is on; -1: it is the controller's, without ranks. */

@@ -230,6 +230,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend,
     options.deadline = std::chrono::nanoseconds(welcome.deadline_ns);
     options.wait = WaitPolicy{welcome.spins, welcome.yields};
     options.instruction_set = welcome.instruction_set;
+    options.flat = welcome.flat != 0;
     options.device = device;
     const bool elsewhere = controller.pid != getpid();
     File watched(elsewhere ? connection->Duplicate() : -1);

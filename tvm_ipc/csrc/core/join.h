@@ -40,6 +40,8 @@ struct Welcome {
   char instruction_set[16];
   /*! \brief The backend with which workers go on where the first one cannot connect them, or "". */
   char otherwise[16];
+  /*! \brief `RankOptions::flat`. */
+  uint32_t flat;
 };
 
 struct Invitation {

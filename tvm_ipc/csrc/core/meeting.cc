@@ -22,6 +22,7 @@ Meeting::Meeting(Control& control, TeamId team, std::vector<int> ranks,
       team_(team),
       generation_(control.generation.load(std::memory_order_acquire)),
       shows_(*this) {
+  named_ = ranks;
   for (size_t i = 0; i < ranks.size(); ++i) {
     members_.push_back({&control.seats[places[i]][ranks[i]], ranks[i], places[i]});
     here_ = here_ && control.IsHere(ranks[i]);
@@ -99,8 +100,8 @@ std::string Meeting::Where() const {
   if (team_ == kWorld) return "";
   std::string text = team_ == kGroup ? " in the group" : Text(" in team ", team_);
   const char* separator = " (ranks ";
-  for (const Member& member : members_) {
-    text += separator + std::to_string(member.rank);
+  for (int named : named_) {
+    text += separator + std::to_string(named);
     separator = ", ";
   }
   return text + ")";

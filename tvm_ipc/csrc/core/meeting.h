@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/control.h"
@@ -25,6 +26,8 @@ struct RankOptions {
   WaitPolicy wait{0, 0};
   /*! \brief The same for all ranks, so that their reductions have the same bits. */
   std::string instruction_set;
+  /*! \brief Whether reductions over several nodes have the bits that they would have on one. */
+  bool flat = false;
   /*! \brief Its device, of the kind that the backend works on. */
   int device = 0;
 };
@@ -83,6 +86,8 @@ class Meeting {
   std::atomic<uint32_t>& busy() const { return seat(me_).busy; }
   /*! \brief " in team 3 (ranks 0, 2, 3)" for errors; nothing in the world. */
   std::string Where() const;
+  /*! \brief Errors are to name these ranks, for the team has more than those who meet here. */
+  void Name(std::vector<int> ranks) { named_ = std::move(ranks); }
   /*! \brief For tests: steps wrap after 2^32; every member sets the same, with the team idle. */
   void SkipTo(uint32_t step);
 
@@ -105,6 +110,7 @@ class Meeting {
   const RankOptions& options_;
   const WaitPolicy wait_;
   std::vector<Member> members_;
+  std::vector<int> named_;
   int me_;
   TeamId team_;
   bool here_ = true;

@@ -59,8 +59,9 @@ void RankWire::Follow(uint32_t generation, const Descriptor& mine) {
   // The engine has let go of everything, and nobody else of this rank is in an operation.
   followed_ = true;
   generation_ = generation;
+  left_.clear();
   free_buffers_.clear();
-  for (int i = WireBuffers(control.num_nodes); i-- > 0;) free_buffers_.push_back(i);
+  for (int i = WireBuffers(control.num_ranks); i-- > 0;) free_buffers_.push_back(i);
   free_requests_.clear();
   for (uint32_t i = kWireRequests; i-- > 0;) {
     free_requests_.push_back(i);
@@ -73,6 +74,9 @@ void RankWire::AwaitFree(std::unique_lock<std::mutex>& lock, const char* what,
   const auto end = Clock::now() + rank_.options().deadline;
   const uint32_t before = generation_;
   while (freed_.wait_for(lock, kLook) == std::cv_status::timeout) {
+    const size_t left = left_.size();
+    Reclaim();
+    if (left_.size() != left) return;
     if (rank_.control().abort.load(std::memory_order_acquire) != 0) FailStopped(rank_, mine, "");
     if (before != generation_ || Clock::now() < end) continue;
     Fail(kind::kDeadline, Describe(mine), " waited ", Seconds(rank_), " s for ", what,
@@ -81,11 +85,12 @@ void RankWire::AwaitFree(std::unique_lock<std::mutex>& lock, const char* what,
 }
 
 std::vector<int> RankWire::TakeBuffers(size_t least, size_t most, const Descriptor& mine) {
-  const size_t all = static_cast<size_t>(WireBuffers(rank_.control().num_nodes));
+  const size_t all = static_cast<size_t>(WireBuffers(rank_.num_ranks()));
   if (least > all) {
     Fail(kind::kRuntime, Describe(mine), " needs ", least, " buffers of the wire, which has ", all);
   }
   std::unique_lock<std::mutex> lock(mutex_);
+  Reclaim();
   while (free_buffers_.size() < least) AwaitFree(lock, "buffers", mine);
   std::vector<int> taken;
   while (taken.size() < most && !free_buffers_.empty()) {
@@ -131,6 +136,34 @@ void RankWire::Release(uint32_t generation, const WireTicket& ticket) {
   if (lacked) freed_.notify_all();
 }
 
+void RankWire::Leave(uint32_t generation, const WireTicket& ticket, int buffer, int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (generation == generation_) left_.push_back({ticket, buffer, peer});
+}
+
+bool RankWire::OldestLeft(int peer, size_t most, WireTicket* ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Reclaim();
+  const auto is_peer = [peer](const Left& one) { return one.peer == peer; };
+  const auto count = std::count_if(left_.begin(), left_.end(), is_peer);
+  if (static_cast<size_t>(count) <= most) return false;
+  *ticket = std::find_if(left_.begin(), left_.end(), is_peer)->ticket;
+  return true;
+}
+
+void RankWire::Reclaim() {
+  for (auto it = left_.begin(); it != left_.end();) {
+    const WireRequest& request = table().requests[it->ticket.request];
+    if (!Reached(request.done.load(std::memory_order_acquire), it->ticket.target)) {
+      ++it;
+      continue;
+    }
+    free_buffers_.push_back(it->buffer);
+    free_requests_.push_back(it->ticket.request);
+    it = left_.erase(it);
+  }
+}
+
 WireUse::WireUse(RankWire& wire, uint32_t generation, const Meeting* where, const Descriptor& mine,
                  size_t least, size_t most)
     : wire_(wire), generation_(generation), where_(where), mine_(mine) {
@@ -139,7 +172,9 @@ WireUse::WireUse(RankWire& wire, uint32_t generation, const Meeting* where, cons
 }
 
 WireUse::~WireUse() {
-  if (outstanding_ == 0) wire_.GiveBuffers(generation_, buffers_);
+  if (outstanding_ != 0) return;
+  for (int left : left_) buffers_.erase(std::find(buffers_.begin(), buffers_.end(), left));
+  wire_.GiveBuffers(generation_, buffers_);
 }
 
 size_t WireUse::Start(size_t number) const {
@@ -181,8 +216,28 @@ bool WireUse::Done(const WireTicket& ticket) const {
   return Reached(request.done.load(std::memory_order_acquire), ticket.target);
 }
 
+void WireUse::Leave(const WireTicket& ticket, size_t buffer, int peer) {
+  Ring();
+  wire_.Leave(generation_, ticket, buffers_[buffer], peer);
+  left_.push_back(buffers_[buffer]);
+  --outstanding_;
+}
+
+void WireUse::AwaitLeft(int peer, size_t most) {
+  WireTicket ticket;
+  while (wire_.OldestLeft(peer, most, &ticket)) WaitDone(ticket);
+}
+
 size_t WireUse::Await(const WireTicket& ticket) {
   Ring();
+  WaitDone(ticket);
+  const size_t came = wire_.table().requests[ticket.request].came;
+  wire_.Release(generation_, ticket);
+  --outstanding_;
+  return came;
+}
+
+void WireUse::WaitDone(const WireTicket& ticket) {
   const Rank& rank = wire_.rank();
   Control& control = rank.control();
   WireRequest& request = wire_.table().requests[ticket.request];
@@ -199,10 +254,6 @@ size_t WireUse::Await(const WireTicket& ticket) {
            " a message; every rank must make the same collective calls in the same order, or raise"
            " the timeout (TVM_IPC_TIMEOUT)");
   }
-  const size_t came = request.came;
-  wire_.Release(generation_, ticket);
-  --outstanding_;
-  return came;
 }
 
 }  // namespace tvm_ipc

@@ -28,6 +28,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -39,7 +40,7 @@ class Meeting;
 class Rank;
 
 /*! \brief The most requests of a rank at a time. */
-constexpr uint32_t kWireRequests = 2048;
+constexpr uint32_t kWireRequests = 4096;
 /*! \brief Bytes of a message behind its descriptor, at most. */
 constexpr size_t kMessageBytes = 256 << 10;
 /*! \brief Bytes of a buffer: a message, or parts of one with a descriptor and a whole line each. */
@@ -72,12 +73,12 @@ struct WireTable {
   WireRequest requests[kWireRequests];
 };
 
-/*! \brief How many buffers a rank has. */
-constexpr int WireBuffers(int num_nodes) { return 32 + 16 * num_nodes; }
+/*! \brief How many buffers a rank has: enough for four operations at a time. */
+constexpr int WireBuffers(int num_ranks) { return 64 + 32 * num_ranks; }
 constexpr size_t kWireTable = (sizeof(WireTable) + 4095) / 4096 * 4096;
 /*! \brief Bytes of the wire; what is not used takes no memory. */
-constexpr size_t WireBytes(int num_nodes) {
-  return WholeHugePages(kWireTable + WireBuffers(num_nodes) * kWireBuffer);
+constexpr size_t WireBytes(int num_ranks) {
+  return WholeHugePages(kWireTable + WireBuffers(num_ranks) * kWireBuffer);
 }
 
 /*! \brief What messages belong to; each phase has an order of its own. */
@@ -117,6 +118,11 @@ class RankWire {
   void GiveBuffers(uint32_t generation, const std::vector<int>& buffers);
   WireTicket Post(const WireRequest& request, const Descriptor& mine);
   void Release(uint32_t generation, const WireTicket& ticket);
+  void Leave(uint32_t generation, const WireTicket& ticket, int buffer, int peer);
+  /*! \brief The oldest message that was left for a peer, if these are more than so many. */
+  bool OldestLeft(int peer, size_t most, WireTicket* ticket);
+  /*! \brief Take back what was left to the engine and is done. */
+  void Reclaim();
   /*! \brief Wait for another thread to give something back. */
   void AwaitFree(std::unique_lock<std::mutex>& lock, const char* what, const Descriptor& mine);
 
@@ -129,6 +135,12 @@ class RankWire {
   std::condition_variable freed_;
   bool followed_ = false;
   uint32_t generation_ = 0;
+  struct Left {
+    WireTicket ticket;
+    int buffer;
+    int peer;
+  };
+  std::deque<Left> left_;
   std::vector<int> free_buffers_;
   std::vector<uint32_t> free_requests_;
   /*! \brief How often each request was posted. */
@@ -171,9 +183,14 @@ class WireUse {
   bool Done(const WireTicket& ticket) const;
   /*! \brief Wait until it is done; how many bytes it had. */
   size_t Await(const WireTicket& ticket);
+  /*! \brief Leave a message, and its buffer, to the engine: nobody waits for it. */
+  void Leave(const WireTicket& ticket, size_t buffer, int peer);
+  /*! \brief Wait until at most so many are left for a peer. */
+  void AwaitLeft(int peer, size_t most);
 
  private:
   size_t Start(size_t number) const;
+  void WaitDone(const WireTicket& ticket);
   WireTicket Post(int node, int32_t tag, bool sends, uint64_t offset, size_t bytes);
 
   RankWire& wire_;
@@ -181,6 +198,8 @@ class WireUse {
   const Meeting* where_;
   const Descriptor mine_;
   std::vector<int> buffers_;
+  /*! \brief Of these, what was left. */
+  std::vector<int> left_;
   size_t outstanding_ = 0;
   bool rung_ = true;
 };

@@ -33,6 +33,7 @@
 
 #include <algorithm>
 
+#include "shm/checks.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
@@ -202,15 +203,9 @@ void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy str
 
 void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, Strategy strategy,
                uint8_t flags, const Buffer& recv) {
-  if (send.type != recv.type || send.count != recv.count) {
-    Fail(kind::kValue, "allreduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
-         recv.count, " x ", Name(recv.type), "; they must be equal");
-  }
+  CheckAllReduce(send, recv);
   const ReduceFn reduce = RequireReduce("allreduce", send.type, kind);
   const bool overlap = send.Overlaps(recv);
-  if (overlap && send.data != recv.data) {
-    Fail(kind::kValue, "allreduce: send and recv overlap in part; they must be equal or apart");
-  }
   Team team(rank, team_id);
   Descriptor mine;
   mine.op = "allreduce";

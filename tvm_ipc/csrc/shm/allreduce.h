@@ -7,6 +7,7 @@
 #define TVM_IPC_SHM_ALLREDUCE_H_
 
 #include <cstddef>
+#include <functional>
 
 #include "core/backend.h"
 #include "shm/reduce.h"
@@ -33,6 +34,13 @@ class Sink {
  */
 void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy strategy,
                    Descriptor mine, Sink& sink);
+
+/*! \brief All-reduces into the sink; the kernel is the sink's, and a descriptor says the rest. */
+using NormRun = std::function<void(ReduceFn sum, Descriptor mine, Sink& sink)>;
+
+/*! \brief `AllReduceNorm`, with an all-reduce of the caller's, once all is checked. */
+void AllReduceNormBy(const Buffer& send, const Buffer& residual, const Norm& norm, uint8_t flags,
+                     const Buffer& residual_out, const Buffer& norm_out, const NormRun& run);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_SHM_ALLREDUCE_H_

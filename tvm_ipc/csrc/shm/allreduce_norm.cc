@@ -124,9 +124,8 @@ void RequireApart(const char* operation, const Named& output, const Named& other
 
 }  // namespace
 
-void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const Norm& norm,
-                   TeamId team_id, Strategy strategy, uint8_t flags, const Buffer& residual_out,
-                   const Buffer& norm_out) {
+void AllReduceNormBy(const Buffer& send, const Buffer& residual, const Norm& norm, uint8_t flags,
+                     const Buffer& residual_out, const Buffer& norm_out, const NormRun& run) {
   const bool centred = norm.bias != nullptr;
   const char* const operation = centred ? "allreduce_layer_norm" : "allreduce_rms_norm";
   for (const Named& one : {Named{"residual", residual}, Named{"residual_out", residual_out}}) {
@@ -156,7 +155,6 @@ void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const
   const NormRow row{norm.weight.count, Widened(operation, norm.weight, &weights),
                     centred ? Widened(operation, *norm.bias, &biases) : nullptr,
                     static_cast<float>(norm.epsilon)};
-  Team team(rank, team_id);
   int64_t epsilon;
   memcpy(&epsilon, &norm.epsilon, sizeof(epsilon));
   Descriptor mine;
@@ -166,9 +164,19 @@ void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const
   mine.type = send.type;
   mine.count = send.count;
   mine.parts = HashOf({static_cast<int64_t>(row.count), epsilon});
-  mine.offset = rank.OffsetOf(send.data, send.bytes());
   ResidualAndNorm sink(sum, residual, row, normalise, residual_out, norm_out);
-  AllReduceInto(team, send, sum, strategy, mine, sink);
+  run(sum, mine, sink);
+}
+
+void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const Norm& norm,
+                   TeamId team_id, Strategy strategy, uint8_t flags, const Buffer& residual_out,
+                   const Buffer& norm_out) {
+  AllReduceNormBy(send, residual, norm, flags, residual_out, norm_out,
+                  [&](ReduceFn sum, Descriptor mine, Sink& sink) {
+                    Team team(rank, team_id);
+                    mine.offset = rank.OffsetOf(send.data, send.bytes());
+                    AllReduceInto(team, send, sum, strategy, mine, sink);
+                  });
 }
 
 }  // namespace tvm_ipc

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "shm/checks.h"
 #include "shm/team.h"
 
 namespace tvm_ipc {
@@ -83,20 +84,6 @@ Descriptor Describe(Rank& rank, const OpName& op, const Buffer* source, ElementT
   return descriptor;
 }
 
-void RequireType(const char* op, const Buffer& send, const Buffer& recv) {
-  if (send.type != recv.type) {
-    Fail(kind::kValue, op, ": send is ", Name(send.type), ", recv is ", Name(recv.type));
-  }
-}
-
-/*! \brief Peers may still read `send` while `recv` is written, so they may only be equal. */
-void RequireApart(const char* op, const Buffer& send, const Buffer& recv, const uint8_t* place) {
-  // Gathers fill recv around send; scatter and broadcast leave a part of send where it was.
-  if (send.Overlaps(recv) && place != (send.bytes() < recv.bytes() ? send.begin() : recv.begin())) {
-    Fail(kind::kValue, op, ": send and recv overlap, but not where the data stays in its place");
-  }
-}
-
 void Copy(uint8_t* to, const uint8_t* from, size_t bytes, bool stream) {
   if (to != from) CopyBytes(to, from, bytes, stream);
 }
@@ -104,14 +91,9 @@ void Copy(uint8_t* to, const uint8_t* from, size_t bytes, bool stream) {
 }  // namespace
 
 void AllGather(Rank& rank, const Buffer& send, TeamId team_id, uint8_t flags, const Buffer& recv) {
-  RequireType("allgather", send, recv);
   Team team(rank, team_id);
-  if (recv.count != send.count * team.size()) {
-    Fail(kind::kValue, "allgather: recv has ", recv.count, " elements, needed are ", team.size(),
-         " x ", send.count);
-  }
+  CheckAllGather(send, recv, {team.size(), team.index()});
   const size_t part = send.bytes();
-  RequireApart("allgather", send, recv, recv.begin() + team.index() * part);
   const bool stream = recv.bytes() >= kStreamBytes;
   Run({team, Describe(rank, "allgather", &send, send.type, send.count, flags), -1, send.begin(),
        part, 1,
@@ -124,16 +106,9 @@ void AllGather(Rank& rank, const Buffer& send, TeamId team_id, uint8_t flags, co
 void Broadcast(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t flags,
                const Buffer& recv) {
   Team team(rank, team_id);
-  team.RequireRoot("broadcast", root);
+  CheckRoot("broadcast", root, team.size());
   const bool sends = team.index() == root;
-  if (sends) {
-    if (send == nullptr) Fail(kind::kValue, "broadcast: the root has nothing to send");
-    RequireType("broadcast", *send, recv);
-    if (send->count != recv.count) {
-      Fail(kind::kValue, "broadcast: send has ", send->count, " elements, recv has ", recv.count);
-    }
-    RequireApart("broadcast", *send, recv, send->begin());
-  }
+  CheckBroadcast(send, sends, recv);
   const Buffer* source = sends ? send : nullptr;
   const bool stream = recv.bytes() >= kStreamBytes;
   Run({team, Describe(rank, "broadcast", source, recv.type, recv.count, flags, team.rank(root)),
@@ -148,22 +123,10 @@ void Broadcast(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t
 void Scatter(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t flags,
              const Buffer& recv) {
   Team team(rank, team_id);
-  team.RequireRoot("scatter", root);
+  CheckRoot("scatter", root, team.size());
   const bool sends = team.index() == root;
   const size_t part = static_cast<size_t>(team.index());
-  if (sends) {
-    if (send == nullptr) Fail(kind::kValue, "scatter: the root has nothing to send");
-    RequireType("scatter", *send, recv);
-    if (send->count % team.size() != 0) {
-      Fail(kind::kValue, "scatter: ", send->count, " elements cannot be divided evenly among ",
-           team.size(), " workers");
-    }
-    if (send->count / team.size() != recv.count) {
-      Fail(kind::kValue, "scatter: a part of send has ", send->count / team.size(),
-           " elements, recv has ", recv.count);
-    }
-    RequireApart("scatter", *send, recv, send->begin() + part * recv.bytes());
-  }
+  CheckScatter(send, sends, recv, {team.size(), team.index()});
   const Buffer* source = sends ? send : nullptr;
   const bool stream = recv.bytes() >= kStreamBytes;
   Run({team, Describe(rank, "scatter", source, recv.type, recv.count, flags, team.rank(root)), root,
@@ -177,17 +140,9 @@ void Scatter(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t f
 void Gather(Rank& rank, const Buffer& send, int root, TeamId team_id, uint8_t flags,
             const Buffer* recv) {
   Team team(rank, team_id);
-  team.RequireRoot("gather", root);
+  CheckRoot("gather", root, team.size());
   const bool receives = team.index() == root;
-  if (receives) {
-    if (recv == nullptr) Fail(kind::kValue, "gather: the root has nowhere to receive");
-    RequireType("gather", send, *recv);
-    if (recv->count != send.count * team.size()) {
-      Fail(kind::kValue, "gather: recv has ", recv->count, " elements, needed are ", team.size(),
-           " x ", send.count);
-    }
-    RequireApart("gather", send, *recv, recv->begin() + root * send.bytes());
-  }
+  CheckGather(send, receives, recv, {team.size(), team.index()});
   const size_t part = send.bytes();
   Run({team, Describe(rank, "gather", &send, send.type, send.count, flags, team.rank(root)), -1,
        send.begin(), part, 1,
@@ -201,25 +156,7 @@ void Gather(Rank& rank, const Buffer& send, int root, TeamId team_id, uint8_t fl
 void Permute(Rank& rank, const Buffer& send, const Sources& sources, TeamId team_id, uint8_t flags,
              const Buffer& recv) {
   Team team(rank, team_id);
-  if (send.type != recv.type || send.count != recv.count) {
-    Fail(kind::kValue, "permute: send has ", send.count, " x ", Name(send.type), ", recv has ",
-         recv.count, " x ", Name(recv.type), "; they must be equal");
-  }
-  if (sources.size() != static_cast<size_t>(team.size())) {
-    Fail(kind::kValue, "permute: ", sources.size(), " sources for a team of ", team.size(),
-         "; each member has one, -1 for none");
-  }
-  for (int64_t source : sources) {
-    if (source < -1 || source >= team.size()) {
-      Fail(kind::kValue, "permute: there is no source ", source, " in a team of ", team.size(),
-           "; it is a place in the team, from 0 on, or -1 for none");
-    }
-  }
-  if (send.Overlaps(recv)) {
-    Fail(kind::kValue,
-         "permute: send and recv overlap, but peers read the one while the other is written; they"
-         " must be apart");
-  }
+  CheckPermute(send, sources, recv, {team.size(), team.index()});
   const int64_t wanted = sources[team.index()];
   const bool stream = recv.bytes() >= kStreamBytes;
   Descriptor mine = Describe(rank, "permute", &send, send.type, send.count, flags);

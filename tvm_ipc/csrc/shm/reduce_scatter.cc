@@ -11,6 +11,7 @@
  */
 #include <algorithm>
 
+#include "shm/checks.h"
 #include "shm/collectives.h"
 #include "shm/team.h"
 
@@ -22,17 +23,9 @@ void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_
   Team team(rank, team_id);
   const int n = team.size();
   const int me = team.index();
-  if (send.type != recv.type || send.count != recv.count * n) {
-    Fail(kind::kValue, "reduce_scatter: send has ", send.count, " x ", Name(send.type),
-         ", recv has ", recv.count, " x ", Name(recv.type), "; send must have ", n,
-         " times as many of the same type");
-  }
+  CheckReduceScatter(send, recv, {n, me});
   const size_t part = recv.bytes();
   const uint8_t* own = send.begin() + me * part;
-  if (send.Overlaps(recv) && recv.begin() != own) {
-    Fail(kind::kValue, "reduce_scatter: send and recv overlap, but recv is not part ", me,
-         " of send, which it may replace");
-  }
   const bool stream = part >= kStreamBytes;
   Descriptor mine;
   mine.op = "reduce_scatter";

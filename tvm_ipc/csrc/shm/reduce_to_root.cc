@@ -11,6 +11,7 @@
  */
 #include <algorithm>
 
+#include "shm/checks.h"
 #include "shm/collectives.h"
 #include "shm/team.h"
 
@@ -29,18 +30,9 @@ void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId te
   Team team(rank, team_id);
   const int n = team.size();
   const int me = team.index();
-  team.RequireRoot("reduce", root);
+  CheckRoot("reduce", root, n);
   const bool receives = me == root;
-  if (receives) {
-    if (recv == nullptr) Fail(kind::kValue, "reduce: the root has nowhere to receive");
-    if (send.type != recv->type || send.count != recv->count) {
-      Fail(kind::kValue, "reduce: send has ", send.count, " x ", Name(send.type), ", recv has ",
-           recv->count, " x ", Name(recv->type), "; they must be equal");
-    }
-    if (send.Overlaps(*recv) && send.data != recv->data) {
-      Fail(kind::kValue, "reduce: send and recv overlap in part; they must be equal or apart");
-    }
-  }
+  CheckReduce(send, receives, recv);
   const bool stream = send.bytes() >= kStreamBytes;
   const size_t width = send.type.bytes();
   Descriptor mine;

@@ -6,10 +6,11 @@
 #ifndef TVM_IPC_SHM_TEAM_H_
 #define TVM_IPC_SHM_TEAM_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
-#include "core/error.h"
 #include "core/group.h"
 #include "core/trace.h"
 
@@ -26,11 +27,18 @@ class Team {
   /*! \param id 0 for the world, 1 for the rank's group, larger ones were made (core/teams.h). */
   Team(Rank& rank, TeamId id) : turn_(rank.Begin(id)), segments_(*rank.segments()) {}
 
+  /*! \brief Of those who meet in a turn. */
+  Team(Rank& rank, Turn turn) : turn_(std::move(turn)), segments_(*rank.segments()) {}
+
+  const Meeting& meeting() const { return turn_.meeting; }
   int size() const { return turn_.meeting.size(); }
   /*! \brief This rank's index in the team. */
   int index() const { return turn_.meeting.index(); }
   int rank(int index) const { return turn_.meeting.rank(index); }
   void Enter(const Descriptor& mine) { turn_.meeting.Enter(mine); }
+  void Enter(const Descriptor& mine, std::chrono::nanoseconds deadline) {
+    turn_.meeting.Enter(mine, deadline);
+  }
   /*! \brief What a member showed in the last step. */
   const Descriptor& shown(int index) const { return turn_.meeting.shown(index); }
 
@@ -39,13 +47,6 @@ class Team {
     bool all = true;
     for (int i = 0; i < size(); ++i) all = all && shown(i).offset >= 0;
     return all;
-  }
-
-  /*! \brief Throws if no member has the place. */
-  void RequireRoot(const char* operation, int root) const {
-    if (root >= 0 && root < size()) return;
-    Fail(kind::kValue, operation, ": there is no root ", root, " in a team of ", size(),
-         "; it is a place in the team, from 0 on");
   }
 
   /*! \brief The buffer to fill for the next step. */

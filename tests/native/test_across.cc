@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file test_across.cc
+ * \brief Collectives and messages of ranks on several nodes, over a double of the engine: every
+ *        rank compares its bits with a reference, element by element.
+ *
+ * `test_across <rounds> [<seed>]` does so many random rounds on each layout of nodes.
+ */
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "across_operation.h"
+#include "cluster.h"
+#include "core/teams.h"
+#include "engine_double.h"
+#include "expect.h"
+
+namespace tvm_ipc {
+namespace {
+
+enum Action { kOperation, kSum, kDisagree, kLate, kFailIn };
+
+void Do(Rank& rank, const Order& order) {
+  const AcrossOperation operation(rank, order.seed);
+  const int last = rank.num_ranks() - 1;
+  switch (order.action) {
+    case kOperation:
+      return operation.Run();
+    case kSum:
+      return operation.Sum(order.seed);
+    case kDisagree:
+      return operation.Sum(rank.id() == last ? 7 : 9);
+    case kLate:
+      if (rank.id() == last) return;
+      return operation.Sum(1 << 20);
+    case kFailIn:
+      if (rank.id() == static_cast<int>(order.seed) % rank.num_ranks()) {
+        if (order.seed % 3 == 0) operation.Run();
+        Fail(kind::kValue, "enough");
+      }
+      operation.Run();
+      while (true) operation.Sum(1 << 18);
+  }
+}
+
+std::string Layout(const std::vector<int>& sizes) {
+  std::string text;
+  for (int size : sizes) text += std::to_string(size) + " ";
+  return text;
+}
+
+/*! \brief The same teams on all nodes, as the controller would number them. */
+void MakeTeams(Cluster& cluster, int n) {
+  for (const auto& node : cluster.segments()) {
+    std::vector<int> all, odd, back;
+    for (int i = 0; i < n; ++i) {
+      all.push_back(i);
+      back.insert(back.begin(), i);
+      if (i % 2 == 1 || i == n - 1) odd.push_back(i);
+    }
+    EXPECT(TeamOf(node->control(), back, 0) == kFirstTeam);
+    EXPECT(TeamOf(node->control(), odd, 0) == kFirstTeam + 1);
+    EXPECT(TeamOf(node->control(), {n - 1, 0}, 1) == kFirstTeam + 2);
+  }
+}
+
+void TestOperations(const std::vector<int>& sizes, bool flat, uint64_t seed, uint64_t rounds) {
+  Cluster cluster(sizes, Do, {{}, 60, "mpi", flat});
+  EngineDouble engine(cluster.segments(), seed);
+  int n = 0;
+  for (int size : sizes) n += size;
+  MakeTeams(cluster, n);
+  for (uint64_t i = 0; i < rounds; ++i) {
+    for (const RankReport& report : cluster.Round(kOperation, seed + i)) {
+      EXPECT(false, "nodes of ", Layout(sizes), ", seed ", seed + i, ": rank ", report.rank, ": ",
+             report.kind, ": ", report.message);
+    }
+    if (i % 8 != 7) continue;
+    bool found = false;
+    for (const RankReport& report : cluster.Round(kFailIn, seed + i)) {
+      found = found || report.message == "enough";
+      EXPECT(report.kind == kind::kPeer || report.message == "enough", report.kind, ": ",
+             report.message);
+    }
+    EXPECT(found, "the error is lost");
+  }
+}
+
+/*! \brief Ranks of several nodes that call different things are told which. */
+void TestDisagreement() {
+  Cluster cluster({1, 2}, Do, {{}, 60, "mpi"});
+  EngineDouble engine(cluster.segments(), 3);
+  MakeTeams(cluster, 3);
+  for (int i = 0; i < 3; ++i) {
+    bool found = false;
+    for (const RankReport& report : cluster.Round(kDisagree, 1)) {
+      found = found || report.kind == kind::kMismatch;
+      EXPECT(report.kind == kind::kPeer || report.kind == kind::kMismatch, report.message);
+    }
+    EXPECT(found, "nobody sees that they disagree");
+    for (const RankReport& report : cluster.Round(kSum, 5000)) EXPECT(false, report.message);
+  }
+  Cluster apart({1, 1}, Do, {{}, 60, "mpi"});
+  EngineDouble other(apart.segments(), 3);
+  MakeTeams(apart, 2);
+  bool found = false;
+  for (const RankReport& report : apart.Round(kDisagree, 1)) {
+    found = found || report.kind == kind::kMismatch;
+    EXPECT(report.kind == kind::kPeer ||
+               (Contains(report.message, "the nodes disagree: rank ") &&
+                Contains(report.message, "of node a (rank 0) called allreduce(sum, ") &&
+                Contains(report.message, "of node b (rank 1) called allreduce(sum, ") &&
+                Contains(report.message, " of 7 x float32") &&
+                Contains(report.message, " of 9 x float32")),
+           report.message);
+  }
+  EXPECT(found, "nobody sees that the nodes disagree");
+}
+
+/*! \brief A node that does not come is named when the time is over. */
+void TestLate() {
+  Cluster cluster({2, 1}, Do, {{}, 0.6, "mpi"});
+  EngineDouble engine(cluster.segments(), 3);
+  MakeTeams(cluster, 3);
+  bool found = false;
+  for (const RankReport& report : cluster.Round(kLate, 1)) {
+    found = found || Contains(report.message, "waited 0.6 s for node b (rank 2) to send");
+    EXPECT(report.kind == kind::kPeer || report.kind == kind::kDeadline, report.message);
+  }
+  EXPECT(found, "nobody says that node b is late");
+  for (const RankReport& report : cluster.Round(kSum, 5000)) EXPECT(false, report.message);
+}
+
+}  // namespace
+}  // namespace tvm_ipc
+
+int main(int argc, char** argv) {
+  using namespace tvm_ipc;
+  const uint64_t rounds = argc > 1 ? std::stoull(argv[1]) : 60;
+  uint64_t seed = argc > 2 ? std::stoull(argv[2]) : 1;
+  for (const auto& sizes :
+       std::vector<std::vector<int>>{{1, 1}, {2, 1}, {2, 2}, {1, 2, 3}, {1, 1, 2, 1}}) {
+    for (bool flat : {false, true}) TestOperations(sizes, flat, seed += 10000, rounds);
+  }
+  TestDisagreement();
+  TestLate();
+  std::printf("passed\n");
+  return 0;
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file reductions.cc
+ * \brief All-reduce, and what takes a part of what it gives or goes on with it.
+ */
+#include <algorithm>
+
+#include "mpi/collectives.h"
+#include "mpi/reduce_across.h"
+#include "shm/checks.h"
+#include "shm/reduce.h"
+
+namespace tvm_ipc::across {
+
+namespace {
+
+/*! \brief The elements of a result from `first` on, as many as there is room for. */
+class Section final : public Sink {
+ public:
+  Section(const Buffer& recv, size_t first) : recv_(recv), first_(first) {}
+  void Reduce(size_t, const void* const*, int, size_t) final {}  // nothing comes that way
+  void Copy(size_t at, const void* reduced, size_t count) final {
+    const size_t begin = std::max(at, first_);
+    const size_t end = std::min(at + count, first_ + recv_.count);
+    if (begin >= end) return;
+    const size_t width = recv_.type.bytes();
+    CopyBytes(recv_.begin() + (begin - first_) * width,
+              static_cast<const uint8_t*>(reduced) + (begin - at) * width, (end - begin) * width,
+              false);
+  }
+  bool in_order() const final { return false; }
+
+ private:
+  const Buffer& recv_;
+  const size_t first_;
+};
+
+Descriptor Describe(const OpName& op, const Buffer& send, ReduceKind kind, uint8_t flags) {
+  Descriptor mine;
+  mine.op = op;
+  mine.reduces = true;
+  mine.kind = kind;
+  mine.flags = flags;
+  mine.type = send.type;
+  mine.count = send.count;
+  return mine;
+}
+
+int8_t Number(Strategy strategy) {
+  return static_cast<int8_t>(strategy == Strategy::kRing ? Strategy::kAuto : strategy);
+}
+
+}  // namespace
+
+void AllReduce(const Call& call, const Buffer& send, ReduceKind kind, Strategy strategy,
+               uint8_t flags, const Buffer& recv) {
+  CheckAllReduce(send, recv);
+  RequireReduce("allreduce", send.type, kind);
+  Across across(call.rank, call.layout);
+  Descriptor mine = Describe("allreduce", send, kind, flags);
+  mine.strategy = Number(strategy);
+  Section all(recv, 0);
+  ReduceAcross(call.wire, across, send, mine, all);
+}
+
+void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual, const Norm& norm,
+                   Strategy strategy, uint8_t flags, const Buffer& residual_out,
+                   const Buffer& norm_out) {
+  AllReduceNormBy(send, residual, norm, flags, residual_out, norm_out,
+                  [&](ReduceFn, Descriptor mine, Sink& sink) {
+                    Across across(call.rank, call.layout);
+                    mine.strategy = Number(strategy);
+                    ReduceAcross(call.wire, across, send, mine, sink);
+                  });
+}
+
+void ReduceScatter(const Call& call, const Buffer& send, ReduceKind kind, uint8_t flags,
+                   const Buffer& recv) {
+  RequireReduce("reduce_scatter", send.type, kind);
+  CheckReduceScatter(send, recv, {call.layout.size(), call.layout.me});
+  Across across(call.rank, call.layout);
+  Section part(recv, static_cast<size_t>(call.layout.me) * recv.count);
+  ReduceAcross(call.wire, across, send, Describe("reduce_scatter", send, kind, flags), part);
+}
+
+void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uint8_t flags,
+            const Buffer* recv) {
+  RequireReduce("reduce", send.type, kind);
+  CheckRoot("reduce", root, call.layout.size());
+  const bool receives = call.layout.me == root;
+  CheckReduce(send, receives, recv);
+  Across across(call.rank, call.layout);
+  Descriptor mine = Describe("reduce", send, kind, flags);
+  mine.root = call.layout.ranks[root];
+  const Buffer none{nullptr, 0, send.type};
+  Section result(receives ? *recv : none, 0);
+  ReduceAcross(call.wire, across, send, mine, result);
+}
+
+}  // namespace tvm_ipc::across
