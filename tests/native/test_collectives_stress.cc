@@ -96,7 +96,7 @@ std::vector<TeamId> MakeTeams(Rank& rank, Random& random) {
   size_t size = 1 + Draw(random, all.size());
   while (all.size() % size != 0) --size;
   division.insert(division.begin(), static_cast<int64_t>(size));
-  teams.push_back(TeamIn(rank.control(), division, rank.id()));
+  teams.push_back(TeamIn(rank, division));
   const auto own = std::find(all.begin(), all.end(), rank.id()) - all.begin();
   const auto first = all.begin() + own / size * size;
   if (Members(rank, teams.back()) != std::vector<int>(first, first + size)) {

@@ -254,6 +254,30 @@ void TestAbortsOfOtherGenerations() {
   EXPECT(hub.monitor().Report().lost.empty() && b.link().broken().empty());
 }
 
+/*! \brief Every node is told of every team, in order, and an answer comes after what was asked for.
+ */
+void TestTeams() {
+  Hub hub(NodeOptions({1, 1}, -1, {}));
+  const std::string ranks[] = {std::string("\0\1", 2), std::string("\1\0", 2)};
+  const uint64_t ids[] = {uint64_t{kFirstTeam} << 32 | 5, uint64_t{kFirstTeam + 1} << 32};
+  Speaker a(hub, 0);
+  EXPECT(hub.TeamOf({0, 1}, 5) == kFirstTeam);
+  NodeMessage heard = a.Heard();
+  EXPECT(heard.about == About::kTeam && heard.number == ids[0] && heard.text == ranks[0]);
+  Speaker b(hub, 1);  // comes late
+  b.Say(About::kTeam, 1, 0, ranks[1]);
+  for (int i : {0, 1}) {
+    heard = b.Heard();
+    EXPECT(heard.about == About::kTeam && heard.number == ids[i] && heard.text == ranks[i]);
+  }
+  heard = b.Heard();
+  EXPECT(heard.about == About::kTeamsSaid && heard.rank == 1);
+  heard = a.Heard();
+  EXPECT(heard.about == About::kTeam && heard.number == ids[1] && heard.text == ranks[1]);
+  b.Say(About::kTeam, 1);  // nothing but an answer
+  EXPECT(b.Heard().about == About::kTeamsSaid);
+}
+
 /*! \brief A node that cannot recover says why, and another attempt may succeed. */
 void TestRefusedRecovery() {
   Hub hub(NodeOptions({1, 1}, -1, {}));
@@ -291,6 +315,10 @@ void TestLies() {
       {About::kRecovered, -1, 1, ""},
       {About::kRecover, -1, 1, ""},
       {About::kError, 1, 0, "no fields"},
+      {About::kTeam, 0, 0, std::string(1, 0)},
+      {About::kTeam, 1, 0, std::string(2, 0)},
+      {About::kTeam, 1, 0, std::string(1, 2)},
+      {About::kTeamsSaid, 1, 0, ""},
       {About::kAbort, -1, died, ""},
       {About::kAbort, -1, AbortWord(AbortReason::kClosed, 0), ""},
       {About::kAbort, -1, AbortWord(AbortReason::kFailed, 1000), ""},
@@ -326,12 +354,13 @@ void TestNonsense(double seconds, uint64_t seed) {
     std::string bytes;
     for (uint64_t i = 1 + random() % 8; i-- > 0;) {
       NodeMessage message;
-      message.about = static_cast<About>(1 + random() % 12);
+      message.about = static_cast<About>(1 + random() % 14);
       message.rank = random() % 4 == 0 ? static_cast<int>(random() % 4) - 1 : 1;
       message.number = random() % 3;
       message.text = random() % 2 == 0 ? PackError("a", "b", "c") : std::string(random() % 50, 'x');
       const std::string packed = message.Pack();
-      const auto type = static_cast<FrameType>(10 + random() % 3);
+      const auto type =
+          static_cast<FrameType>(static_cast<uint32_t>(FrameType::kPiece) + random() % 3);
       bytes += Client::Framed(type, packed);
     }
     for (uint64_t i = random() % 4; i-- > 0;) {
@@ -434,6 +463,7 @@ int main(int argc, char** argv) {
   std::thread slow(TestSlowReader);  // it mostly waits, and so do others
   TestAbortsOfOtherGenerations();
   TestRefusedRecovery();
+  TestTeams();
   TestLies();
   TestNonsense(argc > 1 ? std::stod(argv[1]) : 0.3, argc > 2 ? std::stoull(argv[2]) : 1);
   TestErrorsAndRecovery();

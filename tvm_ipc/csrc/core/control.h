@@ -177,6 +177,9 @@ struct alignas(kLine) RankState {
   std::atomic<uint32_t> exchanges;
   /*! \brief Seats in teams that were made. */
   std::atomic<uint32_t> seats;
+  /*! \brief On several nodes: how many of the rank's questions about teams are answered. */
+  std::atomic<uint32_t> answers;
+  std::atomic<uint32_t> answers_sleepers;
   /*! \brief How many ranks map memory that it has exported. */
   std::atomic<int32_t> mapped;
 };

@@ -37,17 +37,20 @@ enum class FrameType : uint32_t {
   kJoined = 6,
   /*! \brief Of a worker, what it shows to all, and of the hub, what one of them showed: Round. */
   kShared = 7,
+  /*! \brief Of a worker on one of several nodes: a copy, and the ranks of the team that it needs,
+     or none. */
+  kTeam = 8,
   /*! \brief Of the hub: Welcome, and the files of the session. */
-  kWelcome = 8,
+  kWelcome = 9,
   /*! \brief Of the hub: why not. */
-  kRefusal = 9,
+  kRefusal = 10,
   // Between the hubs of several nodes (node_link.h): of a NodeMessage,
   /*! \brief a part, which others follow, */
-  kPiece = 10,
+  kPiece = 11,
   /*! \brief the last or only part, */
-  kLast = 11,
+  kLast = 12,
   /*! \brief all, which may come between the parts of another. */
-  kUrgent = 12,
+  kUrgent = 13,
 };
 
 struct FrameHeader {

@@ -172,14 +172,14 @@ void Rank::FailElsewhere(const std::string& what) const {
 int Rank::SizeOf(TeamId team) const {
   if (team == kWorld) return num_ranks_;
   if (team == kGroup) return group_size_;
-  const TeamRecord* record = FindTeam(control(), team);
+  const TeamRecord* record = FindTeam(*this, team);
   return record == nullptr ? 0 : static_cast<int>(record->size);
 }
 
 int Rank::PlaceIn(TeamId id, const char* operation) const {
   if (id == kWorld) return id_;
   if (id == kGroup) return id_ % group_size_;
-  const TeamRecord* team = FindTeam(control(), id);
+  const TeamRecord* team = FindTeam(*this, id);
   if (team == nullptr) Fail(kind::kValue, operation, ": there is no team ", id);
   const uint8_t* end = team->ranks + team->size;
   const uint8_t* mine = std::find(team->ranks, end, id_);
@@ -188,7 +188,7 @@ int Rank::PlaceIn(TeamId id, const char* operation) const {
 }
 
 const TeamRecord& Rank::Record(TeamId team) const {
-  if (const TeamRecord* record = FindTeam(control(), team)) return *record;
+  if (const TeamRecord* record = FindTeam(*this, team)) return *record;
   Fail(kind::kValue, "there is no team ", team,
        "; 0 is the world, 1 the group of the rank, and"
        " session.team(ranks) or tvm_ipc.team make others");
@@ -214,6 +214,14 @@ Meeting& Rank::Made(TeamId team) {
     return *meeting.release();
   }
   return *none;  // another thread of the rank was first
+}
+
+uint32_t Rank::Ask(const std::string& question) const {
+  std::lock_guard<std::mutex> lock(ask_mutex_);
+  if (!connection_->Send(FrameType::kTeam, question)) {
+    Fail(kind::kRuntime, "rank ", id_, " cannot ask for a team: it has no hub any more");
+  }
+  return ++asked_;
 }
 
 uint32_t Rank::CheckSession() const {

@@ -143,6 +143,8 @@ class Rank {
   Link BeginReceive(int from);
   /*! \brief The same with a rank of another node. */
   RemoteLink BeginRemote(int peer, bool sends);
+  /*! \brief Send a question about teams (teams.h); how many there are by now. */
+  uint32_t Ask(const std::string& question) const;
   /*! \brief Throw if the session cannot go on; how often it has recovered. */
   uint32_t CheckSession() const;
 
@@ -227,6 +229,8 @@ class Rank {
   std::mutex across_mutex_;
   /*! \brief Of the members on this node alone. */
   std::map<TeamId, std::unique_ptr<Meeting>> across_;
+  mutable std::mutex ask_mutex_;
+  mutable uint32_t asked_ = 0;
   std::vector<Packets> sent_;
   std::vector<Packets> received_;
   std::shared_ptr<Arena> arena_;

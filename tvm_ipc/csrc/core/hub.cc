@@ -194,7 +194,12 @@ void Hub::Attach(int node, File socket) {
 }
 
 TeamId Hub::TeamOf(const std::vector<int>& ranks, uint32_t copy) {
-  return tvm_ipc::TeamOf(*control_, ranks, copy);
+  if (nodes_ != nullptr && control_->ranks_here > 0) {
+    Fail(kind::kRuntime, "the hub of a node makes no teams: the controller's does");
+  }
+  const TeamId team = tvm_ipc::TeamOf(*control_, ranks, copy);
+  if (nodes_ != nullptr) Wake();  // the nodes are to be told
+  return team;
 }
 
 void Hub::AbortClosed() {

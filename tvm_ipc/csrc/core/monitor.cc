@@ -149,6 +149,10 @@ void Monitor::Handle(Member& member, Frame frame) {
         Say(About::kValue, rank, ticket, frame.payload.substr(sizeof(ticket)));
       }
       break;
+    case FrameType::kTeam:
+      if (frame.payload.size() < sizeof(ticket)) break;
+      Say(About::kTeam, rank, ticket, frame.payload.substr(sizeof(ticket)));
+      break;
     case FrameType::kError: {
       RankReport report;
       if (!UnpackReport(rank, frame.payload, &report)) {

@@ -44,8 +44,14 @@ struct NodeMessage {
     kRecovered = 10,
     /*! \brief Of both: the generation and the abort word; rank: the process that it is about. */
     kAbort = 11,
+    /*! \brief Of a node: a rank needs the team of these ranks, or all that there are. Of the
+     *         controller: the next team. number: its id (0 in a question), then its copy; text: its
+     *         ranks, a byte each. */
+    kTeam = 12,
+    /*! \brief Of the controller: it has said all that the rank asked for. */
+    kTeamsSaid = 13,
     /*! \brief Of both: nothing but life. */
-    kBeat = 12,
+    kBeat = 14,
   };
 
   About about = About::kBeat;

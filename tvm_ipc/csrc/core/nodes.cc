@@ -6,6 +6,8 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/teams.h"
+#include "core/wait.h"
 
 namespace tvm_ipc {
 
@@ -73,8 +75,52 @@ bool Nodes::Handle(Other& other, NodeMessage message) {
     }
     return monitor_.HearAbort(other.node, generation, word, message.rank);
   }
+  if (message.about == About::kTeam || message.about == About::kTeamsSaid) {
+    return HandleTeam(other, message);
+  }
   if (here_ < 0) return monitor_.HearNode(other.node, std::move(message));
   return message.about == About::kRecover && HandleRecover(message);
+}
+
+bool Nodes::HandleTeam(Other& other, const NodeMessage& message) {
+  if (here_ < 0) return message.about == About::kTeam && HandleQuestion(other, message);
+  if (message.about == About::kTeam) {
+    try {
+      return TeamOf(control_, UnpackRanks(message.text), static_cast<uint32_t>(message.number)) ==
+             static_cast<TeamId>(message.number >> 32);
+    } catch (const Error&) {
+      return false;
+    }
+  }
+  if (!control_.IsHere(message.rank)) return false;
+  RankState& state = control_.ranks[message.rank];
+  Publish(state.answers, state.answers.load(std::memory_order_relaxed) + 1, state.answers_sleepers);
+  return true;
+}
+
+bool Nodes::HandleQuestion(Other& other, const NodeMessage& message) {
+  if (control_.NodeOf(message.rank) != other.node) return false;
+  if (!message.text.empty()) {
+    try {
+      TeamOf(control_, UnpackRanks(message.text), static_cast<uint32_t>(message.number));
+    } catch (const Error& error) {
+      // Where there is no room, the rank finds that there is none when it has all that there is.
+      if (error.kind() != std::string(kind::kRuntime)) return false;
+    }
+  }
+  TellTeams(other);
+  other.link.Send({About::kTeamsSaid, message.rank, 0, ""});
+  return true;
+}
+
+void Nodes::TellTeams(Other& other) {
+  const uint32_t count = control_.num_teams.load(std::memory_order_acquire);
+  for (; other.teams < count; ++other.teams) {
+    const TeamRecord& record = control_.teams[other.teams];
+    const uint64_t id = kFirstTeam + other.teams;
+    other.link.Send({About::kTeam, -1, id << 32 | record.copy,
+                     std::string(record.ranks, record.ranks + record.size)});
+  }
 }
 
 bool Nodes::HandleRecover(const NodeMessage& message) {
@@ -94,6 +140,7 @@ void Nodes::Tidy() {
   TakeNew();
   TellAborts();
   if (here_ < 0) {
+    for (const auto& other : others_) TellTeams(*other);
     AskToRecover();
   } else {
     AnswerRecovery();

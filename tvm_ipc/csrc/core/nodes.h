@@ -11,6 +11,10 @@
  * has not begun here waits until it has. A recovery is a question of the controller to all nodes,
  * each of which answers when its ranks are idle and it has started again.
  *
+ * The controller's hub alone gives teams their numbers, and tells each node of every team in their
+ * order; so the tables are the same everywhere. A rank that needs a team which its node has not
+ * asks for it, and has an answer when all that was there is here.
+ *
  * A link that ends, or is silent, is the end of what is behind it.
  *
  * All of this runs in the hub's thread, but for `Attach`.
@@ -62,11 +66,16 @@ class Nodes {
     uint32_t told_generation = 0;
     /*! \brief The last request to recover that it was told. */
     uint64_t asked = 0;
+    /*! \brief How many teams it was told of. */
+    uint32_t teams = 0;
   };
 
   void TakeNew();
   bool Handle(Other& other, NodeMessage message);
   bool HandleRecover(const NodeMessage& message);
+  bool HandleTeam(Other& other, const NodeMessage& message);
+  bool HandleQuestion(Other& other, const NodeMessage& message);
+  void TellTeams(Other& other);
   void TellAborts();
   void AskToRecover();
   void AnswerRecovery();

@@ -8,7 +8,9 @@
 #include <chrono>
 
 #include "core/error.h"
+#include "core/group.h"
 #include "core/meeting.h"
+#include "core/wait.h"
 
 namespace tvm_ipc {
 
@@ -76,18 +78,13 @@ uint32_t IndexOf(const Control& control, uint32_t count, const std::vector<int>&
                                control.teams);
 }
 
-}  // namespace
-
-TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
+void CheckTeam(const Control& control, const std::vector<int>& ranks) {
   static_assert(kMaxRanks <= 64, "a bit for each rank");
   CheckRanks(control.num_ranks, ranks.data(), ranks.data() + ranks.size(), "a team of ");
-  const uint32_t known = control.num_teams.load(std::memory_order_acquire);
-  uint32_t index = IndexOf(control, known, ranks, copy);
-  if (index < known) return MadeTeam(index);
-  MakerLock lock(control);
-  const uint32_t count = control.num_teams.load(std::memory_order_relaxed);
-  index = IndexOf(control, count, ranks, copy);  // somebody else may have made it meanwhile
-  if (index < count) return MadeTeam(index);
+}
+
+/*! \brief Throw where one more team of these ranks would be too many. */
+void CheckRoom(const Control& control, uint32_t count, const std::vector<int>& ranks) {
   if (count == kMaxTeams) {
     Fail(kind::kRuntime, "the session has ", kMaxTeams, " teams already, the most there can be");
   }
@@ -97,6 +94,42 @@ TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
            " teams already, the most there can be; teams live as long as the session");
     }
   }
+}
+
+/*!
+ * \brief Wait until this node knows all teams that there are now.
+ * \param ranks Of a team that is to be among them; none if it is there, if it is one at all.
+ */
+void AskForTeams(const Rank& rank, const std::vector<int>& ranks, uint64_t copy) {
+  Control& control = rank.control();
+  RankState& state = control.ranks[rank.id()];
+  const uint32_t question = rank.Ask(AsBytes(copy) + std::string(ranks.begin(), ranks.end()));
+  switch (WaitFor(state.answers, question, state.answers_sleepers, control.abort,
+                  rank.options().wait, rank.options().deadline)) {
+    case WaitResult::kReached:
+      return;
+    case WaitResult::kAborted:
+      Fail(kind::kPeer, "the making of a team was stopped: ", DescribeAbort(control));
+    case WaitResult::kDeadline:
+      Fail(kind::kDeadline, "rank ", rank.id(), " waited ",
+           std::chrono::duration<double>(rank.options().deadline).count(),
+           " s for the controller to tell ", DescribeNode(control, control.NodeOf(rank.id())),
+           " of a team; raise the timeout (TVM_IPC_TIMEOUT) if the network needs longer");
+  }
+}
+
+}  // namespace
+
+TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
+  CheckTeam(control, ranks);
+  const uint32_t known = control.num_teams.load(std::memory_order_acquire);
+  uint32_t index = IndexOf(control, known, ranks, copy);
+  if (index < known) return MadeTeam(index);
+  MakerLock lock(control);
+  const uint32_t count = control.num_teams.load(std::memory_order_relaxed);
+  index = IndexOf(control, count, ranks, copy);  // somebody else may have made it meanwhile
+  if (index < count) return MadeTeam(index);
+  CheckRoom(control, count, ranks);
   TeamRecord& record = control.teams[count];
   record.copy = copy;
   record.size = static_cast<uint32_t>(ranks.size());
@@ -110,7 +143,23 @@ TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy) {
   return MadeTeam(count);
 }
 
-TeamId TeamIn(Control& control, const std::vector<int64_t>& division, int rank) {
+TeamId TeamOf(const Rank& rank, const std::vector<int>& ranks, uint32_t copy) {
+  Control& control = rank.control();
+  if (control.num_nodes == 0) return TeamOf(control, ranks, copy);
+  CheckTeam(control, ranks);
+  for (bool asked = false;; asked = true) {
+    const uint32_t known = control.num_teams.load(std::memory_order_acquire);
+    const uint32_t index = IndexOf(control, known, ranks, copy);
+    if (index < known) return MadeTeam(index);
+    CheckRoom(control, known, ranks);  // there is no more at the controller than here
+    if (asked)
+      Fail(kind::kRuntime, "the controller did not make a team of ",
+           Show(ranks.data(), ranks.data() + ranks.size()));
+    AskForTeams(rank, ranks, copy);
+  }
+}
+
+TeamId TeamIn(const Rank& rank, const std::vector<int64_t>& division) {
   const int64_t* numbers = division.data();
   const int64_t* end = numbers + division.size();
   const int64_t size = division.empty() ? 0 : *numbers;
@@ -123,11 +172,26 @@ TeamId TeamIn(Control& control, const std::vector<int64_t>& division, int rank) 
   const int64_t* ranks = numbers + 1;
   const char* what = "teams of the ranks ";
   // Those of other teams too: else some ranks would be told, and the others wait for them.
-  CheckRanks(control.num_ranks, ranks, end, what);
-  const int64_t* found = std::find(ranks, end, rank);
-  if (found == end) Fail(kind::kValue, what, Show(ranks, end), ": rank ", rank, " is in none");
+  CheckRanks(rank.num_ranks(), ranks, end, what);
+  const int64_t* found = std::find(ranks, end, rank.id());
+  if (found == end) Fail(kind::kValue, what, Show(ranks, end), ": rank ", rank.id(), " is in none");
   const int64_t* first = ranks + (found - ranks) / size * size;
-  return TeamOf(control, {first, first + size}, 0);
+  return TeamOf(rank, {first, first + size}, 0);
+}
+
+const TeamRecord* FindTeam(const Rank& rank, TeamId team) {
+  const Control& control = rank.control();
+  const TeamRecord* known = FindTeam(control, team);
+  const bool possible = team >= kFirstTeam && team < kFirstTeam + static_cast<int>(kMaxTeams);
+  if (known != nullptr || control.num_nodes == 0 || !possible) return known;
+  AskForTeams(rank, {}, 0);
+  return FindTeam(control, team);
+}
+
+std::vector<int> UnpackRanks(const std::string& bytes) {
+  std::vector<int> ranks;
+  for (unsigned char rank : bytes) ranks.push_back(rank);
+  return ranks;
 }
 
 const TeamRecord* FindTeam(const Control& control, TeamId team) {

@@ -101,7 +101,7 @@ TeamId Works::TeamFor(TeamId team) {
   if (known != teams_.end()) return known->second;
   std::vector<int> ranks;
   uint32_t copy = 0;
-  if (const TeamRecord* record = FindTeam(rank_.control(), team)) {
+  if (const TeamRecord* record = FindTeam(rank_, team)) {
     ranks.assign(record->ranks, record->ranks + record->size);
     copy = record->copy;
   } else if (team == kWorld || team == kGroup) {
@@ -111,7 +111,7 @@ TeamId Works::TeamFor(TeamId team) {
   } else {
     return team;  // there is none, as the operation will say
   }
-  return teams_[team] = TeamOf(rank_.control(), ranks, copy | kCopiesOfWorks);
+  return teams_[team] = TeamOf(rank_, ranks, copy | kCopiesOfWorks);
 }
 
 void WorksOfThread::Run() {

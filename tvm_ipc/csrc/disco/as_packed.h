@@ -58,7 +58,7 @@ inline TeamId TeamFor(const Rank& rank, const TeamArgument& team) {
   auto own = [&](TeamId id) { return works == nullptr ? id : works->TeamFor(id); };
   if (auto division = team.as<tvm::ffi::Shape>()) {
     const std::vector<int64_t> numbers(division->begin(), division->end());
-    return own(TeamIn(rank.control(), numbers, rank.id()));
+    return own(TeamIn(rank, numbers));
   }
   const int64_t id = team.get<int64_t>();
   if (id >= 0 && id < kFirstTeam + int64_t{kMaxTeams}) return own(static_cast<TeamId>(id));

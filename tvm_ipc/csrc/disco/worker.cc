@@ -237,7 +237,7 @@ ffi::Any CallWithList(ffi::Function function, ffi::Array<ffi::Any> values) {
 }
 
 int TeamOfRanks(ffi::Shape ranks, int64_t copy) {
-  return TeamOf(RequireRank().control(), TeamMembers(ranks), TeamCopy(copy));
+  return TeamOf(RequireRank(), TeamMembers(ranks), TeamCopy(copy));
 }
 
 int RankOfThread() { return RequireRank().id(); }
@@ -247,7 +247,7 @@ tvm::Device DeviceOfThread() { return DeviceOf(RequireRank()); }
 void CallInTeam(ffi::PackedArgs args, ffi::Any* result) {
   const Rank& rank = RequireRank();
   const int id = args[1].cast<int>();
-  const TeamRecord* team = FindTeam(rank.control(), static_cast<TeamId>(id));
+  const TeamRecord* team = FindTeam(rank, static_cast<TeamId>(id));
   if (team == nullptr) Fail(kind::kValue, "there is no team ", id);
   const uint8_t* end = team->ranks + team->size;
   if (std::find(team->ranks, end, rank.id()) == end) return;
