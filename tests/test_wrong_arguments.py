@@ -133,7 +133,7 @@ def session_calls(session: Any) -> dict[str, Call]:
                 "device": [*NAMES, "gpu", "CPU", tvm.cpu()],
                 "hosts": [*HOSTS, 3],  # nodes for two workers
                 "device_ids": IDS,
-                "backend": [*NAMES, "mpi"],
+                "backend": [*NAMES, "gloo"],
             },
         ),
         "init_ccl": Call(
@@ -141,7 +141,7 @@ def session_calls(session: Any) -> dict[str, Call]:
             {"session": disco.ThreadedSession(2)},
             {
                 "session": [3, None, "session", tvm_ipc.Session, ANYTHING],
-                "ccl": [*NAMES, "mpi"],
+                "ccl": [*NAMES, "gloo"],
                 "device_ids": IDS,
                 "device": [*one_less(NAMES, None), "gpu"],
             },
@@ -262,7 +262,7 @@ def session_calls(session: Any) -> dict[str, Call]:
         "init_ccl of a session": Call(
             session.init_ccl,
             {},
-            {"ccl": [*NAMES, "mpi"]},
+            {"ccl": [*NAMES, "gloo"]},
             free={"device_ids": "each is one of many"},
         ),
         "debug_get_from_remote": Call(x.debug_get_from_remote, {}, {"worker_id": RANKS}),
@@ -560,7 +560,7 @@ def communication_calls() -> dict[str, Call]:
         "pairs": [3, None, "01", [0], [[0]], [["0", 1]], [[0, 5]], [[0.0, 1]], {0: 1}, ANYTHING],
         "source": axes,
         "target": axes,
-        "backend": [*NAMES, "mpi"],
+        "backend": [*NAMES, "gloo"],
         "mesh": [3, None, "tp", ["tp"], [["tp"]], [["tp", 1, 2]], [[1, "tp"]], ANYTHING],
         "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, ANYTHING],
         "ranks": ["01", 3, [0], [0, 0], [0, 64], ["0", 1], {0: 1}, ANYTHING],

@@ -50,3 +50,21 @@ def test_a_session_of_disco_over_two_nodes(
         ("node1", network.nodes[0].address, True),
         ("node2", network.nodes[1].address, False),
     ]
+
+
+def test_a_module_is_sent_to_a_node_that_does_not_have_it(
+    mpi: Mpi, network: Network, started: Callable[[], dict[int, str]], tmp_path: Path
+) -> None:
+    given = {
+        "hosts": [node.address for node in network.nodes],
+        "network": "eth0",
+        "shell": str(network.shell(tmp_path / "shell")),
+    }
+    program = [sys.executable, str(Path(__file__).parent / "module_over_nodes.py")]
+    done = subprocess.run(
+        network.nodes[0].inside([*program, json.dumps(given)]),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from node_processes import SECONDS
 
 import tvm_ipc
+from tvm_ipc import contract
 from tvm_ipc.errors import IPCError, SessionClosedError, WorkerDiedError, WorkerError
 from tvm_ipc.nodes.hosts import ranks_of_nodes
 from tvm_ipc.nodes.mpi import Mpi
@@ -76,6 +78,20 @@ def check_groups(session: tvm_ipc.Session) -> None:
     assert [session.get(total, rank)[7] for rank in range(4)] == [1, 1, 5, 5]
 
 
+def test_values_go_to_all_nodes_and_come_from_them(session: tvm_ipc.Session) -> None:
+    assert session.backend == contract.backend_of_nodes()
+    rows = np.arange(4 * 300000, dtype="float32").reshape(4, -1)
+    parts, whole = session.scatter(rows, in_group=False), session.put(rows[1])
+    total = session.empty(rows.shape[1:], "float32")
+    session.allreduce(parts, total, in_group=False)
+    for rank in range(4):
+        assert (session.get(parts, rank) == rows[rank]).all()
+        assert (session.get(whole, rank) == rows[1]).all()
+        assert (session.get(total, rank) == rows.sum(0)).all()
+    whole.debug_copy_from(3, rows[2])
+    assert (session.get(whole, 3) == rows[2]).all() and (session.get(whole, 2) == rows[1]).all()
+
+
 def test_an_error_on_another_node_and_what_comes_after(session: tvm_ipc.Session) -> None:
     check_groups(session)
     fail = session.get_global_func("tests.nodes.fail_on")
@@ -86,6 +102,14 @@ def test_an_error_on_another_node_and_what_comes_after(session: tvm_ipc.Session)
         assert [error.rank for error in raised.value.errors] == [rank]
         assert "node_functions.py" in raised.value.errors[0].traceback
         check_groups(session)
+    x = session.empty((1 << 20,), "float32")
+    fail(2)
+    session.allreduce(x, x, in_group=False)  # which the others wait in
+    with pytest.raises(WorkerError, match="rank 2 was told to"):
+        session.sync()
+    x.debug_copy_from(0, np.ones(1 << 20, "float32"))
+    session.broadcast_from_worker0(x, x, in_group=False)
+    assert (session.get(x, 3) == 1).all()
 
 
 @pytest.mark.parametrize("who", ["worker", "agent", "launcher"])

@@ -286,6 +286,24 @@ SESSION_FUNCTIONS: Final = (
         "worker: a function of a module, or an error that names it",
     ),
     Function(
+        "tvm_ipc.worker.has_library",
+        "(path: str, digest: str) -> bool",
+        "worker: whether its node has a library, there or among those that were sent",
+        registered=Registered.PYTHON,
+    ),
+    Function(
+        "tvm_ipc.worker.keep_library",
+        "(path: str, digest: str, contents: Tensor)",
+        "worker: write a library whose bytes were sent, if its node lacks it",
+        registered=Registered.PYTHON,
+    ),
+    Function(
+        "tvm_ipc.worker.load_library",
+        "(path: str, digest: str, device: Device | None) -> Module",
+        "worker: load a library that its node has",
+        registered=Registered.PYTHON,
+    ),
+    Function(
         "tvm_ipc.worker.call_if_present",
         "(module: Module, name: str)",
         "worker: call a function without parameters of a module, if that has it",

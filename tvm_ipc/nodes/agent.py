@@ -32,6 +32,7 @@ from tvm_ipc.nodes.hub import NodeHub, Settings
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
 from tvm_ipc.nodes.proof import digest
 from tvm_ipc.runtime import config
+from tvm_ipc.runtime.folder import Folder, remove_orphans
 from tvm_ipc.runtime.starting import passed
 
 #: Seconds that rank 0 waits for its line: the controller wrote it before MPI started, or is gone.
@@ -71,6 +72,7 @@ class Agent:
         self._timeout = float(told["timeout"])
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._hub: NodeHub | None = None
+        self._folder = Folder()
         self._engine: Engine | None = None
         #: When the engine was seen to have ended; the end of another node, if that is why, is told
         #: before.
@@ -100,6 +102,7 @@ class Agent:
                 self._engine.close()
             if self._hub is not None:
                 self._hub.close()
+            self._folder.remove()
             self._connection.close()
 
     def _enter(self, place: Place) -> socket.socket:
@@ -130,6 +133,8 @@ class Agent:
         environment = config.without_mpi(
             config.worker_environment(int(message["threads"]), bool(message["compiler"]))
         )
+        remove_orphans()
+        environment = config.with_folder(environment, self._folder.path())
         environment |= {str(name): str(text) for name, text in message["environment"].items()}
         numbers = (int(message["num_workers"]), int(message["num_groups"]))
         with passed([str(entry) for entry in message["path"]]) as path:
@@ -185,6 +190,7 @@ class Agent:
         self._controller.send("ended by the launcher")
         for worker in self._workers.values():
             worker.kill()
+        self._folder.remove()
         os._exit(128 + signal.SIGTERM)
 
     def _end_workers(self, seconds: float) -> None:

@@ -44,6 +44,8 @@ class NodePool(PoolOfNodes):
     def __init__(self, nodes: Nodes) -> None:
         self.key = new_key()
         self.threads = min(node.threads for node in nodes.nodes)
+        ranks = nodes.settings.ranks
+        self.first_ranks = tuple(sum(ranks[:node]) for node in range(len(ranks)))
         self._nodes = nodes
         self._lock = threading.RLock()
         self._alarming = False

@@ -21,6 +21,7 @@ def ready() -> None:
         log,
         python_errors,
         repair,
+        shipping,
     )
 
     try:

@@ -50,6 +50,8 @@ _TVM_VARIABLES: Final = (
 _COMPILER_VARIABLES: Final = ("CXX", "CC")
 #: Beginnings of variables that launchers of MPI give to those that they start.
 _OF_MPI: Final = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_")
+#: Where an agent lets its workers keep files; no setting.
+_FOLDER: Final = "TVM_IPC_FOLDER_OF_NODE"
 #: One of these is there where a launcher started this process.
 _STARTED: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
@@ -174,7 +176,22 @@ def started_by_launcher() -> str | None:
 
 def own_settings() -> dict[str, str]:
     """Return the variables of this package, which processes on other machines are to have too."""
-    return {name: text for name, text in os.environ.items() if name.startswith("TVM_IPC_")}
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if name.startswith("TVM_IPC_") and name != _FOLDER
+    }
+
+
+def folder_of_node() -> Path | None:
+    """Return where the agent that started this worker lets it keep files; None if none did."""
+    text = os.environ.get(_FOLDER, "")
+    return Path(text) if text else None
+
+
+def with_folder(environment: dict[str, str], folder: Path) -> dict[str, str]:
+    """Return the environment of a worker that keeps files in a folder."""
+    return {**environment, _FOLDER: str(folder)}
 
 
 def without_mpi(environment: dict[str, str]) -> dict[str, str]:

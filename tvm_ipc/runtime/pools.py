@@ -65,6 +65,8 @@ class PoolOfNodes(Pool, Protocol):
 
     #: How many threads each worker may use.
     threads: int
+    #: Of each node, the first rank.
+    first_ranks: tuple[int, ...]
 
     def open(self, session: Any, device_ids: Any, timeout: float, room: int) -> None:
         """Open the controller's hub, and invite the workers."""

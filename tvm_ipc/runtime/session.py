@@ -26,9 +26,10 @@ from tvm_ipc.runtime.compiled import library_of
 from tvm_ipc.runtime.ending import EndingSession, end_unfinished
 from tvm_ipc.runtime.folder import remove_orphans
 from tvm_ipc.runtime.joining import wait_until_joined
-from tvm_ipc.runtime.pools import Hosts, Wanted
+from tvm_ipc.runtime.pools import Hosts, PoolOfNodes, Wanted
 from tvm_ipc.runtime.processes import ProcessPool
 from tvm_ipc.runtime.references import DModule
+from tvm_ipc.runtime.shipping import ship
 from tvm_ipc.runtime.uninterrupted import uninterrupted
 
 _log: Final = logging.getLogger("tvm_ipc.session")
@@ -73,6 +74,9 @@ class Session(CollectiveSession, EndingSession):
     backend : what moves data between the workers: "auto" is the best for the device that works here
         (the log says which, and why); or one by its name, which `tvm_ipc.contract.BACKENDS` lists.
     """
+
+    #: Its workers, if they are on several nodes.
+    _nodes: PoolOfNodes | None = None
 
     def __init__(
         self,
@@ -164,7 +168,7 @@ class Session(CollectiveSession, EndingSession):
         end_unfinished()
         remove_orphans()
         _log.info("%s: starts agents on %s", self._name, hosts)
-        self._pool = pool = hosts.start(wanted)
+        self._pool = self._nodes = pool = hosts.start(wanted)
         self._room = pool.room()
         self._log_start(*wanted.shape, pool.threads, placed, wanted.settings)
         make = "tvm_ipc.create_process_pool"
@@ -236,7 +240,7 @@ class Session(CollectiveSession, EndingSession):
         self._get_cached_method("runtime.disco._import_python_module")(module_name)
 
     def load_vm_module(self, path: Any, device: Any = None) -> DModule:
-        """Load a compiled module in every worker.
+        """Load a compiled module in every worker; nodes that do not have the file are sent it.
 
         One that `get_pipeline` compiled with collectives for another number of workers, or of
         groups, is an error.
@@ -250,8 +254,13 @@ class Session(CollectiveSession, EndingSession):
         device = self._on_device("load_vm_module: device", device)
         library = library_of(path, lambda: self._folder.path() / f"module-{next(keys)}.so")
         _log.debug("%s: loads %s", self._name, library)
-        load = self._get_cached_method("runtime.disco.load_vm_module")
-        module = DModule.of(load(str(library), device))
+        if self._nodes is None:
+            load = self._get_cached_method("runtime.disco.load_vm_module")
+            module = DModule.of(load(str(library), device))
+        else:
+            digest = ship(self, library, self._nodes.first_ranks)
+            load = self._get_cached_method("tvm_ipc.worker.load_library")
+            module = DModule.of(load(str(library), digest, device))
         check = self._get_cached_method("tvm_ipc.worker.call_if_present")
         check(module, MODULE_CHECK)
         return module
