@@ -56,10 +56,8 @@ void EngineWire::Done(int rank, int request, uint64_t came) {
 }
 
 bool EngineWire::Sleep(std::chrono::nanoseconds most) {
-  const std::atomic<uint32_t> never{0};
-  // It gives the processor away a few times first: who posts one message soon posts another.
-  return WaitFor(control_.bell, heard_ + 1, control_.engine_sleeps, never, WaitPolicy{0, 20},
-                 most) == WaitResult::kReached;
+  SleepOn(control_.bell, heard_, control_.engine_sleeps, most);
+  return control_.bell.load(std::memory_order_relaxed) != heard_;
 }
 
 void EngineWire::Flushed(uint32_t generation) {

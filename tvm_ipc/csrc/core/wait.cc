@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -104,7 +105,8 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
     OrderEverybody();
     const uint32_t seen = word.load(std::memory_order_seq_cst);
     if (!Reached(seen, target) && abort.load(std::memory_order_acquire) == 0) {
-      const timespec slice{0, kSleepSliceNanoseconds};
+      const int64_t left = std::chrono::nanoseconds(end - Clock::now()).count();
+      const timespec slice{0, std::clamp<int64_t>(left, 0, kSleepSliceNanoseconds)};
       Futex(word, FUTEX_WAIT, seen, &slice);
     }
     sleepers.fetch_sub(1, std::memory_order_relaxed);
@@ -112,6 +114,17 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
     if (aborted()) return WaitResult::kAborted;
     if (Clock::now() >= end) return WaitResult::kDeadline;
   }
+}
+
+void SleepOn(const std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint32_t>& sleepers,
+             std::chrono::nanoseconds most) {
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (word.load(std::memory_order_seq_cst) == seen) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
+    const timespec time{seconds.count(), (most - seconds).count()};
+    Futex(word, FUTEX_WAIT, seen, &time);
+  }
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint32_t>& sleepers) {

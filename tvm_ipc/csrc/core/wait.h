@@ -57,6 +57,13 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
  */
 void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint32_t>& sleepers);
 
+/*!
+ * \brief Sleep for at most so long while the word is as it was seen. Who changes it looks at
+ *        `sleepers` afterwards, both sequentially consistent, and wakes.
+ */
+void SleepOn(const std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint32_t>& sleepers,
+             std::chrono::nanoseconds most);
+
 /*! \brief Wake everybody who sleeps on the word, though it did not change. */
 void WakeAll(const std::atomic<uint32_t>& word);
 
