@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /*! \brief How often a thread that waits for another one of its rank looks whether to go on. */
-constexpr std::chrono::milliseconds kLook{5};
+constexpr std::chrono::milliseconds kLookAtLife{5};
 
 double Seconds(const Rank& rank) {
   return std::chrono::duration<double>(rank.options().deadline).count();
@@ -73,7 +73,7 @@ void RankWire::AwaitFree(std::unique_lock<std::mutex>& lock, const char* what,
                          const Descriptor& mine) {
   const auto end = Clock::now() + rank_.options().deadline;
   const uint32_t before = generation_;
-  while (freed_.wait_for(lock, kLook) == std::cv_status::timeout) {
+  while (freed_.wait_for(lock, kLookAtLife) == std::cv_status::timeout) {
     const size_t left = left_.size();
     Reclaim();
     if (left_.size() != left) return;

@@ -28,7 +28,7 @@ class NodeWireObj : public ffi::Object {
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("tvm_ipc.NodeWire", NodeWireObj, ffi::Object);
 };
 
-EngineWire& Require(const ffi::ObjectRef& wire) {
+EngineWire& RequireWire(const ffi::ObjectRef& wire) {
   const auto* object = wire.as<NodeWireObj>();
   if (object == nullptr) Fail(kind::kType, "this is no wire that tvm_ipc.node.wire has returned");
   return object->wire;
@@ -44,29 +44,29 @@ ffi::ObjectRef WireOf(ffi::ObjectRef node) {
 
 int64_t Take(ffi::ObjectRef wire, int64_t address, int64_t most) {
   return static_cast<int64_t>(
-      Require(wire).Take(reinterpret_cast<WireWork*>(address), static_cast<size_t>(most)));
+      RequireWire(wire).Take(reinterpret_cast<WireWork*>(address), static_cast<size_t>(most)));
 }
 
 void Done(ffi::ObjectRef wire, int64_t address, int64_t count) {
   const auto* ended = reinterpret_cast<const Ended*>(address);
   for (int64_t i = 0; i < count; ++i) {
-    Require(wire).Done(ended[i].rank, ended[i].request, ended[i].came);
+    RequireWire(wire).Done(ended[i].rank, ended[i].request, ended[i].came);
   }
 }
 
 bool Sleep(ffi::ObjectRef wire, double seconds) {
   const double most = std::max(0.0, std::min(seconds, kLongestSleep));
-  return Require(wire).Sleep(std::chrono::nanoseconds(static_cast<int64_t>(most * 1e9)));
+  return RequireWire(wire).Sleep(std::chrono::nanoseconds(static_cast<int64_t>(most * 1e9)));
 }
 
-void RingBell(ffi::ObjectRef wire) { Require(wire).Ring(); }
+void RingBell(ffi::ObjectRef wire) { RequireWire(wire).Ring(); }
 
-int64_t GenerationOf(ffi::ObjectRef wire) { return Require(wire).generation(); }
+int64_t GenerationOf(ffi::ObjectRef wire) { return RequireWire(wire).generation(); }
 
-int64_t FlushedOf(ffi::ObjectRef wire) { return Require(wire).flushed(); }
+int64_t FlushedOf(ffi::ObjectRef wire) { return RequireWire(wire).flushed(); }
 
 void SetFlushed(ffi::ObjectRef wire, int64_t generation) {
-  Require(wire).Flushed(static_cast<uint32_t>(generation));
+  RequireWire(wire).Flushed(static_cast<uint32_t>(generation));
 }
 
 int64_t LargestTag() { return kLargestTag; }

@@ -20,7 +20,7 @@ namespace tvm_ipc {
 namespace {
 
 /*! \brief Rounds whose messages are on their way at a time. */
-constexpr size_t kDepth = 3;
+constexpr size_t kStepsAhead = 3;
 
 int Count(uint64_t places) { return __builtin_popcountll(places); }
 
@@ -50,13 +50,13 @@ class Mover {
   struct Sending {
     const Stream* stream;
     std::vector<int> ranks;
-    std::vector<WireTicket> tickets[kDepth];
+    std::vector<WireTicket> tickets[kStepsAhead];
   };
   struct Receiving {
     const Stream* stream;
     /*! \brief Where it is shown, or -1. */
     int64_t slot = -1;
-    Messages::Coming coming[kDepth];
+    Messages::Coming coming[kStepsAhead];
   };
 
   void Plan(const Stream& stream);
@@ -98,7 +98,7 @@ Mover::Mover(Across& across, const std::vector<Stream>& streams)
   const size_t slots = std::max<size_t>(1, *std::max_element(slots_.begin(), slots_.end()));
   piece_ = std::min(kStageBytes / slots / kLine * kLine, kMessageBytes);
   rounds_ = std::max<size_t>(1, (longest + piece_ - 1) / piece_);
-  depth_ = std::min(kDepth, rounds_);
+  depth_ = std::min(kStepsAhead, rounds_);
 }
 
 /*! \brief Who shows and who receives it on each node; slots count on all nodes, for pieces are as

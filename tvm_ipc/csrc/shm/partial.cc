@@ -16,8 +16,8 @@ namespace {
 __extension__ typedef __int128 TwoWords;
 __extension__ typedef unsigned __int128 UnsignedTwoWords;
 
-constexpr uint8_t kInt = 0, kFloat = 2, kBFloat = 4;  // codes of DLPack
-constexpr ElementType kFloat32{kFloat, 32, 1};
+constexpr uint8_t kIntCode = 0, kFloatCode = 2, kBFloatCode = 4;  // codes of DLPack
+constexpr ElementType kFloat32{kFloatCode, 32, 1};
 /*! \brief Floats on the stack, in the caches. */
 constexpr size_t kBlockFloats = 4096;
 
@@ -62,7 +62,7 @@ void FinishIntegers(void* dst, const void* const* partials, int num_partials, si
 /*! \brief Call a function template of the integer type. */
 template <typename Call>
 void OfInteger(ElementType type, Call call) {
-  const bool is_signed = type.code == kInt;
+  const bool is_signed = type.code == kIntCode;
   switch (type.bits) {
     case 8:
       return is_signed ? call(int8_t{}, int64_t{}) : call(uint8_t{}, int64_t{});
@@ -92,7 +92,7 @@ void DivideAll(void* data, size_t count, int divisor) {
 Partial::Partial(const char* operation, ElementType type, ReduceKind kind)
     : type_(type), kind_(kind), way_(Way::kSame), width_(type.bytes()) {
   RequireReduce(operation, type, kind);  // whether there is one
-  const bool floats = type.code == kFloat || type.code == kBFloat;
+  const bool floats = type.code == kFloatCode || type.code == kBFloatCode;
   const bool average = kind == ReduceKind::kAvg;
   const bool chooses = kind == ReduceKind::kMin || kind == ReduceKind::kMax;
   const ReduceKind folds = average ? ReduceKind::kSum : kind;
