@@ -54,7 +54,7 @@ ALLOWED = {
     "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
     "command_line": (
         *("tvm_ipc", "errors", "terminal"),
-        *("bench", "doctor", "demo", "explain", "hf"),
+        *("bench", "doctor", "demo", "explain", "hf", "nodes"),
     ),
     "__main__": ("command_line",),
     "__init__": (

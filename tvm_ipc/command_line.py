@@ -127,6 +127,12 @@ def _explain(arguments: list[str], traceback: list[str]) -> int:
     return run([*arguments, *traceback], demo.default_model)
 
 
+def _node(arguments: list[str], _traceback: list[str]) -> int:
+    from tvm_ipc.nodes.allocation import main as run
+
+    return run(arguments)
+
+
 #: Commands that read their own options: what runs them, and what they do.
 _OWN_OPTIONS: Final[dict[str, tuple[Callable[[list[str], list[str]], int], str]]] = {
     "demo": (_demo, "run a tensor-parallel model on two workers and compare it with one"),
@@ -138,5 +144,9 @@ _OWN_OPTIONS: Final[dict[str, tuple[Callable[[list[str], list[str]], int], str]]
     "run": (
         _run_model,
         "continue a text with a language model of transformers on several workers",
+    ),
+    "node": (
+        _node,
+        "be a node of a program: mpiexec -n 2 tvm-ipc node -- python main.py",
     ),
 }

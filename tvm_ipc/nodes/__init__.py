@@ -10,5 +10,6 @@ rank of its own, which starts that node's workers; the user's program, the contr
 - `mpi.py`, `launcher.py`: which MPI is there, and how it starts something on each node.
 - `agent.py`, `controller.py`: the two sides, and `messages.py`, what they say to each other;
   `proof.py`: which nodes share memory with the controller; `hub.py`: the hub of a node.
+- `allocation.py`: `tvm-ipc node`, where a launcher of the user's gives the nodes.
 - `hosts.py`, `pool.py`: what a session gives, and asks of its workers (`runtime/pools.py`).
 """

@@ -41,6 +41,7 @@ LINE_SECONDS: Final = 10.0
 _GRACE: Final = 2.0
 _MPI_GRACE: Final = 5
 _ROUND: Final = 0.1
+_PAUSE: Final = 0.005
 #: A worker. It ends with its agent even if a signal ends that.
 _WORKER: Final = """
 import ctypes, json, os, sys
@@ -204,13 +205,13 @@ class Agent:
             worker.wait()
 
 
-def _first_line() -> bytes:
-    """Read the line that the launcher passes on. Its end need not come: Open MPI sends none."""
+def line_of(descriptor: int) -> bytes:
+    """Read a line, after which the end need not come: Open MPI's launcher sends none."""
     line = bytearray()
     end = time.monotonic() + LINE_SECONDS
     while b"\n" not in line:
-        ready, _, _ = select.select([0], [], [], max(0.0, end - time.monotonic()))
-        data = os.read(0, MOST_BYTES) if ready else b""
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        data = os.read(descriptor, MOST_BYTES) if ready else b""
         if not data or len(line) > MOST_BYTES:
             raise IPCError(
                 f"the controller's line did not come in {LINE_SECONDS:g} s: {len(line)} bytes did"
@@ -221,17 +222,35 @@ def _first_line() -> bytes:
     return bytes(line.partition(b"\n")[0])
 
 
-def _told(world: Any, mpi: Any) -> dict[str, Any]:
-    """Return what rank 0 reads, on all ranks. Nothing is pickled: it goes as bytes."""
-    line = _first_line() if world.rank == 0 else b""
+def share(world: Any, mpi: Any, line: bytes) -> dict[str, Any]:
+    """Return what rank 0's line says, on all ranks; nothing if that has none.
+
+    Nothing is pickled: it goes as bytes. Ranks may wait for long, and sleep.
+    """
     length = bytearray(len(line).to_bytes(8, "big"))
-    world.Bcast([length, mpi.BYTE], root=0)
+    _broadcast(world, mpi, length)
     data = bytearray(line.ljust(int.from_bytes(length, "big"), b"\0"))
-    world.Bcast([data, mpi.BYTE], root=0)
+    if not data:
+        return {}
+    _broadcast(world, mpi, data)
     told = json.loads(data)
     if not isinstance(told, dict):
         raise IPCError("the controller's line is no JSON object")
     return told
+
+
+def _broadcast(world: Any, mpi: Any, data: bytearray) -> None:
+    request = world.Ibcast([data, mpi.BYTE], root=0)
+    while not request.Test():
+        time.sleep(_PAUSE)
+
+
+def end_with_mpi(mpi: Any) -> None:
+    """End MPI, which waits for the other agents; if one of them never comes, end all."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_MPI_GRACE)
+    mpi.Finalize()
+    signal.alarm(0)
 
 
 def main(nodes: int) -> None:
@@ -246,14 +265,13 @@ def main(nodes: int) -> None:
             f"({MPI.Get_library_version().split(',')[0].strip()})"
         )
     try:
-        Agent(world, _told(world, MPI)).serve()
+        line = line_of(0) if world.rank == 0 else b""
+        Agent(world, share(world, MPI, line)).serve()
     except Exception as error:
         sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
         sys.stderr.flush()
         world.Abort(1)
-    # mpi4py ends MPI as Python ends, which waits for the other agents.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_MPI_GRACE)
+    end_with_mpi(MPI)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tvm_ipc.contract import backend_of_nodes
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
+from tvm_ipc.nodes.allocation import Allocated
 from tvm_ipc.nodes.door import Door
 from tvm_ipc.nodes.handshake import Key, Place
 from tvm_ipc.nodes.hub import Settings
@@ -140,8 +141,6 @@ class Nodes:
     ) -> None:
         if len(workers.ranks) != places.count:
             raise IPCError(f"{places.count} nodes have ranks of {len(workers.ranks)}")
-        refuse_launched()
-        mpi = find_mpi() if mpi is None else mpi
         self._workers = workers
         self._places = places
         self.settings = workers.settings(places)
@@ -161,8 +160,7 @@ class Nodes:
         expected += [Place(n.number, "worker", rank) for n in self.nodes for rank in n.ranks]
         with Door(key, expected, address) as door, Proof() as proof:
             told = {"key": key.text, "addresses": [door.address], "timeout": timeout}
-            command = program or [*_AGENT, str(places.count)]
-            self._launcher = Launcher(mpi, places, command, json.dumps(told))
+            self._launcher = _launch(places, json.dumps(told), mpi, program)
             try:
                 self._start(door, proof, timeout, check)
             except BaseException:
@@ -288,8 +286,8 @@ class Nodes:
                 f"this program; {node} has other shared memory"
             )
         workers = self._workers
-        one_machine = isinstance(self._places.hosts, int)
-        sharing = workers.num_workers if one_machine else self.settings.ranks[node.number]
+        shared = workers.num_workers if self._places.one_machine else 0
+        sharing = shared or self.settings.ranks[node.number]
         node.threads = config.threads_per_worker(sharing, int(node.facts["cores"]))
         node.agent.send(
             "start",
@@ -368,6 +366,16 @@ class Nodes:
             raise IPCError(
                 f"the agent of {node} says {what!r} without what it needs: {error}"
             ) from None
+
+
+def _launch(
+    places: Places, first_line: str, mpi: Mpi | None, program: Sequence[str] | None
+) -> Launcher | Allocated:
+    if places.allocated:
+        return Allocated(first_line)
+    refuse_launched()
+    command = program or [*_AGENT, str(places.count)]
+    return Launcher(find_mpi() if mpi is None else mpi, places, command, first_line)
 
 
 def _hang_up(connection: socket.socket, close: Callable[[int], None] = os.close) -> None:

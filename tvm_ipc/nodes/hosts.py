@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes.allocation import names_of_nodes
 from tvm_ipc.nodes.controller import Nodes, Workers
 from tvm_ipc.nodes.interface import address_towards
 from tvm_ipc.nodes.launcher import Places
@@ -17,6 +18,8 @@ from tvm_ipc.runtime.pools import Wanted
 if TYPE_CHECKING:
     from tvm_ipc.nodes.pool import NodePool
 
+#: The nodes that a launcher of the user's has started.
+ALLOCATION: Final = "allocation"
 _WANTED: Final = (
     "the names of two or more machines, this one first, or a number of nodes on this machine, 2 or "
     "more"
@@ -27,7 +30,15 @@ _START_SECONDS: Final = 120.0
 
 def read(where: str, hosts: Any, num_workers: int) -> Hosts:
     """Return the nodes that a caller asks for; `where` begins the sentence of errors."""
-    if isinstance(hosts, Places):  # with what only tests and unusual networks need
+    if isinstance(hosts, str) and hosts == ALLOCATION:
+        names = names_of_nodes()
+        if names is None:
+            raise IPCError(
+                f"{where}: {hosts!r} is for programs that a launcher starts through tvm-ipc node, "
+                "such as mpiexec -n 2 tvm-ipc node -- python main.py"
+            )
+        places = Places(names, allocated=True)
+    elif isinstance(hosts, Places):  # with what only tests and unusual networks need
         places = hosts
     elif isinstance(hosts, numbers.Number):
         places = Places(arguments.integer(where, hosts, _WANTED, 2))
@@ -82,11 +93,12 @@ class Hosts:
             settings.arena_limit or 0,
             settings.instruction_set,
         )
-        names = () if isinstance(self.places.hosts, int) else self.places.hosts[1:]
+        names = () if isinstance(self.places.hosts, int) else self.places.hosts
+        away = dict.fromkeys(name for name in names[1:] if name != names[0])
         nodes = Nodes(
             self.places,
             workers,
-            address=address_towards(names),
+            address=address_towards([*away]),
             timeout=_START_SECONDS,
             check=wanted.check,
         )

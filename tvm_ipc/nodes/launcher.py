@@ -43,11 +43,13 @@ class Places:
     network : the network between them, such as "10.0.0.0/24" for Open MPI, or the name of an
         interface, such as "eth0", for both; None leaves it to MPI.
     shell : a program that is given options, a host and a command, as ssh is; None means ssh.
+    allocated : the user's launcher has started the agents (`allocation.py`).
     """
 
     hosts: int | tuple[str, ...]
     network: str | None = None
     shell: Path | None = None
+    allocated: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -56,6 +58,11 @@ class Places:
             # It becomes a part of a list in one argument; nothing in it may look like another.
             if not host or host[0] == "-" or set(host) & set(" ,;\n\t\0"):
                 raise IPCError(f"{host!r} is no name of a machine")
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all nodes are known to be on this machine."""
+        return isinstance(self.hosts, int) or (self.allocated and len(set(self.hosts)) == 1)
 
     @property
     def count(self) -> int:

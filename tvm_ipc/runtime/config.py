@@ -52,6 +52,8 @@ _COMPILER_VARIABLES: Final = ("CXX", "CC")
 _OF_MPI: Final = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_")
 #: Where an agent lets its workers keep files; no setting.
 _FOLDER: Final = "TVM_IPC_FOLDER_OF_NODE"
+#: The descriptor by which a program speaks to the agent that runs it, and the nodes' hosts.
+_ALLOCATION: Final = "TVM_IPC_ALLOCATION"
 #: One of these is there where a launcher started this process.
 _STARTED: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
@@ -179,7 +181,7 @@ def own_settings() -> dict[str, str]:
     return {
         name: text
         for name, text in os.environ.items()
-        if name.startswith("TVM_IPC_") and name != _FOLDER
+        if name.startswith("TVM_IPC_") and name not in (_FOLDER, _ALLOCATION)
     }
 
 
@@ -187,6 +189,18 @@ def folder_of_node() -> Path | None:
     """Return where the agent that started this worker lets it keep files; None if none did."""
     text = os.environ.get(_FOLDER, "")
     return Path(text) if text else None
+
+
+def allocation() -> tuple[int, tuple[str, ...]] | None:
+    """Return the descriptor to the agent that runs this program, and the hosts of all agents."""
+    descriptor, _, hosts = os.environ.get(_ALLOCATION, "").partition(" ")
+    return (int(descriptor), tuple(hosts.split())) if descriptor else None
+
+
+def of_allocation(descriptor: int, hosts: list[str]) -> dict[str, str]:
+    """Return the environment of a program that an agent runs: it is no rank."""
+    own = without_mpi({name: text for name, text in os.environ.items() if name not in _STARTED})
+    return {**own, _ALLOCATION: " ".join([str(descriptor), *hosts])}
 
 
 def with_folder(environment: dict[str, str], folder: Path) -> dict[str, str]:

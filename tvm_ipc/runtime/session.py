@@ -66,7 +66,8 @@ class Session(CollectiveSession, EndingSession):
         what the backend takes at the start.
     hosts : the names of machines, this one first, over which the workers are divided in order; or
         how many nodes this machine is to be, which then share nothing but the network. They start
-        through MPI, which `pip install 'tvm-ipc[mpi]'` brings.
+        through MPI, which `pip install 'tvm-ipc[mpi]'` brings. In a program that `tvm-ipc node`
+        runs, "allocation" is all nodes that the launcher gave.
     device : what the workers compute on, which is where their tensors are: "cpu", or "cuda", an
         NVIDIA GPU.
     device_ids : the number of the device of each worker; by default 0, 1, 2, ..., a GPU for each.
@@ -90,7 +91,7 @@ class Session(CollectiveSession, EndingSession):
         device: str = "cpu",
         device_ids: Sequence[int] | None = None,
         backend: str = "auto",
-        hosts: int | Sequence[str] | None = None,
+        hosts: int | str | Sequence[str] | None = None,
     ) -> None:
         num_workers, num_groups = arguments.workers(
             "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
