@@ -17,7 +17,13 @@ from tvm_ipc.contract import AllReduceStrategy
 class Workers:
     """A session of process workers with the benchmark's program loaded."""
 
-    def __init__(self, ranks: int, limit: float, threads: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        limit: float,
+        threads: bool = False,
+        hosts: Any = None,
+    ) -> None:
         library = OUT / f"program-{os.getpid()}.so"
         if not library.exists():
             program.build(library, [s for s in AllReduceStrategy if s.name != "RING"])
@@ -26,7 +32,7 @@ class Workers:
             path = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self.ranks = ranks
-        self.session = tvm_ipc.Session(ranks, timeout=limit, threads=threads)
+        self.session = tvm_ipc.Session(ranks, timeout=limit, threads=threads, hosts=hosts)
         self.session.import_python_module("ours_worker")
         self.program = self.session.load_vm_module(str(library))
 

@@ -66,3 +66,17 @@ def run(program: Any, name: str, times: int) -> Any:
     for _ in range(times):
         function(*arguments)
     return _answer(perf_counter() - start)
+
+
+@tvm_ffi.register_global_func("tvm_ipc.bench.run_packed")
+def run_packed(times: int) -> Any:
+    """Seconds that `times` calls of the packed function take, from Python."""
+    case = _cases[_get("runtime.disco.worker_rank")()]
+    send, recv, _ = case["arguments"]
+    allreduce = _get("runtime.disco.cuda_ipc.custom_allreduce")
+    barrier = case["barrier"]
+    allreduce(barrier[0], int(AllReduceStrategy.ONESHOT), barrier[1])
+    start = perf_counter()
+    for _ in range(times):
+        allreduce(send, int(AllReduceStrategy.AUTO), recv)
+    return _answer(perf_counter() - start)

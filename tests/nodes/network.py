@@ -46,6 +46,10 @@ class Node:
         target = ["--target", str(self.keeper.pid)]
         return ["nsenter", *target, "--net", "--uts", "--mount", "--", *command]
 
+    def run(self, *command: str) -> None:
+        """Run something in the node; its failure is an error."""
+        subprocess.run(self.inside(command), check=True, capture_output=True)
+
 
 class Network:
     """Nodes that are joined by a switch.

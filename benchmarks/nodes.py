@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast is an all-reduce over several nodes, next to plain MPI_Allreduce of the same MPI?
+
+    sudo python benchmarks/nodes.py           # about ten minutes
+    sudo python benchmarks/nodes.py --quick   # about two
+
+Nodes are network namespaces of this machine (root, iproute2), which share nothing but a network: at
+full speed, and limited to 10 and 1 Gbit/s in each direction. Both sides have the same ranks on the
+same nodes: ours is the packed function, called from every worker of a session; the peer is a C loop
+over MPI_Allreduce among all ranks, started over the same network. They are alive all the time, are
+measured one after another, size by size, in several rounds; what disturbs the machine disturbs
+both. Figures are medians over the rounds, a ratio is the median of the ratios within the rounds.
+Every buffer's first all-reduce is compared with a closed form.
+
+Of the largest size at a limited rate the table says which part of the link is used: the bytes of a
+buffer, which each node must at least send and receive, by the time and the rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import geometric_mean, median
+
+import peers
+from allreduce_cpu import Plan, Seat, powers, run
+from report import Key, Results
+
+sys.path.insert(0, str(peers.HERE.parent / "tests/nodes"))
+from network import Network, NoNetworkError
+
+RATES = {"full": None, "10gbit": "10gbit", "1gbit": "1gbit"}
+BITS = {"10gbit": 10e9, "1gbit": 1e9}
+PEER = "MPI_Allreduce"
+OURS = "tvm_ipc"
+
+
+def peer(options: argparse.Namespace) -> peers.Ranks:
+    """A C loop over MPI_Allreduce: as many ranks on each node as ours has workers there."""
+    from tvm_ipc.nodes.mpi import OPEN_MPI, find_mpi
+
+    mpi = find_mpi()
+    compiler = mpi.mpiexec.parent / "mpicc"
+    program = peers.compiled("peer_mpi.c", str(compiler), "peer_mpi-nodes")
+    ranks = options.nodes * options.workers
+    if mpi.kind == OPEN_MPI:
+        hosts = ",".join(f"{host}:{options.workers}" for host in options.hosts)
+        launch = [
+            *(str(mpi.mpiexec), "--allow-run-as-root", "--bind-to", "none", "--host", hosts),
+            *("--prtemca", "plm_ssh_agent", options.shell),
+            *("--prtemca", "prte_if_include", options.interface),
+            *("--mca", "btl_tcp_if_include", options.interface),
+            # There may be more ranks than cores, which the launcher cannot see: nodes share them.
+            *("--mca", "mpi_yield_when_idle", "1"),
+        ]
+    else:
+        launch = [
+            *(str(mpi.mpiexec), "-bind-to", "none", "-hosts", ",".join(options.hosts)),
+            *("-ppn", str(options.workers), "-iface", options.interface),
+            *("-launcher", "ssh", "-launcher-exec", options.shell),
+        ]
+    launch += ["-n", str(ranks), str(program)]
+    return peers.Ranks(PEER, ranks, lambda path: [[*launch, path, "single"]])
+
+
+class Ours:
+    """A session over the nodes; its workers hold ordinary memory."""
+
+    name = OURS
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import ours
+
+        from tvm_ipc.nodes.launcher import Places
+
+        hosts = Places(tuple(options.hosts), options.interface, Path(options.shell))
+        ranks = options.nodes * options.workers
+        self._workers = ours.Workers(ranks, 10 * options.limit, hosts=hosts)
+
+    def prepare(self, dtype: str, count: int, limit: float) -> str:
+        del limit  # the session's deadline
+        return "ok" if all(self._workers.call("prepare", dtype, count, False, False, 3)) else "bad"
+
+    def run(self, iterations: int, rewriting: bool, limit: float) -> float:
+        del rewriting, limit
+        return max(self._workers.call("run_packed", iterations))
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+def inside(options: argparse.Namespace) -> None:
+    """Measure at one rate, from within the first node, and leave the results as JSON."""
+    seats = [Seat(PEER, "peer", lambda: peer(options))]
+    if not options.peer_alone:
+        seats.append(Seat(OURS, "ours", lambda: Ours(options)))
+    results = Results()
+    plan = Plan(
+        ranks=options.nodes * options.workers,
+        dtypes=(options.dtype,),
+        sizes=powers(1 << 10, options.largest, options.factor),
+        fresh=(False,),
+        rounds=options.rounds,
+        seconds=options.seconds,
+        limit=options.limit,
+        patience=5.0,
+        budget=options.budget,
+    )
+    try:
+        run(plan, seats, results)
+    finally:
+        for seat in seats:
+            seat.leave()
+    found = {}
+    for seat in seats:
+        for size in plan.sizes:
+            key = Key(plan.ranks, options.dtype, False, size, seat.name)
+            found[f"{seat.name} {size}"] = results.times.get(key) or results.notes.get(key, "-")
+    Path(options.json).write_text(json.dumps(found))
+
+
+def measure(rate: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, object]:
+    """Measure at one rate."""
+    with tempfile.TemporaryDirectory() as folder, Network(options.nodes, RATES[rate]) as network:
+        shell = network.shell(Path(folder) / "shell")
+        results = Path(folder) / "results.json"
+        hosts = [node.address for node in network.nodes]
+        program = [sys.executable, str(Path(__file__).resolve()), *arguments, "--json", results]
+        program += ["--shell", shell, "--interface", "eth0", "--hosts", *hosts]
+        subprocess.run(network.nodes[0].inside([*map(str, program)]), check=True)
+        return dict(json.loads(results.read_text()))
+
+
+def said(size: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} B"
+
+
+def table(rate: str, found: dict[str, object], sizes: tuple[int, ...]) -> str:
+    """Return a table of one rate."""
+    lines = [f"rate: {rate}", f"{'size':>8} {PEER + ' us':>18} {'ours us':>12} {'ratio':>7}"]
+    ratios = []
+    for size in sizes:
+        theirs, mine = found[f"{PEER} {size}"], found.get(f"{OURS} {size}")
+        if not (isinstance(theirs, list) and isinstance(mine, list)):
+            shown = [f"{median(x) * 1e6:.1f}" if isinstance(x, list) else x for x in (theirs, mine)]
+            lines.append(f"{said(size):>8} {shown[0]!s:>18} {shown[1]!s:>12}")
+            continue
+        ratio = median(their / my for their, my in zip(theirs, mine, strict=False))
+        ratios.append(ratio)
+        line = f"{said(size):>8} {median(theirs) * 1e6:18.1f} {median(mine) * 1e6:12.1f}"
+        line += f" {ratio:6.2f}x"
+        if size == sizes[-1] and rate in BITS:
+            for name, times in (("ours", mine), ("MPI", theirs)):
+                line += f"  {name}: {size * 8 / median(times) / BITS[rate]:.0%} of the link"
+        lines.append(line)
+    if ratios:
+        lines.append(f"geometric mean {geometric_mean(ratios):.2f}x, least {min(ratios):.2f}x")
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer sizes and rounds: about two minutes")
+    add("--nodes", type=int, default=2)
+    add("--workers", type=int, default=2, help="on each node (2)")
+    add("--rates", nargs="+", choices=list(RATES), default=list(RATES))
+    add("--dtype", choices=["float32", "bfloat16"], default="float32")
+    add("--largest", type=int, default=64 << 20, metavar="BYTES")
+    add("--factor", type=int, choices=[2, 4, 8, 16], help="between sizes (4; quick: 16)")
+    add("--rounds", type=int, help="how often everything is measured (5; quick: 3)")
+    add("--seconds", type=float, default=0.1, help="how long one measurement takes (0.1)")
+    add("--budget", type=float, default=240.0, help="seconds after which no round begins, a rate")
+    add("--limit", type=float, default=30.0, help="seconds after which a measurement is given up")
+    add("--peer-alone", action="store_true", help="measure MPI alone")
+    for name in ("--json", "--shell", "--interface"):
+        add(name, help=argparse.SUPPRESS)
+    add("--hosts", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.factor = options.factor or (16 if options.quick else 4)
+    options.rounds = options.rounds or (3 if options.quick else 5)
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    peers.OUT.mkdir(exist_ok=True)
+    if options.hosts:
+        inside(options)
+        return 0
+    sizes = powers(1 << 10, options.largest, options.factor)
+    for rate in options.rates:
+        try:
+            found = measure(rate, options, arguments)
+        except NoNetworkError as error:
+            print(f"benchmarks/nodes.py: {error}", file=sys.stderr)
+            return 1
+        print(table(rate, found, sizes), end="\n\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
