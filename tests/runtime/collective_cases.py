@@ -68,6 +68,8 @@ class Case:
     #: How often it is done with the same memory, and the how many-th time this is.
     rounds: int = 1
     round: int = 0
+    #: How many of the members each node has, who are neighbours; nothing: all are on one machine.
+    nodes: tuple[int, ...] = ()
 
 
 def sizes(ranks: int, dtype: str, thresholds: tuple[int, ...]) -> list[int]:
@@ -321,11 +323,13 @@ def _add_specials(rows: Array) -> None:
 
 @_once
 def reduced(case: Case, ranks: int, team: int) -> Array:
-    return reduce(inputs.__wrapped__(case, ranks, team), ReduceKind(case.kind))
+    return reduce(inputs.__wrapped__(case, ranks, team), ReduceKind(case.kind), case.nodes)
 
 
-def reduce(rows: Array, kind: ReduceKind) -> Array:
+def reduce(rows: Array, kind: ReduceKind, nodes: tuple[int, ...] = ()) -> Array:
     """Rank after rank; 16-bit floats in float32, integers without limit, rounded once at the end.
+
+    On several nodes rank after rank on each of them, and then node after node.
 
     Sums and products of integers wrap at the end; those in 64 bits have wrapped the same by then.
     """
@@ -339,9 +343,13 @@ def reduce(rows: Array, kind: ReduceKind) -> Array:
         wide = np.dtype("int64")
     else:
         wide = np.dtype(object) if kind == ReduceKind.AVG else dtype  # Python's own, or as it is
-    first, *others = rows.astype(wide)
     with np.errstate(all="ignore"):
-        total = functools.reduce(_STEP[kind], others, first)
+        of_nodes = (
+            np.split(rows.astype(wide), np.cumsum(nodes)[:-1]) if nodes else [rows.astype(wide)]
+        )
+        total = functools.reduce(
+            _STEP[kind], [functools.reduce(_STEP[kind], those) for those in of_nodes]
+        )
         if kind == ReduceKind.AVG:
             total = _truncated(total, len(rows)) if integer else total / wide.type(len(rows))
         if not integer:

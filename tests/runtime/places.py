@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from typing import Any, Final
 
 import numpy.typing as npt
 import tvm
-from tvm_ffi import get_global_func
+from tvm_ffi import get_global_func, register_global_func
 
 import tvm_ipc
 from tvm_ipc.contract import BACKENDS, DEVICES, backends_of
@@ -25,10 +26,22 @@ PREFIX: Final = f"runtime.disco.{BACKEND}."
 ON_GPUS: Final = BACKENDS[BACKEND] != "cpu"
 
 
+#: Of workers' threads: the backends of their sessions, where a test says them. Worker 0 is a thread
+#: that Python has not started, which has nothing of `threading.local` from one call to the next.
+_unusual: dict[int, str] = {}
+
+
+@register_global_func("tests.this_session_has", override=True)
+def this_session_has(backend: str) -> None:
+    """Say which backend the session of the calling worker has; nothing: the usual one."""
+    _unusual[threading.get_ident()] = backend
+
+
 def function(name: str) -> Any:
     """The backend's function of Disco with this name, for the rank of the calling thread."""
     serving = backends_of("cpu" if here().dlpack_device_type() == DEVICES["cpu"] else "cuda")
-    backend = BACKEND if BACKEND in serving else serving[0]
+    usual = BACKEND if BACKEND in serving else serving[0]
+    backend = _unusual.get(threading.get_ident()) or usual
     return get_global_func(f"runtime.disco.{backend}.{name}")
 
 
