@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -73,7 +74,8 @@ def test_sdist_holds_every_native_source_and_no_binary(sdist: Path) -> None:
 
 
 def test_wheel_serves_every_python_version(wheel: Path) -> None:
-    assert "-py3-none-linux_" in wheel.name
+    # As it is built for oneself; and as it is published, for systems that TVM's wheel takes too.
+    assert re.search(r"-py3-none-(linux|manylinux_2_27_x86_64\.manylinux_2_28)_", wheel.name)
 
 
 def test_wheel_holds_library_types_and_entry_points(wheel: Path) -> None:

@@ -50,8 +50,12 @@ def test_another_pair_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" in explanation
 
 
-def test_another_pair_warns_and_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_loaded_beside_another_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise AssertionError("it is loaded")
+
     monkeypatch.setattr(library, "_native", None)
+    monkeypatch.setattr(library, "_load_native", load)
     monkeypatch.setattr(library, "explain_versions", lambda: "another pair")
-    with pytest.warns(RuntimeWarning, match="another pair"):
+    with pytest.raises(LibraryError, match="another pair"):
         library.load()

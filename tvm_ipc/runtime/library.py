@@ -14,7 +14,6 @@ import importlib.util
 import logging
 import re
 import threading
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -73,8 +72,8 @@ def explain_versions() -> str:
     have = ", ".join(f"{v.package} {v.installed or 'missing'}" for v in pair)
     want = " ".join(f"{v.package}=={v.tested}" for v in pair)
     return (
-        f"tvm_ipc was built and tested with another pair than the installed {have}; "
-        f"with other versions it may fail or crash: pip install {want}"
+        f"tvm_ipc was built and tested with another pair than the installed {have}, beside which "
+        f"its library is not loaded, for with others it may fail or crash: pip install {want}"
     )
 
 
@@ -84,7 +83,8 @@ def load() -> Path:
     Raises
     ------
     LibraryError
-        A library is missing or cannot be loaded; the message says where it was looked for.
+        A library is missing or cannot be loaded; the message says where it was looked for. Or TVM
+        is not the one that this library was built for.
     """
     # Outside the lock: another thread may hold the import lock of tvm and wait for ours.
     import tvm  # noqa: F401
@@ -92,6 +92,8 @@ def load() -> Path:
     global _native
     with _lock:
         if _native is None:
+            if explanation := explain_versions():
+                raise LibraryError(explanation)
             load_extra()
             if not _cuda_left_out:
                 load_cuda()
@@ -102,8 +104,6 @@ def load() -> Path:
                 tvm_ffi.register_error(error.__name__, error)
             _native = native
             _log.debug("native library: %s; CUDA library of TVM: %s", native, _cuda or "left out")
-            if explanation := explain_versions():
-                warnings.warn(explanation, RuntimeWarning, stacklevel=2)
         return _native
 
 
