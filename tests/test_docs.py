@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,12 @@ def programs(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
+def run_program(text: str, folder: Path) -> None:
+    """Run it from a file, since TVMScript reads the source of what it parses."""
+    (folder / "program.py").write_text(text)
+    runpy.run_path(str(folder / "program.py"), run_name="__main__")
+
+
 def test_parts_of_programs_are_python() -> None:
     """Those that cannot run alone, such as lines for others' programs; imports are right."""
     parts = [
@@ -113,18 +120,62 @@ def test_the_page_of_hugging_face_runs(
     assert len(run_python(text).split()) == 16
 
 
+#: Pages whose programs stand alone. Those of the guide to a compiler are in tests/end_to_end.
+PAGES = (
+    "bits.md",
+    "blas.md",
+    "communication.md",
+    "disco.md",
+    "memory_scopes.md",
+    "overlap.md",
+    "parallelize.md",
+    "passes.md",
+)
+#: Pages with programs that are run in another way.
+OTHERS = {
+    "bring_your_own_compiler.md",
+    "contributing.md",
+    "gpus.md",
+    "hugging_face.md",
+    "troubleshooting.md",
+    "tutorial.md",
+}
+
+
+def test_programs_of_each_page_are_run() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md") if programs(path.name)}
+    assert pages == {*PAGES, *OTHERS}
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "tutorial.md"])
+def test_page_prints_what_it_says(
+    page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its programs go on from each other, and the texts between are what they print."""
+    monkeypatch.chdir(tmp_path)
+    run_program("".join(programs(page)), tmp_path)
+    text = (ROOT / "docs" / page).read_text()
+    said = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert re.sub(r"pid \d+", "pid", printed) == re.sub(r"pid \d+", "pid", "".join(said))
+
+
+def test_pictures_are_as_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "site")
+    for name, draw in importlib.import_module("pictures").DRAWN.items():
+        assert (ROOT / "docs" / "pictures" / name).read_text() == draw(), name
+
+
 @pytest.mark.parametrize(
     "text",
     [
         pytest.param(text, id=f"{page}-{number}")
-        for page in ("communication.md", "overlap.md", "parallelize.md")
+        for page in PAGES
         for number, text in enumerate(programs(page), start=1)
     ],
 )
-def test_pages_run(text: str, run_python: Callable[..., str], tmp_path: Path) -> None:
-    program = tmp_path / "program.py"  # TVMScript reads the source of what it parses
-    program.write_text(text)
-    run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
+def test_pages_run(text: str, tmp_path: Path) -> None:
+    run_program(text, tmp_path)
 
 
 def test_the_pass_for_contributors_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pages say that the code knows: `<!-- made of: NAME -->` becomes what NAME below returns.
+
+Nothing here imports TVM, so the site can be built where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+#: Parsers of commands that read their own options, and what follows `tvm-ipc`.
+PARSERS = {
+    "tvm-ipc": "tvm_ipc.command_line:_parser",
+    "tvm-ipc demo": "tvm_ipc.demo.options:_parser",
+    "tvm-ipc explain": "tvm_ipc.explain.command:_parser",
+    "tvm-ipc bench": "tvm_ipc.bench.options:_parser",
+    "tvm-ipc bench overlap": "tvm_ipc.bench.options:_overlap_parser",
+    "tvm-ipc run": "tvm_ipc.hf.options:_parser",
+}
+
+
+def public(module: str) -> list[str]:
+    """Return the names in `__all__` of a module, which is not imported."""
+    folder = ROOT / module.replace(".", "/")
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    for node in ast.parse(file.read_text()).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    raise ValueError(f"{file} has no __all__")
+
+
+def _described(module: str, names: Iterable[str], *, members: bool = True) -> str:
+    options = "" if members else "\n    options:\n      members: false"
+    return "\n\n".join(f"::: {module}.{name}{options}" for name in names)
+
+
+def api() -> str:
+    """Return the names of the package itself; its modules have pages or sections of their own."""
+    modules = {"comm", "contract", "errors", "hf", "transform", "__version__"}
+    return _described("tvm_ipc", [one for one in public("tvm_ipc") if one not in modules])
+
+
+def hf() -> str:
+    """Return the names of tvm_ipc.hf."""
+    return _described("tvm_ipc.hf", public("tvm_ipc.hf"))
+
+
+def comm() -> str:
+    """Return the names of tvm_ipc.comm."""
+    return _described("tvm_ipc.comm", public("tvm_ipc.comm"))
+
+
+def passes() -> str:
+    """Return the names of tvm_ipc.transform that are passes."""
+    names = [one for one in public("tvm_ipc.transform") if one in _passes()]
+    return _described("tvm_ipc.transform", names, members=False)
+
+
+def beside_passes() -> str:
+    """Return the names of tvm_ipc.transform that are no passes."""
+    names = [one for one in public("tvm_ipc.transform") if one not in _passes()]
+    return _described("tvm_ipc.transform", names)
+
+
+@cache
+def _passes() -> frozenset[str]:
+    texts = [file.read_text() for file in (ROOT / "tvm_ipc" / "transform").glob("*.py")]
+    return frozenset(re.findall(r"^@module_pass\nclass (\w+)", "\n".join(texts), re.MULTILINE))
+
+
+def errors() -> str:
+    """Return all exceptions."""
+    text = (ROOT / "tvm_ipc" / "errors.py").read_text()
+    names = [one.name for one in ast.parse(text).body if isinstance(one, ast.ClassDef)]
+    return _described("tvm_ipc.errors", [one for one in names if not one.startswith("_")])
+
+
+def commands() -> str:
+    """Return what `--help` of each command prints."""
+    os.environ["COLUMNS"] = "88"
+    parts = []
+    for name, place in PARSERS.items():
+        module, _, function = place.partition(":")
+        parser: argparse.ArgumentParser = getattr(importlib.import_module(module), function)()
+        parts.append(f"## `{name}`\n\n```text\n{parser.format_help().rstrip()}\n```")
+    return "\n\n".join(parts)
+
+
+def functions_of_programs() -> str:
+    """Return the packed functions that programs call."""
+    from tvm_ipc import contract
+
+    return _functions(contract.PROGRAM_FUNCTIONS)
+
+
+def functions_of_sessions() -> str:
+    """Return all others."""
+    from tvm_ipc import contract
+
+    return _functions(contract.SESSION_FUNCTIONS)
+
+
+def _functions(functions: Iterable[Any]) -> str:
+    return "\n\n".join(_function(one) for one in functions)
+
+
+def _function(one: Any) -> str:
+    # What the contract says of a function, without what it does not say.
+    summary = one.summary[0].upper() + one.summary[1:] + "."
+    lines = [
+        f"### `{one.name}` {{ #{one.name} }}",
+        f"```text\n{_signature(one.signature)}\n```",
+        summary,
+    ]
+    effects = [
+        ("reads", one.reads),
+        ("writes", one.writes),
+        ("peers read", one.peers_read),
+        ("the same on all ranks", one.same),
+        ("its result is the memory of", one.result_of),
+        ("shows", one.shows),
+        ("hides", one.hides),
+        ("starts, in a thread of the rank,", one.posts),
+    ]
+    items = [
+        f"- {what} {_quoted([names] if isinstance(names, str) else names)}"
+        for what, names in effects
+        if names
+    ]
+    items += [
+        f"- `{name}` is in {'any memory scope' if scope == '*' else f'`{scope}`'}"
+        for name, scope in one.scopes.items()
+    ]
+    if one.meets.name != "NONE":
+        items.append(f"- {one.meets.value}")
+    if one.general:
+        items.append(f"- does what [`{one.general}`](#{one.general}) does, which takes flags")
+    return "\n\n".join([*lines, "\n".join(items)])
+
+
+def _signature(text: str) -> str:
+    if len(text) < 72:
+        return text
+    inside, _, result = text.partition(" -> ")
+    lines = ",\n    ".join(inside.strip("()").split(", "))
+    return f"(\n    {lines}\n)" + (f" -> {result}" if result else "")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join("its result" if one == "return" else f"`{one}`" for one in names)
+
+
+def examples() -> str:
+    """Return the programs of examples/, each with what it says of itself."""
+    parts = []
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        text = path.read_text()
+        title = path.stem.replace("_", " ").capitalize()
+        said = str(ast.get_docstring(ast.parse(text))).replace("\n\n", "\n").replace("\n", " ")
+        program = text.split('"""', 2)[2].strip("\n")
+        parts.append(f'## {title}\n\n{said}\n\n```python title="{path.name}"\n{program}\n```')
+    return "\n\n".join(parts)
+
+
+MADE: dict[str, Callable[[], str]] = {
+    one.__name__: one
+    for one in (
+        api,
+        hf,
+        comm,
+        passes,
+        beside_passes,
+        errors,
+        commands,
+        functions_of_programs,
+        functions_of_sessions,
+        examples,
+    )
+}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put in what the code knows."""
+    return re.sub(r"^<!-- made of: (\w+) -->$", lambda m: MADE[m.group(1)](), markdown, flags=re.M)
