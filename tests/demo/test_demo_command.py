@@ -24,6 +24,8 @@ from tvm_ipc.demo.config import Config
 from tvm_ipc.demo.generating import Generation
 from tvm_ipc.demo.options import parse
 from tvm_ipc.demo.report import Report
+from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes.mpi import find_mpi
 
 SMALL = (
     *("--hidden", "96", "--heads", "8", "--kv-heads", "4", "--inner", "64", "--layers", "3"),
@@ -77,6 +79,17 @@ def test_story_of_sequence_parallelism(capfd: pytest.CaptureFixture[str]) -> Non
     assert "1/2 of the weights and of the prompt's rows each" in story["2 workers"]
     assert "the same 6 tokens on 1, 2 and 4 workers" in story["result"]
     assert "--sequence-parallel" not in story["try next"]
+
+
+def test_story_of_two_nodes(capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        find_mpi()
+    except IPCError as error:
+        pytest.skip(str(error))
+    assert demo.main([*SMALL, "--workers", "4", "--hosts", "2"]) == 0
+    story = facts(capfd.readouterr().out)
+    assert "on 2 nodes, 1/4 of the weights each" in story["4 workers"]
+    assert "the same 6 tokens on 1 and 4 workers" in story["result"]
 
 
 def test_story_of_overlap(capfd: pytest.CaptureFixture[str]) -> None:
@@ -205,6 +218,8 @@ def test_right_tokens_of_wrong_logits_are_wrong(capsys: pytest.CaptureFixture[st
         ("--prompt-length 0", "--prompt-length is 0; it must be at least 1"),
         ("--context 100", "--context 100 is too short for a prompt of 128 tokens and 32 new ones"),
         ("--overlap 2", "--overlap goes with --sequence-parallel"),
+        ("--workers 2 --hosts 3", "--hosts is 3; it must be 2 to 2, which is the most of"),
+        ("--threads --hosts 2", "--threads is for workers of one machine, and --hosts for"),
         ("--sequence-parallel --overlap 0", "--overlap is 0; it must be 1 to 64"),
         ("--seed -1", "--seed is -1; it must be at least 0"),
         ("--dtype int8", "--dtype: invalid choice: 'int8'"),

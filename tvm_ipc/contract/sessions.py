@@ -93,7 +93,7 @@ SESSION_FUNCTIONS: Final = (
     Function(
         "tvm_ipc.node.open",
         "(backend: str, nodes: Array[str], ranks: Shape, node: int, timeout: float, "
-        "arena_limit: int, instruction_set: str) -> Object",
+        "arena_limit: int, instruction_set: str, flat: bool) -> Object",
         "agent: the hub of its node",
     ),
     Function(

@@ -31,9 +31,9 @@ void OpenNodes(controller::Session session, ffi::String backend, ffi::Shape devi
 
 ffi::ObjectRef OpenNode(ffi::String backend, ffi::Array<ffi::String> names, ffi::Shape ranks,
                         int64_t node, double timeout_seconds, int64_t arena_bytes,
-                        ffi::String instruction_set) {
+                        ffi::String instruction_set, bool flat) {
   return node::Open(FindBackend(backend), names, ranks, node, timeout_seconds, arena_bytes,
-                    instruction_set);
+                    instruction_set, flat);
 }
 
 void Configure(double timeout_seconds, int64_t arena_bytes, ffi::String instruction_set) {

@@ -33,7 +33,7 @@ void OpenNodes(controller::Session session, tvm::ffi::String backend, tvm::ffi::
 /*! \brief See node::Open. */
 tvm::ffi::ObjectRef OpenNode(tvm::ffi::String backend, tvm::ffi::Array<tvm::ffi::String> names,
                              tvm::ffi::Shape ranks, int64_t node, double timeout_seconds,
-                             int64_t arena_bytes, tvm::ffi::String instruction_set);
+                             int64_t arena_bytes, tvm::ffi::String instruction_set, bool flat);
 /*! \brief See controller::Configure. */
 void Configure(double timeout_seconds, int64_t arena_bytes, tvm::ffi::String instruction_set);
 /*! \brief See worker::InitCCLPerWorker. */

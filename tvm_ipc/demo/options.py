@@ -39,6 +39,8 @@ class Options:
     build: Build = field(default_factory=Build)
     threads: bool = False
     seed: int = 0
+    #: Over how many nodes workers are divided where there are as many; None: all are on one.
+    hosts: int | None = None
 
     @property
     def on_gpus(self) -> bool:
@@ -67,6 +69,8 @@ def parse(argv: Sequence[str]) -> Options:
         )
     if given.device == "cuda" and given.blas:
         raise OptionError("--blas is for CPUs: TVM schedules the matrix products of GPUs")
+    if given.hosts is not None:
+        _check_hosts(given)
     need = given.prompt_length + given.tokens - 1
     if given.context is not None and given.context < need:
         raise OptionError(
@@ -93,7 +97,24 @@ def parse(argv: Sequence[str]) -> Options:
         ),
         threads=given.threads,
         seed=given.seed,
+        hosts=given.hosts,
     )
+
+
+def _check_hosts(given: argparse.Namespace) -> None:
+    """Refuse what cannot be with several nodes."""
+    most = max(given.workers)
+    if not 2 <= given.hosts <= most:
+        raise OptionError(
+            f"--hosts is {given.hosts}; it must be 2 to {most}, which is the most of --workers"
+        )
+    for option, there in (
+        ("--threads", given.threads),
+        ("--device cuda", given.device == "cuda"),
+        ("--overlap", given.overlap is not None),
+    ):
+        if there:
+            raise OptionError(f"{option} is for workers of one machine, and --hosts for several")
 
 
 def _config(given: argparse.Namespace, parts: int, need: int) -> Config:
@@ -196,6 +217,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"
+    )
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="divide workers over N nodes of this machine, which share nothing but the network, "
+        "wherever there are as many workers",
     )
     return parser
 

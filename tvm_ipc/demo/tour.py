@@ -218,6 +218,8 @@ def _run(
     where: dict[str, Any] = {"device": options.build.device}
     if options.on_gpus:
         where["device_ids"] = gpu.shared(workers)
+    if options.hosts is not None and workers >= options.hosts:
+        where["hosts"] = options.hosts
     with tvm_ipc.Session(workers, threads=options.threads, **where) as session:
         generator = Generator(session, executable, options.config, model_weights, another)
         generator.generate(prompt, min(2, options.tokens))  # touches all memory once
@@ -238,6 +240,8 @@ def _run(
     what = "all weights" if workers == 1 else f"1/{workers} of the weights{rows} each"
     if options.threads and workers > 1:
         what = f"threads, {what}"
+    if "hosts" in where:
+        what = f"on {options.hosts} nodes, {what}"
     report.step(
         label, f"{what}: {count(options.prompt_length, 'token')} read, {options.tokens} written"
     )

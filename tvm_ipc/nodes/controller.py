@@ -55,6 +55,7 @@ class Workers:
     num_workers, num_groups : of the session.
     compiler : whether workers load all of TVM.
     backend, timeout, arena_limit, instruction_set : of the session; 0 means the configured value.
+    flat : whether sums across nodes have one machine's bits.
     """
 
     ranks: Sequence[Sequence[int]]
@@ -65,6 +66,7 @@ class Workers:
     timeout: float = 0.0
     arena_limit: int = 0
     instruction_set: str = "auto"
+    flat: bool = False
 
     def settings(self, places: Places) -> Settings:
         """Return what the hubs are opened with."""
@@ -76,6 +78,7 @@ class Workers:
             self.timeout,
             self.arena_limit,
             self.instruction_set,
+            self.flat,
         )
 
 

@@ -92,6 +92,7 @@ class Hosts:
             settings.timeout,
             settings.arena_limit or 0,
             settings.instruction_set,
+            wanted.flat,
         )
         names = () if isinstance(self.places.hosts, int) else self.places.hosts
         away = dict.fromkeys(name for name in names[1:] if name != names[0])

@@ -27,6 +27,7 @@ class Settings:
     timeout : seconds after which a wait for a worker ends in an error.
     arena_limit : the most bytes of shared memory of one worker; 0 leaves it to the library.
     instruction_set : of the reductions; "auto" is the best of each machine.
+    flat : whether sums across nodes have one machine's bits.
     """
 
     names: Sequence[str]
@@ -35,6 +36,7 @@ class Settings:
     timeout: float
     arena_limit: int
     instruction_set: str
+    flat: bool
 
     @property
     def told(self) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class NodeHub:
             settings.timeout,
             settings.arena_limit,
             settings.instruction_set,
+            settings.flat,
         )
         native("tvm_ipc.node.attach")(self.handle, link.detach())
         #: What workers join it with.

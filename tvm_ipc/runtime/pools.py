@@ -82,6 +82,7 @@ class Wanted:
     backend : what moves data between them.
     settings : of the session.
     compiler : whether they load all of TVM.
+    flat : whether sums across nodes have one machine's bits.
     check : to be called now and then while they start; may raise what ends that.
     """
 
@@ -89,6 +90,7 @@ class Wanted:
     backend: str
     settings: Config
     compiler: bool
+    flat: bool
     check: Callable[[], None]
 
 

@@ -68,6 +68,9 @@ class Session(CollectiveSession, EndingSession):
         how many nodes this machine is to be, which then share nothing but the network. They start
         through MPI, which `pip install 'tvm-ipc[mpi]'` brings. In a program that `tvm-ipc node`
         runs, "allocation" is all nodes that the launcher gave.
+    order : how sums across nodes are added: "nodes" adds the sums of nodes, in their order; "flat"
+        adds what all workers have in their order, which gives the bits of one machine, and moves
+        more data. On one machine both are the same.
     device : what the workers compute on, which is where their tensors are: "cpu", or "cuda", an
         NVIDIA GPU.
     device_ids : the number of the device of each worker; by default 0, 1, 2, ..., a GPU for each.
@@ -92,12 +95,14 @@ class Session(CollectiveSession, EndingSession):
         device_ids: Sequence[int] | None = None,
         backend: str = "auto",
         hosts: int | str | Sequence[str] | None = None,
+        order: str = "nodes",
     ) -> None:
         num_workers, num_groups = arguments.workers(
             "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
         )
         threads = arguments.flag("Session: threads", threads)
         compiler = arguments.flag("Session: compiler", compiler)
+        flat = arguments.one_of("Session: order", order, ("nodes", "flat")) == "flat"
         where: Hosts | None = None
         if hosts is not None:
             where = pools.beyond("Session: hosts", hosts, num_workers)
@@ -121,7 +126,8 @@ class Session(CollectiveSession, EndingSession):
                 if where is None:
                     self._start(shape, processes, compiler, placed, settings)
                 else:
-                    wanted = Wanted(shape, placed.backend, settings, compiler, self._check_usable)
+                    check = self._check_usable
+                    wanted = Wanted(shape, placed.backend, settings, compiler, flat, check)
                     self._start_on_nodes(where, wanted, placed)
             except BaseException as error:
                 self._why_unusable = self._why_unusable or f"it could not start: {error}"

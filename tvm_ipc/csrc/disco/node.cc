@@ -45,7 +45,7 @@ const NodeObj& Require(const ffi::ObjectRef& node) {
 
 ffi::ObjectRef Open(const Backend& backend, ffi::Array<ffi::String> names, ffi::Shape ranks,
                     int64_t node, double timeout_seconds, int64_t arena_bytes,
-                    const std::string& instruction_set) {
+                    const std::string& instruction_set, bool flat) {
   HubOptions options = controller::WithDefaults(timeout_seconds, arena_bytes);
   options.backend = &backend;
   options.nodes = controller::PlacesOf(names, ranks);
@@ -53,6 +53,7 @@ ffi::ObjectRef Open(const Backend& backend, ffi::Array<ffi::String> names, ffi::
   for (const NodePlace& place : options.nodes) options.num_ranks += place.ranks;
   options.node = static_cast<int>(node);
   options.instruction_set = instruction_set;
+  options.flat = flat;
   return ffi::ObjectRef(ffi::make_object<NodeObj>(std::make_shared<Hub>(options)));
 }
 

@@ -24,10 +24,11 @@ namespace tvm_ipc::node {
  * \param names What errors call the nodes.
  * \param ranks How many ranks each has, in the order of the ranks.
  * \param node Which of them this is.
+ * \param flat Whether sums across nodes have one machine's bits.
  */
 tvm::ffi::ObjectRef Open(const Backend& backend, tvm::ffi::Array<tvm::ffi::String> names,
                          tvm::ffi::Shape ranks, int64_t node, double timeout_seconds,
-                         int64_t arena_bytes, const std::string& instruction_set);
+                         int64_t arena_bytes, const std::string& instruction_set, bool flat);
 tvm::ffi::Bytes InvitationTo(tvm::ffi::ObjectRef node);
 /*! \brief A proven connection to the controller's hub; owned from now on. */
 void Attach(tvm::ffi::ObjectRef node, int64_t socket);
