@@ -759,13 +759,6 @@ FAULTS = [
         "wire",
     ),
     Fault(
-        "buffers are free though the engine has them, after an error",
-        "core/wire.cc",
-        "  if (outstanding_ != 0) return;\n",
-        "",
-        "across",
-    ),
-    Fault(
         "after a recovery nobody waits for the engine",
         "core/wire.cc",
         "WaitFor(control.flushed, generation,",
