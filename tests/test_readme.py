@@ -210,7 +210,8 @@ def test_configuration_is_complete() -> None:
     table = page("settings")
     variables = set(re.findall(r"TVM_IPC_[A-Z_]+", table))
     known = set(re.findall(r"TVM_IPC_[A-Z_]+", Path(config.__file__).read_text()))
-    assert variables == known - {"TVM_IPC_FOLDER_OF_NODE"}  # of an agent's workers, and no setting
+    of_agents = {"TVM_IPC_FOLDER_OF_NODE", "TVM_IPC_ALLOCATION"}  # no settings
+    assert variables == known - of_agents
     parameters = set(inspect.signature(Session.__init__).parameters)
     named = set(re.findall(r"`([a-z_]+)`", table))
     assert parameters - named == {"self"}
