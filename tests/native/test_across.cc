@@ -52,19 +52,16 @@ std::string Layout(const std::vector<int>& sizes) {
   return text;
 }
 
-/*! \brief The same teams on all nodes, as the controller would number them. */
+/*! \brief The controller makes teams, whose numbers the ranks use. */
 void MakeTeams(Cluster& cluster, int n) {
-  for (const auto& node : cluster.segments()) {
-    std::vector<int> all, odd, back;
-    for (int i = 0; i < n; ++i) {
-      all.push_back(i);
-      back.insert(back.begin(), i);
-      if (i % 2 == 1 || i == n - 1) odd.push_back(i);
-    }
-    EXPECT(TeamOf(node->control(), back, 0) == kFirstTeam);
-    EXPECT(TeamOf(node->control(), odd, 0) == kFirstTeam + 1);
-    EXPECT(TeamOf(node->control(), {n - 1, 0}, 1) == kFirstTeam + 2);
+  std::vector<int> odd, back;
+  for (int i = 0; i < n; ++i) {
+    back.insert(back.begin(), i);
+    if (i % 2 == 1 || i == n - 1) odd.push_back(i);
   }
+  EXPECT(cluster.controller().TeamOf(back, 0) == kFirstTeam);
+  EXPECT(cluster.controller().TeamOf(odd, 0) == kFirstTeam + 1);
+  EXPECT(cluster.controller().TeamOf({n - 1, 0}, 1) == kFirstTeam + 2);
 }
 
 void TestOperations(const std::vector<int>& sizes, bool flat, uint64_t seed, uint64_t rounds) {

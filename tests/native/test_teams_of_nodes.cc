@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cluster.h"
@@ -41,6 +42,18 @@ void ExpectRecord(const Rank& rank, TeamId id, const std::vector<int>& ranks, ui
   const TeamRecord* record = FindTeam(rank, id);
   EXPECT(record != nullptr && record->size == ranks.size() && record->copy == copy);
   EXPECT(std::equal(ranks.begin(), ranks.end(), record->ranks));
+}
+
+/*! \brief What another thread of the rank asks for, meanwhile. */
+void MakeOthers(const Rank& rank) {
+  const std::vector<int> pair = {rank.id(), (rank.id() + 1) % kRanks};
+  try {
+    for (uint32_t copy = 500; copy < 503; ++copy) {
+      ExpectRecord(rank, TeamOf(rank, pair, copy), pair, copy);
+    }
+  } catch (const Error& error) {
+    EXPECT(error.kind() == std::string(kind::kPeer), error.what());
+  }
 }
 
 void Make(const Rank& rank, uint64_t seed) {
@@ -95,8 +108,11 @@ void Fill(const Rank& rank) {
 
 void Do(Rank& rank, const Order& order) {
   switch (order.action) {
-    case kMake:
-      return Make(rank, order.seed);
+    case kMake: {
+      std::thread other([&] { MakeOthers(rank); });
+      Make(rank, order.seed);
+      return other.join();
+    }
     case kUse:
       return Use(rank, static_cast<TeamId>(order.seed));
     case kFill:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from node_processes import SECONDS
 
@@ -22,10 +23,12 @@ from tvm_ipc.nodes.mpi import Mpi
 RUNTIME = Path(__file__).resolve().parents[1] / "runtime"
 
 
-@pytest.fixture(autouse=True)
-def cases_of_one_machine(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def cases_of_one_machine(mpi: Mpi) -> Iterator[None]:
     """What checks collectives on one machine does so here, too; workers import what we can."""
-    monkeypatch.setattr("sys.path", [str(Path(__file__).parent), str(RUNTIME), *sys.path])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", [str(Path(__file__).parent), str(RUNTIME), *sys.path])
+        yield
 
 
 @contextlib.contextmanager
@@ -44,18 +47,39 @@ def start(session: tvm_ipc.Session, groups: int, in_group: bool, plan: str, *arg
     run(groups, in_group, f"cases_across.{plan}", *args)
 
 
-def test_every_collective_of_every_type() -> None:
+@pytest.fixture(scope="module")
+def session(cases_of_one_machine: None) -> Iterator[tvm_ipc.Session]:
     with opened(2, 4) as session:
-        start(session, 1, False, "all_across", 2)
-        session.sync()
-        # Along both axes of a mesh: teams inside of the nodes, and across them.
-        for posts in (False, True):
-            both = session.get_global_func("tests.collectives_in_two_teams")
-            both(posts, "cases_across.pairs_anywhere")
-        session.sync()
+        yield session
 
 
-@pytest.mark.parametrize(("nodes", "workers"), [(2, 2), (4, 4), (4, 9)])
+def test_every_collective_of_every_type(session: tvm_ipc.Session) -> None:
+    start(session, 1, False, "all_across", 2)
+    session.sync()
+
+
+@pytest.mark.parametrize("posts", [False, True])
+def test_teams_inside_of_nodes_and_across(posts: bool, session: tvm_ipc.Session) -> None:
+    """Along both axes of a mesh."""
+    both = session.get_global_func("tests.collectives_in_two_teams")
+    both(posts, "cases_across.pairs_anywhere")
+    session.sync()
+
+
+def test_teams_that_the_controller_makes(session: tvm_ipc.Session) -> None:
+    rows = np.arange(4 * 5000, dtype="float32").reshape(4, 5000)
+    given = session.scatter(rows)
+    for copy in range(10):
+        team = session.team([3, 0, 2], copy)  # which the nodes may not know yet
+        gathered, total = session.empty((15000,), "float32"), session.empty((5000,), "float32")
+        session.allgather(given, gathered, in_group=team)
+        session.allreduce(given, total, in_group=team)
+    for rank in team.ranks:
+        assert (session.get(gathered, rank) == rows[[3, 0, 2]].reshape(-1)).all()
+        assert (session.get(total, rank) == rows[[0, 2, 3]].sum(0)).all()
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(2, 2), (4, 9)])
 def test_layouts(nodes: int, workers: int) -> None:
     with opened(nodes, workers) as session:
         start(session, 1, False, "some_across", nodes)
