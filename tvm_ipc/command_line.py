@@ -128,9 +128,19 @@ def _explain(arguments: list[str], traceback: list[str]) -> int:
 
 
 def _node(arguments: list[str], _traceback: list[str]) -> int:
+    parser = terminal.Parser(
+        "tvm-ipc node",
+        description="Be a node of a program that a launcher of MPI starts on several machines: "
+        'mpiexec -n 2 tvm-ipc node -- python main.py. In the program, hosts="allocation" is all '
+        "nodes.",
+        epilog="Exit code: that of the program.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("program", nargs="+", help="what the node of rank 0 runs, behind --")
+    program = parser.parse_args(arguments).program
     from tvm_ipc.nodes.allocation import main as run
 
-    return run(arguments)
+    return run(program)
 
 
 #: Commands that read their own options: what runs them, and what they do.

@@ -59,7 +59,7 @@ def test_a_program_with_a_session(mpi: Mpi, started: Callable[[], dict[int, str]
     [
         ((sys.executable, "-c", "print('ran'); exit(5)"), 5, "ran"),
         (("/no/such/program",), 1, "node: /no/such/program does not start: "),
-        ((), 1, "node: a program is missing: mpiexec -n 2 tvm-ipc node -- python main.py"),
+        ((), 2, "tvm-ipc node: the following arguments are required: program"),
     ],
 )
 def test_programs_without_one(

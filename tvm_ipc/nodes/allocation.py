@@ -76,11 +76,8 @@ def names_of_nodes() -> tuple[str, ...] | None:
     return None if found is None else found[1]
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Sequence[str]) -> int:
     """Be the agent of this node; on rank 0 run a program, whose exit code is returned."""
-    command = list(arguments[1:] if arguments[:1] == ["--"] else arguments)
-    if not command:
-        raise IPCError(f"node: a program is missing: {_USAGE}")
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -96,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         bytes(names[at : at + _NAME_BYTES]).rstrip(b"\0").decode()
         for at in range(0, len(names), _NAME_BYTES)
     ]
-    return _first(world, MPI, command, hosts) if world.rank == 0 else _other(world, MPI)
+    return _first(world, MPI, list(command), hosts) if world.rank == 0 else _other(world, MPI)
 
 
 def _first(world: Any, mpi: Any, command: list[str], hosts: list[str]) -> int:
