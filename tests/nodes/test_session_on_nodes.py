@@ -184,20 +184,6 @@ def test_the_end_of_a_program_is_the_end_of_all(how: str, mpi: Mpi, started: Sta
     assert "terminate" not in errors and "Fatal" not in errors
 
 
-def test_the_demo_says_the_same_on_nodes(mpi: Mpi, started: Started) -> None:
-    size = ["--layers", "1", "--hidden", "128", "--vocabulary", "256", "--prompt-length", "16"]
-    demo = [sys.executable, "-m", "tvm_ipc", "demo", "--hosts", "2", "--workers", "4"]
-    done = subprocess.run(
-        [*demo, *size, "--tokens", "4"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 nodes, 1/4 of the weights each" in done.stdout
-    assert "the same 4 tokens on 1 and 4 workers" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("workers", "nodes", "ranks"),
     [
