@@ -135,9 +135,18 @@ def build(folder: Path, machine: str, compiler: str, kept: Path | None) -> None:
             tags = ("tags", "--remove", "--platform-tag", f"linux_{machine}")
             run(sys.executable, "-m", "wheel", *tags, one(work / "built", "*.whl"))
         # TVM's libraries come with its wheels, which ours depends on.
-        repair = (sys.executable, "-m", "auditwheel", "repair", "--plat", f"{POLICY}_{machine}")
-        run(*repair, "--exclude", "libtvm*.so", "-w", folder, one(work / "built", "*.whl"))
-    run(sys.executable, "-m", "auditwheel", "show", one(folder, f"*{POLICY}_{machine}.whl"))
+        repair = ("repair", "--plat", f"{POLICY}_{machine}", "--exclude", "libtvm*.so")
+        auditwheel(machine, *repair, "-w", folder, one(work / "built", "*.whl"))
+    auditwheel(machine, "show", one(folder, f"*{POLICY}_{machine}.whl"))
+
+
+def auditwheel(machine: str, *arguments: str | Path) -> None:
+    """Run it; it asks Python for which machine it looks at wheels."""
+    code = (
+        f"import platform, sys; platform.machine = lambda: {machine!r}\n"
+        "from auditwheel.main import main; sys.exit(main())"
+    )
+    run(sys.executable, "-c", code, *arguments)
 
 
 def use(wheel: Path, python: str) -> None:
