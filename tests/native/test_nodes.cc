@@ -356,8 +356,11 @@ void TestNonsense(double seconds, uint64_t seed) {
       NodeMessage message;
       message.about = static_cast<About>(1 + random() % 14);
       message.rank = random() % 4 == 0 ? static_cast<int>(random() % 4) - 1 : 1;
-      message.number = random() % 3;
-      message.text = random() % 2 == 0 ? PackError("a", "b", "c") : std::string(random() % 50, 'x');
+      if (random() % 8 == 0) message.rank = static_cast<int>(random());
+      message.number = random() % 8 == 0 ? random() : random() % 3;
+      message.text = random() % 4 == 0 ? std::string(random() % 4, static_cast<char>(random() % 3))
+                     : random() % 2 == 0 ? PackError("a", "b", "c")
+                                         : std::string(random() % 50, 'x');
       const std::string packed = message.Pack();
       const auto type =
           static_cast<FrameType>(static_cast<uint32_t>(FrameType::kPiece) + random() % 3);

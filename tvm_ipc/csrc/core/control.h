@@ -222,7 +222,8 @@ struct Control {
 
   /*! \brief Whether the rank's worker and segment are on this node. */
   bool IsHere(int rank) const {
-    return static_cast<uint32_t>(rank - first_here) < static_cast<uint32_t>(ranks_here);
+    return static_cast<uint32_t>(rank) - static_cast<uint32_t>(first_here) <
+           static_cast<uint32_t>(ranks_here);
   }
   /*! \brief The node of a rank; -1 if there is none, or no such rank. */
   int NodeOf(int rank) const {

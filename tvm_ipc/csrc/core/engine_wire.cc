@@ -22,18 +22,25 @@ size_t EngineWire::Take(WireWork* works, size_t most) {
   const uint32_t generation = flushed();
   const uint64_t start = WireStart(control_.num_ranks) + kWireTable;
   const uint64_t end = ArenaStart(control_);
+  const int node = control_.NodeOf(control_.first_here);
   for (int i = 0; i < control_.ranks_here; ++i) {
     const int rank = control_.first_here + i;
     const WireTable& here = table(rank);
     const uint32_t posted = here.posted.load(std::memory_order_acquire);
+    if (posted - taken_[rank] > kWireRequests) {
+      Fail(kind::kRuntime, "rank ", rank, " has posted ", posted - taken_[rank],
+           " messages at a time, and has ", kWireRequests, " requests",
+           "; its memory has been written over");
+    }
     while (count < most && taken_[rank] != posted) {
       const uint32_t number = here.queue[taken_[rank]++ % kWireRequests] % kWireRequests;
       const WireRequest& request = here.requests[number];
       if (request.generation != generation) continue;
       if (request.offset < start || request.offset > end || request.bytes > end - request.offset ||
-          request.peer < 0 || request.peer >= control_.num_nodes) {
+          request.peer < 0 || request.peer >= control_.num_nodes || request.peer == node ||
+          request.tag < 0 || request.tag > kLargestTag) {
         Fail(kind::kRuntime, "rank ", rank, " has posted what is no message: ", request.bytes,
-             " bytes at ", request.offset, " for node ", request.peer,
+             " bytes at ", request.offset, " for node ", request.peer, " with tag ", request.tag,
              "; its memory has been written over");
       }
       works[count++] = {rank,
