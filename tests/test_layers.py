@@ -38,7 +38,7 @@ ALLOWED = {
     "nodes": ("arguments", "contract", "errors", "machine", "runtime"),
     "inspection": ("contract", "pipeline", "transform"),
     "terminal": ("runtime",),
-    "doctor": ("tvm_ipc", "contract", "errors", "machine", "runtime"),
+    "doctor": ("tvm_ipc", "contract", "errors", "machine", "nodes", "runtime"),
     "demo": (
         *("tvm_ipc", "comm", "contract", "errors", "machine"),
         *("inspection", "pipeline", "runtime", "terminal"),

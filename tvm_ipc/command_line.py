@@ -55,6 +55,8 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: l
     if arguments.command is None:
         terminal.say(parser.format_help().rstrip("\n"))
         return 0
+    if arguments.hosts is not None:
+        return _doctor_of_hosts(arguments.hosts, arguments.json)
     return _doctor(arguments.json)
 
 
@@ -85,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", parents=[common], help="what works on this machine, what does not, and why"
     )
     doctor.add_argument("--json", action="store_true", help="print the same facts as JSON")
+    doctor.add_argument(
+        "--hosts",
+        metavar="A,B",
+        help="try these machines instead, this one first, or so many nodes of this machine: what "
+        "`Session(hosts=...)` needs, and how long messages take",
+    )
     # These read their own options, so their --help is their own too.
     for name, (_, summary) in _OWN_OPTIONS.items():
         commands.add_parser(
@@ -100,6 +108,15 @@ def _doctor(as_json: bool) -> int:
     width = terminal.columns()
     terminal.say(json.dumps(facts, indent=2) if as_json else doctor.render(facts, width))
     return 0 if any(backend["available"] for backend in facts["backends"].values()) else 1
+
+
+def _doctor_of_hosts(text: str, as_json: bool) -> int:
+    from tvm_ipc import doctor
+
+    hosts = int(text) if text.isdigit() else text.split(",")
+    facts = doctor.examine_hosts(hosts, terminal.progress)
+    terminal.say(json.dumps(facts, indent=2) if as_json else doctor.render_hosts(facts))
+    return 0 if facts["problem"] is None else 1
 
 
 def _demo(arguments: list[str], _traceback: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm_ipc
-from tvm_ipc.contract import BACKENDS
+from tvm_ipc.contract import BACKENDS, backend_of_nodes
 from tvm_ipc.doctor import gpus
 from tvm_ipc.doctor.compiler import try_compiler
 from tvm_ipc.doctor.machine import cgroup_limit, resource_limit
@@ -134,9 +134,12 @@ def _try(backend: str, gpu_ids: list[int]) -> tuple[bool, str]:
     if device != "cpu":
         ids = (gpu_ids * 2)[:2] or None
         shared = " on one GPU" if len(gpu_ids) == 1 else " on two GPUs"
+    where: dict[str, Any] = {"device": device, "device_ids": ids, "backend": backend}
+    if backend == backend_of_nodes():
+        where["hosts"], shared = 2, " on two nodes of this machine"
     start = time.monotonic()
     try:
-        with tvm_ipc.Session(2, device=device, device_ids=ids, backend=backend) as session:
+        with tvm_ipc.Session(2, **where) as session:
             ones = np.ones(8, "float32")
             source = session.put(ones)
             target = session.empty(ones.shape, "float32")

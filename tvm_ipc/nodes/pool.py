@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -69,6 +70,19 @@ class NodePool(PoolOfNodes):
             tvm_ffi.Shape(nodes.settings.ranks),
             [node.invitation for node in nodes.nodes],
             tvm_ffi.Shape(links),
+        )
+
+    @property
+    def facts(self) -> tuple[dict[str, Any], ...]:
+        """What each node is: its host, address, cores and ranks."""
+        settings = self._nodes.settings
+        ends = itertools.accumulate(settings.ranks)
+        return tuple(
+            {
+                **{name: (node.facts or {}).get(name) for name in ("host", "address", "cores")},
+                "ranks": tuple(range(end - count, end)),
+            }
+            for node, count, end in zip(self._nodes.nodes, settings.ranks, ends, strict=True)
         )
 
     def room(self) -> int:

@@ -68,6 +68,10 @@ class PoolOfNodes(Pool, Protocol):
     #: Of each node, the first rank.
     first_ranks: tuple[int, ...]
 
+    @property
+    def facts(self) -> tuple[dict[str, Any], ...]:
+        """What each node is: its host, address, cores and ranks."""
+
     def open(self, session: Any, device_ids: Any, timeout: float, room: int) -> None:
         """Open the controller's hub, and invite the workers."""
 

@@ -287,6 +287,11 @@ class Session(CollectiveSession, EndingSession):
         devices.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
 
     @property
+    def nodes(self) -> tuple[dict[str, Any], ...]:
+        """The nodes of a session with `hosts`: "host", "address", "cores" and "ranks" of each."""
+        return getattr(self._pool, "facts", ())
+
+    @property
     def backend(self) -> str:
         """What moves data between its workers: one of `tvm_ipc.contract.BACKENDS`."""
         return self._backend
