@@ -137,6 +137,7 @@ OTHERS = {
     "contributing.md",
     "gpus.md",
     "hugging_face.md",
+    "many_nodes.md",
     "troubleshooting.md",
     "tutorial.md",
 }
@@ -147,7 +148,7 @@ def test_programs_of_each_page_are_run() -> None:
     assert pages == {*PAGES, *OTHERS}
 
 
-@pytest.mark.parametrize("page", ["troubleshooting.md", "tutorial.md"])
+@pytest.mark.parametrize("page", ["many_nodes.md", "troubleshooting.md", "tutorial.md"])
 def test_page_prints_what_it_says(
     page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

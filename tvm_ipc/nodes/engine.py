@@ -25,7 +25,7 @@ import numpy as np
 _MOST: Final = 256
 #: Seconds in which the processor is given to others and back while nothing moves, and after that
 #: how long the engine sleeps: the longer, the longer nothing has moved.
-_YIELD_SECONDS: Final = 200e-6
+_YIELD_SECONDS: Final = 500e-6
 _SHORTEST_SLEEP: Final = 20e-6
 _LONGEST_SLEEP: Final = 500e-6
 #: How often somebody who has nothing to do looks whether to stop.
@@ -185,13 +185,16 @@ class Engine:
             ended = transport.progress() if transport.busy else []
             if ended:
                 wire.done(ended)
+            now = time.perf_counter()
             if works or ended:
-                moved = time.perf_counter()
-            elif not transport.busy:
+                moved = now
+            elif transport.busy:
+                pause(now - moved, wire.sleep)
+            elif now - moved < _YIELD_SECONDS:  # who has just got a message soon posts another
+                os.sched_yield()
+            else:
                 wire.sleep(_ROUND)
                 moved = time.perf_counter()
-            else:
-                pause(time.perf_counter() - moved, wire.sleep)
 
 
 def pause(since: float, sleep: Callable[[float], object]) -> None:

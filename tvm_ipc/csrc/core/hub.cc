@@ -36,7 +36,9 @@ size_t WholePages(size_t bytes) {
 }
 
 Welcome MakeWelcome(const HubOptions& options, int ranks_here) {
-  const WaitPolicy policy = ChooseWaitPolicy(std::max(1, ranks_here), AvailableCores());
+  // The engine between nodes wants a core too: what ranks wait for there may be its work.
+  const int busy = std::max(1, ranks_here) + (options.nodes.empty() ? 0 : 1);
+  const WaitPolicy policy = ChooseWaitPolicy(busy, AvailableCores());
   Welcome welcome{};
   // What is no deadline in practice must not become one in the past when it is counted in ns.
   const double seconds = std::min(options.timeout_seconds, kLongestSeconds);
