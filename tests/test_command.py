@@ -214,3 +214,5 @@ def test_an_interrupt_that_was_taken_for_an_error_is_one(
         assert capsys.readouterr() == ("", "tvm-ipc: interrupted\n")
     assert cleaned == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    terminal.say("the program goes on")
+    assert capsys.readouterr().out == "the program goes on\n"

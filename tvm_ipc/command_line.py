@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = " (more with --traceback)" if more or not isinstance(error, IPCError) else ""
         terminal.complain(f"tvm-ipc: {head}{hint}")
         return 1
+    finally:
+        terminal.forget_interruption()
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]) -> int:

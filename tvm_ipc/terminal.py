@@ -255,6 +255,12 @@ def was_interrupted() -> bool:
     return _interrupted
 
 
+def forget_interruption() -> None:
+    """The command has ended, and what the program does next is not to be stopped by it."""
+    global _interrupted
+    _interrupted = False
+
+
 def stop_if_interrupted() -> None:
     """Raise a Ctrl-C that was lost."""
     if _interrupted:
