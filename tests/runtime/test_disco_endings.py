@@ -306,7 +306,7 @@ def test_programs_may_begin_as_programs_of_tvm_do(runtime_only: str) -> None:
     assert out == ["[2.0, 2.0, 2.0]"] * 2 + [str(runtime_only == "0")]
 
 
-@pytest.mark.parametrize("name", ["rccl", "mpi", ""])
+@pytest.mark.parametrize("name", ["rccl", "gloo", ""])
 def test_other_backends_are_refused_with_words(name: str) -> None:
     session = disco.ThreadedSession(2)
     for start in (lambda: session.init_ccl(name, 0, 1), lambda: tvm_ipc.init_ccl(session, name)):

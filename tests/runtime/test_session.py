@@ -392,8 +392,8 @@ def test_backend_is_running_already(trio: tvm_ipc.Session) -> None:
     """Programs that begin with `init_ccl`, as TVM's do, go on; other names are refused."""
     trio.init_ccl(tvm.get_global_func("runtime.disco.compiled_ccl")(), 0, 1, 2)
     tvm_ipc.init_ccl(trio)
-    with pytest.raises(ValueError, match=r"init_ccl: ccl is one of 'auto', 'shm'.*, not 'mpi'"):
-        trio.init_ccl("mpi", 0, 1, 2)
+    with pytest.raises(ValueError, match=r"init_ccl: ccl is one of 'auto', 'shm'.*, not 'gloo'"):
+        trio.init_ccl("gloo", 0, 1, 2)
     with pytest.raises(ValueError, match="init_ccl: device is one of 'cpu', not 'cuda'"):
         tvm_ipc.init_ccl(trio, device="cuda")
 
@@ -407,7 +407,7 @@ def test_backend_is_named(backend: str) -> None:
         session.init_ccl(backend)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "", None, 3, "SHM"])
+@pytest.mark.parametrize("backend", ["gloo", "", None, 3, "SHM"])
 def test_backends_that_are_not_there_are_refused(backend: object) -> None:
     with pytest.raises((ValueError, TypeError), match="Session: backend is one of 'auto', 'shm'"):
         tvm_ipc.Session(2, threads=True, backend=backend)  # type: ignore[arg-type]
