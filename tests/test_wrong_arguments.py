@@ -132,6 +132,7 @@ def session_calls(session: Any) -> dict[str, Call]:
                 "arena_limit": SIZES,
                 "device": [*NAMES, "gpu", "CPU", tvm.cpu()],
                 "hosts": [*HOSTS, 3],  # nodes for two workers
+                "order": ["random", "", "FLAT", None, 3],
                 "device_ids": IDS,
                 "backend": [*NAMES, "gloo"],
             },

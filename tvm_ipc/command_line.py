@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--hosts",
         metavar="A,B",
+        type=_hosts,
         help="try these machines instead, this one first, or so many nodes of this machine: what "
         "`Session(hosts=...)` needs, and how long messages take",
     )
@@ -112,10 +113,23 @@ def _doctor(as_json: bool) -> int:
     return 0 if any(backend["available"] for backend in facts["backends"].values()) else 1
 
 
-def _doctor_of_hosts(text: str, as_json: bool) -> int:
+def _hosts(text: str) -> int | list[str]:
+    """Read what is given as machines."""
+    names = text.split(",")
+    if text.isdigit() and int(text) >= 2:
+        return int(text)
+    if len(set(names)) < 2 or len(set(names)) < len(names) or not all(map(str.strip, names)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither two or more names with commas between them nor a number from 2 on"
+        )
+    if set(text) & set(" ;\n\t"):
+        raise argparse.ArgumentTypeError(f"{text!r} has names that are none")
+    return names
+
+
+def _doctor_of_hosts(hosts: int | list[str], as_json: bool) -> int:
     from tvm_ipc import doctor
 
-    hosts = int(text) if text.isdigit() else text.split(",")
     facts = doctor.examine_hosts(hosts, terminal.progress)
     terminal.say(json.dumps(facts, indent=2) if as_json else doctor.render_hosts(facts))
     return 0 if facts["problem"] is None else 1
