@@ -56,27 +56,25 @@ def prepare(dtype: str, count: int, send_ipc: bool, recv_ipc: bool, strategy: in
 @tvm_ffi.register_global_func("tvm_ipc.bench.run")
 def run(program: Any, name: str, times: int) -> Any:
     """Seconds that `times` calls of one function of the program take."""
-    case = _cases[_get("runtime.disco.worker_rank")()]
-    function, arguments = program[name], case["arguments"]
-    send, recv = case["barrier"]
+    arguments = _cases[_get("runtime.disco.worker_rank")()]["arguments"]
+    return _timed(times, program[name], *arguments)
+
+
+@tvm_ffi.register_global_func("tvm_ipc.bench.run_packed")
+def run_packed(times: int) -> Any:
+    """Seconds that `times` calls of the packed function take, from Python."""
+    send, recv, _ = _cases[_get("runtime.disco.worker_rank")()]["arguments"]
+    allreduce = _get("runtime.disco.cuda_ipc.custom_allreduce")
+    return _timed(times, allreduce, send, int(AllReduceStrategy.AUTO), recv)
+
+
+def _timed(times: int, function: Any, *arguments: Any) -> Any:
+    """Seconds of so many calls, which all ranks begin together, after one that is not counted."""
+    send, recv = _cases[_get("runtime.disco.worker_rank")()]["barrier"]
     function(*arguments)
     allreduce = _get("runtime.disco.cuda_ipc.custom_allreduce")
     allreduce(send, int(AllReduceStrategy.ONESHOT), recv)  # a barrier
     start = perf_counter()
     for _ in range(times):
         function(*arguments)
-    return _answer(perf_counter() - start)
-
-
-@tvm_ffi.register_global_func("tvm_ipc.bench.run_packed")
-def run_packed(times: int) -> Any:
-    """Seconds that `times` calls of the packed function take, from Python."""
-    case = _cases[_get("runtime.disco.worker_rank")()]
-    send, recv, _ = case["arguments"]
-    allreduce = _get("runtime.disco.cuda_ipc.custom_allreduce")
-    barrier = case["barrier"]
-    allreduce(barrier[0], int(AllReduceStrategy.ONESHOT), barrier[1])
-    start = perf_counter()
-    for _ in range(times):
-        allreduce(send, int(AllReduceStrategy.AUTO), recv)
     return _answer(perf_counter() - start)

@@ -115,16 +115,15 @@ def _doctor(as_json: bool) -> int:
 
 def _hosts(text: str) -> int | list[str]:
     """Read what is given as machines."""
-    names = text.split(",")
-    if text.isdigit() and int(text) >= 2:
-        return int(text)
-    if len(set(names)) < 2 or len(set(names)) < len(names) or not all(map(str.strip, names)):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither two or more names with commas between them nor a number from 2 on"
-        )
-    if set(text) & set(" ;\n\t"):
-        raise argparse.ArgumentTypeError(f"{text!r} has names that are none")
-    return names
+    from tvm_ipc.nodes import hosts
+
+    given = int(text) if text.isdigit() else text.split(",")
+    count = given if isinstance(given, int) else len(given)
+    try:
+        hosts.read("hosts", given, count)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return given
 
 
 def _doctor_of_hosts(hosts: int | list[str], as_json: bool) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from network import Network, NoNetworkError
@@ -26,17 +27,14 @@ def network() -> Iterator[Network]:
         yield made
 
 
-def test_a_session_of_disco_over_two_nodes(
-    mpi: Mpi, network: Network, started: Callable[[], dict[int, str]], tmp_path: Path
-) -> None:
-    given = {
-        "ranks": [[1], [2]],
-        "what": "session",
+def run(network: Network, folder: Path, name: str, **given: Any) -> str:
+    """Run a program on the first node, which is told where the nodes are; what it prints."""
+    given |= {
         "hosts": [node.address for node in network.nodes],
         "network": "eth0",
-        "shell": str(network.shell(tmp_path / "shell")),
+        "shell": str(network.shell(folder / "shell")),
     }
-    program = [sys.executable, str(Path(__file__).parent / "disco_over_nodes.py")]
+    program = [sys.executable, str(Path(__file__).parent / name)]
     done = subprocess.run(
         network.nodes[0].inside([*program, json.dumps(given)]),
         capture_output=True,
@@ -44,7 +42,14 @@ def test_a_session_of_disco_over_two_nodes(
         timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    told, ok = done.stdout.splitlines()
+    return done.stdout
+
+
+def test_a_session_of_disco_over_two_nodes(
+    mpi: Mpi, network: Network, started: Callable[[], dict[int, str]], tmp_path: Path
+) -> None:
+    printed = run(network, tmp_path, "disco_over_nodes.py", ranks=[[1], [2]], what="session")
+    told, ok = printed.splitlines()
     assert ok == "ok"
     assert [(n["host"], n["address"], n["shares_memory"]) for n in json.loads(told)] == [
         ("node1", network.nodes[0].address, True),
@@ -55,16 +60,4 @@ def test_a_session_of_disco_over_two_nodes(
 def test_a_module_is_sent_to_a_node_that_does_not_have_it(
     mpi: Mpi, network: Network, started: Callable[[], dict[int, str]], tmp_path: Path
 ) -> None:
-    given = {
-        "hosts": [node.address for node in network.nodes],
-        "network": "eth0",
-        "shell": str(network.shell(tmp_path / "shell")),
-    }
-    program = [sys.executable, str(Path(__file__).parent / "module_over_nodes.py")]
-    done = subprocess.run(
-        network.nodes[0].inside([*program, json.dumps(given)]),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
+    run(network, tmp_path, "module_over_nodes.py")

@@ -257,12 +257,14 @@ def main(nodes: int) -> None:
     """Run the agent of this node."""
     from mpi4py import MPI
 
+    from tvm_ipc.nodes.mpi_transport import version
+
     world = MPI.COMM_WORLD
     if world.size != nodes:
         sys.exit(
             f"tvm_ipc: this agent is rank {world.rank} of {world.size}, and there should be "
             f"{nodes} agents: the launcher is not of the MPI that mpi4py is for "
-            f"({MPI.Get_library_version().split(',')[0].strip()})"
+            f"({version()})"
         )
     try:
         line = line_of(0) if world.rank == 0 else b""

@@ -80,11 +80,13 @@ def main(command: Sequence[str]) -> int:
     """Be the agent of this node; on rank 0 run a program, whose exit code is returned."""
     from mpi4py import MPI
 
+    from tvm_ipc.nodes.mpi_transport import version
+
     world = MPI.COMM_WORLD
     if world.size < 2:
         raise IPCError(
             f"node: this is the only rank, where there should be one for each node: {_USAGE}, with "
-            f"the launcher of {MPI.Get_library_version().split(',')[0].strip()}"
+            f"the launcher of {version()}"
         )
     own = bytearray(socket.gethostname().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"))
     names = bytearray(_NAME_BYTES * world.size)

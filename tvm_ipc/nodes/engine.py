@@ -41,8 +41,9 @@ ENDED: Final = np.dtype([("rank", "i4"), ("request", "i4"), ("came", "u8")])
 class Transport(Protocol):
     """What moves messages between nodes. One thread uses it."""
 
-    #: What is under way.
-    busy: int
+    @property
+    def busy(self) -> int:
+        """What is under way."""
 
     def send(self, key: Any, peer: int, tag: int, address: int, count: int) -> None:
         """Begin to send bytes; messages of one tag to a node arrive in this order."""
@@ -172,12 +173,13 @@ class Engine:
 
     def _serve(self, transport: Transport) -> None:
         wire = self._wire
+        flushed = wire.flushed  # nobody else sets it
         moved = time.perf_counter()
         while not self._stop:
-            for generation in range(wire.flushed + 1, wire.generation + 1):
+            for generation in range(flushed + 1, wire.generation + 1):
                 if not transport.flush(generation, lambda: self._stop):
                     return
-                wire.flushed = generation
+                wire.flushed = flushed = generation
             works = wire.take()
             for rank, request, sends, peer, tag, _, address, count in works:
                 begin = transport.send if sends else transport.receive

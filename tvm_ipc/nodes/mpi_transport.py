@@ -51,12 +51,15 @@ class MpiTransport:
         self._sent = [0] * world.size
         self._came = [0] * world.size
         self._requests: list[Any] = []
-        self._keys: list[Any] = []
-        #: Of each request, the node that a message comes from, or -1: it is sent.
-        self._sources: list[int] = []
-        self._bytes: list[int] = []
+        #: Of each request its key, the node that the message comes from (-1: it is sent), and how
+        #: many bytes it has, or has room for.
+        self._messages: list[tuple[Any, int, int]] = []
         self._statuses: list[Any] = []
-        self.busy = 0
+
+    @property
+    def busy(self) -> int:
+        """What is under way."""
+        return len(self._requests)
 
     def send(self, key: Any, peer: int, tag: int, address: int, count: int) -> None:
         """Begin to send bytes."""
@@ -71,7 +74,25 @@ class MpiTransport:
 
     def progress(self) -> list[tuple[Any, int]]:
         """Return the keys of those that have ended since, and how many bytes each had."""
-        return [(key, came) for key, came, _ in self._ended()]
+        if not self._requests:
+            return []
+        ended = MPI.Request.Testsome(self._requests, self._statuses)
+        if not ended:
+            return []
+        found = []
+        for which, status in zip(ended, self._statuses, strict=False):
+            key, source, count = self._messages[which]
+            if source >= 0:
+                if status.Is_cancelled():
+                    continue
+                count = status.Get_count(MPI.BYTE)
+                self._came[source] += 1
+            found.append((key, count))
+        gone = set(ended)
+        left = [i for i in range(len(self._requests)) if i not in gone]
+        self._requests = [self._requests[i] for i in left]
+        self._messages = [self._messages[i] for i in left]
+        return found
 
     def flush(self, generation: int, stopped: Callable[[], bool]) -> bool:
         """Return when nothing is under way, here and towards here; false if it was stopped.
@@ -80,7 +101,7 @@ class MpiTransport:
         messages as that one has sent. They come in the order in which they were sent, before those
         of the next generation.
         """
-        for request, source in zip(self._requests, self._sources, strict=True):
+        for request, (_, source, _) in zip(self._requests, self._messages, strict=True):
             if source >= 0:
                 request.Cancel()
         others = [node for node in range(self._comm.size) if node != self._comm.rank]
@@ -91,7 +112,7 @@ class MpiTransport:
         # All looks are made in every round: what one waits for moves only while others look.
         counted = False
         for _ in _rounds(stopped):
-            self._ended()
+            self.progress()
             counted = counted or MPI.Request.Testall(asked)
             if not counted:
                 continue
@@ -103,7 +124,7 @@ class MpiTransport:
                     )
             # A receive that was taken back and yet got its message counts as soon as it has ended.
             missing = [node for node in others if self._came[node] < heard[node][1]]
-            if any(source >= 0 for source in self._sources):
+            if any(source >= 0 for _, source, _ in self._messages):
                 continue
             for node in missing:
                 self._drop(node, int(heard[node][1]))
@@ -123,37 +144,9 @@ class MpiTransport:
 
     def _add(self, request: Any, key: Any, source: int, count: int) -> None:
         self._requests.append(request)
-        self._keys.append(key)
-        self._sources.append(source)
-        self._bytes.append(count)
+        self._messages.append((key, source, count))
         if len(self._statuses) < len(self._requests):
             self._statuses.append(MPI.Status())
-        self.busy += 1
-
-    def _ended(self) -> list[tuple[Any, int, int]]:
-        """Forget those that have ended: of each its key, how many bytes it had, and the source."""
-        if not self._requests:
-            return []
-        ended = MPI.Request.Testsome(self._requests, self._statuses)
-        if not ended:
-            return []
-        found = []
-        for which, status in zip(ended, self._statuses, strict=False):
-            source, count = self._sources[which], self._bytes[which]
-            if source >= 0:
-                if status.Is_cancelled():
-                    continue
-                count = status.Get_count(MPI.BYTE)
-                self._came[source] += 1
-            found.append((self._keys[which], count, source))
-        gone = set(ended)
-        left = [i for i in range(len(self._requests)) if i not in gone]
-        self._requests = [self._requests[i] for i in left]
-        self._keys = [self._keys[i] for i in left]
-        self._sources = [self._sources[i] for i in left]
-        self._bytes = [self._bytes[i] for i in left]
-        self.busy = len(left)
-        return found
 
 
 def version() -> str:
