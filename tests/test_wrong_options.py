@@ -48,11 +48,19 @@ WRONG = {
         "--size": ["x", "n", "n=", "=3", "n=x", "n=-1", "no_such_size=3"],
     },
     "bench": {
+        **dict.fromkeys(("--workers", "--device", "--bandwidth", "--latency", "--out"), ("", "?")),
+        "--json": FILES,
+        "--plot": [*FILES, "picture.png", "picture"],
+        "--compare": ["/no/such/file.json", "/"],
+        "--from": ["/no/such/file.json", "/"],
+    },
+    "bench --calibrate": {
         "--workers": [*SIZES, "1", "65"],
         "--bandwidth": AMOUNTS,
         "--latency": AMOUNTS,
         "--device": ["gpu", "", "CUDA"],
         "--out": FILES,
+        "--json": ["run.json"],
     },
     "bench overlap": {
         **dict.fromkeys(("--rows", "--inner", "--columns", "--rounds"), SIZES),
@@ -80,7 +88,6 @@ WRONG = {
 #: What a command wants beside the option that is tried.
 STARTS = {
     "explain": ["explain", "--demo"],
-    "bench": ["bench", "--calibrate"],
     "run": ["run", "folder"],
 }
 

@@ -69,6 +69,12 @@ def _interrupted(of_process: bool) -> int:
     return 130
 
 
+def _doctor_parser() -> argparse.ArgumentParser:
+    (commands,) = (one.choices for one in _parser()._actions if isinstance(one.choices, dict))
+    parser: argparse.ArgumentParser = commands["doctor"]
+    return parser
+
+
 def _parser() -> argparse.ArgumentParser:
     common = terminal.Parser(add_help=False)
     common.add_argument(
@@ -86,7 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tvm-ipc {tvm_ipc.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     doctor = commands.add_parser(
-        "doctor", parents=[common], help="what works on this machine, what does not, and why"
+        "doctor",
+        parents=[common],
+        help="what works on this machine, what does not, and why",
+        description="Say what works on this machine, what does not, and why: tries all of it.",
+        epilog="Exit code: 0 where a backend works, 1 where none does, 2 wrong options.",
     )
     doctor.add_argument("--json", action="store_true", help="print the same facts as JSON")
     doctor.add_argument(
@@ -159,7 +169,7 @@ def _explain(arguments: list[str], traceback: list[str]) -> int:
     return run([*arguments, *traceback], demo.default_model)
 
 
-def _node(arguments: list[str], _traceback: list[str]) -> int:
+def _node_parser() -> argparse.ArgumentParser:
     parser = terminal.Parser(
         "tvm-ipc node",
         description="Be a node of a program that a launcher of MPI starts on several machines: "
@@ -169,7 +179,11 @@ def _node(arguments: list[str], _traceback: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("program", nargs="+", help="what the node of rank 0 runs, behind --")
-    program = parser.parse_args(arguments).program
+    return parser
+
+
+def _node(arguments: list[str], _traceback: list[str]) -> int:
+    program = _node_parser().parse_args(arguments).program
     from tvm_ipc.nodes.allocation import main as run
 
     return run(program)

@@ -23,11 +23,13 @@ sys.path.insert(0, str(ROOT))
 #: Parsers of commands that read their own options, and what follows `tvm-ipc`.
 PARSERS = {
     "tvm-ipc": "tvm_ipc.command_line:_parser",
+    "tvm-ipc doctor": "tvm_ipc.command_line:_doctor_parser",
     "tvm-ipc demo": "tvm_ipc.demo.options:_parser",
     "tvm-ipc explain": "tvm_ipc.explain.command:_parser",
     "tvm-ipc bench": "tvm_ipc.bench.options:_parser",
     "tvm-ipc bench overlap": "tvm_ipc.bench.options:_overlap_parser",
     "tvm-ipc run": "tvm_ipc.hf.options:_parser",
+    "tvm-ipc node": "tvm_ipc.command_line:_node_parser",
 }
 
 

@@ -125,7 +125,18 @@ def memory_plan() -> str:
     return _svg(660, top + 14, "storages of a memory plan over time", parts)
 
 
-DRAWN = {"allreduce.svg": allreduce, "memory_plan.svg": memory_plan}
+# ---- what `tvm-ipc bench` draws, of the measurement beside it ---------------------------------
+
+
+def bench() -> str:
+    """Return the picture of a saved measurement."""
+    from tvm_ipc.bench import plot, run
+
+    drawn = plot.draw(run.load(PICTURES / "bench.json"), None, "")
+    return f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n{drawn}"
+
+
+DRAWN = {"allreduce.svg": allreduce, "bench.svg": bench, "memory_plan.svg": memory_plan}
 
 if __name__ == "__main__":
     for name, draw in DRAWN.items():

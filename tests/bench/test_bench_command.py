@@ -106,7 +106,11 @@ def test_overlap_without_a_calibration_predicts_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give one of --calibrate and overlap"),
+        (["--out", "x"], "--out is for --calibrate"),
+        (["--latency", "0"], "--latency is for --calibrate"),
+        (["--calibrate", "--plot", "x.svg"], "--plot goes without --calibrate"),
+        (["--from", "FILE", "--workers", "2"], "--workers is for a measurement; --from shows one"),
+        (["--plot", "x.png"], "--plot is 'x.png'; it must end in .svg"),
         (["overlap", "--calibration", "FILE", "--workers", "2"], "--workers is 2; with --calibr"),
         (["overlap", "--calibration", "FILE", "--latency", "0"], "--latency is 0.0; with --calib"),
     ],

@@ -3,6 +3,8 @@
 
 options     the command line             stage      a session that takes the time of programs
 worker      what its workers do          programs   what is timed: matmuls, plain and overlapped
+suite       collectives by size          run        what was measured: saved, read, compared
+words       sizes, times and tables      plot       a measurement as a picture
 calibrate   all that a calibration has   overlap    plain and overlapped programs compared
 trace       what each rank did when, as a picture
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_ipc import terminal
-from tvm_ipc.bench.options import CalibrateOptions, OptionError, parse
+from tvm_ipc.bench.options import CalibrateOptions, MeasureOptions, OptionError, parse
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
     terminal.load_tvm()
     from tvm_ipc.bench import command
 
+    if isinstance(options, MeasureOptions):
+        return command.measure(options)
     if isinstance(options, CalibrateOptions):
         return command.calibrate(options)
     return command.compare(options)

@@ -11,8 +11,9 @@ from pathlib import Path
 import tvm_ipc.blas
 from tvm_ipc import machine, terminal
 from tvm_ipc.bench import calibrate as measuring
-from tvm_ipc.bench import overlap, trace
-from tvm_ipc.bench.options import CalibrateOptions, OverlapOptions
+from tvm_ipc.bench import overlap, plot, run, suite, trace, words
+from tvm_ipc.bench.options import CalibrateOptions, MeasureOptions, OverlapOptions
+from tvm_ipc.bench.run import Run
 from tvm_ipc.bench.stage import Event, Stage, take_the_cores
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
@@ -24,6 +25,68 @@ _ORDERS = {
     "reduce_scatter": "matmul, then reduce-scatter",
     "allreduce": "matmul, then all-reduce",
 }
+
+
+def measure(options: MeasureOptions) -> int:
+    """Measure or read, show, compare, write."""
+    saved = None if options.compare is None else run.load(options.compare)
+    found = _shown(options, saved) if options.shown is None else run.load(options.shown)
+    if saved is not None:
+        _require_alike(found, saved, str(options.compare))
+    _paragraph(f"{_workers(found.workers)}, {found.device}: {found.about.get('machine', '')}")
+    terminal.say()
+    for line in words.times_table(found):
+        terminal.say(line)
+    terminal.say()
+    _paragraph(
+        "Medians, of calls from Python in the workers, on float32. The size is that of what a "
+        "worker gives to an all-reduce or reduce-scatter, or has after an all-gather. IPC: the "
+        "input lies where peers read it, as get_pipeline lets it."
+    )
+    if saved is not None:
+        _compare(found, saved, str(options.compare))
+    if options.shown is None:
+        _say_if_busy(options.real_time)
+    if options.json is not None:
+        found.save(options.json)
+        terminal.say(f"written: {options.json}")
+    if options.plot is not None:
+        name = options.compare.name if options.compare is not None else ""
+        _write_text(options.plot, plot.draw(found, saved, name), "plot")
+        terminal.say(f"written: {options.plot}")
+    return 0
+
+
+def _shown(options: MeasureOptions, saved: Run | None) -> Run:
+    """Measure, as the saved run did where nothing else is asked for."""
+    workers, device = options.workers, options.device
+    if saved is not None:
+        workers = workers if "workers" in options.given else saved.workers
+        device = device if "device" in options.given else saved.device
+        _require_alike(Run(workers, device, {}, {}), saved, str(options.compare))
+    if options.real_time:
+        take_the_cores()
+    return suite.measure(workers, device, terminal.progress_bar)
+
+
+def _require_alike(found: Run, saved: Run, name: str) -> None:
+    if (found.workers, found.device) != (saved.workers, saved.device):
+        raise IPCError(
+            f"{name} was measured with {_workers(saved.workers)} on {saved.device}, and this with "
+            f"{_workers(found.workers)} on {found.device}: compare what is alike"
+        )
+
+
+def _compare(found: Run, saved: Run, name: str) -> None:
+    terminal.say()
+    _paragraph(f"times as fast as in {name}; above 1 is faster now, ~ is within the noise:")
+    for line in words.ratio_table(found, saved):
+        terminal.say(line)
+    terminal.say()
+    differing = run.differences(found, saved)
+    for line in differing or ["The machine and all versions are the same."]:
+        _paragraph(line)
+    terminal.say()
 
 
 def calibrate(options: CalibrateOptions) -> int:
@@ -141,15 +204,19 @@ def _shares(events: list[Event]) -> str:
 
 
 def _write(path: Path, traced: dict[str, list[Event]]) -> None:
-    try:
-        path.write_text(json.dumps(trace.document(traced)) + "\n")
-    except OSError as error:
-        raise IPCError(f"cannot write the trace {path}: {error.strerror}") from error
+    _write_text(path, json.dumps(trace.document(traced)) + "\n", "trace")
     terminal.say(f"written: {path} (open it in ui.perfetto.dev or about:tracing)")
 
 
+def _write_text(path: Path, text: str, what: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise IPCError(f"cannot write the {what} {path}: {error.strerror}") from error
+
+
 def _paragraph(text: str) -> None:
-    for line in textwrap.wrap(text, terminal.WIDTH, subsequent_indent="  "):
+    for line in textwrap.wrap(text, terminal.WIDTH, subsequent_indent="  ", break_on_hyphens=False):
         terminal.say(line)
 
 

@@ -18,10 +18,33 @@ from tvm_ipc.contract import BACKENDS, MAX_WORKERS
 _OVERLAP: Final = "overlap"
 #: Numbers of an option that may not be given, because a calibration says them.
 _OF_CALIBRATION: Final = ("workers", "bandwidth", "latency")
+#: Options that say something with `--calibrate` alone, and those that say nothing with it.
+_OF_CALIBRATING: Final = {"--out": "out", "--bandwidth": "bandwidth", "--latency": "latency"}
+_OF_MEASUREMENTS: Final = {
+    "--json": "json",
+    "--plot": "plot",
+    "--compare": "compare",
+    "--from": "shown",
+}
 
 
 class OptionError(Exception):
     """The options make no sense; the message is one line."""
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What to measure or read, what to compare it with, and where to write it."""
+
+    workers: int = 2
+    device: str = "cpu"
+    real_time: bool = False
+    json: Path | None = None
+    plot: Path | None = None
+    compare: Path | None = None
+    shown: Path | None = None  #: a saved run, instead of a measurement
+    #: Of `workers` and `device`, what was asked for in words; a saved run may say the rest.
+    given: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -54,13 +77,56 @@ class OverlapOptions:
     trace: Path | None = None
 
 
-def parse(argv: Sequence[str]) -> CalibrateOptions | OverlapOptions:
+def parse(argv: Sequence[str]) -> MeasureOptions | CalibrateOptions | OverlapOptions:
     """Read the command line; `--help` prints and exits."""
     if argv and argv[0] == _OVERLAP:
         return _overlap(_overlap_parser().parse_args(argv[1:]))
     given = _parser().parse_args(argv)
-    if not given.calibrate:
-        raise OptionError("give one of --calibrate and overlap")
+    other = _OF_MEASUREMENTS if given.calibrate else _OF_CALIBRATING
+    for option, name in other.items():
+        if getattr(given, name) is not None:
+            mode = "goes without" if given.calibrate else "is for"
+            raise OptionError(f"{option} {mode} --calibrate")
+    return _calibrate(given) if given.calibrate else _measure(given)
+
+
+def _measure(given: argparse.Namespace) -> MeasureOptions:
+    default = MeasureOptions()
+    asked = frozenset(name for name in ("workers", "device") if getattr(given, name) is not None)
+    for name in ("workers", "device"):
+        if name not in asked:
+            setattr(given, name, getattr(default, name))
+    _check_workers(given)
+    for option, name in (("--compare", "compare"), ("--from", "shown")):
+        path = getattr(given, name)
+        if path is not None and not path.is_file():
+            raise OptionError(f"{option} is {str(path)!r}; there is no such file")
+    if given.shown is not None:
+        for name in (*sorted(asked), *(["real_time"] if given.real_time else [])):
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} is for a measurement; --from shows one that there is")
+    for option, path in (("--json", given.json), ("--plot", given.plot)):
+        if path is not None:
+            _check_file(option, path)
+    if given.plot is not None and given.plot.suffix.lower() != ".svg":
+        raise OptionError(f"--plot is {str(given.plot)!r}; it must end in .svg")
+    return MeasureOptions(
+        given.workers,
+        given.device,
+        given.real_time,
+        given.json,
+        given.plot,
+        given.compare,
+        given.shown,
+        asked,
+    )
+
+
+def _calibrate(given: argparse.Namespace) -> CalibrateOptions:
+    default = CalibrateOptions()
+    for name in ("workers", "device", "bandwidth", "latency", "out"):
+        if getattr(given, name) is None:
+            setattr(given, name, getattr(default, name))
     _check_numbers(given)
     _check_file("--out", given.out)
     if given.device != "cpu" and (given.bandwidth or given.latency):
@@ -90,9 +156,13 @@ def _overlap(given: argparse.Namespace) -> OverlapOptions:
     return OverlapOptions(**vars(given))
 
 
-def _check_numbers(given: argparse.Namespace) -> None:
+def _check_workers(given: argparse.Namespace) -> None:
     if not 2 <= given.workers <= MAX_WORKERS:  # one has nobody to communicate with
         raise OptionError(f"--workers is {given.workers}; it must be 2 to {MAX_WORKERS}")
+
+
+def _check_numbers(given: argparse.Namespace) -> None:
+    _check_workers(given)
     for name in ("bandwidth", "latency"):
         value = getattr(given, name)
         if not 0 <= value < math.inf:
@@ -114,54 +184,58 @@ class _Parser(terminal.Parser):
         raise OptionError(message)
 
 
-def _link(parser: argparse.ArgumentParser, default: float | None) -> None:
+def _link(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--bandwidth",
         type=float,
-        default=default,
         metavar="B",
         help="bytes a second over an emulated link into each worker (default: no link)",
     )
-    parser.add_argument(
-        "--latency", type=float, default=default, metavar="S", help="of that link, in seconds"
-    )
+    parser.add_argument("--latency", type=float, metavar="S", help="of that link, in seconds")
 
 
-def _common(parser: argparse.ArgumentParser, default: int | None) -> None:
+def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real-time",
         action="store_true",
         help="run before all other programs, where the system lets us",
     )
     text = f"how many, 2 to {MAX_WORKERS} (default 2)"
-    parser.add_argument("--workers", type=int, default=default, metavar="N", help=text)
+    parser.add_argument("--workers", type=int, metavar="N", help=text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    default = CalibrateOptions()
     parser = _Parser(
         "tvm-ipc bench",
-        description="Measure what a cost model must know of this machine, to say which collectives "
-        "and matmuls gain from overlap.",
+        description="Measure collectives by size, and calls of workers, on this machine; or, with "
+        "--calibrate, what a cost model must know to say what gains from overlap.",
         epilog="`tvm-ipc bench overlap --help`: compare programs with and without overlap. Exit "
         "code: 0 done, 1 a failure, 2 wrong options.",
         allow_abbrev=False,
     )
-    parser.add_argument("--calibrate", action="store_true", help="measure, and write a calibration")
     parser.add_argument(
         "--device",
         choices=tuple(dict.fromkeys(BACKENDS.values())),
-        default=default.device,
         help="what the workers compute on (default cpu)",
     )
-    _common(parser, default.workers)
-    _link(parser, default.bandwidth)
-    parser.add_argument(
+    _common(parser)
+    for option, name, text in (
+        ("--json", "json", "write what was measured"),
+        ("--plot", "plot", "draw it, as SVG"),
+        ("--compare", "compare", "say how many times as fast it is as this saved run"),
+        ("--from", "shown", "show this saved run instead of measuring"),
+    ):
+        parser.add_argument(option, dest=name, type=Path, metavar="FILE", help=text)
+    calibration = parser.add_argument_group("calibration")
+    calibration.add_argument(
+        "--calibrate", action="store_true", help="measure for a cost model, and write that"
+    )
+    _link(calibration)
+    calibration.add_argument(
         "--out",
         type=Path,
-        default=default.out,
         metavar="FILE",
-        help=f"the file to write (default {default.out})",
+        help=f"the file to write (default {CalibrateOptions().out})",
     )
     return parser
 
@@ -201,6 +275,6 @@ def _overlap_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="multiply with OpenBLAS, or with kernels of TVM (default: OpenBLAS if installed)",
     )
-    _common(parser, None)
-    _link(parser, None)
+    _common(parser)
+    _link(parser)
     return parser
