@@ -82,7 +82,8 @@ NATIVE = {
     "nccl": ("core", "driver"),
     "cuda": ("core", "driver", "cuda/kernels"),
     "blas": ("core",),
-    "disco": ("core",),
+    "engine": ("core",),
+    "disco": ("core", "engine"),
     "cuda/kernels": (),
 }
 BACKENDS = ("shm", "mpi", "cuda", "nccl")

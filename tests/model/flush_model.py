@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines of two nodes when the session recovers: nothing of before arrives after it.
 
-Mirrors nodes/engine.py `Engine._serve`, nodes/mpi_transport.py `flush`, `_drop`, `_ended`, and
+Mirrors engine/engine.cc `Serve`, engine/mpi_transport.cc `Flush`, `Drop`, `Progress`, and
 core/engine_wire.cc `Take`, `Flushed`, core/wire.cc `Follow`. A node has one rank, which posts in
 each round the messages that it sends and those that it is to get, into the same buffers. In the
 first round anything may end it at any moment; then the hubs recover (nodes_model.py), in either

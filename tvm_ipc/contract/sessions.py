@@ -109,32 +109,13 @@ SESSION_FUNCTIONS: Final = (
         "tvm_ipc.node.wire", "(node: Object) -> Object", "agent: the engine's side of the wire"
     ),
     Function(
-        "tvm_ipc.node.take",
-        "(wire: Object, address: int, most: int) -> int",
-        "agent: write the messages that ranks have posted to memory; how many there are",
+        "tvm_ipc.node.serve_mpi",
+        "(wire: Object, library: str, handles: Shape, sizes: Shape, any_tag: int)",
+        "agent: move the messages that ranks post by MPI, until it is stopped; `library` is loaded "
+        "and has MPI's functions, `handles` are of two communicators and MPI_BYTE, `sizes` the "
+        "bytes of a request and a status",
     ),
-    Function(
-        "tvm_ipc.node.done",
-        "(wire: Object, address: int, count: int)",
-        "agent: tell ranks of messages that have ended, which stand in memory",
-    ),
-    Function(
-        "tvm_ipc.node.sleep",
-        "(wire: Object, seconds: float) -> bool",
-        "agent: sleep until a rank has posted something; false if the time is over",
-    ),
-    Function("tvm_ipc.node.ring", "(wire: Object)", "agent: end a sleep"),
-    Function(
-        "tvm_ipc.node.generation", "(wire: Object) -> int", "agent: how often the session recovered"
-    ),
-    Function(
-        "tvm_ipc.node.flushed", "(wire: Object) -> int", "agent: the last recovery it is done with"
-    ),
-    Function(
-        "tvm_ipc.node.set_flushed",
-        "(wire: Object, generation: int)",
-        "agent: ranks may post messages again, since nothing of before is on its way",
-    ),
+    Function("tvm_ipc.node.stop", "(wire: Object)", "agent: end that"),
     Function("tvm_ipc.node.largest_tag", "() -> int", "agent: the largest tag of a message"),
     Function(
         "tvm_ipc.session.wait_joined",

@@ -27,6 +27,8 @@ set(TVM_IPC_NCCL_SOURCES
 set(TVM_IPC_MPI_SOURCES
   across.cc backend.cc combine.cc lane.cc layout.cc moves.cc point_to_point.cc reduce_across.cc
   reductions.cc run_move.cc)
+# Moves messages between nodes, in a process that is no rank.
+set(TVM_IPC_ENGINE_SOURCES engine.cc mpi_library.cc mpi_transport.cc)
 # The table of all of them, which stands above their folders.
 set(TVM_IPC_BACKENDS_SOURCES backends.cc)
 set(TVM_IPC_BLAS_SOURCES
@@ -104,6 +106,7 @@ core_library(shm tvm_ipc_core)
 core_library(cuda tvm_ipc_core tvm_ipc_driver tvm_ipc_images)
 core_library(nccl tvm_ipc_driver tvm_ipc_core)
 core_library(mpi tvm_ipc_shm)
+core_library(engine tvm_ipc_core)
 core_library(backends tvm_ipc_mpi tvm_ipc_shm tvm_ipc_cuda tvm_ipc_nccl)
 core_library(blas tvm_ipc_core)
 

@@ -331,13 +331,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<node::Attach>>("tvm_ipc.node.attach");
   Define<Plain<node::Close>>("tvm_ipc.node.close");
   Define<Plain<node::WireOf>>("tvm_ipc.node.wire");
-  Define<Plain<node::Take>>("tvm_ipc.node.take");
-  Define<Plain<node::Done>>("tvm_ipc.node.done");
-  Define<Plain<node::Sleep>>("tvm_ipc.node.sleep");
-  Define<Plain<node::RingBell>>("tvm_ipc.node.ring");
-  Define<Plain<node::GenerationOf>>("tvm_ipc.node.generation");
-  Define<Plain<node::FlushedOf>>("tvm_ipc.node.flushed");
-  Define<Plain<node::SetFlushed>>("tvm_ipc.node.set_flushed");
+  Define<Plain<node::ServeMpi>>("tvm_ipc.node.serve_mpi");
+  Define<Plain<node::Stop>>("tvm_ipc.node.stop");
   Define<Plain<node::LargestTag>>("tvm_ipc.node.largest_tag");
   Define<Plain<controller::WaitJoined>>("tvm_ipc.session.wait_joined");
   Define<Variadic<controller::Send>>("tvm_ipc.session.send");

@@ -22,11 +22,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tvm_ipc import machine
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.engine import Engine, NodeWire
 from tvm_ipc.nodes.handshake import Key, Place, enter
 from tvm_ipc.nodes.hub import NodeHub, Settings
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
@@ -34,6 +33,9 @@ from tvm_ipc.nodes.proof import digest
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.folder import Folder, remove_orphans
 from tvm_ipc.runtime.starting import passed
+
+if TYPE_CHECKING:
+    from tvm_ipc.nodes.engine import Engine
 
 #: Seconds that rank 0 waits for its line: the controller wrote it before MPI started, or is gone.
 LINE_SECONDS: Final = 10.0
@@ -131,6 +133,8 @@ class Agent:
 
     def _start(self, message: dict[str, Any]) -> None:
         """Start the workers, and open the hub that they join, which they need later."""
+        from tvm_ipc.nodes.engine import Engine  # MPI's, which only agents load
+
         environment = config.without_mpi(
             config.worker_environment(int(message["threads"]), bool(message["compiler"]))
         )
@@ -144,14 +148,9 @@ class Agent:
         link = self._enter(Place(self._node, "hub"))
         self._hub = NodeHub(Settings.heard(message["hub"]), self._node, link)
         processes = {str(rank): worker.pid for rank, worker in self._workers.items()}
-        self._engine = self._make_engine(self._hub)
+        self._engine = Engine(self._hub, self._world)
         invitation = self._hub.invitation.hex()
         self._controller.send("started", processes=processes, invitation=invitation)
-
-    def _make_engine(self, hub: NodeHub) -> Engine:
-        from tvm_ipc.nodes.mpi_transport import MpiTransport  # MPI's, which only agents load
-
-        return Engine(NodeWire(hub.handle), lambda: MpiTransport(self._world, hub.largest_tag))
 
     def _look_at_engine(self) -> None:
         if self._engine is None or self._engine.error is None:
@@ -257,7 +256,7 @@ def main(nodes: int) -> None:
     """Run the agent of this node."""
     from mpi4py import MPI
 
-    from tvm_ipc.nodes.mpi_transport import version
+    from tvm_ipc.nodes.engine import version
 
     world = MPI.COMM_WORLD
     if world.size != nodes:

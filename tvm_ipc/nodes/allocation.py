@@ -80,7 +80,7 @@ def main(command: Sequence[str]) -> int:
     """Be the agent of this node; on rank 0 run a program, whose exit code is returned."""
     from mpi4py import MPI
 
-    from tvm_ipc.nodes.mpi_transport import version
+    from tvm_ipc.nodes.engine import version
 
     world = MPI.COMM_WORLD
     if world.size < 2:

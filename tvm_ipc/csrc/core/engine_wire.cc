@@ -22,7 +22,6 @@ size_t EngineWire::Take(WireWork* works, size_t most) {
   const uint32_t generation = flushed();
   const uint64_t start = WireStart(control_.num_ranks) + kWireTable;
   const uint64_t end = ArenaStart(control_);
-  const int node = control_.NodeOf(control_.first_here);
   for (int i = 0; i < control_.ranks_here; ++i) {
     const int rank = control_.first_here + i;
     const WireTable& here = table(rank);
@@ -37,7 +36,7 @@ size_t EngineWire::Take(WireWork* works, size_t most) {
       const WireRequest& request = here.requests[number];
       if (request.generation != generation) continue;
       if (request.offset < start || request.offset > end || request.bytes > end - request.offset ||
-          request.peer < 0 || request.peer >= control_.num_nodes || request.peer == node ||
+          request.peer < 0 || request.peer >= control_.num_nodes || request.peer == node() ||
           request.tag < 0 || request.tag > kLargestTag) {
         Fail(kind::kRuntime, "rank ", rank, " has posted what is no message: ", request.bytes,
              " bytes at ", request.offset, " for node ", request.peer, " with tag ", request.tag,

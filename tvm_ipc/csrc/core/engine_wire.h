@@ -41,7 +41,6 @@ struct WireWork {
   uint64_t address;
   uint64_t bytes;
 };
-static_assert(sizeof(WireWork) == 40, "as those who read many of them at once take them");
 
 class EngineWire {
  public:
@@ -63,6 +62,10 @@ class EngineWire {
   uint32_t flushed() const { return control_.flushed.load(std::memory_order_relaxed); }
   /*! \brief Ranks may post for this generation. What was posted for older ones is forgotten. */
   void Flushed(uint32_t generation);
+
+  /*! \brief How many nodes there are, and which of them this is. */
+  int nodes() const { return control_.num_nodes; }
+  int node() const { return control_.NodeOf(control_.first_here); }
 
  private:
   WireTable& table(int rank) const;

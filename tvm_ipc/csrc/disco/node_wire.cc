@@ -2,14 +2,17 @@
 /*! \file node_wire.cc */
 #include "disco/node_wire.h"
 
-#include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "core/engine_wire.h"
 #include "core/error.h"
 #include "disco/node.h"
+#include "engine/engine.h"
+#include "engine/mpi_library.h"
+#include "engine/mpi_transport.h"
 
 namespace tvm_ipc::node {
 
@@ -17,21 +20,19 @@ namespace ffi = tvm::ffi;
 
 namespace {
 
-/*! \brief More than anybody sleeps: an hour. */
-constexpr double kLongestSleep = 3600;
-
 class NodeWireObj : public ffi::Object {
  public:
   explicit NodeWireObj(std::shared_ptr<Segments> segments) : wire(std::move(segments)) {}
 
   mutable EngineWire wire;
+  mutable std::atomic<bool> stopped{false};
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("tvm_ipc.NodeWire", NodeWireObj, ffi::Object);
 };
 
-EngineWire& RequireWire(const ffi::ObjectRef& wire) {
+const NodeWireObj& RequireWire(const ffi::ObjectRef& wire) {
   const auto* object = wire.as<NodeWireObj>();
   if (object == nullptr) Fail(kind::kType, "this is no wire that tvm_ipc.node.wire has returned");
-  return object->wire;
+  return *object;
 }
 
 }  // namespace
@@ -42,31 +43,26 @@ ffi::ObjectRef WireOf(ffi::ObjectRef node) {
   return ffi::ObjectRef(ffi::make_object<NodeWireObj>(std::move(segments)));
 }
 
-int64_t Take(ffi::ObjectRef wire, int64_t address, int64_t most) {
-  return static_cast<int64_t>(
-      RequireWire(wire).Take(reinterpret_cast<WireWork*>(address), static_cast<size_t>(most)));
-}
-
-void Done(ffi::ObjectRef wire, int64_t address, int64_t count) {
-  const auto* ended = reinterpret_cast<const Ended*>(address);
-  for (int64_t i = 0; i < count; ++i) {
-    RequireWire(wire).Done(ended[i].rank, ended[i].request, ended[i].came);
+void ServeMpi(ffi::ObjectRef wire, ffi::String library, ffi::Shape handles, ffi::Shape sizes,
+              int64_t any_tag) {
+  const NodeWireObj& served = RequireWire(wire);
+  if (handles.size() != 3 || sizes.size() != 2 || sizes[0] <= 0 || sizes[1] <= 0) {
+    Fail(kind::kValue, "needed are 3 handles and 2 sizes above 0 of MPI, and there are ",
+         handles.size(), " and ", sizes.size());
   }
+  const auto handle = [&](size_t i) { return static_cast<engine::MpiHandle>(handles[i]); };
+  const engine::MpiFunctions functions = engine::FindMpi(std::string(library));
+  engine::MpiTransport transport(functions,
+                                 {handle(0), handle(1), handle(2), static_cast<int>(any_tag),
+                                  static_cast<size_t>(sizes[0]), static_cast<size_t>(sizes[1])},
+                                 served.wire.nodes(), served.wire.node());
+  engine::Serve(served.wire, transport, served.stopped);
 }
 
-bool Sleep(ffi::ObjectRef wire, double seconds) {
-  const double most = std::max(0.0, std::min(seconds, kLongestSleep));
-  return RequireWire(wire).Sleep(std::chrono::nanoseconds(static_cast<int64_t>(most * 1e9)));
-}
-
-void RingBell(ffi::ObjectRef wire) { RequireWire(wire).Ring(); }
-
-int64_t GenerationOf(ffi::ObjectRef wire) { return RequireWire(wire).generation(); }
-
-int64_t FlushedOf(ffi::ObjectRef wire) { return RequireWire(wire).flushed(); }
-
-void SetFlushed(ffi::ObjectRef wire, int64_t generation) {
-  RequireWire(wire).Flushed(static_cast<uint32_t>(generation));
+void Stop(ffi::ObjectRef wire) {
+  const NodeWireObj& served = RequireWire(wire);
+  served.stopped.store(true, std::memory_order_release);
+  served.wire.Ring();
 }
 
 int64_t LargestTag() { return kLargestTag; }
