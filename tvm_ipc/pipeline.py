@@ -253,7 +253,7 @@ def _target(given: object) -> tvm.target.Target:
     try:
         target = tvm.target.Target(given)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} is {wanted}, not {arguments.show(given)}: {error}") from error
+        raise ValueError(f"{name} is {wanted}, not {arguments.show(given)}: {error}") from None
     if target.kind.name not in _TARGETS:
         raise ValueError(
             f"{name} is {wanted}, not {arguments.show(given)}: workers share no memory there"

@@ -46,6 +46,31 @@ def test_without_headers_the_error_says_what_to_install(monkeypatch: pytest.Monk
         nvcc.find_cuda_path()
 
 
+def no_which() -> str:
+    raise FileNotFoundError(2, "No such file or directory", "which")
+
+
+def test_without_the_program_which_nvcc_is_looked_for_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvcc, "find_cuda_path", no_which)
+    monkeypatch.setattr(nvcc, "_find_cuda_target_include", lambda path: f"{path}/include")
+    cuda_headers.mend()
+    monkeypatch.setattr(cuda_headers, "_wheels", lambda: None)
+    monkeypatch.setattr(cuda_headers.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(
+        RuntimeError, match=r"Cannot find CUDA path: .* 'tvm-ipc\[cuda\]'"
+    ) as raised:
+        nvcc.find_cuda_path()
+    assert raised.value.__suppress_context__
+    monkeypatch.undo()
+    compiler = tmp_path / "toolkit" / "bin" / "nvcc"
+    compiler.parent.mkdir(parents=True)
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(compiler.parent))
+    assert cuda_headers._on_path() == str(tmp_path / "toolkit")
+
+
 def test_a_toolkit_without_headers_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = wheels(tmp_path, monkeypatch)
     monkeypatch.setattr(nvcc, "find_cuda_path", lambda: "/usr/local/nothing")

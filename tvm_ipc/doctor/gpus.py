@@ -73,7 +73,7 @@ def _toolkit() -> tuple[str | None, str | None]:
 
     try:
         return str(nvcc.find_cuda_path()), None
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         return None, reason_of(IPCError(str(error)))
 
 

@@ -11,14 +11,18 @@ from tvm_ipc.doctor import gpus
 
 #: Characters of a line before its fact.
 _NAMES = 23
+_NO_LIBRARY = "without the native library, see above"
 
 
 def render(facts: dict[str, Any], width: int | None = None) -> str:
     """Set the facts as a table for people; lines break at a width, if there is one."""
     lines = [f"tvm-ipc {facts['version']}, Python {facts['python']}, {facts['system']}"]
+    problem = facts["tvm"]["problem"]
     for title, rows in _sections(facts):
         lines += ["", title]
-        for name, text in rows:
+        for name, said in rows:
+            # A library that cannot be loaded is why nothing else works, and is said once.
+            text = said if problem is None or title == "TVM" else said.replace(problem, _NO_LIBRARY)
             first, *more = _broken(text, width and max(width - _NAMES, _NAMES))
             lines.append(f"  {name:<20} {first}")
             lines += [f"  {'':<20} {line}" for line in more]
@@ -54,10 +58,11 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]
     )
     yield "GPUs", list(gpus.rows(facts["gpus"], tvm["cuda"]))
     compiler = facts["cxx"]
+    looked_for = tvm["problem"] is None
     yield (
         "C++ compiler",
         [
-            ("command", compiler["command"] or "none found"),
+            ("command", compiler["command"] or ("none found" if looked_for else "not looked for")),
             ("version", compiler["version"] or "unknown"),
             ("links", "yes" if compiler["works"] else f"no: {compiler['reason']}"),
             *((name, value) for name, value in compiler["settings"].items() if value is not None),

@@ -18,7 +18,9 @@ def library_of(module: Any, place: Callable[[], Path]) -> Path:
     path = place()
     try:
         module.export_library(str(path))
-    except (TypeError, OSError, RuntimeError) as error:
+    except TypeError as error:  # says nothing to a user: see below
+        raise IPCError(_unlinked(error)) from None
+    except (OSError, RuntimeError) as error:
         raise IPCError(_unlinked(error)) from error
     return _library(path).resolve()
 

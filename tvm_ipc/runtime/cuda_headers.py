@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,28 @@ def _or_wheels(nvcc: Any) -> Any:
     def find_cuda_path() -> str:
         try:
             found = str(find())
-        except RuntimeError as error:
-            if wheels := _wheels():
-                return wheels
-            raise RuntimeError(
-                f"{error}: TVM compiles for CUDA with a CUDA toolkit (nvcc on PATH, or CUDA_PATH), "
-                "or with wheels: pip install 'tvm-ipc[cuda]'"
-            ) from error
+        except (OSError, RuntimeError) as error:
+            # An OSError where there is no program `which`, with which TVM looks for nvcc.
+            found = _on_path() if isinstance(error, OSError) else ""
+            if not found:
+                if wheels := _wheels():
+                    return wheels
+                why = "Cannot find CUDA path" if isinstance(error, OSError) else str(error)
+                raise RuntimeError(
+                    f"{why}: TVM compiles for CUDA with a CUDA toolkit (nvcc on PATH, or "
+                    "CUDA_PATH), or with wheels: pip install 'tvm-ipc[cuda]'"
+                ) from None
         # An nvcc that was found on PATH may stand there without its toolkit.
         has_headers = _has_headers(Path(found)) or nvcc._find_cuda_target_include(found)
         return found if has_headers else _wheels() or found
 
     return find_cuda_path
+
+
+def _on_path() -> str:
+    """The folder of the toolkit whose nvcc is on PATH, or in the usual place; empty without one."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return str(Path(nvcc).resolve().parents[1]) if nvcc else ""
 
 
 def _or_plain(find: Any) -> Any:
