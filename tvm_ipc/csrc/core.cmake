@@ -31,6 +31,7 @@ set(TVM_IPC_MPI_SOURCES
 set(TVM_IPC_ENGINE_SOURCES engine.cc mpi_library.cc mpi_transport.cc)
 # The table of all of them, which stands above their folders.
 set(TVM_IPC_BACKENDS_SOURCES backends.cc)
+# TVM_IPC_NO_GPUS is a source that stands for the backends of GPUs, which are not compiled then.
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul.cc matmul_piece.cc select.cc
   kernels_portable.cc kernels_avx2.cc kernels_avx512.cc kernels_avx512bf16.cc kernels_tiles.cc)
@@ -91,6 +92,9 @@ function(core_library folder)
       set(place ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/)
     endif()
     list(TRANSFORM TVM_IPC_${name}_SOURCES PREPEND ${place} OUTPUT_VARIABLE sources)
+    if(folder STREQUAL backends)
+      list(APPEND sources ${TVM_IPC_NO_GPUS})
+    endif()
     add_library(${library} STATIC ${sources})
     target_compile_options(${library} PRIVATE ${TVM_IPC_OPTIONS})
     set_target_properties(${library} PROPERTIES POSITION_INDEPENDENT_CODE ON
@@ -101,13 +105,16 @@ function(core_library folder)
   target_link_libraries(${library} INTERFACE ${ARGN} Threads::Threads ${CMAKE_DL_LIBS})
 endfunction()
 core_library(core)
-core_library(driver tvm_ipc_core)
 core_library(shm tvm_ipc_core)
-core_library(cuda tvm_ipc_core tvm_ipc_driver tvm_ipc_images)
-core_library(nccl tvm_ipc_driver tvm_ipc_core)
 core_library(mpi tvm_ipc_shm)
 core_library(engine tvm_ipc_core)
-core_library(backends tvm_ipc_mpi tvm_ipc_shm tvm_ipc_cuda tvm_ipc_nccl)
+if(NOT TVM_IPC_NO_GPUS)
+  core_library(driver tvm_ipc_core)
+  core_library(cuda tvm_ipc_core tvm_ipc_driver tvm_ipc_images)
+  core_library(nccl tvm_ipc_driver tvm_ipc_core)
+  set(gpus tvm_ipc_cuda tvm_ipc_nccl)
+endif()
+core_library(backends tvm_ipc_mpi tvm_ipc_shm ${gpus})
 core_library(blas tvm_ipc_core)
 
 # The compiled CUDA kernels: a table of bytes.
