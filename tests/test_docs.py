@@ -17,6 +17,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+import tvm_ipc
 from tvm_ipc.transform import collect_report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,9 +139,30 @@ OTHERS = {
     "gpus.md",
     "hugging_face.md",
     "many_nodes.md",
+    "testing.md",
     "troubleshooting.md",
     "tutorial.md",
 }
+
+
+def test_the_tests_of_the_page_about_tests_pass(tmp_path: Path) -> None:
+    for number, text in enumerate(programs("testing.md")):
+        (tmp_path / f"test_{number}.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "3 passed" in done.stdout, done.stdout
+
+
+def test_names_that_are_compared_with_those_of_others_are_there() -> None:
+    text = (ROOT / "docs" / "coming_from.md").read_text()
+    holders = {"session": tvm_ipc.Session, "R.ccl": R.ccl, "R.comm": tvm_ipc.comm}
+    named = [
+        (holder, name)
+        for holder in holders
+        for name in re.findall(rf"`{re.escape(holder)}\.(\w+)", text)
+    ]
+    assert len(named) > 25
+    assert [f"{h}.{n}" for h, n in named if not hasattr(holders[h], n)] == []
 
 
 def test_programs_of_each_page_are_run() -> None:

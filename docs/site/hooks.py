@@ -92,7 +92,7 @@ def errors() -> str:
 
 def commands() -> str:
     """Return what `--help` of each command prints."""
-    os.environ["COLUMNS"] = "88"
+    os.environ["COLUMNS"] = "76"  # what a page has room for
     parts = []
     for name, place in PARSERS.items():
         module, _, function = place.partition(":")
@@ -165,6 +165,12 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join("its result" if one == "return" else f"`{one}`" for one in names)
 
 
+def changelog() -> str:
+    """Return what has changed, without the title; links to pages are those of the site."""
+    text = (ROOT / "CHANGELOG.md").read_text().partition("\n")[2]
+    return re.sub(r"\]\(docs/", "](", text)
+
+
 def examples() -> str:
     """Return the programs of examples/, each with what it says of itself."""
     parts = []
@@ -189,6 +195,7 @@ MADE: dict[str, Callable[[], str]] = {
         commands,
         functions_of_programs,
         functions_of_sessions,
+        changelog,
         examples,
     )
 }

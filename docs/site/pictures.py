@@ -133,6 +133,9 @@ def bench() -> str:
     from tvm_ipc.bench import plot, run
 
     drawn = plot.draw(run.load(PICTURES / "bench.json"), None, "")
+    # Without its paper, since a page may be dark.
+    drawn = re.sub(r"<rect [^>]*/>\n", "", drawn).replace(plot.INK, GREY)
+    drawn = drawn.replace(f'stroke="{plot.FAINT}"', f'stroke="{GREY}" opacity=".25"')
     return f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n{drawn}"
 
 

@@ -18,7 +18,8 @@ from tvm_ipc.bench.suite import COPIED
 from tvm_ipc.bench.words import size_text, time_text
 
 _COLOURS = ("#6b7280", "#2563eb", "#ea580c", "#0f9d7a", "#9333ea", "#b45309", "#db2777")
-_INK, _FAINT = "#1f2937", "#d5d9e0"
+#: Of words, and of the lines behind those of cases.
+INK, FAINT = "#1f2937", "#d5d9e0"
 _WIDTH, _LEFT, _RIGHT = 760, 76, 24
 _HIGH, _GAP = 250, 74
 
@@ -53,7 +54,7 @@ def draw(now: Run, saved: Run | None, name: str) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" role="img" aria-label="times of collectives by size" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="{_INK}">'
+        f'font-family="system-ui, sans-serif" font-size="13" fill="{INK}">'
     )
     paper = f'<rect width="{_WIDTH}" height="{height}" fill="white"/>'
     return "\n".join([head, paper, *parts, "</svg>", ""])
@@ -127,7 +128,7 @@ def _drawn(panel: _Panel, top: int, sizes: list[str], colours: dict[str, str]) -
         if number % every and tick != panel.marked:
             continue
         marked = tick == panel.marked
-        look = f'stroke="{_INK if marked else _FAINT}"' + ' stroke-dasharray="5 4"' * marked
+        look = f'stroke="{INK if marked else FAINT}"' + ' stroke-dasharray="5 4"' * marked
         parts.append(f'<path d="M{_LEFT} {y(tick):.1f}h{wide}" {look}/>')
         parts.append(_text(_LEFT - 8, y(tick) + 4, panel.name(tick), "end"))
     bottom = top + 14 + _HIGH
