@@ -26,10 +26,10 @@ import tvm
 from happens_before import races
 from harness import AddDelays
 from mutations import mutants
+from overlap_cases import Case
 from random_comm import ROWS, Program
 from random_host import HostProgram
 from schedules import wrongs
-from test_overlap import Case
 
 import tvm_ipc
 import tvm_ipc.pipeline

@@ -112,6 +112,8 @@ struct ClusterSettings {
   double timeout_seconds = 60;
   const char* backend = "shm";
   bool flat = false;
+  /*! \brief 0: as small as that of other tests. */
+  size_t arena_bytes = 0;
 };
 
 /*! \brief The options of the hub on a node, or of the controller's (-1). */
@@ -121,6 +123,7 @@ inline HubOptions NodeOptions(const std::vector<int>& sizes, int node,
   HubOptions options = Options(1, settings.timeout_seconds);
   options.backend = &FindBackend(settings.backend);
   options.flat = settings.flat;
+  if (settings.arena_bytes != 0) options.arena_bytes = settings.arena_bytes;
   for (int size : sizes) {
     options.nodes.push_back({std::string(1, static_cast<char>('a' + options.nodes.size())), size});
     n += size;

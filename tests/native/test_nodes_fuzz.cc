@@ -85,7 +85,6 @@ void TestController(double seconds, Random& random) {
 void TestTable(double seconds, Random& random) {
   Hub hub(NodeOptions({1, 2}, 1, {}));
   const Segments& segments = *hub.segments();
-  const Control& control = segments.control();
   std::vector<WireWork> works(64);
   size_t rounds = 0, taken = 0, refused = 0;
   for (const auto end = In(seconds); Clock::now() < end; ++rounds) {
@@ -139,7 +138,7 @@ void TestTable(double seconds, Random& random) {
           EXPECT(work.rank == 1 || work.rank == 2);
           const uint64_t base = reinterpret_cast<uint64_t>(segments.base(work.rank));
           EXPECT(work.address >= base + WireStart(3) + kWireTable &&
-                     work.address + work.bytes <= base + ArenaStart(control) &&
+                     work.address + work.bytes <= base + segments.segment_bytes() &&
                      work.address + work.bytes >= work.address,
                  work.bytes, " bytes at ", work.address - base);
           EXPECT(work.peer == 0 && work.tag >= 0 && work.tag <= kLargestTag &&

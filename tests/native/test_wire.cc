@@ -197,7 +197,7 @@ void TestLayout() {
   EXPECT(node.segments()->base(0) == nullptr && node.segments()->base(2) != nullptr);
   EXPECT(node.segments()->segment_bytes() == ArenaStart(control) + control.arena_bytes);
   EXPECT(kWireTable + WireBuffers(3) * kWireBuffer <= WireBytes(3));
-  EXPECT(kLargestTag == 67141630 && kLargestTag < (1 << 28) - 1, kLargestTag);
+  EXPECT(kLargestTag == 67141631 && kLargestTag < (1 << 28) - 1, kLargestTag);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ size_t EngineWire::Take(WireWork* works, size_t most) {
   size_t count = 0;
   const uint32_t generation = flushed();
   const uint64_t start = WireStart(control_.num_ranks) + kWireTable;
-  const uint64_t end = ArenaStart(control_);
+  const uint64_t end = segments_->segment_bytes();  // blocks of the wire lie in the arena
   for (int i = 0; i < control_.ranks_here; ++i) {
     const int rank = control_.first_here + i;
     const WireTable& here = table(rank);

@@ -77,7 +77,8 @@ const ShownMemory& Shows::Of(int index, uint32_t number) const {
   return theirs;
 }
 
-void Shows::Hide(std::vector<uint32_t> numbers, const std::function<void()>& met) {
+void Shows::Hide(std::vector<uint32_t> numbers, const std::function<void()>& met,
+                 std::chrono::nanoseconds deadline) {
   // Numbers that are open are apart by less than the places of the board, even where they wrap.
   const uint32_t first = last_ - kMaxShown;
   std::sort(numbers.begin(), numbers.end(),
@@ -87,7 +88,7 @@ void Shows::Hide(std::vector<uint32_t> numbers, const std::function<void()>& met
   mine.count = numbers.size();
   mine.parts = 14695981039346656037u;  // FNV-1a, number by number
   for (uint32_t number : numbers) mine.parts = (mine.parts ^ number) * 1099511628211u;
-  meeting_.Enter(mine);
+  meeting_.Enter(mine, deadline.count() != 0 ? deadline : meeting_.options_.deadline);
   if (met) met();
   for (uint32_t number : numbers) {
     open_ &= ~(uint64_t{1} << number % kMaxShown);

@@ -17,6 +17,7 @@
 #ifndef TVM_IPC_CORE_SHOWS_H_
 #define TVM_IPC_CORE_SHOWS_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -52,8 +53,10 @@ class Shows {
   /*!
    * \brief Meet; then nobody reads these any more, which are open.
    * \param met Called when all have met, before anything is let go of.
+   * \param deadline For those who meet, where it is not the usual one.
    */
-  void Hide(std::vector<uint32_t> numbers, const std::function<void()>& met = {});
+  void Hide(std::vector<uint32_t> numbers, const std::function<void()>& met = {},
+            std::chrono::nanoseconds deadline = {});
 
   /*! \brief The session has recovered: nothing was shown. */
   void Forget();

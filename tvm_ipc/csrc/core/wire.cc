@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "core/group.h"
 #include "core/meeting.h"
 #include "core/wait.h"
+#include "core/wire_block.h"
 
 namespace tvm_ipc {
 
@@ -24,8 +25,8 @@ double Seconds(const Rank& rank) {
   return std::chrono::duration<double>(rank.options().deadline).count();
 }
 
-[[noreturn]] void FailStopped(const Rank& rank, const Descriptor& mine, const std::string& where) {
-  Fail(kind::kPeer, Describe(mine), where, " was stopped: ", DescribeAbort(rank.control()));
+[[noreturn]] void FailStopped(const Rank& rank, const Descriptor& mine) {
+  Fail(kind::kPeer, Describe(mine), " was stopped: ", DescribeAbort(rank.control()));
 }
 
 }  // namespace
@@ -50,7 +51,7 @@ void RankWire::Follow(uint32_t generation, const Descriptor& mine) {
     case WaitResult::kReached:
       break;
     case WaitResult::kAborted:
-      FailStopped(rank_, mine, "");
+      FailStopped(rank_, mine);
     case WaitResult::kDeadline:
       Fail(kind::kDeadline, Describe(mine), " waited ", Seconds(rank_), " s for the engine of ",
            DescribeNode(control, control.NodeOf(rank_.id())),
@@ -60,6 +61,7 @@ void RankWire::Follow(uint32_t generation, const Descriptor& mine) {
   followed_ = true;
   generation_ = generation;
   left_.clear();
+  held_.clear();
   free_buffers_.clear();
   for (int i = WireBuffers(control.num_ranks); i-- > 0;) free_buffers_.push_back(i);
   free_requests_.clear();
@@ -77,7 +79,7 @@ void RankWire::AwaitFree(std::unique_lock<std::mutex>& lock, const char* what,
     const size_t left = left_.size();
     Reclaim();
     if (left_.size() != left) return;
-    if (rank_.control().abort.load(std::memory_order_acquire) != 0) FailStopped(rank_, mine, "");
+    if (rank_.control().abort.load(std::memory_order_acquire) != 0) FailStopped(rank_, mine);
     if (before != generation_ || Clock::now() < end) continue;
     Fail(kind::kDeadline, Describe(mine), " waited ", Seconds(rank_), " s for ", what,
          " of the wire, which other threads of rank ", rank_.id(), " have");
@@ -139,6 +141,21 @@ void RankWire::Release(uint32_t generation, const WireTicket& ticket) {
 void RankWire::Leave(uint32_t generation, const WireTicket& ticket, int buffer, int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (generation == generation_) left_.push_back({ticket, buffer, peer});
+}
+
+void RankWire::Hold(uint32_t generation, std::shared_ptr<const void> memory) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (generation == generation_) held_.push_back(std::move(memory));
+}
+
+void RankWire::RequireRequests(uint32_t generation, size_t count, const Descriptor& mine) {
+  Follow(generation, mine);
+  std::lock_guard<std::mutex> lock(mutex_);
+  Reclaim();
+  if (free_requests_.size() >= count) return;
+  Fail(kind::kRuntime, Describe(mine), " needs ", count, " messages of ", kMessageBytes,
+       " bytes between nodes, and rank ", rank_.id(), " has ", free_requests_.size(), " of ",
+       kWireRequests, " left; hide what was shown before, or show less at a time");
 }
 
 bool RankWire::OldestLeft(int peer, size_t most, WireTicket* ticket) {
@@ -238,22 +255,7 @@ size_t WireUse::Await(const WireTicket& ticket) {
 }
 
 void WireUse::WaitDone(const WireTicket& ticket) {
-  const Rank& rank = wire_.rank();
-  Control& control = rank.control();
-  WireRequest& request = wire_.table().requests[ticket.request];
-  const auto where = [&] { return where_ == nullptr ? "" : where_->Where(); };
-  switch (WaitFor(request.done, ticket.target, request.sleepers, control.abort, rank.options().wait,
-                  rank.options().deadline)) {
-    case WaitResult::kReached:
-      break;
-    case WaitResult::kAborted:
-      FailStopped(rank, mine_, where());
-    case WaitResult::kDeadline:
-      Fail(kind::kDeadline, Describe(mine_), where(), " waited ", Seconds(rank), " s for ",
-           DescribeNode(control, request.peer), request.sends ? " to take" : " to send",
-           " a message; every rank must make the same collective calls in the same order, or raise"
-           " the timeout (TVM_IPC_TIMEOUT)");
-  }
+  AwaitRequest(wire_.rank(), wire_.table().requests[ticket.request], ticket.target, mine_, where_);
 }
 
 }  // namespace tvm_ipc

@@ -10,8 +10,8 @@
  * (engine_wire.h), which runs elsewhere on the node, takes the requests of all ranks, and says when
  * each is done.
  *
- * Only buffers of the wire are the engine's, never memory of users: after an error nobody has to
- * wait for what is still on its way.
+ * Only buffers of the wire, and blocks that it has in the arena (wire_block.h), are the engine's,
+ * never memory of users: after an error nobody has to wait for what is still on its way.
  *
  * Messages with one tag between two nodes arrive in the order in which they were posted, and are
  * received in the order in which receives were. A tag says which rank sends to which in which team,
@@ -29,6 +29,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -82,7 +83,7 @@ constexpr size_t WireBytes(int num_ranks) {
 }
 
 /*! \brief What messages belong to; each phase has an order of its own. */
-enum WirePhase : int32_t { kFirstPhase = 0, kSecondPhase = 1, kPacketPhase = 2 };
+enum WirePhase : int32_t { kFirstPhase = 0, kSecondPhase = 1, kPacketPhase = 2, kShowPhase = 3 };
 
 /*! \brief The tag of the messages of a team from one rank to another. */
 constexpr int32_t WireTag(int32_t team, int from, int to, WirePhase phase) {
@@ -90,7 +91,7 @@ constexpr int32_t WireTag(int32_t team, int from, int to, WirePhase phase) {
 }
 /*! \brief The largest that there is: what an engine has to be able to tell apart. */
 constexpr int32_t kLargestTag =
-    WireTag(kFirstTeam + kMaxTeams - 1, kMaxRanks - 1, kMaxRanks - 1, kPacketPhase);
+    WireTag(kFirstTeam + kMaxTeams - 1, kMaxRanks - 1, kMaxRanks - 1, kShowPhase);
 
 /*! \brief Wake the engine of the node, if it sleeps. */
 void Ring(Control& control);
@@ -108,8 +109,11 @@ class RankWire {
   explicit RankWire(Rank& rank);
 
   Rank& rank() const { return rank_; }
+  /*! \brief Throw unless so many requests can be posted beside those that wait to be done. */
+  void RequireRequests(uint32_t generation, size_t count, const Descriptor& mine);
 
  private:
+  friend class WireBlock;
   friend class WireUse;
 
   /*! \brief The engine is ready for this generation; all is free in a new one. */
@@ -123,6 +127,8 @@ class RankWire {
   bool OldestLeft(int peer, size_t most, WireTicket* ticket);
   /*! \brief Take back what was left to the engine and is done. */
   void Reclaim();
+  /*! \brief Keep memory of a block until the engine has let go of it: see wire_block.h. */
+  void Hold(uint32_t generation, std::shared_ptr<const void> memory);
   /*! \brief Wait for another thread to give something back. */
   void AwaitFree(std::unique_lock<std::mutex>& lock, const char* what, const Descriptor& mine);
 
@@ -141,6 +147,7 @@ class RankWire {
     int peer;
   };
   std::deque<Left> left_;
+  std::vector<std::shared_ptr<const void>> held_;
   std::vector<int> free_buffers_;
   std::vector<uint32_t> free_requests_;
   /*! \brief How often each request was posted. */

@@ -13,6 +13,7 @@
 #include "core/messages.h"
 #include "core/wire.h"
 #include "mpi/collectives.h"
+#include "mpi/shows.h"
 #include "shm/backend.h"
 
 namespace tvm_ipc {
@@ -23,7 +24,9 @@ class NodesEndpoint final : public Endpoint {
  public:
   explicit NodesEndpoint(Rank& rank)
       : rank_(rank), inside_(SharedMemory().Start(rank)), layouts_(rank) {
-    if (rank.control().wire_bytes != 0) wire_.emplace(rank);
+    if (rank.control().wire_bytes == 0) return;
+    wire_.emplace(rank);
+    shows_.emplace(rank, *wire_);
   }
 
   const std::shared_ptr<Heap>& heap() const final { return inside_->heap(); }
@@ -102,17 +105,23 @@ class NodesEndpoint final : public Endpoint {
   }
 
   Shown Show(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final {
-    RequireInside("show", team);
-    return inside_->Show(tensor, team, std::move(keep));
+    const Layout* layout = Across(team);
+    if (layout == nullptr) return inside_->Show(tensor, team, std::move(keep));
+    return shows_->Show(*layout, tensor, std::move(keep));
   }
-  PeerMemory Peer(Shown& shown, int64_t shift) final { return inside_->Peer(shown, shift); }
+  PeerMemory Peer(Shown& shown, int64_t shift) final {
+    const Layout* layout = Across(shown.team);
+    if (layout == nullptr) return inside_->Peer(shown, shift);
+    return shows_->Peer(*layout, shown, shift);
+  }
   void Hide(TeamId team, const std::vector<const Shown*>& shown) final {
-    RequireInside("hide", team);
-    inside_->Hide(team, shown);
+    const Layout* layout = Across(team);
+    if (layout == nullptr) return inside_->Hide(team, shown);
+    shows_->Hide(*layout, shown);
   }
+  /*! \brief All parts are in memory of this node. */
   void ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
                    const Buffer& recv) final {
-    RequireInside("reduce_parts", team);
     inside_->ReduceParts(kind, team, parts, recv);
   }
 
@@ -128,17 +137,12 @@ class NodesEndpoint final : public Endpoint {
     return layout.across() ? &layout : nullptr;
   }
   across::Call To(const Layout& layout) { return {rank_, *wire_, layout}; }
-  void RequireInside(const char* operation, TeamId team) {
-    if (Across(team) == nullptr) return;
-    Fail(kind::kValue, operation, ": the members of team ", team,
-         " are on several nodes, and what is shown is read where it lies, which works inside of a"
-         " node; use a team of ranks of one node, or a collective");
-  }
 
   Rank& rank_;
   std::unique_ptr<Endpoint> inside_;
   Layouts layouts_;
   std::optional<RankWire> wire_;
+  std::optional<ShowsAcross> shows_;
 };
 
 /*! \brief What is of one machine is as of shm. */
