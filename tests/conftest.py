@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +62,36 @@ def pytest_report_header() -> str:
     import tvm_ipc
 
     return f"tvm_ipc: {Path(tvm_ipc.__file__).parent}"
+
+
+def pytest_collection_finish() -> None:
+    # What was imported stays: the collector need not look at it each time.
+    gc.collect()
+    gc.freeze()
+    if "tvm" in sys.modules:
+        _compile_quickly()
+
+
+def _compile_quickly() -> None:
+    """Let LLVM optimize nothing in this process where a target does not say how much it is to.
+
+    What our passes make of programs is the same, and LLVM takes half of the time. Programs that
+    other processes compile, such as those of the demo, are optimized as users have them, and so is
+    a part of the random programs, which have `"opt-level": 3`.
+    """
+    import tvm
+    import tvm_ffi
+
+    build = tvm_ffi.get_global_func("target.build.llvm")
+
+    def quickly(mod: Any, target: Any) -> Any:
+        config = dict(target.export())
+        if "opt-level" not in config:
+            config["opt-level"] = 0
+            target = tvm.target.Target(config)
+        return build(mod, target)
+
+    tvm_ffi.register_global_func("target.build.llvm", quickly, override=True)
 
 
 @pytest.fixture(scope="session")

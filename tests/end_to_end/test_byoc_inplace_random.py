@@ -250,15 +250,18 @@ def last() -> None:
 @pytest.mark.parametrize("late", [False, True], ids=["lowered_first", "lowered_by_the_pipeline"])
 @pytest.mark.parametrize("seed", range(9))
 def test_nothing_is_overwritten_that_is_still_wanted(seed: int, late: bool) -> None:
-    check(Source(seed).text(), late=late)
+    # LLVM may believe that buffers do not overlap where it optimizes.
+    optimized = {"kind": "llvm", "opt-level": 3}
+    check(Source(seed).text(), late=late, target=optimized if seed % 3 == 0 else "llvm")
 
 
-def check(source: str, *, late: bool) -> None:
+def check(source: str, *, late: bool, target: str | dict[str, object] = "llvm") -> None:
     module = tvm.script.from_source(source)
     module = RunModuleCodegen("cc", external(source), lower=not late)(module)
     relax.analysis.well_formed(module)
-    pipeline = tvm_ipc.get_pipeline("llvm", world_size=1, blas=False)
-    executable = relax.build(module, "llvm", relax_pipeline=pipeline)
+    llvm = tvm.target.Target(target)
+    pipeline = tvm_ipc.get_pipeline(llvm, world_size=1, blas=False)
+    executable = relax.build(module, llvm, relax_pipeline=pipeline)
     vm = relax.VirtualMachine(executable, tvm.cpu())
     for rows, condition, twice in ((3, True, False), (2, False, True), (3, True, True)):
         rng = np.random.default_rng(rows)

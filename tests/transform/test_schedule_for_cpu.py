@@ -29,7 +29,7 @@ from tvm_ipc.transform.kernels.functions import FUNCTIONS
 #: Without an instruction that multiplies and adds, which rounds once.
 BARE = '{"kind": "llvm", "mcpu": "x86-64"}'
 HERE = tvm.target.Target.from_device("cpu")
-AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "opt-level": 3})
 LOWER = [
     LegalizeOps(),
     relax.transform.AnnotateTIROpPattern(),
