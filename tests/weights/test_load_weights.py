@@ -103,27 +103,18 @@ def test_what_tvm_wrote(session: Any, tmp_path: Path, form: str, name: str) -> N
     assert len(list(tmp_path.glob("*.bin"))) > 1
 
 
-def asked_in_large_pages(pid: int) -> int:
-    """KiB of a process that it wants in large pages, whether the system has some or not."""
-    asked = begin = end = 0
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if place := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            begin, end = (int(number, 16) >> 10 for number in place.groups())
-        elif line.startswith("VmFlags:") and "hg" in line.split():
-            asked += max(0, end // 2048 - -(-begin // 2048)) * 2048
-    return asked
-
-
 def test_small_weights_are_in_large_pages(session: Any, tmp_path: Path) -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
         pytest.skip("this system has no large pages")
     of = {f"w{k}": np.full((session.num_workers * 100, 1000), k, "float32") for k in range(40)}
     mesh = Mesh({"tp": session.num_workers})
     cuts = {k: Cut(k, k, one.shape, "float32", mesh, (Shard(0),)) for k, one in of.items()}
-    path, pid = weight_files.write(tmp_path / "model.safetensors", of), session.pids[-1]
-    before = asked_in_large_pages(pid)
+    path = weight_files.write(tmp_path / "model.safetensors", of)
+    session.import_python_module("weight_places")
     weights = tvm_ipc.load_weights(session, path, cuts)
-    assert asked_in_large_pages(pid) - before > 40 * 390 - 2048  # the parts of one rank
+    found = session.get_global_func("tests.in_large_pages")(*weights.values())
+    for rank in range(session.num_workers):  # all but the last part of a large page
+        assert found.debug_get_from_remote(rank) > 40 * 400_000 - (2 << 20)
     compare(session, weights, cuts, of)
     # Each of them keeps the memory that it is in.
     kept = weights["w17"]
