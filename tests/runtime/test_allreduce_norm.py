@@ -268,7 +268,9 @@ def test_one_answer_whatever_the_instruction_set(run_python: Callable[..., str])
     info = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())
     answers = set()
     for name in info["instruction_sets"]:
-        answer, used = run_python(SAME_BITS.format(here=str(HERE)), TVM_IPC_ISA=name).split()
+        answer, used = run_python(
+            SAME_BITS.format(here=str(HERE)), TVM_IPC_ISA=name, TVM_USE_RUNTIME_LIB="1"
+        ).split()
         assert used == name
         answers.add(answer)
     assert len(answers) == 1

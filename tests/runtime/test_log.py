@@ -48,6 +48,7 @@ def run(code: str, level: str | None, **more: object) -> subprocess.CompletedPro
     # As for most users: with PYTHONUNBUFFERED Python writes in another way.
     without = ("TVM_IPC_LOG", "PYTHONUNBUFFERED")
     environment = {name: value for name, value in os.environ.items() if name not in without}
+    environment["TVM_USE_RUNTIME_LIB"] = "1"  # starts in half the time
     if level is not None:
         environment["TVM_IPC_LOG"] = level
     options = {"stderr": subprocess.PIPE, "timeout": 120, **more}
