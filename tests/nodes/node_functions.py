@@ -26,6 +26,11 @@ def _rank_as_tensor(count: int) -> Tensor:
     return as_tensor(np.full(count, rank, "float32"))
 
 
+@tvm_ffi.register_global_func("tests.nodes.add_one")
+def _add_one(tensor: Tensor) -> None:
+    tensor.copyfrom(tensor.numpy() + 1)
+
+
 @tvm_ffi.register_global_func("tests.nodes.fail_on")
 def _fail_on(rank: int) -> None:
     if tvm_ffi.get_global_func("tvm_ipc.worker.rank")() == rank:

@@ -92,6 +92,50 @@ def test_values_go_to_all_nodes_and_come_from_them(session: tvm_ipc.Session) -> 
     assert (session.get(whole, 3) == rows[2]).all() and (session.get(whole, 2) == rows[1]).all()
 
 
+@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
+def test_large_tensors_come_in_pieces(
+    session: tvm_ipc.Session, monkeypatch: pytest.MonkeyPatch, dtype: str, rank: int
+) -> None:
+    monkeypatch.setattr("tvm_ipc.runtime.values.PIECE", 1000)
+    random = np.random.default_rng(rank)
+    for shape in ((0, 7), (1000,), (1001,), (3, 5, 67), (251,), (125, 8)):
+        array = random.integers(0, 99, shape).astype(dtype)
+        reference = session.empty(shape, dtype)
+        reference.debug_copy_from(rank, array)
+        for got in (
+            session.get(reference, rank),
+            reference.debug_get_from_remote(rank).numpy(),
+        ):
+            assert got.dtype == array.dtype and got.shape == shape
+            assert got.tobytes() == array.tobytes()
+
+
+def test_pieces_are_of_one_moment(
+    session: tvm_ipc.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread changes a tensor whose pieces are on their way."""
+    monkeypatch.setattr("tvm_ipc.runtime.values.PIECE", 1000)
+    made = session.put(np.zeros(50000, "float32"))
+    fill = session.get_global_func("tests.nodes.add_one")
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            fill(made)
+
+    other = threading.Thread(target=change)
+    other.start()
+    try:
+        for _ in range(10):
+            value = session.get(made, 3)
+            assert (value == value[0]).all()
+    finally:
+        stop.set()
+        other.join()
+        session.sync()
+
+
 def test_an_error_on_another_node_and_what_comes_after(session: tvm_ipc.Session) -> None:
     check_groups(session)
     fail = session.get_global_func("tests.nodes.fail_on")

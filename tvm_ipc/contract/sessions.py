@@ -197,6 +197,16 @@ SESSION_FUNCTIONS: Final = (
         "worker: send a value to the controller, if this is the rank",
     ),
     Function(
+        "tvm_ipc.worker.fetch_limited",
+        "(value: Any, rank: int, key: int, most: int)",
+        "worker: the same, but of a tensor of more bytes its shape and type alone",
+    ),
+    Function(
+        "tvm_ipc.worker.fetch_bytes",
+        "(tensor: Tensor, rank: int, key: int, start: int, most: int)",
+        "worker: send a piece of a tensor to the controller, if this is the rank",
+    ),
+    Function(
         "tvm_ipc.worker.copy_from_host",
         "(key: int, receiver: int, target: Tensor | None)",
         "worker: copy the tensor that session.put left into the receiver's target",

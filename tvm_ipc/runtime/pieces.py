@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with more than fits into a worker's pipe: it is gathered on the workers first."""
+"""What is too long to be sent at once.
+
+Calls with more than fits into a worker's pipe are gathered on the workers first, and a large tensor
+of another node is fetched in pieces.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+import numpy as np
 import tvm_ffi
+from tvm.runtime import Tensor, empty
 
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 
@@ -58,3 +66,40 @@ def _most_bytes(argument: Any) -> int:
     if isinstance(argument, (bytes, bytearray)):
         return 32 + len(argument)
     return 32
+
+
+#: Bytes of a tensor that one message between nodes has, at most; a message may have 512 MB.
+PIECE: Final = 32 << 20
+
+
+@dataclass(frozen=True)
+class LargeTensor:
+    """A tensor that comes in pieces."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * (int(self.dtype.bits) * int(self.dtype.lanes) // 8)
+
+    def joined(self, pieces: Sequence[bytes]) -> Tensor:
+        """Return the tensor of which these are the bytes."""
+        tensor = empty(self.shape, self.dtype)
+        start = 0
+        for piece in pieces:
+            part = tensor._create_view((len(piece),), "uint8", start)
+            part.copyfrom(np.frombuffer(piece, "uint8"))
+            start += len(piece)
+        return tensor
+
+
+def large_tensor(found: Any) -> LargeTensor | None:
+    """Return what a worker said of a tensor that it did not send; None if that is a value."""
+    if not isinstance(found, tvm_ffi.Array) or len(found) != 3:
+        return None
+    said, shape, dtype = found
+    if said != "tvm_ipc: a large tensor":
+        return None
+    return LargeTensor(tuple(shape), dtype)

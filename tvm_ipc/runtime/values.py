@@ -22,6 +22,7 @@ from tvm.runtime import tensor as as_tensor
 from tvm_ipc import arguments
 from tvm_ipc.contract import DEVICES
 from tvm_ipc.runtime.commands import CommandSession, keys
+from tvm_ipc.runtime.pieces import PIECE, large_tensor
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 from tvm_ipc.runtime.teams import Team, in_team
 
@@ -55,6 +56,8 @@ class ValueSession(CommandSession):
     _backend: str
     #: What its workers compute on.
     _device: str
+    #: Its nodes, if it has several.
+    _nodes: Any = None
 
     # ---- one value ------------------------------------------------------------------------
 
@@ -95,17 +98,33 @@ class ValueSession(CommandSession):
     def _fetch(self, where: str, reference: object, rank: int, rank_name: str = "rank") -> Any:
         check_reference(f"{where}: reference", reference)
         rank = self._rank(f"{where}: {rank_name}", rank)
-        key = next(keys)
+        if not self._nodes:
+            return self._expected("fetch", [(reference, rank)])[0]
+        found = self._expected("fetch_limited", [(reference, rank)], PIECE)[0]
+        large = large_tensor(found)
+        if large is None:
+            return found
+        starts = range(0, large.nbytes, PIECE)
+        pieces = self._expected(
+            "fetch_bytes", [(reference, rank, start) for start in starts], PIECE
+        )
+        return large.joined(pieces)
+
+    def _expected(self, function: str, calls: Sequence[tuple[Any, ...]], *last: int) -> list[Any]:
+        """Call one of the workers' functions that send values, and return what they have sent."""
         self._caller()
-        with self._lock:
+        fetch = self._get_cached_method(f"tvm_ipc.worker.{function}")
+        with self._lock:  # no command comes in between
             self._enter()
-            take = _expect(self, key)
-        fetch = self._get_cached_method("tvm_ipc.worker.fetch")
-        self.call_packed(fetch, reference, rank, key)
+            takes = []
+            for reference, rank, *more in calls:
+                key = next(keys)
+                takes.append(_expect(self, key))
+                self.call_packed(fetch, reference, rank, key, *more, *last)
         self.sync()
         with self._lock:
             self._check_usable()  # another thread may have closed it
-            return take()
+            return [take() for take in takes]
 
     def get(self, reference: DRef, rank: int = 0) -> np.ndarray[Any, Any]:
         """Return a copy of a tensor on one worker, after the commands before it."""

@@ -3,7 +3,13 @@
  * \file transfer.cc
  * \brief Values between the controller and its workers.
  */
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/string.h>
+
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "core/frame.h"
@@ -19,6 +25,9 @@ namespace ffi = tvm::ffi;
 using tvm::runtime::Tensor;
 
 namespace {
+
+/*! \brief What stands for a tensor that is fetched in pieces (runtime/pieces.py). */
+constexpr char kLargeTensor[] = "tvm_ipc: a large tensor";
 
 /*! \brief The two tensors of a copy between the controller and worker 0, ready to copy. */
 Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>& remote) {
@@ -75,6 +84,39 @@ void Fetch(ffi::Any value, int rank, int64_t key) {
   } else {
     self.connection().Send(FrameType::kValue, AsBytes(key) + PackValue(value));
   }
+}
+
+void FetchLimited(ffi::Any value, int rank, int64_t key, int64_t most) {
+  const auto tensor = value.as<Tensor>();
+  const bool is_sent = !controller::HasInvited(OwnInvitation());
+  if (is_sent && tensor && (*tensor)->dtype.bits >= 8) {
+    const DLTensor& view = *tensor->operator->();
+    if (ffi::GetDataSize(view) > static_cast<size_t>(most) && ffi::IsContiguous(view)) {
+      value = ffi::Array<ffi::Any>(
+          {ffi::String(kLargeTensor), ffi::Any(ffi::Shape(tensor->Shape())), ffi::Any(view.dtype)});
+    }
+  }
+  Fetch(std::move(value), rank, key);
+}
+
+void FetchBytes(Tensor tensor, int rank, int64_t key, int64_t start, int64_t most) {
+  if (RequireRank().id() != rank) return;
+  const DLTensor& whole = *tensor.operator->();
+  const auto size = static_cast<int64_t>(ffi::GetDataSize(whole));
+  if (start < 0 || start > size || most < 0) {
+    Fail(kind::kValue, "the bytes from ", start, " of a tensor that has ", size);
+  }
+  int64_t count = std::min(most, size - start);
+  DLTensor part = whole;
+  part.dtype = DLDataType{kDLUInt, 8, 1};
+  part.ndim = 1;
+  part.shape = &count;
+  part.strides = nullptr;
+  part.byte_offset += static_cast<uint64_t>(start);
+  std::string bytes(static_cast<size_t>(count), '\0');
+  RequireRank().endpoint().Synchronise();
+  Tensor::CopyToBytes(&part, bytes.data(), bytes.size());
+  Fetch(ffi::Bytes(std::move(bytes)), rank, key);
 }
 
 void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {

@@ -38,6 +38,12 @@ void Guard(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 bool ReportErrors(Rank& rank, const std::function<void()>& function);
 void Done(int64_t ticket);
 void Fetch(tvm::ffi::Any value, int rank, int64_t key);
+/*!
+ * \brief Like Fetch, for a connection whose messages are limited: a tensor of more than `most`
+ *        bytes is told as a list of a text, its shape and its type, and then fetched by FetchBytes.
+ */
+void FetchLimited(tvm::ffi::Any value, int rank, int64_t key, int64_t most);
+void FetchBytes(tvm::runtime::Tensor tensor, int rank, int64_t key, int64_t start, int64_t most);
 void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);
 void CopyToHost(int64_t key, tvm::ffi::Optional<tvm::runtime::Tensor> source);
 tvm::ffi::Function GetGlobalFunc(tvm::ffi::String name);
