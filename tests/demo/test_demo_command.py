@@ -86,10 +86,29 @@ def test_story_of_two_nodes(capfd: pytest.CaptureFixture[str]) -> None:
         find_mpi()
     except IPCError as error:
         pytest.skip(str(error))
-    assert demo.main([*SMALL, "--workers", "4", "--hosts", "2"]) == 0
+    options = ["--hosts", "2", "--sequence-parallel", "--overlap", "2", "--hidden", "128"]
+    assert demo.main([*SMALL, *options, "--inner", "128", "--layers", "1", "--workers", "2"]) == 0
     story = facts(capfd.readouterr().out)
-    assert "on 2 nodes, 1/4 of the weights each" in story["4 workers"]
-    assert "the same 6 tokens on 1 and 4 workers" in story["result"]
+    assert "4 of them beside matrix products" in story["compile"]
+    for label in ("2 workers", "no overlap"):
+        assert "on 2 nodes, 1/2 of the weights and of the prompt's rows each" in story[label]
+    assert "the same 6 tokens on 1 and 2 workers" in story["result"]
+    assert "WRONG" not in story["speed"]
+
+
+def test_without_mpi_nodes_are_refused_before_anything_is_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise IPCError("there is no mpiexec")
+
+    monkeypatch.setattr(tour, "compile_model", pytest.fail)
+    monkeypatch.setattr(tour, "find_mpi", none)
+    for match in ("there is no mpiexec", "OMPI_COMM_WORLD_RANK says"):
+        with pytest.raises(IPCError, match=match):
+            demo.main([*SMALL, "--hosts", "2"])
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert capsys.readouterr().out == ""
 
 
 def test_story_of_overlap(capfd: pytest.CaptureFixture[str]) -> None:

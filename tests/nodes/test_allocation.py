@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from node_processes import SECONDS
 
 import tvm_ipc
+from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.launcher import Places, command_line
 from tvm_ipc.nodes.mpi import Mpi
@@ -20,6 +22,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import tvm_ipc
+from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError
 
 with tvm_ipc.Session(3, hosts="allocation", timeout=60) as session:
@@ -71,6 +74,15 @@ def test_programs_without_one(
 ) -> None:
     done = run(mpi, *program)
     assert done.returncode == code and said in done.stdout + done.stderr, done.stderr
+
+
+def test_without_mpi4py_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert main(["node", "--", "true"]) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"tvm-ipc: node: .* not load .*: pip install 'tvm-ipc\[mpi\]': .*\n", said)
 
 
 def test_elsewhere_there_is_no_allocation() -> None:

@@ -111,7 +111,6 @@ def _check_hosts(given: argparse.Namespace) -> None:
     for option, there in (
         ("--threads", given.threads),
         ("--device cuda", given.device == "cuda"),
-        ("--overlap", given.overlap is not None),
     ):
         if there:
             raise OptionError(f"{option} is for workers of one machine, and --hosts for several")

@@ -26,6 +26,7 @@ from tvm_ipc.demo.options import Options
 from tvm_ipc.demo.report import Report, count, listing, size
 from tvm_ipc.errors import IPCError
 from tvm_ipc.machine import available_cores
+from tvm_ipc.nodes.mpi import find_mpi, refuse_launched
 
 #: How often a generation is timed, if it is short, and seconds after which it is not again.
 _ROUNDS: Final = 7
@@ -41,6 +42,9 @@ def lead(options: Options, report: Report) -> int:
     config, load = options.config, os.getloadavg()[0]
     if options.on_gpus:
         gpu.require(options.workers[-1], threads=options.threads)
+    if options.hosts is not None:  # a session would refuse it too, when all is compiled
+        refuse_launched()
+        find_mpi()
     _check_memory(options)
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     _describe(report, config)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.agent import Agent, end_with_mpi, line_of, share
+from tvm_ipc.nodes.mpi import load_mpi4py
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.starting import OWN_GROUP
 
@@ -78,11 +79,10 @@ def names_of_nodes() -> tuple[str, ...] | None:
 
 def main(command: Sequence[str]) -> int:
     """Be the agent of this node; on rank 0 run a program, whose exit code is returned."""
-    from mpi4py import MPI
-
+    mpi = load_mpi4py()
     from tvm_ipc.nodes.engine import version
 
-    world = MPI.COMM_WORLD
+    world = mpi.COMM_WORLD
     if world.size < 2:
         raise IPCError(
             f"node: this is the only rank, where there should be one for each node: {_USAGE}, with "
@@ -90,12 +90,12 @@ def main(command: Sequence[str]) -> int:
         )
     own = bytearray(socket.gethostname().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"))
     names = bytearray(_NAME_BYTES * world.size)
-    world.Allgather([own, MPI.BYTE], [names, MPI.BYTE])
+    world.Allgather([own, mpi.BYTE], [names, mpi.BYTE])
     hosts = [
         bytes(names[at : at + _NAME_BYTES]).rstrip(b"\0").decode()
         for at in range(0, len(names), _NAME_BYTES)
     ]
-    return _first(world, MPI, list(command), hosts) if world.rank == 0 else _other(world, MPI)
+    return _first(world, mpi, list(command), hosts) if world.rank == 0 else _other(world, mpi)
 
 
 def _first(world: Any, mpi: Any, command: list[str], hosts: list[str]) -> int:

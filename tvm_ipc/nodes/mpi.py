@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config
@@ -85,6 +85,25 @@ def find_mpi(python: str = sys.executable) -> Mpi:
             f"and no {other}, or the other way round: {_INSTALL}"
         )
     return mpi
+
+
+def load_mpi4py() -> Any:
+    """Return `mpi4py.MPI`, which starts MPI, to a process that a launcher has started.
+
+    Raises
+    ------
+    IPCError
+        It does not load here; it says what to install.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # it is not there; there is no library of MPI
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise IPCError(
+            f"node: each node is a rank of MPI, and mpi4py does not load in {sys.executable}: "
+            f"{_INSTALL}: {why}"
+        ) from error
+    return MPI
 
 
 def refuse_launched() -> None:
