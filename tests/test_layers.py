@@ -41,7 +41,7 @@ ALLOWED = {
     "doctor": ("tvm_ipc", "contract", "errors", "machine", "nodes", "runtime"),
     "demo": (
         *("tvm_ipc", "comm", "contract", "errors", "machine"),
-        *("inspection", "pipeline", "runtime", "terminal"),
+        *("inspection", "nodes", "pipeline", "runtime", "terminal"),
     ),
     "bench": (
         *("tvm_ipc", "blas", "calibration", "comm", "contract", "errors", "machine"),
