@@ -15,6 +15,7 @@
 
 namespace {
 
+using tvm_ipc::Ordered;
 using tvm_ipc::Publish;
 using tvm_ipc::WaitFor;
 using tvm_ipc::WaitPolicy;
@@ -33,6 +34,11 @@ struct Word {
   uint64_t payload = 0;
 };
 
+void Tell(Word& word, uint32_t step, Ordered ordered) {
+  const auto publish = ordered == Ordered::kBySleeper ? Publish : tvm_ipc::PublishOrdered;
+  publish(word.step, step, word.sleepers);
+}
+
 struct Pair {
   Word one, two;
   std::atomic<uint32_t> abort{0};
@@ -43,7 +49,8 @@ struct Pair {
  *        looks again; a few may also be late because the machine is busy. Who never sleeps on a
  *        busy machine loses whole turns of the scheduler, which says nothing.
  */
-int PingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t start) {
+int PingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t start,
+             Ordered ordered) {
   Pair pair;
   pair.one.step = pair.two.step = start;
   std::atomic<int> slow{0};
@@ -52,16 +59,16 @@ int PingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t st
       const uint32_t step = start + static_cast<uint32_t>(i);
       if (serves) {
         mine.payload = step * 3ull;
-        Publish(mine.step, step, mine.sleepers);
+        Tell(mine, step, ordered);
       }
       const auto before = Clock::now();
       EXPECT(WaitFor(theirs.step, step, theirs.sleepers, pair.abort, policy,
-                     std::chrono::seconds(60)) == WaitResult::kReached);
+                     std::chrono::seconds(60), ordered) == WaitResult::kReached);
       if (Clock::now() - before > milliseconds(19)) ++slow;
       EXPECT(theirs.payload == step * 3ull, "the step was seen before what it announces");
       if (!serves) {
         mine.payload = step * 3ull;
-        Publish(mine.step, step, mine.sleepers);
+        Tell(mine, step, ordered);
       }
     }
   };
@@ -76,11 +83,12 @@ int PingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t st
   return slow;
 }
 
-void TestPingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t start) {
+void TestPingPong(const char* name, const WaitPolicy& policy, int rounds, uint32_t start,
+                  Ordered ordered = Ordered::kBySleeper) {
   const bool sleeps = policy.spins != kSpin.spins && policy.yields != kYield.yields;
-  int fewest = PingPong(name, policy, rounds, start);
+  int fewest = PingPong(name, policy, rounds, start, ordered);
   for (int attempt = 1; attempt < 3 && sleeps && fewest >= rounds / 2; ++attempt) {
-    fewest = std::min(fewest, PingPong(name, policy, rounds, start));
+    fewest = std::min(fewest, PingPong(name, policy, rounds, start, ordered));
   }
   EXPECT(!sleeps || fewest < rounds / 2, "wake-ups get lost");
 }
@@ -209,6 +217,7 @@ int main() {
   TestPingPong("spin", kSpin, tvm_ipc::AvailableCores() > 1 ? 300 : 3, 7);
   TestPingPong("yield", kYield, 2000, 0);
   TestPingPong("sleep", kSleep, 2000, 0);
+  TestPingPong("sleep, the publisher orders", kSleep, 2000, 0, Ordered::kByPublisher);
   TestPingPong("all, steps wrap", kAll, 2000, 0u - 1000);
   TestManySleepers();
   std::printf("passed\n");

@@ -58,7 +58,7 @@ size_t EngineWire::Take(WireWork* works, size_t most) {
 void EngineWire::Done(int rank, int request, uint64_t came) {
   WireRequest& done = table(rank).requests[request];
   done.came = came;
-  Publish(done.done, done.done.load(std::memory_order_relaxed) + 1, done.sleepers);
+  PublishOrdered(done.done, done.done.load(std::memory_order_relaxed) + 1, done.sleepers);
 }
 
 bool EngineWire::Sleep(std::chrono::nanoseconds most) {

@@ -58,6 +58,10 @@ void OrderEverybody() {
   if (OrderedByOthers()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
+void WakeSleepers(const std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) {
+  if (sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(word);
+}
+
 }  // namespace
 
 int AvailableCores() {
@@ -84,7 +88,7 @@ WaitPolicy ChooseWaitPolicy(int ranks_here, int cores) {
 
 WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
                    std::atomic<uint32_t>& sleepers, const std::atomic<uint32_t>& abort,
-                   const WaitPolicy& policy, std::chrono::nanoseconds deadline) {
+                   const WaitPolicy& policy, std::chrono::nanoseconds deadline, Ordered ordered) {
   auto reached = [&] { return Reached(word.load(std::memory_order_acquire), target); };
   // The word decides before abort does: what was completed counts as completed. So it is looked at
   // again after abort was seen, since a rank that fails over what a peer showed says so afterwards.
@@ -102,7 +106,7 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
   const Clock::time_point end = Clock::now() + deadline;
   while (true) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    OrderEverybody();
+    if (ordered == Ordered::kBySleeper) OrderEverybody();
     const uint32_t seen = word.load(std::memory_order_seq_cst);
     if (!Reached(seen, target) && abort.load(std::memory_order_acquire) == 0) {
       const int64_t left = std::chrono::nanoseconds(end - Clock::now()).count();
@@ -134,7 +138,13 @@ void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint3
   } else {
     word.store(step, std::memory_order_seq_cst);
   }
-  if (sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(word);
+  WakeSleepers(word, sleepers);
+}
+
+void PublishOrdered(std::atomic<uint32_t>& word, uint32_t step,
+                    const std::atomic<uint32_t>& sleepers) {
+  word.store(step, std::memory_order_seq_cst);
+  WakeSleepers(word, sleepers);
 }
 
 void WakeAll(const std::atomic<uint32_t>& word) { Futex(word, FUTEX_WAKE, INT_MAX, nullptr); }

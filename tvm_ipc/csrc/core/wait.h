@@ -33,16 +33,21 @@ int AvailableCores();
 
 enum class WaitResult { kReached, kAborted, kDeadline };
 
+/*! \brief Who sees to it that a wake-up is not lost: see `Publish`. */
+enum class Ordered { kBySleeper, kByPublisher };
+
 /*!
  * \brief Wait until `word` reaches step `target`.
  * \param sleepers Counts sleepers on `word`; `Publish` looks at it.
  * \param abort Ends the wait when not zero.
+ * \param ordered Which of the two functions below stores the steps.
  *
  * The acquire load that sees the step pairs with the release store in `Publish`.
  */
 WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
                    std::atomic<uint32_t>& sleepers, const std::atomic<uint32_t>& abort,
-                   const WaitPolicy& policy, std::chrono::nanoseconds deadline);
+                   const WaitPolicy& policy, std::chrono::nanoseconds deadline,
+                   Ordered ordered = Ordered::kBySleeper);
 
 /*!
  * \brief Store a step and wake whoever sleeps on it.
@@ -56,6 +61,13 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
  * else than this and `WakeAll`, but looks again every 20 ms all the same.
  */
 void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint32_t>& sleepers);
+
+/*!
+ * \brief The same for words whose sleepers wait long anyway, such as for a network: who stores pays
+ *        for the order, and a sleeper for nothing. They say `Ordered::kByPublisher`.
+ */
+void PublishOrdered(std::atomic<uint32_t>& word, uint32_t step,
+                    const std::atomic<uint32_t>& sleepers);
 
 /*!
  * \brief Sleep for at most so long while the word is as it was seen. Who changes it looks at

@@ -37,7 +37,7 @@ void AwaitRequest(const Rank& rank, WireRequest& request, uint32_t target, const
   const std::chrono::nanoseconds deadline = rank.options().deadline;
   auto said = [&] { return where == nullptr ? "" : where->Where(); };
   switch (WaitFor(request.done, target, request.sleepers, control.abort, rank.options().wait,
-                  deadline)) {
+                  deadline, Ordered::kByPublisher)) {
     case WaitResult::kReached:
       break;
     case WaitResult::kAborted:
