@@ -6,8 +6,9 @@
  *
  * Messages of one tag arrive in order, others in any. Some are copied when they are sent, others
  * when they arrive; each takes as long as it likes. A receive that has got its message, though not
- * all of it, cannot be taken back. A message that does not fit is a failed test. Handles have 4
- * bytes, as those of one MPI, or 8, as those of another.
+ * all of it, cannot be taken back. A message that does not fit is a failed test, and so are more
+ * messages at a time than may be of those that go in turn. Handles have 4 bytes, as those of one
+ * MPI, or 8, as those of another.
  */
 #ifndef TVM_IPC_TESTS_ENGINE_DOUBLE_H_
 #define TVM_IPC_TESTS_ENGINE_DOUBLE_H_
@@ -28,6 +29,7 @@
 #include "core/engine_wire.h"
 #include "engine/engine.h"
 #include "engine/mpi_transport.h"
+#include "engine/turns.h"
 #include "expect.h"
 #include "ranks.h"
 
@@ -125,6 +127,13 @@ class MpiDouble {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto* bytes = static_cast<const uint8_t*>(data);
     const bool copied = random_() % 2 == 0;
+    if (GoInTurn(tag)) {
+      const auto same = [&](const auto& one) {
+        return one.second.tag == tag && one.second.data == nullptr;
+      };
+      EXPECT(std::count_if(requests_.begin(), requests_.end(), same) < engine::kAtATime,
+             "messages that go in turn are sent at once");
+    }
     const Number send = Add({nullptr, count, tag, copied, false}, handle);
     Message message{send, bytes, count, tag, {}, copied, Clock::now()};
     if (copied && count != 0) message.copy.assign(bytes, bytes + count);

@@ -50,7 +50,8 @@ size_t Length(uint64_t seed, int from, int to, size_t number) {
   return lengths[(seed + from * 3 + to * 5 + number * number) % 7];
 }
 
-/*! \brief Every rank sends some messages to every rank of other nodes, with one tag to each. */
+/*! \brief Every rank sends some messages to every rank of other nodes, with one tag to each; half
+ *         of the seeds send in turn. */
 void Swap(Rank& rank, uint64_t seed, int team, size_t messages) {
   struct Flight {
     int peer;
@@ -60,6 +61,7 @@ void Swap(Rank& rank, uint64_t seed, int team, size_t messages) {
   };
   const Control& control = rank.control();
   const int me = rank.id();
+  const WirePhase phase = seed % 2 == 0 ? kFirstPhase : kShowPhase;
   std::minstd_rand random(static_cast<uint32_t>(seed * 64 + me + 1));
   // For all messages with one number, so that whoever waits has posted what others wait for.
   const size_t some = 2 * static_cast<size_t>(rank.num_ranks());
@@ -89,9 +91,9 @@ void Swap(Rank& rank, uint64_t seed, int team, size_t messages) {
       for (size_t at = 0; at < bytes; ++at) {
         use.buffer(buffer)[at] = Byte(seed, me, peer, number, at);
       }
-      ticket = use.Send(node, WireTag(team, me, peer, kFirstPhase), buffer, 0, bytes);
+      ticket = use.Send(node, WireTag(team, me, peer, phase), buffer, 0, bytes);
     } else {
-      ticket = use.Receive(node, WireTag(team, peer, me, kFirstPhase), buffer);
+      ticket = use.Receive(node, WireTag(team, peer, me, phase), buffer);
     }
     flights.push_back({peer, number, buffer, sends, ticket});
     use.Ring();

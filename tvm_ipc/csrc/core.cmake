@@ -29,7 +29,7 @@ set(TVM_IPC_MPI_SOURCES
   across.cc backend.cc combine.cc lane.cc layout.cc moves.cc point_to_point.cc reduce_across.cc
   reductions.cc run_move.cc shows.cc)
 # Moves messages between nodes, in a process that is no rank.
-set(TVM_IPC_ENGINE_SOURCES engine.cc mpi_library.cc mpi_transport.cc)
+set(TVM_IPC_ENGINE_SOURCES engine.cc mpi_library.cc mpi_transport.cc turns.cc)
 # The table of all of them, which stands above their folders.
 set(TVM_IPC_BACKENDS_SOURCES backends.cc)
 # TVM_IPC_NO_GPUS is a source that stands for the backends of GPUs, which are not compiled then.

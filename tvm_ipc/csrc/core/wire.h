@@ -93,6 +93,13 @@ constexpr int32_t WireTag(int32_t team, int from, int to, WirePhase phase) {
 constexpr int32_t kLargestTag =
     WireTag(kFirstTeam + kMaxTeams - 1, kMaxRanks - 1, kMaxRanks - 1, kShowPhase);
 
+/*!
+ * \brief Whether messages of a tag are worth more one after the other than all at once: readers
+ *        wait for each, as it comes. There may be many of them, which share the network otherwise,
+ *        and would all be there at the end.
+ */
+constexpr bool GoInTurn(int32_t tag) { return tag % 4 == kShowPhase; }
+
 /*! \brief Wake the engine of the node, if it sleeps. */
 void Ring(Control& control);
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "engine/turns.h"
+
 namespace tvm_ipc::engine {
 
 namespace {
@@ -44,19 +46,27 @@ void Pauses::Pause(const std::function<void(Nanoseconds)>& sleep) {
 void Serve(EngineWire& wire, Transport& transport, const std::atomic<bool>& stopped) {
   std::vector<WireWork> works(kMost);
   std::vector<Ended> ended;
+  Turns turns;
   Pauses pauses;
   const auto sleep = [&](Pauses::Nanoseconds most) { wire.Sleep(most); };
   uint32_t flushed = wire.flushed();  // nobody else sets it
   while (!stopped.load(std::memory_order_acquire)) {
     while (wire.generation() != flushed) {
       if (!transport.Flush(flushed + 1, stopped)) return;
+      turns.Clear();
       wire.Flushed(++flushed);
     }
     const size_t count = wire.Take(works.data(), kMost);
-    for (size_t i = 0; i < count; ++i) transport.Start(works[i]);
+    for (size_t i = 0; i < count; ++i) {
+      if (turns.Starts(works[i])) transport.Start(works[i]);
+    }
     ended.clear();
     if (transport.busy() != 0) transport.Progress(&ended);
-    for (const Ended& one : ended) wire.Done(one.rank, one.request, one.came);
+    for (const Ended& one : ended) {
+      WireWork next;
+      if (turns.Next(one, &next)) transport.Start(next);
+      wire.Done(one.rank, one.request, one.came);
+    }
     if (count != 0 || !ended.empty()) {
       pauses.Moved();
     } else if (transport.busy() != 0 || !pauses.Long()) {
