@@ -135,6 +135,7 @@ PAGES = (
 #: Pages with programs that are run in another way.
 OTHERS = {
     "bring_your_own_compiler.md",
+    "coming_from.md",
     "contributing.md",
     "gpus.md",
     "hugging_face.md",
@@ -170,7 +171,9 @@ def test_programs_of_each_page_are_run() -> None:
     assert pages == {*PAGES, *OTHERS}
 
 
-@pytest.mark.parametrize("page", ["many_nodes.md", "troubleshooting.md", "tutorial.md"])
+@pytest.mark.parametrize(
+    "page", ["coming_from.md", "many_nodes.md", "troubleshooting.md", "tutorial.md"]
+)
 def test_page_prints_what_it_says(
     page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
