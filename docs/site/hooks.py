@@ -209,13 +209,17 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def _breakable(table: str) -> str:
     if len(re.findall(r"<th\b", table)) < 3:
         return table
-    return re.sub(
-        r"<code>([^<\s]{24,})</code>",
-        lambda code: re.sub(r"(?<=[._])(?=\w)", "<wbr>", code.group(0)),
-        table,
-    )
+
+    def broken(code: re.Match[str]) -> str:
+        at = "<wbr>" if len(code.group(1)) >= 24 else '<wbr class="narrow">'
+        return re.sub(r"(?<=[._])(?=\w)", at, code.group(0))
+
+    return re.sub(r"<code>([^<\s]{12,})</code>", broken, table)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let long names in tables of three or more columns break behind a dot or an underscore."""
+    """Let long names in tables of three or more columns break behind a dot or an underscore.
+
+    Shorter ones may on narrow screens alone (`pictures/site.css`).
+    """
     return re.sub(r"<table>.*?</table>", lambda m: _breakable(m.group(0)), html, flags=re.S)
