@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from tvm_ipc.bench import programs
 from tvm_ipc.bench.stage import Event, Stage
@@ -76,10 +77,13 @@ class Programs:
         for count in counts:
             self._given[programs.overlapped(count)] = [x, weight]
 
+    def turns(self) -> dict[str, tuple[Any, list[Any]]]:
+        """Return each function, by its name, and what it is given."""
+        return {name: (self._vm[name], given) for name, given in self._given.items()}
+
     def compare(self, rounds: int) -> Comparison:
         """Let all programs take turns."""
-        turns = {name: (self._vm[name], given) for name, given in self._given.items()}
-        times = self._stage.turns(turns, rounds)
+        times = self._stage.turns(self.turns(), rounds)
         chunks = {count: times[programs.overlapped(count)] for count in self._counts}
         return Comparison(self._work, times[programs.MATMUL], times[programs.PLAIN], chunks)
 

@@ -48,11 +48,16 @@ def take_the_cores() -> None:
 
 
 class Stage:
-    """Workers that run programs and take the time."""
+    """Workers that run programs and take the time.
 
-    def __init__(self, workers: int, device: str = "cpu") -> None:
+    Parameters
+    ----------
+    hosts : where they are, as `tvm_ipc.Session` has it.
+    """
+
+    def __init__(self, workers: int, device: str = "cpu", hosts: Any = None) -> None:
         ids = gpu.shared(workers) if device == "cuda" else None
-        self.session = tvm_ipc.Session(workers, device=device, device_ids=ids)
+        self.session = tvm_ipc.Session(workers, device=device, device_ids=ids, hosts=hosts)
         self.workers = workers
         try:
             self.session.import_python_module(worker.__name__)

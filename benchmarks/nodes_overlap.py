@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of an all-gather between nodes hides behind the matmul that follows it?
+
+    sudo python benchmarks/nodes_overlap.py                 # under a minute
+    sudo python benchmarks/nodes_overlap.py --rate 10gbit
+
+Nodes are network namespaces of this machine (root, iproute2), which share nothing but a network of
+a limited rate. Each worker has some rows, which all of them gather and multiply; it has a core, if
+there are as many. Measured are the all-gather alone, the matmul of all rows alone, both one after
+the other, and what `OverlapCommunication` makes of them in some numbers of chunks. All take turns
+in rounds; times are those of the slower worker, figures are medians over the rounds.
+
+    hidden = (all-gather + matmul - overlapped) / the smaller one of the two
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parent.parent / "tests/nodes"))
+from network import Network, NoNetworkError  # noqa: E402
+
+#: Rows of a worker, inner extent, columns: twice more to send, with less and more of both; as much
+#: matmul; and more of it, which leaves the network no core where workers have them all.
+SHAPES = ((1024, 1024, 320), (2048, 1024, 512), (1024, 1024, 640), (1024, 1024, 1280))
+
+
+def inside(options: argparse.Namespace) -> None:
+    """Measure from within the first node."""
+    from tvm_ipc.bench import overlap, programs
+    from tvm_ipc.bench.stage import Stage
+    from tvm_ipc.contract import CollectiveFlag, Team
+    from tvm_ipc.contract.collectives import ALLGATHER
+    from tvm_ipc.nodes.launcher import Places
+    from tvm_ipc.transform.overlap.cost import Workload
+
+    given = json.loads(options.inside)
+    hosts = Places(tuple(given["hosts"]), "eth0", Path(given["shell"]))
+    workers = options.nodes * options.workers
+    print(f"{workers} workers on {options.nodes} nodes, {options.rate}; times in ms")
+    head = f"{'rows x inner x columns':24}{'gather':>9}{'matmul':>9}{'without':>9}"
+    print(head + "".join(f"{f'{n} chunks':>17}" for n in options.chunks), flush=True)
+    with Stage(workers, hosts=hosts) as stage:
+        for rows, inner, columns in options.shapes:
+            work = Workload("allgather", workers, rows, inner, columns, 4, True)
+            made = overlap.Programs(stage, work, options.chunks)
+            turns = made.turns()
+            x, whole = turns[programs.PLAIN][1][0], turns[programs.MATMUL][1][0]
+            gather = stage.function(ALLGATHER.name)
+            turns["gather"] = (gather, [x, int(Team.WORLD), int(CollectiveFlag.NONE), whole])
+            times = stage.turns(turns, options.rounds)
+            middle = {name: median(one) for name, one in times.items()}
+            alone = middle["gather"], middle[programs.MATMUL]
+            line = f"{f'{rows} x {inner} x {columns}':24}"
+            line += "".join(f"{1e3 * one:9.1f}" for one in (*alone, middle[programs.PLAIN]))
+            for count in options.chunks:
+                both = middle[programs.overlapped(count)]
+                hidden = (sum(alone) - both) / min(alone)
+                line += f"{1e3 * both:9.1f} ({hidden:4.0%})"
+            print(line, flush=True)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    rows, inner, columns = map(int, text.split("x"))
+    return rows, inner, columns
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--nodes", type=int, default=2)
+    add("--workers", type=int, default=1, help="on each node (1)")
+    add("--rate", default="1gbit", help="of the network, in each direction (1gbit)")
+    add("--chunks", type=int, nargs="+", default=[4, 8, 16])
+    add("--rounds", type=int, default=5, help="how often everything is measured (5)")
+    add("--shapes", type=shape, nargs="+", default=SHAPES, metavar="ROWSxINNERxCOLUMNS")
+    add("--inside", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.inside:
+        inside(options)
+        return 0
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Network(options.nodes, options.rate) as network,
+        ):
+            told = {
+                "hosts": [node.address for node in network.nodes],
+                "shell": str(network.shell(Path(folder) / "shell")),
+            }
+            program = [sys.executable, str(HERE), *arguments, "--inside", json.dumps(told)]
+            # Nodes share the cores, which none of them knows.
+            cores = (os.cpu_count() or 1) // (options.nodes * options.workers)
+            settings = {**os.environ, "TVM_NUM_THREADS": str(max(1, cores))}
+            inner = network.nodes[0].inside(program)
+            return subprocess.run(inner, env=settings).returncode
+    except NoNetworkError as error:
+        print(f"benchmarks/nodes_overlap.py: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
