@@ -76,9 +76,9 @@ def _compile_quickly() -> None:
     """Let LLVM optimize nothing in this process where a target does not say how much it is to.
 
     What our passes make of programs is the same, and LLVM takes half of the time. Programs that
-    other processes compile, and those of the demo, are optimized as users have them, and so is a
-    part of the random programs, which have `"opt-level": 3`. (The demo's tests look at all that is
-    printed, and modules that are not optimized print a warning of TVM's when they are loaded.)
+    other processes compile, and the demo's command, are optimized as users have them, and so is a
+    part of the random programs, which have `"opt-level": 3`. (That command's tests look at all that
+    is printed, and modules that are not optimized print a warning of TVM's when they are loaded.)
     """
     import tvm
     import tvm_ffi
@@ -89,8 +89,8 @@ def _compile_quickly() -> None:
 
     def quickly(mod: Any, target: Any) -> Any:
         config = dict(target.export())
-        of_demo = os.environ.get("PYTEST_CURRENT_TEST", "").startswith("tests/demo/")
-        if "opt-level" not in config and not of_demo:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        if "opt-level" not in config and not test.startswith("tests/demo/test_demo_command.py"):
             config["opt-level"] = 0
             target = tvm.target.Target(config)
         return build(mod, target)

@@ -4,6 +4,8 @@
  * \brief The wire: messages of one tag arrive whole and in order, whatever others do, from any
  *        number of threads; waits end with an error that names the node; after a recovery nothing
  *        of what was on its way arrives.
+ *
+ * `test_wire [<rounds>]` does so many rounds on each layout of nodes.
  */
 #include <algorithm>
 #include <random>
@@ -150,7 +152,7 @@ void Do(Rank& rank, const Order& order) {
   }
 }
 
-void TestMessages(const std::vector<int>& sizes, uint64_t seed) {
+void TestMessages(const std::vector<int>& sizes, uint64_t seed, uint64_t rounds) {
   Forget();
   Cluster cluster(sizes, Do);
   EngineDouble engine(cluster.segments(), seed);
@@ -159,7 +161,7 @@ void TestMessages(const std::vector<int>& sizes, uint64_t seed) {
       EXPECT(false, report.kind, ": ", report.message);
     }
   };
-  for (uint64_t i = 0; i < 4; ++i) {
+  for (uint64_t i = 0; i < rounds; ++i) {
     round(kSwap, seed + i);
     bool found = false;
     for (const RankReport& report : cluster.Round(kFail, seed + i)) {
@@ -205,12 +207,13 @@ void TestLayout() {
 }  // namespace
 }  // namespace tvm_ipc
 
-int main() {
+int main(int argc, char** argv) {
   using namespace tvm_ipc;
+  const uint64_t rounds = argc > 1 ? std::stoull(argv[1]) : 4;
   TestLayout();
   uint64_t seed = 1;
   for (const std::vector<int>& sizes : {std::vector<int>{1, 1}, {2, 1}, {1, 2, 3}, {1, 1, 1, 1}}) {
-    TestMessages(sizes, seed += 1000);
+    TestMessages(sizes, seed += 1000, rounds);
   }
   TestLate();
   Forget();
