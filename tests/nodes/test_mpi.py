@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi import MPICH, OPEN_MPI, Mpi, find_mpi, refuse_launched
+from tvm_ipc.nodes.mpi import (
+    MPICH,
+    OPEN_MPI,
+    Mpi,
+    find_mpi,
+    load_mpi4py,
+    refuse_launched,
+)
 
 INSTALL = r"pip install 'tvm-ipc\[mpi\]'"
 SAYS = {
@@ -82,3 +90,24 @@ def test_a_program_that_a_launcher_started(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_mpi_of_this_environment(mpi: Mpi) -> None:
     assert mpi.kind in (OPEN_MPI, MPICH) and mpi.mpiexec.is_file()
     assert mpi.version.startswith(mpi.kind)
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "163840"), ("65536", "65536")])
+def test_settings_of_mpi_are_made_before_it_starts_and_those_of_the_user_stay(
+    own: str | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "OMPI_MCA_btl_tcp_eager_limit"
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text(f"import os\nSEEN = os.environ.get({name!r})\n")
+    monkeypatch.setenv(name, own or "")
+    if own is None:
+        monkeypatch.delenv(name)
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [m for m in sys.modules if m.partition(".")[0] == "mpi4py"]:
+        monkeypatch.delitem(sys.modules, module)
+    found = load_mpi4py().SEEN
+    assert found == seen
+    for module in ("mpi4py", "mpi4py.MPI"):
+        del sys.modules[module]

@@ -29,6 +29,7 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.handshake import Key, Place, enter
 from tvm_ipc.nodes.hub import NodeHub, Settings
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
+from tvm_ipc.nodes.mpi import load_mpi4py
 from tvm_ipc.nodes.proof import digest
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.folder import Folder, remove_orphans
@@ -254,11 +255,10 @@ def end_with_mpi(mpi: Any) -> None:
 
 def main(nodes: int) -> None:
     """Run the agent of this node."""
-    from mpi4py import MPI
-
+    mpi = load_mpi4py()
     from tvm_ipc.nodes.engine import version
 
-    world = MPI.COMM_WORLD
+    world = mpi.COMM_WORLD
     if world.size != nodes:
         sys.exit(
             f"tvm_ipc: this agent is rank {world.rank} of {world.size}, and there should be "
@@ -267,12 +267,12 @@ def main(nodes: int) -> None:
         )
     try:
         line = line_of(0) if world.rank == 0 else b""
-        Agent(world, share(world, MPI, line)).serve()
+        Agent(world, share(world, mpi, line)).serve()
     except Exception as error:
         sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
         sys.stderr.flush()
         world.Abort(1)
-    end_with_mpi(MPI)
+    end_with_mpi(mpi)
 
 
 if __name__ == "__main__":

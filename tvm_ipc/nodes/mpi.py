@@ -22,6 +22,9 @@ _INSTALL: Final = "pip install 'tvm-ipc[mpi]'"
 #: What a launcher says of itself, in small letters.
 _SIGNS: Final = {"open mpi": OPEN_MPI, "openrte": OPEN_MPI, "hydra": MPICH, "mpich": MPICH}
 _SECONDS: Final = 30.0
+#: Before Open MPI sends a message that is longer it asks the other side, whose answer comes behind
+#: all that it sends itself. Those of a reduction over two nodes have 128 KB and a head.
+_SETTINGS: Final = {"OMPI_MCA_btl_tcp_eager_limit": str(160 << 10)}
 _ASK: Final = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -90,11 +93,14 @@ def find_mpi(python: str = sys.executable) -> Mpi:
 def load_mpi4py() -> Any:
     """Return `mpi4py.MPI`, which starts MPI, to a process that a launcher has started.
 
+    Settings of MPI that the user has made stay.
+
     Raises
     ------
     IPCError
         It does not load here; it says what to install.
     """
+    config.set_where_unset(_SETTINGS)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # it is not there; there is no library of MPI

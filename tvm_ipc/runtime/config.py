@@ -24,7 +24,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -169,6 +169,12 @@ def worker_environment(threads: int, compiler: bool) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "TVM_USE_RUNTIME_LIB": "0" if compiler else "1",
     }
+
+
+def set_where_unset(settings: Mapping[str, str]) -> None:
+    """Set variables of other libraries, which this process is about to load."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 def started_by_launcher() -> str | None:
