@@ -22,7 +22,6 @@ PROGRAM = """
 import sys
 import numpy as np
 import tvm_ipc
-from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError
 
 with tvm_ipc.Session(3, hosts="allocation", timeout=60) as session:

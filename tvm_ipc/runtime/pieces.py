@@ -82,7 +82,7 @@ class LargeTensor:
     @property
     def nbytes(self) -> int:
         """Its size in bytes."""
-        return math.prod(self.shape) * (int(self.dtype.bits) * int(self.dtype.lanes) // 8)
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
     def joined(self, pieces: Sequence[bytes]) -> Tensor:
         """Return the tensor of which these are the bytes."""

@@ -132,12 +132,9 @@ void SleepOn(const std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint3
 }
 
 void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint32_t>& sleepers) {
-  if (OrderedByOthers()) {
-    word.store(step, std::memory_order_release);
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order too
-  } else {
-    word.store(step, std::memory_order_seq_cst);
-  }
+  if (!OrderedByOthers()) return PublishOrdered(word, step, sleepers);
+  word.store(step, std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order too
   WakeSleepers(word, sleepers);
 }
 
