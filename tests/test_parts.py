@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_ipc.parts import Run, all_of, even, extents, take
+from tvm_ipc.parts import Run, all_of, even, extents, rows, take
 
 
 def test_what_a_part_has() -> None:
@@ -14,6 +14,15 @@ def test_what_a_part_has() -> None:
     runs = (((2, 2), (None, 1), (2, 1)), ((5, 1), (0, 2)))
     assert extents(runs) == (4, 3)
     assert take(whole, runs).tolist() == [[17, 12, 13], [23, 18, 19], [0, 0, 0], [17, 12, 13]]
+
+
+def test_rows_of_a_part() -> None:
+    whole = np.arange(24).reshape(4, 6)
+    runs = (((2, 2), (None, 1), (0, 3)), ((5, 1), (0, 2)))
+    part = take(whole, runs)
+    for begin in range(6):
+        for count in range(1, 7 - begin):
+            assert (take(whole, rows(runs, begin, count)) == part[begin : begin + count]).all()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])

@@ -43,6 +43,18 @@ def extents(runs: Runs) -> tuple[int, ...]:
     return tuple(sum(count for _, count in axis) for axis in runs)
 
 
+def rows(runs: Runs, begin: int, count: int) -> Runs:
+    """Return the runs of some rows of a part: indices of its first axis."""
+    found: list[Run] = []
+    end = 0
+    for start, length in runs[0]:
+        low, high = max(begin, end), min(begin + count, end + length)
+        if low < high:
+            found.append((None if start is None else start + low - end, high - low))
+        end += length
+    return (tuple(found), *runs[1:])
+
+
 def moves(runs: Runs) -> Iterator[tuple[Place, Place | None]]:
     """Yield places in a part, and where each of them is in the whole; None for zeros."""
     axes = []

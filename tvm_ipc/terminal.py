@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from types import FrameType
@@ -26,6 +27,8 @@ from tvm_ipc.runtime.config import log_level
 WIDTH: Final = 80
 _CLEAR: Final = "\r\x1b[K"
 _BAR: Final = 30
+#: Seconds for which nobody wants to see a bar.
+_SOON: Final = 1.0
 
 _shown = False  # whether the line of `progress` is on the screen
 _interrupted = False
@@ -137,6 +140,29 @@ def progress_bar(done: float, text: str) -> None:
     """Show how much is done, 0 to 1, and what is being done, as `progress` does."""
     full = round(done * _BAR)
     progress(f"[{'#' * full}{'.' * (_BAR - full)}] {done:4.0%} {text}")
+
+
+class Bar:
+    """A progress bar for what may take long; it is shown after a second.
+
+    Parameters
+    ----------
+    wanted : whether it is shown at all.
+    """
+
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
+        self._from = time.monotonic() + _SOON
+
+    def show(self, done: float, text: str) -> None:
+        """Show how much is done, 0 to 1, and what is being done."""
+        if self._wanted and time.monotonic() >= self._from:
+            progress_bar(done, text)
+
+    def end(self) -> None:
+        """Remove it."""
+        if self._wanted:
+            clear()
 
 
 def clear() -> None:

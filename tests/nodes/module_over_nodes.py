@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller on the first of two nodes, whose module the other one does not have."""
+"""A controller on the first of two nodes, whose module and weights the other one does not have."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tvm
@@ -13,7 +14,9 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.nodes.launcher import Places
+from tvm_ipc.parallel import Cut
 
 #: Each node has one of its own.
 FOLDER = Path("/dev/shm")
@@ -41,7 +44,22 @@ def main(places: Places) -> None:
             assert (session.get(total, rank) == np.arange(1000, 3000, 2)).all()
         rows = np.random.default_rng(1).random((2, 1 << 20), "float32")
         assert (session.get(session.put(rows), 1) == rows).all()
+        check_weights(session, rows)
     library.unlink()
+
+
+def check_weights(session: tvm_ipc.Session, numbers: np.ndarray[Any, Any]) -> None:
+    """Rows are divided, of a file that the first node alone has."""
+    file = FOLDER / "model.safetensors"
+    of_w = {"dtype": "F32", "shape": numbers.shape[::-1], "data_offsets": [0, numbers.nbytes]}
+    header = json.dumps({"w": of_w}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + numbers.tobytes())
+    shape = tuple(of_w["shape"])
+    cut = Cut("w", "w", shape, "float32", Mesh({"tp": 2}), (Shard(0),))
+    weights = tvm_ipc.load_weights(session, file, {"w": cut})
+    for rank in (0, 1):
+        assert (session.get(weights["w"], rank) == cut.part(numbers.reshape(shape), rank)).all()
+    file.unlink()
 
 
 if __name__ == "__main__":

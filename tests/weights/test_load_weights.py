@@ -362,23 +362,25 @@ def test_wrong_arguments(session: Any, given: dict[str, Any], said: str) -> None
         tvm_ipc.load_weights(session, **{"source": {"w": np.ones(4)}, "cut": cuts, **given})
 
 
-def test_progress_is_shown_on_a_terminal_alone(
+def test_progress_is_shown_on_a_terminal_alone_and_not_at_once(
     session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = weight_files.write(tmp_path / "model.safetensors", FLOATS)
     cuts = weight_files.cuts_of(FLOATS, session.num_workers)
     name = list(cuts)[-1]
-    for progress, terminal in ((True, True), (False, True), (True, False)):
+    cases = (True, True, 0.0), (False, True, 0.0), (True, False, 0.0), (True, True, 60.0)
+    for progress, terminal, after in cases:
         reader, writer = pty.openpty() if terminal else os.pipe()
         with os.fdopen(writer, "w") as stream:
             monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr("tvm_ipc.terminal._SOON", after)
             tvm_ipc.load_weights(session, path, cuts, progress=progress)
             monkeypatch.undo()
             shown = ""
-            while select.select([reader], [], [], 0.3)[0]:  # a terminal passes on piece by piece
+            while select.select([reader], [], [], 0.2)[0]:  # a terminal passes on piece by piece
                 shown += os.read(reader, 1 << 16).decode()
         os.close(reader)
-        if progress and terminal:
+        if progress and terminal and not after:
             assert f"] 100% loading {name}" in shown
             assert shown.endswith("\r\x1b[K"), "nothing of it is left"
         else:

@@ -10,6 +10,7 @@ joined       several of them that are one parameter
 match        whether what there is is what the program wants
 reading      a rank's part of a file, into its memory
 worker       what the workers call
+elsewhere    files that other nodes do not have
 load         all of it together
 
 Workers import `worker`, and so nothing here that needs TVM's compiler.

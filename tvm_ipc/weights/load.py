@@ -19,6 +19,7 @@ from tvm_ipc.parts import Runs, extents, moves_of_box
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
 from tvm_ipc.weights import folder, held, match, worker
+from tvm_ipc.weights.elsewhere import Elsewhere
 from tvm_ipc.weights.held import Held
 from tvm_ipc.weights.joined import Joined, Name, Whole
 from tvm_ipc.weights.reading import convert
@@ -52,9 +53,10 @@ def load_weights(
     """Return the weights of a model on the workers, in the order of its parameters.
 
     Each worker has its part of each. Of files it reads them itself, and only them, while the others
-    read theirs; the controller reads names alone. All names, shapes and types are compared before
-    anything is loaded. Floats are converted to the type that the program wants, and integers where
-    nothing is lost.
+    read theirs; the controller reads names alone. What other nodes do not have (see docs/nodes.md)
+    worker 0 reads, and sends to each worker its parts. All names, shapes and types are compared
+    before anything is loaded. Floats are converted to the type that the program wants, and integers
+    where nothing is lost.
 
         parallel = tvm_ipc.parallelize(mod, plan, 4, names=names)
         weights = tvm_ipc.load_weights(session, "folder", parallel.cut)
@@ -72,7 +74,7 @@ def load_weights(
         parameter are joined by `stack` and `concat` of `tvm_ipc.weights`.
     ignore : patterns of names in the source that no parameter need have, such as "*.inv_freq".
         Others that no parameter has are an error. Of models of PyTorch all are ignored.
-    progress : show on a terminal how much is loaded.
+    progress : show on a terminal how much is loaded, if it takes longer than a second.
 
     Raises
     ------
@@ -107,13 +109,16 @@ class _Loading:
     def __init__(
         self, session: Session, cuts: Mapping[str, Cut], wholes: Mapping[str, Whole], progress: bool
     ) -> None:
-        self.session, self.progress = session, progress
+        self.session = session
         self.ranks = range(session.num_workers)
         self.all_bytes = sum(one.bytes_per_rank or 0 for one in cuts.values())
         self.bytes = 0
         self.on_their_way = 0
         self.loaded: dict[Any, DRef] = {}
         session.import_python_module(worker.__name__)
+        tensors = (one.tensor for name in cuts for one in wholes[name].pieces)
+        self.elsewhere = Elsewhere(session, (t.file for t in tensors if isinstance(t, Stored)))
+        self.bar = terminal.Bar(progress)
         self.read = session.get_global_func(worker.READ)
         self.make = session.get_global_func(worker.MAKE)
         self.of_rank = {
@@ -150,8 +155,7 @@ class _Loading:
             yield
             self.session.sync()
         finally:
-            if self.progress:
-                terminal.clear()
+            self.bar.end()
 
     def load(self, name: str, whole: Whole, cut: Cut) -> DRef:
         """Return a weight that is there, or on its way."""
@@ -186,6 +190,8 @@ class _Loading:
             "place": self._place(dtype, of_rank),
             "runs": different,
             "of_rank": {rank: different.index(runs) for rank, runs in of_rank.items()},
+            "sends": self.elsewhere.sends((one.tensor.file for one in pieces), different, of_rank),
+            "broadcast": f"runtime.disco.{self.session.backend}.broadcast_from_worker0",
         }
         return self.read(json.dumps(said), self.rooms[dtype])
 
@@ -219,8 +225,8 @@ class _Loading:
         if self.on_their_way >= _AT_ONCE:
             self.session.sync()
             self.on_their_way = 0
-        if self.progress:
-            terminal.progress_bar(self.bytes / max(1, self.all_bytes), f"loading {name}")
+        how = "loading and sending" if self.elsewhere else "loading"
+        self.bar.show(self.bytes / max(1, self.all_bytes), f"{how} {name}")
 
 
 def _weights(cut: Any, workers: int) -> dict[str, Cut]:

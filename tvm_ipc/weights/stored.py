@@ -29,16 +29,16 @@ class File:
     Attributes
     ----------
     path : absolute.
-    state : its device, inode, bytes, and when it was changed.
+    state : its inode, bytes, and when it was changed, which all nodes that share it see alike.
     """
 
     path: str
-    state: tuple[int, int, int, int]
+    state: tuple[int, int, int]
 
     @property
     def size(self) -> int:
         """How many bytes it has."""
-        return self.state[2]
+        return self.state[1]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
-def state_of(descriptor: int) -> tuple[int, int, int, int]:
+def state_of(descriptor: int) -> tuple[int, int, int]:
     """Return what tells an open file from others, and from a later state of it."""
     found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def begin_of(path: Path, count: int, offset: int = 0) -> tuple[File, bytes]:

@@ -7,6 +7,7 @@ import ctypes
 import json
 import math
 import mmap
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,9 +17,9 @@ import tvm_ffi
 
 from tvm_ipc.contract import DEVICES
 from tvm_ipc.contract.programs import VIEW
-from tvm_ipc.parts import Runs, extents
+from tvm_ipc.parts import Runs, extents, rows
 from tvm_ipc.weights.reading import Reading, fill_zeros
-from tvm_ipc.weights.stored import byte_count
+from tvm_ipc.weights.stored import byte_count, state_of
 
 _rank = tvm_ffi.get_global_func("tvm_ipc.worker.rank")
 _device = tvm_ffi.get_global_func("tvm_ipc.worker.device")
@@ -26,6 +27,9 @@ _device = tvm_ffi.get_global_func("tvm_ipc.worker.device")
 READ: Final = "tvm_ipc.weights.read"
 MAKE: Final = "tvm_ipc.weights.make"
 ROOM: Final = "tvm_ipc.weights.room"
+HAS: Final = "tvm_ipc.weights.has"
+#: Bytes of a part that are read and sent at once, if a row of it has no more.
+_SENT: Final = 1 << 25
 #: Bytes of a large page.
 _LARGE: Final = 1 << 21
 _view = tvm_ffi.get_global_func(VIEW.name)
@@ -70,19 +74,32 @@ def read(text: str, memory: Any) -> Any:
     text : JSON. `place` says by ranks at which byte of the memory the part begins; `name` is for
         errors; each of the `pieces` says what lies where: `path`, `state`, `dtype`, `shape` and
         `offset` there, and where it begins in the whole; `dtype` is what it is to be; `runs` has
-        parts, and `of_rank` which of them a rank has.
+        parts, and `of_rank` which of them a rank has; `sends` is of parts that ranks cannot read,
+        and worker 0 sends to the `ranks` of a `team` with the function `broadcast`.
     """
     said = json.loads(text)
-    which = said["of_rank"].get(str(_rank()))
-    if which is None:
-        return None
-    runs: Runs = tuple(
-        tuple((start, count) for start, count in axis) for axis in said["runs"][which]
-    )
-    device = _device()
-    on_cpu = device.dlpack_device_type() == DEVICES["cpu"]
-    part = _part(said, extents(runs), memory)
-    array = array_of(part) if on_cpu else np.empty(extents(runs), np.dtype(said["dtype"]))
+    rank = _rank()
+    which = said["of_rank"].get(str(rank))
+    sent = [one for one in said["sends"] if rank == 0 or rank in one["ranks"]]
+    part = None if which is None else _part(said, extents(_runs(said, which)), memory)
+    if part is not None and (rank == 0 or not sent):
+        on_cpu = _device().dlpack_device_type() == DEVICES["cpu"]
+        array = array_of(part) if on_cpu else np.empty(part.shape, np.dtype(said["dtype"]))
+        _fill(said, _runs(said, which), array)
+        if not on_cpu:
+            part.copyfrom(array)
+    for one in sent:
+        _exchange(said, one["team"], _runs(said, one["part"]), None if rank == 0 else part)
+    return part
+
+
+def _runs(said: Mapping[str, Any], number: int) -> Runs:
+    found = said["runs"][number]
+    return tuple(tuple((start, count) for start, count in axis) for axis in found)
+
+
+def _fill(said: Mapping[str, Any], runs: Runs, array: np.ndarray[Any, Any]) -> None:
+    """Read a part into an array."""
     try:
         fill_zeros(runs, array)
         for piece in said["pieces"]:
@@ -92,9 +109,52 @@ def read(text: str, memory: Any) -> Any:
                 reading.read(runs, tuple(piece["begin"]), array)
     except (OSError, ValueError) as error:
         raise type(error)(f"load_weights: {said['name']!r}: {error}") from error
-    if not on_cpu:
-        part.copyfrom(array)
-    return part
+
+
+def _exchange(said: Mapping[str, Any], team: int, runs: Runs, part: Any) -> None:
+    """Read a part and send it to a team, or receive it, some rows at a time.
+
+    Parameters
+    ----------
+    part : None in worker 0, which reads and sends.
+    """
+    broadcast = tvm_ffi.get_global_func(said["broadcast"])
+    shape = extents(runs)
+    if not math.prod(shape):
+        return
+    count, row = (shape[0], shape[1:]) if shape else (1, ())
+    size = byte_count(said["dtype"], row)
+    at_once = min(count, max(1, _SENT // size))
+    whole = _empty(said, (at_once, *row), said["dtype"]) if part is None else part
+    for begin in range(0, count, at_once):
+        here = min(at_once, count - begin)
+        piece = _view(whole, 0 if part is None else begin * size, tvm_ffi.Shape([here, *row]))
+        if part is None:
+            wanted = rows(runs, begin, here) if shape else runs
+            _fill(said, wanted, array_of(piece).reshape(extents(wanted)))
+        broadcast(piece, team, piece)
+
+
+@tvm_ffi.register_global_func(HAS)  # type: ignore[untyped-decorator]
+def has(text: str) -> str:
+    """Return which files this rank's node has, as JSON: whether each is the same file there.
+
+    Parameters
+    ----------
+    text : JSON. A list of paths and states, as worker 0 and the controller see them.
+    """
+    return json.dumps([_is_there(path, tuple(state)) for path, state in json.loads(text)])
+
+
+def _is_there(path: str, state: tuple[int, ...]) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return state_of(descriptor) == state
+    finally:
+        os.close(descriptor)
 
 
 @tvm_ffi.register_global_func(MAKE)  # type: ignore[untyped-decorator]
@@ -114,14 +174,17 @@ def make(text: str, memory: Any) -> Any:
 
 def _part(said: Mapping[str, Any], shape: tuple[int, ...], memory: Any) -> Any:
     """Return a tensor, in the room for parts if there is one."""
-    name, dtype = said["name"], said["dtype"]
     if memory is not None:
         return _view(memory, said["place"][str(_rank())], tvm_ffi.Shape(shape))
+    return _empty(said, shape, said["dtype"])
+
+
+def _empty(said: Mapping[str, Any], shape: tuple[int, ...], dtype: str) -> Any:
     try:
         return tvm.runtime.empty(shape, dtype, _device())
     except Exception as error:  # std::bad_alloc has no class of its own here
         size = byte_count(dtype, shape)
-        raise MemoryError(f"load_weights: {name!r}: {size} bytes: {error}") from error
+        raise MemoryError(f"load_weights: {said['name']!r}: {size} bytes: {error}") from error
 
 
 def array_of(tensor: Any) -> np.ndarray[Any, Any]:

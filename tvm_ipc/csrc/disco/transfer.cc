@@ -87,9 +87,11 @@ void Fetch(ffi::Any value, int rank, int64_t key) {
 }
 
 void FetchLimited(ffi::Any value, int rank, int64_t key, int64_t most) {
+  if (RequireRank().id() != rank) return;
   const auto tensor = value.as<Tensor>();
   const bool is_sent = !controller::HasInvited(OwnInvitation());
-  if (is_sent && tensor && (*tensor)->dtype.bits >= 8) {
+  // None is a tensor that is not there.
+  if (is_sent && tensor && tensor->defined() && (*tensor)->dtype.bits >= 8) {
     const DLTensor& view = *tensor->operator->();
     if (ffi::GetDataSize(view) > static_cast<size_t>(most) && ffi::IsContiguous(view)) {
       value = ffi::Array<ffi::Any>(
