@@ -49,7 +49,7 @@ ALLOWED = {
     ),
     "hf": (
         *("arguments", "comm", "contract", "errors", "machine", "parallel", "pipeline"),
-        *("runtime", "terminal", "transform", "weights"),
+        *("nodes", "runtime", "terminal", "transform", "weights"),
     ),
     "explain": ("calibration", "contract", "errors", "inspection", "terminal", "transform"),
     "command_line": (

@@ -22,6 +22,7 @@ from tvm_ipc.hf.options import _parser as run_parser
 SIZES = ["x", "0", "-1", "2.5", ""]
 AMOUNTS = ["x", "-1", "nan", "inf", ""]
 FILES = ["/no/such/folder/file.json", "/", "."]
+HOSTS = ["0", "1", "-2", "", "a", "a,a", "a,", ",", "a,b c", "2.5", "allocation"]
 #: What is wrong for each option that takes a value; "" stands for a command's own argument.
 WRONG = {
     "demo": {
@@ -32,7 +33,7 @@ WRONG = {
         "--workers": [*SIZES, "65"],
         "--overlap": [*SIZES, "65", "2"],
         "--seed": ["x", "-1", "2.5", ""],
-        "--hosts": ["1", "-2", "5", "", "2.5", "a,b"],
+        "--hosts": [*HOSTS, "5", "a,b,c,d,e"],
         "--dtype": ["float8", "", "FLOAT32"],
         "--device": ["gpu", "", "CUDA"],
         "--strategy": ["fastest", "", "1"],
@@ -82,8 +83,9 @@ WRONG = {
         "--prompt": [""],
         "--tokens": ["x", "", "-1", "1,x"],
         "--dtype": ["float8", "", "FLOAT32"],
+        "--hosts": [*HOSTS, "3", "a,b,c"],
     },
-    "doctor": {"--hosts": ["0", "1", "-2", "", "a", "a,a", "a,", ",", "a,b c"]},
+    "doctor": {"--hosts": HOSTS},
 }
 #: What a command wants beside the option that is tried.
 STARTS = {

@@ -15,6 +15,7 @@ from typing import Final
 import tvm_ipc
 from tvm_ipc import terminal
 from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes import option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,10 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the same facts as JSON")
     doctor.add_argument(
         "--hosts",
-        metavar="A,B",
-        type=_hosts,
-        help="try these machines instead, this one first, or so many nodes of this machine: what "
-        "`Session(hosts=...)` needs, and how long messages take",
+        metavar=option.METAVAR,
+        type=option.hosts,
+        help=f"try these machines instead: {option.HELP}",
     )
     # These read their own options, so their --help is their own too.
     for name, (_, summary) in _OWN_OPTIONS.items():
@@ -123,20 +123,7 @@ def _doctor(as_json: bool) -> int:
     return 0 if any(backend["available"] for backend in facts["backends"].values()) else 1
 
 
-def _hosts(text: str) -> int | list[str]:
-    """Read what is given as machines."""
-    from tvm_ipc.nodes import hosts
-
-    given = int(text) if text.isdigit() else text.split(",")
-    count = given if isinstance(given, int) else len(given)
-    try:
-        hosts.read("hosts", given, count)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return given
-
-
-def _doctor_of_hosts(hosts: int | list[str], as_json: bool) -> int:
+def _doctor_of_hosts(hosts: option.Given, as_json: bool) -> int:
     from tvm_ipc import doctor
 
     facts = doctor.examine_hosts(hosts, terminal.progress)

@@ -103,7 +103,7 @@ def test_without_mpi_nodes_are_refused_before_anything_is_compiled(
         raise IPCError("there is no mpiexec")
 
     monkeypatch.setattr(tour, "compile_model", pytest.fail)
-    monkeypatch.setattr(tour, "find_mpi", none)
+    monkeypatch.setattr("tvm_ipc.nodes.mpi.find_mpi", none)
     for match in ("there is no mpiexec", "OMPI_COMM_WORLD_RANK says"):
         with pytest.raises(IPCError, match=match):
             demo.main([*SMALL, "--hosts", "2"])
@@ -237,7 +237,7 @@ def test_right_tokens_of_wrong_logits_are_wrong(capsys: pytest.CaptureFixture[st
         ("--prompt-length 0", "--prompt-length is 0; it must be at least 1"),
         ("--context 100", "--context 100 is too short for a prompt of 128 tokens and 32 new ones"),
         ("--overlap 2", "--overlap goes with --sequence-parallel"),
-        ("--workers 2 --hosts 3", "--hosts is 3; it must be 2 to 2, which is the most of"),
+        ("--workers 2 --hosts 3", "--hosts 3 are 3 nodes, which need as many --workers at least"),
         ("--threads --hosts 2", "--threads is for workers of one machine, and --hosts for"),
         ("--sequence-parallel --overlap 0", "--overlap is 0; it must be 1 to 64"),
         ("--seed -1", "--seed is -1; it must be at least 0"),

@@ -19,9 +19,11 @@ import pytest
 from checkpoints import continued, saved
 
 from tvm_ipc.__main__ import main
+from tvm_ipc.errors import IPCError
 from tvm_ipc.hf import compiling
 from tvm_ipc.hf.command import _pieces
 from tvm_ipc.hf.model import Model
+from tvm_ipc.nodes.mpi import find_mpi
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -64,6 +66,19 @@ def refused(capfd: pytest.CaptureFixture[str], *arguments: object, code: int = 1
     (line,) = err.splitlines()
     assert line.startswith("tvm-ipc")
     return line
+
+
+def test_two_nodes(trained: tuple[Path, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        find_mpi()
+    except IPCError as error:
+        pytest.skip(str(error))
+    folder, model = trained
+    given = ["run", str(folder), "--tokens", TOKENS, "--max-new-tokens", "6", "--hosts", "2"]
+    assert main([*given, "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["tokens"] == continued(model, [5, 61, 17, 3], 6)
+    assert (len(said["nodes"]), len(said["memory"]["peak_of_processes"])) == (2, 2)
 
 
 def test_text(trained: tuple[Path, Any], capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 from tvm_ipc import terminal
 from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.demo.config import DEVICES, DTYPES, Build, Config
+from tvm_ipc.nodes import option
 
 _WORKERS: Final = (1, 2, 4)
 _HIDDEN: Final = 512
@@ -39,8 +40,8 @@ class Options:
     build: Build = field(default_factory=Build)
     threads: bool = False
     seed: int = 0
-    #: Over how many nodes workers are divided where there are as many; None: all are on one.
-    hosts: int | None = None
+    #: Over which nodes workers are divided where there are as many; None: all are on one.
+    hosts: option.Given | None = None
 
     @property
     def on_gpus(self) -> bool:
@@ -103,17 +104,12 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _check_hosts(given: argparse.Namespace) -> None:
     """Refuse what cannot be with several nodes."""
-    most = max(given.workers)
-    if not 2 <= given.hosts <= most:
-        raise OptionError(
-            f"--hosts is {given.hosts}; it must be 2 to {most}, which is the most of --workers"
-        )
-    for option, there in (
-        ("--threads", given.threads),
-        ("--device cuda", given.device == "cuda"),
-    ):
-        if there:
-            raise OptionError(f"{option} is for workers of one machine, and --hosts for several")
+    threads = given.threads
+    problem = option.refusal(given.hosts, max(given.workers), threads=threads)
+    if problem is None and given.device == "cuda":
+        problem = "--device cuda is for workers of one machine, and --hosts for several"
+    if problem is not None:
+        raise OptionError(problem)
 
 
 def _config(given: argparse.Namespace, parts: int, need: int) -> Config:
@@ -219,10 +215,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--hosts",
-        type=int,
-        metavar="N",
-        help="divide workers over N nodes of this machine, which share nothing but the network, "
-        "wherever there are as many workers",
+        type=option.hosts,
+        metavar=option.METAVAR,
+        help=f"divide workers, wherever there are as many, over nodes: {option.HELP}",
     )
     return parser
 

@@ -26,7 +26,7 @@ from tvm_ipc.demo.options import Options
 from tvm_ipc.demo.report import Report, count, listing, size
 from tvm_ipc.errors import IPCError
 from tvm_ipc.machine import available_cores
-from tvm_ipc.nodes.mpi import find_mpi, refuse_launched
+from tvm_ipc.nodes import option
 
 #: How often a generation is timed, if it is short, and seconds after which it is not again.
 _ROUNDS: Final = 7
@@ -43,8 +43,7 @@ def lead(options: Options, report: Report) -> int:
     if options.on_gpus:
         gpu.require(options.workers[-1], threads=options.threads)
     if options.hosts is not None:  # a session would refuse it too, when all is compiled
-        refuse_launched()
-        find_mpi()
+        option.require(options.hosts)
     _check_memory(options)
     report.step("load", f"apache-tvm {version('apache-tvm')}, tvm-ipc {version('tvm-ipc')}")
     _describe(report, config)
@@ -222,7 +221,7 @@ def _run(
     where: dict[str, Any] = {"device": options.build.device}
     if options.on_gpus:
         where["device_ids"] = gpu.shared(workers)
-    if options.hosts is not None and workers >= options.hosts:
+    if options.hosts is not None and workers >= option.count(options.hosts):
         where["hosts"] = options.hosts
     with tvm_ipc.Session(workers, threads=options.threads, **where) as session:
         generator = Generator(session, executable, options.config, model_weights, another)
@@ -245,7 +244,7 @@ def _run(
     if options.threads and workers > 1:
         what = f"threads, {what}"
     if "hosts" in where:
-        what = f"on {options.hosts} nodes, {what}"
+        what = f"on {option.count(where['hosts'])} nodes, {what}"
     report.step(
         label, f"{what}: {count(options.prompt_length, 'token')} read, {options.tokens} written"
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import tvm_ipc
+from tvm_ipc.nodes import option
 from tvm_ipc.nodes.mpi import find_mpi
 
 #: Bytes of the messages that are timed, and how often they go and come back.
@@ -24,13 +25,13 @@ _MODULE: Final = "tvm_ipc.doctor.ping"
 
 
 def examine_hosts(
-    hosts: int | Sequence[str], progress: Callable[[str], object] = lambda _: None
+    hosts: option.Given, progress: Callable[[str], object] = lambda _: None
 ) -> dict[str, Any]:
     """Return what there is to know of machines, in the order of `hosts`; problems are answers."""
     facts: dict[str, Any] = {"launcher": None, "seconds": None, "nodes": [], "problem": None}
     try:
         facts["launcher"] = str(find_mpi())
-        count = hosts if isinstance(hosts, int) else len(hosts)
+        count = option.count(hosts)
         start = time.monotonic()
         progress(f"starting {count} nodes")
         with tvm_ipc.Session(count, hosts=hosts) as session:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tvm_ipc import terminal
 from tvm_ipc.errors import ModelError, WeightsError
 from tvm_ipc.hf.options import OptionError, Options, parse
+from tvm_ipc.nodes import option
 
 if TYPE_CHECKING:
     from tvm_ipc.hf.model import Model
+    from tvm_ipc.runtime.session import Session
 
 _LABEL: Final = 9
 #: Tokens of a prompt that is made up.
@@ -62,6 +64,8 @@ class Run:
 
 def _run(options: Options) -> int:
     start = time.perf_counter()
+    if options.hosts is not None:
+        option.require(options.hosts)
     terminal.progress("reading the folder")
     from tvm_ipc.hf.folder import read_folder
 
@@ -90,7 +94,7 @@ def _run(options: Options) -> int:
     ready = time.perf_counter()
     prompt = _prompt(options, tokenizer, made.vocabulary, folder.context)
     terminal.progress(f"starting {options.workers} workers")
-    with Session(options.workers, threads=options.threads) as session:
+    with Session(options.workers, threads=options.threads, hosts=options.hosts) as session:
         started = time.perf_counter()
         terminal.progress("loading weights")
         model = Model(session, folder, made)
@@ -98,6 +102,7 @@ def _run(options: Options) -> int:
         facts: dict[str, Any] = {
             "prompt_tokens": len(prompt),
             "workers": options.workers,
+            "nodes": [node["host"] for node in session.nodes] or None,
             "seconds": {
                 "compile": ready - start,
                 "start": started - ready,
@@ -228,18 +233,18 @@ def _memory(model: Model, tokens: int) -> dict[str, Any]:
     return {
         "weights_of_a_worker": sum(one.bytes_per_rank or 0 for one in cut),
         "keys_and_values_of_a_worker": tokens * sum(one.bytes_per_token for one in caches),
-        "peak_of_processes": list(_peaks(model.session.pids)),
+        "peak_of_processes": _peaks(model.session),
     }
 
 
-def _peaks(pids: Sequence[int]) -> Iterator[int]:
-    """Yield the most memory that processes had."""
-    from pathlib import Path
+def _peaks(session: Session) -> list[int]:
+    """Return the most memory that the processes had."""
+    from tvm_ipc.weights.worker import PEAK
 
-    for pid in dict.fromkeys(pids):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                yield int(line.split()[1]) << 10
+    peak = session.get_global_func(PEAK)()
+    pids = session.pids  # two nodes may have the same numbers
+    ranks = range(len(pids)) if session.nodes else [pids.index(one) for one in dict.fromkeys(pids)]
+    return [int(peak.debug_get_from_remote(rank)) for rank in ranks]
 
 
 def _report(options: Options, facts: dict[str, Any], said: Run) -> None:
@@ -254,10 +259,12 @@ def _report(options: Options, facts: dict[str, Any], said: Run) -> None:
     for note in facts["plan"]:
         _note("plan", note)
     _note("time", _time(facts["prompt_tokens"], said))
+    where = f" on {len(facts['nodes'])} nodes" if facts["nodes"] else ""
+    caches = _size(memory["keys_and_values_of_a_worker"])
     _note(
         "memory",
-        f"each of {options.workers} workers: {_size(memory['weights_of_a_worker'])} of weights, "
-        f"{_size(memory['keys_and_values_of_a_worker'])} of keys and values; processes at most "
+        f"each of {options.workers} workers{where}: {_size(memory['weights_of_a_worker'])} of "
+        f"weights, {caches} of keys and values; processes at most "
         f"{', '.join(map(_size, memory['peak_of_processes']))}",
     )
     if "pytorch" in facts:

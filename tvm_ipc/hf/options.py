@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 from tvm_ipc import terminal
 from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.hf.folder import DTYPES
+from tvm_ipc.nodes import option
 
 _WORKERS: Final = 2
 _NEW_TOKENS: Final = 64
@@ -34,6 +35,7 @@ class Options:
     prompt, tokens : the text to continue, or its tokens; both None to measure alone.
     dtype : None for that of the weights.
     plan : "auto", a file, or None for that of the model.
+    hosts : over which nodes the workers are divided; None: all are on this machine.
     """
 
     folder: str
@@ -48,6 +50,7 @@ class Options:
     dtype: str | None
     plan: str | None
     threads: bool
+    hosts: option.Given | None
     bench: bool
     json: bool
 
@@ -71,13 +74,21 @@ def parse(argv: Sequence[str]) -> Options:
         raise OptionError(f"--seed is {given.seed}; it must be at least 0")
     drawing = {"--top-k": given.top_k, "--seed": given.seed}
     drawing["--top-p"] = None if given.top_p == 1 else given.top_p
-    for option, value in drawing.items():
+    for name, value in drawing.items():
         if given.temperature == 0 and value is not None:
             raise OptionError(
-                f"{option} goes with --temperature above 0: without it nothing is drawn"
+                f"{name} goes with --temperature above 0: without it nothing is drawn"
             )
     if given.bench and given.temperature != 0:
         raise OptionError("--bench compares the likeliest tokens; leave --temperature out")
+    if given.hosts is not None:
+        problem = option.refusal(given.hosts, given.workers, threads=given.threads)
+        if given.bench:
+            problem = (
+                "--bench compares with PyTorch, which is on this machine alone; leave --hosts out"
+            )
+        if problem is not None:
+            raise OptionError(problem)
     if given.plan not in (None, "auto") and not Path(given.plan).is_file():
         raise OptionError(
             f"--plan {given.plan}: there is no such file; it is auto, or a file with a JSON object "
@@ -166,6 +177,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threads", action="store_true", help="workers are threads of this process"
+    )
+    parser.add_argument(
+        "--hosts",
+        type=option.hosts,
+        metavar=option.METAVAR,
+        help=f"divide the workers over nodes: {option.HELP}; the folder is read here",
     )
     parser.add_argument(
         "--bench",

@@ -8,7 +8,9 @@ import json
 import math
 import mmap
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +30,7 @@ READ: Final = "tvm_ipc.weights.read"
 MAKE: Final = "tvm_ipc.weights.make"
 ROOM: Final = "tvm_ipc.weights.room"
 HAS: Final = "tvm_ipc.weights.has"
+PEAK: Final = "tvm_ipc.weights.peak"
 #: Bytes of a part that are read and sent at once, if a row of it has no more.
 _SENT: Final = 1 << 25
 #: Bytes of a large page.
@@ -144,6 +147,13 @@ def has(text: str) -> str:
     text : JSON. A list of paths and states, as worker 0 and the controller see them.
     """
     return json.dumps([_is_there(path, tuple(state)) for path, state in json.loads(text)])
+
+
+@tvm_ffi.register_global_func(PEAK)  # type: ignore[untyped-decorator]
+def peak() -> int:
+    """Return the most memory that this rank's process had, in bytes."""
+    (found,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    return int(found) << 10
 
 
 def _is_there(path: str, state: tuple[int, ...]) -> bool:
