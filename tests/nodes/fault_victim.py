@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `faults.py` disturbs: a session over nodes, until an error ends it, and another one.
+"""What `faults.py` disturbs: sessions over nodes, each until an error or a line of input ends it.
 
-Its outputs are lines of JSON. Between the sessions it waits for a line of input.
+A line of input starts the next session. Outputs are lines of JSON.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 from pathlib import Path
@@ -19,35 +20,55 @@ def say(what: str, **fields: Any) -> None:
     print(json.dumps({"what": what, "at": time.time(), **fields}), flush=True)
 
 
-def run(given: dict[str, Any], rounds: int) -> None:
+def told() -> bool:
+    """Whether there is a line of input, or its end."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def run(given: dict[str, Any]) -> None:
     import tvm_ipc
     from tvm_ipc.nodes.launcher import Places
 
     places = Places(tuple(given["hosts"]), given["network"], Path(given["shell"]))
-    sys.path.insert(0, str(Path(__file__).parent))
+    rounds = 0
+    heard: list[IPCError] = []
+
+    def hear(error: IPCError) -> None:
+        if not heard:
+            say("error", kind=type(error).__name__, text=str(error), rounds=rounds)
+        heard.append(error)
+
     try:
         with tvm_ipc.Session(given["workers"], hosts=places, timeout=given["timeout"]) as session:
-            session.import_python_module("fault_step")
-            play = session.get_global_func("tests.nodes.fault_step")
-            for seed in range(rounds):
-                play(seed)
-                session.sync()
-                if seed == 0:
-                    say("ready")
-        say("ended")
+            try:
+                session.import_python_module("fault_step")
+                play = session.get_global_func("tests.nodes.fault_step")
+                while not told():
+                    play(rounds)
+                    session.sync()
+                    rounds += 1
+                    if rounds == 1:
+                        say("ready")
+                sys.stdin.readline()
+            except IPCError as error:  # before the session ends what is left
+                hear(error)
+                raise
+        say("ended", rounds=rounds)
     except IPCError as error:
-        say("error", kind=type(error).__name__, text=str(error))
+        hear(error)
     except BaseException as error:
         say("other error", kind=type(error).__name__, text=str(error))
         raise
+    say("closed")
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    run(given, 1 << 30)
-    say("closed")
-    sys.stdin.readline()
-    run(given, 5)
+    sys.path.insert(0, str(Path(__file__).parent))
+    import tvm_ipc  # noqa: F401  (before a session is timed)
+
+    while sys.stdin.readline():
+        run(given)
 
 
 if __name__ == "__main__":

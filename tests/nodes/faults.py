@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disturbs sessions over nodes at random moments, and looks what becomes of them.
 
-    sudo python tests/nodes/faults.py --rounds 100                  # an hour or two
+    sudo python tests/nodes/faults.py --rounds 100                  # two hours
     sudo python tests/nodes/faults.py --kinds worker loss --rounds 5
+    sudo python tests/nodes/faults.py --kinds agent --start         # while the session starts
 
-Nodes are network namespaces. Each round starts a program (`fault_victim.py`), waits a random time
-from its first result on, and does one thing to it:
+Nodes are network namespaces. A program (`fault_victim.py`) opens one session after the other. In
+each round one thing is done to its session, at a random moment:
 
     worker     kills a worker                     agent      kills an agent
     launcher   kills mpiexec                      down       takes a node's link away, for good
-    blink      takes it away for a second         loss       drops 5% of all packets
+    blink      takes it away for a second         loss       drops 5% of all packets of a node
     stop       stops an agent (SIGSTOP)
 
-The program must hear of it by an exception that names the node, in time; nothing may be left on any
-node; and the program's next session must work. A link that was away for a second, and loss, may
-also have no effect at all. Numbers are never wrong. The last line says how many rounds failed.
+The program must hear of it by an exception that names the node that was hit, in time; nothing may
+be left on any node; and the program's next session, which is the next round's, must work. A link
+that was away for a second, and loss, may also have no effect: then collectives go on for longer
+than the silence after which a node is lost. Numbers are never wrong. The last line says how many
+rounds failed.
 """
 
 from __future__ import annotations
@@ -36,16 +39,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from network import Network
+from network import Network, Node
 from node_processes import MARK, marked
 
 KINDS = ("worker", "agent", "launcher", "down", "blink", "loss", "stop")
+#: Those that a session may survive.
+BENIGN = ("blink", "loss")
+#: The deadline of the sessions' waits.
 TIMEOUT = 10.0
-#: Seconds in which an error has to be there: the silence after which a link is lost, the deadline
-#: of a wait, and the end of what is left.
+#: After so much silence a node is lost.
+SILENCE = 10.0
+#: Seconds in which an error has to be there: silence, the deadline of a wait, and what both cost.
 PATIENCE = 45.0
-#: Those that a session may survive, and how long that is looked at.
-BENIGN = {"blink": 6.0, "loss": 4.0}
+#: Seconds in which a session has started, or says who is missing: its own 120, and some.
+START = 150.0
 
 
 class WrongError(Exception):
@@ -58,7 +65,14 @@ class Victim:
 
     process: subprocess.Popen[bytes]
     mark: str
+    network: Network
     unread: bytes = b""
+
+    def tell(self) -> None:
+        """Let it begin a session, or end the one that it has."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"go on\n")
+        self.process.stdin.flush()
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
         """Return its next line; None if there is none in time."""
@@ -83,10 +97,44 @@ class Victim:
             raise WrongError(f"{heard} instead of {what!r}")
         return heard
 
-    def find(self, *words: str) -> list[int]:
-        """The processes of this program whose command line has the words."""
-        found = marked(self.mark)
-        return [p for p, line in found.items() if all(word in line for word in words)]
+    def find(self, kind: str) -> list[int]:
+        """Return its workers, agents or launchers."""
+        return [process for process, line in marked(self.mark).items() if kind_of(line) == kind]
+
+    def node_of(self, process: int) -> Node:
+        """Return the node in which a process runs."""
+        where = network_of(process)
+        return next(n for n in self.network.nodes if network_of(n.keeper.pid) == where)
+
+    def wait_until_alone(self) -> None:
+        """Raise if anything that it has started does not end."""
+        end = time.monotonic() + 15.0
+        while left := {p: what for p, what in marked(self.mark).items() if p != self.process.pid}:
+            if time.monotonic() > end:
+                raise WrongError(f"left behind: {left}")
+            time.sleep(0.05)
+        for node in self.network.nodes:
+            shown = subprocess.run(
+                node.inside(["ls", "/dev/shm"]), check=True, capture_output=True, text=True
+            )
+            if shown.stdout:
+                raise WrongError(f"left in /dev/shm of {node.name}: {shown.stdout.split()}")
+
+
+def kind_of(line: str) -> str:
+    """Return what a process is, by its command line."""
+    first, *words = line.split() or [""]
+    if Path(first).name.startswith("python"):
+        if "runtime.worker" in line:
+            return "worker"
+        return "agent" if "tvm_ipc.nodes.agent" in words else ""
+    return "launcher" if Path(first).name in ("mpiexec", "mpirun", "prterun") else ""
+
+
+def network_of(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{process}/ns/net").readlink())
+    return ""
 
 
 @contextlib.contextmanager
@@ -109,7 +157,7 @@ def victim(network: Network, folder: Path, workers: int) -> Iterator[Victim]:
             stderr=errors,
         )
         try:
-            yield Victim(process, mark)
+            yield Victim(process, mark, network)
         finally:
             process.kill()
             process.wait()
@@ -118,47 +166,37 @@ def victim(network: Network, folder: Path, workers: int) -> Iterator[Victim]:
                     os.kill(left, signal.SIGKILL)
 
 
-def disturb(kind: str, network: Network, one: Victim, chance: random.Random) -> tuple[str, ...]:
-    """Do it; return words of which one has to be in the error."""
-    last = network.nodes[-1]
-    if kind == "worker":
-        workers = one.find("runtime.worker")
-        os.kill(chance.choice(workers), signal.SIGKILL)
-        return ("node",)
-    if kind in ("agent", "stop"):
-        agents = [p for p in one.find("-m tvm_ipc.nodes.agent") if not one_launches(p)]
-        os.kill(chance.choice(agents), signal.SIGKILL if kind == "agent" else signal.SIGSTOP)
-        return ("node",)
-    if kind == "launcher":
-        launchers = [p for p in one.find() if parent_of(p) == one.process.pid]
-        os.kill(max(launchers), signal.SIGKILL)
-        return ("launcher", "node")
+def disturb(kind: str, one: Victim, chance: random.Random) -> tuple[str, ...]:
+    """Do it; return words of which one has to be in the error. None: there was nothing yet."""
+    last = one.network.nodes[-1]
+    if kind in ("worker", "agent", "stop", "launcher"):
+        found = one.find("agent" if kind == "stop" else kind)
+        if not found:
+            return ()
+        chosen = chance.choice(sorted(found))
+        node = one.node_of(chosen)
+        os.kill(chosen, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+        # An agent that is stopped while MPI starts keeps all of them from joining.
+        unjoined = ("nodes did not start",) if kind == "stop" else ()
+        named = ("mpiexec",) if kind == "launcher" else names(node, one.network)
+        return named + unjoined
     if kind in ("down", "blink"):
         last.run("ip", "link", "set", "eth0", "down")
         if kind == "blink":
             time.sleep(1.0)
             last.run("ip", "link", "set", "eth0", "up")
-        return (last.name, last.address, "node")
-    last.run("nft", "add", "table", "inet", "faults")
-    hook = "{ type filter hook input priority 0; }"
-    last.run("nft", "add", "chain", "inet", "faults", "input", hook)
-    rule = ("iifname", "eth0", "numgen", "random", "mod", "100", "<", "5", "drop")
-    last.run("nft", "add", "rule", "inet", "faults", "input", *rule)
-    return (last.name, last.address, "node")
+    if kind == "loss":
+        last.run("nft", "add", "table", "inet", "faults")
+        hook = "{ type filter hook input priority 0; }"
+        last.run("nft", "add", "chain", "inet", "faults", "input", hook)
+        rule = ("iifname", "eth0", "numgen", "random", "mod", "100", "<", "5", "drop")
+        last.run("nft", "add", "rule", "inet", "faults", "input", *rule)
+    return names(last, one.network)
 
 
-def parent_of(process: int) -> int:
-    """Return the process that started another one; 0 if that has ended."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
-def one_launches(process: int) -> bool:
-    """Whether a process whose command line names the agent is a launcher or a shell."""
-    with contextlib.suppress(OSError):
-        return "python" not in str(Path(f"/proc/{process}/exe").readlink())
-    return True
+def names(node: Node, network: Network) -> tuple[str, ...]:
+    """How an error may name a node."""
+    return (f"node {network.nodes.index(node)} ", node.name, node.address)
 
 
 def mend(kind: str, network: Network) -> None:
@@ -169,41 +207,69 @@ def mend(kind: str, network: Network) -> None:
         last.run("nft", "delete", "table", "inet", "faults")
 
 
-def play(kind: str, network: Network, folder: Path, workers: int, chance: random.Random) -> str:
+def play(kind: str, one: Victim, starting: bool, chance: random.Random) -> str:
     """One round; what came of it."""
-    with victim(network, folder, workers) as one:
-        one.expect("ready", 120.0)
+    one.tell()
+    if starting:
+        time.sleep(chance.random() * 4.0)
+    else:
+        one.expect("ready", START)
         time.sleep(chance.random() * 1.5)
-        began = time.time()
-        words = disturb(kind, network, one, chance)
-        try:
-            heard = one.hear(BENIGN.get(kind, PATIENCE))
-        finally:
-            mend(kind, network)
-        if heard is None:
-            if kind not in BENIGN:
-                raise WrongError(f"no error within {PATIENCE:g} s")
-            return "no effect"
-        if heard["what"] != "error":
-            raise WrongError(f"{heard}")
-        if "WRONG" in heard["text"] or not any(word in heard["text"] for word in words):
-            raise WrongError(f"the error does not say where: {heard}")
-        took = heard["at"] - began
+    began = time.time()
+    words = disturb(kind, one, chance)
+    try:
+        return what_came(kind, one, starting, words, began)
+    finally:
+        mend(kind, one.network)
+
+
+def what_came(kind: str, one: Victim, starting: bool, words: tuple[str, ...], began: float) -> str:
+    """What came of a disturbance: an error with one of the words, or nothing where it may be."""
+    survives = kind in BENIGN or not words
+    patience = SILENCE + 5.0 if survives else PATIENCE
+    heard = one.hear(START if starting else patience)
+    if heard is not None and heard["what"] == "ready":  # it has started after all
+        heard = one.hear(patience)
+    if heard is None:
+        if not survives:
+            raise WrongError("no error in time")
+        one.tell()
+        rounds = one.expect("ended", PATIENCE)["rounds"]
         one.expect("closed", 30.0)
-        end = time.monotonic() + 15.0
-        while left := [p for p in marked(one.mark) if p != one.process.pid]:
-            if time.monotonic() > end:
-                lines = marked(one.mark)
-                raise WrongError(f"left behind: {[lines.get(p) for p in left]}")
-            time.sleep(0.05)
-        assert one.process.stdin is not None
-        one.process.stdin.write(b"again\n")
-        one.process.stdin.flush()
-        one.expect("ready", 120.0)
-        one.expect("ended", 60.0)
-        if one.process.wait(30.0) != 0:
-            raise WrongError(f"exit code {one.process.returncode}")
-        return f"{heard['kind']} in {took:.1f} s: {heard['text'].splitlines()[0][:100]}"
+        one.wait_until_alone()
+        return f"no effect on {rounds} rounds of collectives"
+    if heard["what"] != "error":
+        raise WrongError(f"{heard}")
+    if "WRONG" in heard["text"] or not any(word in heard["text"] for word in words):
+        raise WrongError(f"not one of {words} is in the error: {heard}")
+    took = heard["at"] - began
+    closed = one.expect("closed", 30.0)["at"] - began
+    one.wait_until_alone()
+    line = heard["text"].splitlines()[0][:120]
+    return f"{heard['kind']} after {took:.1f} s, closed after {closed:.1f} s: {line}"
+
+
+def series(kind: str, options: argparse.Namespace) -> int:
+    """Play some rounds with one program, and another one after a failure; how many failed."""
+    failed = number = 0
+    while number < options.rounds:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Network(options.nodes) as network,
+            victim(network, Path(folder), options.workers) as one,
+        ):
+            found = ""
+            while number < options.rounds and not found.startswith("FAILED"):
+                seed = options.seed + number
+                number += 1
+                try:
+                    found = play(kind, one, options.start, random.Random(f"{kind} {seed}"))
+                except (WrongError, OSError, subprocess.SubprocessError) as error:
+                    failed += 1
+                    said = (Path(folder) / "stderr").read_text()[-2000:]
+                    found = f"FAILED: {error}\n{said}"
+                print(f"{kind}, seed {seed}: {found}", flush=True)
+    return failed
 
 
 def main() -> int:
@@ -212,19 +278,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first round (0)")
+    parser.add_argument("--start", action="store_true", help="while the session starts")
     options = parser.parse_args()
-    failed = 0
-    for kind in options.kinds:
-        for number in range(options.rounds):
-            chance = random.Random(f"{kind} {options.seed} {number}")
-            with tempfile.TemporaryDirectory() as folder, Network(options.nodes) as network:
-                try:
-                    found = play(kind, network, Path(folder), options.workers, chance)
-                except (WrongError, subprocess.SubprocessError) as error:
-                    failed += 1
-                    found = f"FAILED: {error}\n{(Path(folder) / 'stderr').read_text()[-2000:]}"
-            print(f"{kind} {number}: {found}", flush=True)
+    failed = sum(series(kind, options) for kind in options.kinds)
     print(f"{failed} rounds failed", flush=True)
     return int(failed > 0)
 
