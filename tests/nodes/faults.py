@@ -35,7 +35,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,10 @@ class Victim:
     process: subprocess.Popen[bytes]
     mark: str
     network: Network
+    temporary: Path
     unread: bytes = b""
+    #: Temporary files that were there after the round before.
+    files: set[str] = field(default_factory=set)
 
     def tell(self) -> None:
         """Let it begin a session, or end the one that it has."""
@@ -119,6 +122,12 @@ class Victim:
             )
             if shown.stdout:
                 raise WrongError(f"left in /dev/shm of {node.name}: {shown.stdout.split()}")
+        # Those of an agent that was killed are there until the next session. A folder of a node,
+        # ompi.HOST.USER, which Open MPI makes once, stays.
+        files = {path.name for path in self.temporary.glob("*") if path.name.count(".") < 2}
+        if stale := files & self.files:
+            raise WrongError(f"left of temporary files: {sorted(stale)}")
+        self.files = files
 
 
 def kind_of(line: str) -> str:
@@ -140,6 +149,8 @@ def network_of(process: int) -> str:
 @contextlib.contextmanager
 def victim(network: Network, folder: Path, workers: int) -> Iterator[Victim]:
     mark = uuid.uuid4().hex
+    temporary = folder / "temporary"
+    temporary.mkdir()
     given = {
         "hosts": [node.address for node in network.nodes],
         "network": "eth0",
@@ -151,13 +162,13 @@ def victim(network: Network, folder: Path, workers: int) -> Iterator[Victim]:
     with (folder / "stderr").open("wb") as errors:
         process = subprocess.Popen(
             network.nodes[0].inside(program),
-            env={**os.environ, MARK: mark},
+            env={**os.environ, MARK: mark, "TMPDIR": str(temporary)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
         )
         try:
-            yield Victim(process, mark, network)
+            yield Victim(process, mark, network, temporary)
         finally:
             process.kill()
             process.wait()
@@ -166,7 +177,7 @@ def victim(network: Network, folder: Path, workers: int) -> Iterator[Victim]:
                     os.kill(left, signal.SIGKILL)
 
 
-def disturb(kind: str, one: Victim, chance: random.Random) -> tuple[str, ...]:
+def disturb(kind: str, one: Victim, starting: bool, chance: random.Random) -> tuple[str, ...]:
     """Do it; return words of which one has to be in the error. None: there was nothing yet."""
     last = one.network.nodes[-1]
     if kind in ("worker", "agent", "stop", "launcher"):
@@ -176,10 +187,11 @@ def disturb(kind: str, one: Victim, chance: random.Random) -> tuple[str, ...]:
         chosen = chance.choice(sorted(found))
         node = one.node_of(chosen)
         os.kill(chosen, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
-        # An agent that is stopped while MPI starts keeps all of them from joining.
-        unjoined = ("nodes did not start",) if kind == "stop" else ()
+        # Before an agent has joined only the launcher knows of it, and one that is stopped while
+        # MPI starts keeps all of them from joining.
+        unjoined = {"agent": ("mpiexec",), "stop": ("nodes did not start",)} if starting else {}
         named = ("mpiexec",) if kind == "launcher" else names(node, one.network)
-        return named + unjoined
+        return named + unjoined.get(kind, ())
     if kind in ("down", "blink"):
         last.run("ip", "link", "set", "eth0", "down")
         if kind == "blink":
@@ -216,7 +228,7 @@ def play(kind: str, one: Victim, starting: bool, chance: random.Random) -> str:
         one.expect("ready", START)
         time.sleep(chance.random() * 1.5)
     began = time.time()
-    words = disturb(kind, one, chance)
+    words = disturb(kind, one, starting, chance)
     try:
         return what_came(kind, one, starting, words, began)
     finally:

@@ -120,6 +120,26 @@ def test_a_rank_that_is_alone(mpi: Mpi, started: Started) -> None:
     assert "rank 0 of 1, and there should be 2 agents" in done.stderr
 
 
+def test_an_agent_that_is_cut_off_ends_the_daemon_that_waits_for_the_launcher(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "prted.1"
+    (folder / "0").mkdir(parents=True)
+    agent = "from tvm_ipc.nodes.agent import end_with_daemon; end_with_daemon()"
+    daemon = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {agent!r}]); input()"
+    done = subprocess.run(
+        [sys.executable, "-c", daemon],
+        env={**os.environ, "PMIX_SERVER_TMPDIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        timeout=SECONDS,
+    )
+    assert done.returncode == -signal.SIGKILL
+    end = time.monotonic() + SECONDS
+    while folder.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_errors_of_the_start(mpi: Mpi, started: Started) -> None:
     workers = Workers([[1], [2]], 3)
     program = [sys.executable, "-c", "import sys; sys.exit('no agent')"]

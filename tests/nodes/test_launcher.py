@@ -90,6 +90,15 @@ def test_what_it_prints_later_is_printed(
     assert capfd.readouterr() == ("one\n", "two\n")
 
 
+def test_what_the_launcher_leaves_behind_goes(tmp_path: Path) -> None:
+    launcher = launch(tmp_path, 'touch "$PRTE_MCA_prte_local_tmpdir_base/left"; echo there; cat')
+    until(lambda: "there" in launcher.said)
+    folder = launcher._folder.path()
+    assert [path.name for path in folder.iterdir()] == ["left"]
+    launcher.stop(0.0)
+    assert not folder.exists()
+
+
 def test_its_end_is_an_error_with_what_it_said(
     tmp_path: Path, started: Callable[[], dict[int, str]]
 ) -> None:

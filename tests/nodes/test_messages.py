@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import socket
 from collections.abc import Iterator
@@ -37,6 +38,33 @@ def test_messages_come_whole_and_in_order(ends: tuple[Messages, Messages]) -> No
     assert there.hear() == []
     there.send("facts")  # to nobody
     assert there.ended
+
+
+class _Broken:
+    """A connection that ends with an error."""
+
+    def __init__(self, number: int) -> None:
+        self._error = OSError(number, "so it is")
+
+    def recv(self, *_: object) -> bytes:
+        raise self._error
+
+    def sendall(self, _: bytes) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_who_is_cut_off_is_told_from_who_has_ended(hears: bool) -> None:
+    for number, cut_off in (
+        (errno.ETIMEDOUT, True),
+        (errno.EHOSTUNREACH, True),
+        (errno.ENETUNREACH, True),
+        (errno.ECONNRESET, False),
+        (errno.EPIPE, False),
+    ):
+        messages = Messages(_Broken(number))  # type: ignore[arg-type]
+        assert messages.hear() == [] if hears else messages.send("facts") is None
+        assert messages.ended and messages.cut_off is cut_off
 
 
 def test_messages_have_a_limit(ends: tuple[Messages, Messages]) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,6 +84,11 @@ class Agent:
         self._engine_ended = 0.0
         self._connection = self._enter(Place(self._node, "agent"))
         self._controller = Messages(self._connection)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the controller was not reached any more."""
+        return self._controller.cut_off
 
     def serve(self) -> None:
         """Do what the controller says until it is gone."""
@@ -253,6 +259,17 @@ def end_with_mpi(mpi: Any) -> None:
     signal.alarm(0)
 
 
+def end_with_daemon() -> None:
+    """End this process, and the launcher's daemon that started it, with its temporary files.
+
+    The launcher cannot be reached, and its daemon would wait for it, a quarter of an hour or more.
+    """
+    os.kill(os.getppid(), signal.SIGKILL)
+    if folder := os.environ.get("PMIX_SERVER_TMPDIR"):  # Open MPI's
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def main(nodes: int) -> None:
     """Run the agent of this node."""
     mpi = load_mpi4py()
@@ -267,11 +284,14 @@ def main(nodes: int) -> None:
         )
     try:
         line = line_of(0) if world.rank == 0 else b""
-        Agent(world, share(world, mpi, line)).serve()
+        agent = Agent(world, share(world, mpi, line))
+        agent.serve()
     except Exception as error:
         sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
         sys.stderr.flush()
         world.Abort(1)
+    if agent.cut_off:
+        end_with_daemon()
     end_with_mpi(mpi)
 
 

@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.mpi import OPEN_MPI, Mpi
+from tvm_ipc.runtime.folder import Folder, remove_orphans
 
 #: Ctrl-C in a terminal is the controller's alone.
 _OWN_GROUP: Final[dict[str, Any]] = (
@@ -119,15 +120,19 @@ class Launcher:
         self._said = {1: bytearray(), 2: bytearray()}
         self._passes_on = False
         self._lock = threading.Lock()
+        #: For temporary files of Open MPI's launcher, which leaves them behind where it is killed.
+        self._folder = Folder()
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command_line(mpi, places, program),
+                env={**os.environ, "PRTE_MCA_prte_local_tmpdir_base": str(self._folder.path())},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 **_OWN_GROUP,
             )
         except OSError as error:
+            self._folder.remove()
             raise IPCError(f"the launcher of the nodes, {mpi}, does not start: {error}") from error
         stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
@@ -180,6 +185,8 @@ class Launcher:
             self.process.stdin.close()
         for thread in self._threads:
             thread.join(1.0)
+        self._folder.remove()
+        remove_orphans()  # of agents that were killed, where they shared a file system
 
     def _hear(self, output: IO[bytes], to: int) -> None:
         with output:

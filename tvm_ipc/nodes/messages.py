@@ -6,6 +6,7 @@ A message is one line of JSON, an object with at most `MOST_BYTES` and a field "
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from typing import Any, Final
@@ -13,6 +14,11 @@ from typing import Any, Final
 from tvm_ipc.errors import IPCError
 
 MOST_BYTES: Final = 1 << 16
+#: Errors of a connection to a machine that is not reached any more.
+_NO_WAY: Final = {
+    *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN),
+    *(errno.ENETUNREACH, errno.ENETDOWN),
+}
 
 
 def pack(what: str, **fields: Any) -> bytes:
@@ -42,13 +48,15 @@ class Messages:
         self._heard = bytearray()
         #: The other end has closed it, or is gone.
         self.ended = False
+        #: The other end is not reached any more; it may go on.
+        self.cut_off = False
 
     def send(self, what: str, **fields: Any) -> None:
         """Send a message; whether the other end is there, the next `hear` tells."""
         try:
             self.connection.sendall(pack(what, **fields))
-        except OSError:
-            self.ended = True
+        except OSError as error:
+            self._end(error)
 
     def hear(self) -> list[dict[str, Any]]:
         """Return the messages that are there, without waiting."""
@@ -57,8 +65,9 @@ class Messages:
                 data = self.connection.recv(MOST_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
-            except OSError:
-                data = b""
+            except OSError as error:
+                self._end(error)
+                break
             self.ended = not data
             self._heard += data
             if len(self._heard) > MOST_BYTES:
@@ -68,3 +77,7 @@ class Messages:
             raise IPCError(f"a message has more than {MOST_BYTES} bytes")
         self._heard[:] = rest
         return [unpack(line) for line in lines]
+
+    def _end(self, error: OSError) -> None:
+        self.ended = True
+        self.cut_off = self.cut_off or error.errno in _NO_WAY

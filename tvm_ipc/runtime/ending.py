@@ -36,6 +36,9 @@ _report = _native("tvm_ipc.session.report")
 _abort = _native("tvm_ipc.session.abort")
 _close = _native("tvm_ipc.session.close")
 
+#: Seconds that agents and launcher have once a node is lost, for which the launcher would wait.
+_LOST_SECONDS: Final = 1.0
+
 _open_sessions: weakref.WeakSet[EndingSession] = weakref.WeakSet()
 #: Sessions that nobody holds, whose end was interrupted, or would wait for the thread it is in.
 _unfinished: list[EndingSession] = []
@@ -111,6 +114,7 @@ class EndingSession(CommandSession):
         _log.info("%s: ended%s", self._name, f": {why}" if (why := self._why_unusable) else "")
 
     def _end_workers(self) -> None:
+        lost = False
         with contextlib.suppress(RuntimeError):  # not open: it did not come that far
             _abort(self)
         with contextlib.suppress(Exception):
@@ -128,9 +132,10 @@ class EndingSession(CommandSession):
                 unheard.say_errors(self, _errors(self), fail=not self._left_by_exception)
             if self._unheard is not None:
                 unheard.say(self, self._unheard(), fail=not self._left_by_exception)
+            lost = bool(json.loads(_report(self))["lost"])
             _close(self)
         if self._pool is not None:
-            self._pool.finish(0.0 if self._hurried else None)
+            self._pool.finish(0.0 if self._hurried else _LOST_SECONDS if lost else None)
 
     def __enter__(self) -> Self:
         """Return the session."""

@@ -21,6 +21,9 @@ _log: Final = logging.getLogger("tvm_ipc.session")
 #: A Python signal handler, Ctrl-C among them, runs at least this often while we wait.
 SLICE_SECONDS: Final = 0.1
 _START_SECONDS: Final = 120.0
+#: Seconds in which a death is told by who started the process.
+_CAUSE_SECONDS: Final = 1.0
+_ROUND: Final = 0.02
 #: How long workers may take to end.
 LEAVE_SECONDS: Final = 5.0
 
@@ -63,6 +66,10 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
         trouble = codes or report["dead"] or report["errors"] or report["refusals"]
         if not trouble and time.monotonic() < end:
             continue
+        heard = time.monotonic() + _CAUSE_SECONDS
+        while (report["dead"] or report["lost"]) and not codes and time.monotonic() < heard:
+            time.sleep(_ROUND)  # who ended, and how, is on its way
+            codes = ended()
         missing = sorted({*range(session.num_workers)} - known)
         parts = [f"workers {missing} did not join the session"] if missing else []
         if not trouble:
@@ -72,6 +79,7 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
         parts += report["refusals"]
         parts += report["lost"]
         parts += [f"worker {rank} ended with exit code {code}" for rank, code in codes.items()]
+        parts += [f"worker {rank} died" for rank in report["dead"] if rank not in codes]
         parts.append("the workers' own output above may say more; see also `tvm-ipc doctor`")
         raise IPCError("; ".join(parts))
 
