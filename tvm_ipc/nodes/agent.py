@@ -265,7 +265,7 @@ def end_with_daemon() -> None:
     The launcher cannot be reached, and its daemon would wait for it, a quarter of an hour or more.
     """
     os.kill(os.getppid(), signal.SIGKILL)
-    if folder := os.environ.get("PMIX_SERVER_TMPDIR"):  # Open MPI's
+    if folder := config.folder_of_daemon():
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 

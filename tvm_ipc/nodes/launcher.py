@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.mpi import OPEN_MPI, Mpi
+from tvm_ipc.runtime import config
 from tvm_ipc.runtime.folder import Folder, remove_orphans
 
 #: Ctrl-C in a terminal is the controller's alone.
@@ -125,7 +126,7 @@ class Launcher:
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command_line(mpi, places, program),
-                env={**os.environ, "PRTE_MCA_prte_local_tmpdir_base": str(self._folder.path())},
+                env=config.of_launcher(self._folder.path()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

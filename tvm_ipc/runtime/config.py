@@ -209,6 +209,16 @@ def of_allocation(descriptor: int, hosts: list[str]) -> dict[str, str]:
     return {**own, _ALLOCATION: " ".join([str(descriptor), *hosts])}
 
 
+def of_launcher(temporary: Path) -> dict[str, str]:
+    """Return the environment of MPI's launcher; Open MPI's has a folder for temporary files."""
+    return {**os.environ, "PRTE_MCA_prte_local_tmpdir_base": str(temporary)}
+
+
+def folder_of_daemon() -> str | None:
+    """Return where Open MPI's daemon, which started this process, keeps temporary files."""
+    return os.environ.get("PMIX_SERVER_TMPDIR")
+
+
 def with_folder(environment: dict[str, str], folder: Path) -> dict[str, str]:
     """Return the environment of a worker that keeps files in a folder."""
     return {**environment, _FOLDER: str(folder)}
