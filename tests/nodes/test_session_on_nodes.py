@@ -94,10 +94,10 @@ def test_values_go_to_all_nodes_and_come_from_them(session: tvm_ipc.Session) -> 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
-def test_large_tensors_come_in_pieces(
+def test_large_tensors_come_by_themselves(
     session: tvm_ipc.Session, monkeypatch: pytest.MonkeyPatch, dtype: str, rank: int
 ) -> None:
-    monkeypatch.setattr("tvm_ipc.runtime.values.PIECE", 1000)
+    monkeypatch.setattr("tvm_ipc.runtime.values.FETCHED_ALONE", 1000)
     random = np.random.default_rng(rank)
     for shape in ((0, 7), (1000,), (1001,), (3, 5, 67), (251,), (125, 8)):
         array = random.integers(0, 99, shape).astype(dtype)
@@ -111,11 +111,35 @@ def test_large_tensors_come_in_pieces(
             assert got.tobytes() == array.tobytes()
 
 
-def test_pieces_are_of_one_moment(
+def grown(what: Callable[[], Any]) -> tuple[int, Any]:
+    """How many MB more this process had meanwhile, and what came of it."""
+
+    def peak() -> int:
+        (found,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found) >> 10
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    result = what()
+    return peak() - before, result
+
+
+def test_large_values_take_no_memory_but_their_own(session: tvm_ipc.Session) -> None:
+    array = np.zeros((4, 24 << 20), "uint8")
+    array[3] = 7
+    more, there = grown(lambda: session.put(array))
+    assert more < 96 + 32
+    more, found = grown(lambda: session.get(there, 3))
+    assert more < 96 + 32 and (found == array).all()
+    more, there = grown(lambda: session.scatter(array, in_group=False))
+    assert more < 24 + 32 and (session.get(there, 3) == 7).all()
+
+
+def test_what_comes_is_of_one_moment(
     session: tvm_ipc.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread changes a tensor whose pieces are on their way."""
-    monkeypatch.setattr("tvm_ipc.runtime.values.PIECE", 1000)
+    """Another thread changes a tensor that is on its way."""
+    monkeypatch.setattr("tvm_ipc.runtime.values.FETCHED_ALONE", 1000)
     made = session.put(np.zeros(50000, "float32"))
     fill = session.get_global_func("tests.nodes.add_one")
     stop = threading.Event()

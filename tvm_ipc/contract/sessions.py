@@ -202,9 +202,9 @@ SESSION_FUNCTIONS: Final = (
         "worker: the same, but of a tensor of more bytes its shape and type alone",
     ),
     Function(
-        "tvm_ipc.worker.fetch_bytes",
-        "(tensor: Tensor, rank: int, key: int, start: int, most: int)",
-        "worker: send a piece of a tensor to the controller, if this is the rank",
+        "tvm_ipc.worker.take_from_host",
+        "(key: int, otherwise: Any) -> Any",
+        "worker: the tensor that session.put left, in worker 0; in others what is given",
     ),
     Function(
         "tvm_ipc.worker.copy_from_host",

@@ -11,9 +11,10 @@ import tvm_ffi
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import CollectiveFlag, ReduceKind
+from tvm_ipc.runtime.given import check_reference
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.teams import Team, in_team
-from tvm_ipc.runtime.values import ValueSession, check_reference
+from tvm_ipc.runtime.values import ValueSession
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
 _MOST: Final = (1 << 63) - 1

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is too long to be sent at once.
 
-Calls with more than fits into a worker's pipe are gathered on the workers first, and a large tensor
-of another node is fetched in pieces.
+Calls with more than fits into a worker's pipe are gathered on the workers first. A large tensor
+goes as collectives do, through memory that does not grow with it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import tvm_ffi
-from tvm.runtime import Tensor, empty
+from tvm.runtime import Tensor
 
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 
@@ -68,31 +68,19 @@ def _most_bytes(argument: Any) -> int:
     return 32
 
 
-#: Bytes of a tensor that one message between nodes has, at most; a message may have 512 MB.
-PIECE: Final = 32 << 20
+#: Bytes of a tensor of another process from which on it does not come with what workers tell the
+#: controller, but by the way of collectives, into memory that is there.
+FETCHED_ALONE: Final = 1 << 16
+#: Bytes of an array of the controller from which on it is not copied before workers read it.
+READ_IN_PLACE: Final = 1 << 26
 
 
 @dataclass(frozen=True)
 class LargeTensor:
-    """A tensor that comes in pieces."""
+    """A tensor that is fetched by itself."""
 
     shape: tuple[int, ...]
     dtype: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-        return math.prod(self.shape) * int(self.dtype.itemsize)
-
-    def joined(self, pieces: Sequence[bytes]) -> Tensor:
-        """Return the tensor of which these are the bytes."""
-        tensor = empty(self.shape, self.dtype)
-        start = 0
-        for piece in pieces:
-            part = tensor._create_view((len(piece),), "uint8", start)
-            part.copyfrom(np.frombuffer(piece, "uint8"))
-            start += len(piece)
-        return tensor
 
 
 def large_tensor(found: Any) -> LargeTensor | None:
@@ -103,3 +91,13 @@ def large_tensor(found: Any) -> LargeTensor | None:
     if said != "tvm_ipc: a large tensor":
         return None
     return LargeTensor(tuple(shape), dtype)
+
+
+def tensor_over(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a tensor that is the memory of a contiguous array, and keeps it."""
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    memory.of = array  # type: ignore[attr-defined]
+    # NumPy gives no tensor over what may not be written, and of few types.
+    bytes_: np.ndarray[Any, Any] = np.frombuffer(memoryview(memory), np.uint8)
+    tensor: Tensor = tvm_ffi.from_dlpack(bytes_)._create_view(array.shape, array.dtype.name, 0)
+    return tensor

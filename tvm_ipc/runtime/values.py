@@ -14,15 +14,21 @@ from typing import Any, Final
 import ml_dtypes  # noqa: F401  makes bfloat16 and others known to NumPy
 import numpy as np
 import numpy.typing as npt
-import tvm
 import tvm_ffi
 from tvm.runtime import Tensor, disco
-from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc import arguments
 from tvm_ipc.contract import DEVICES
 from tvm_ipc.runtime.commands import CommandSession, keys
-from tvm_ipc.runtime.pieces import PIECE, large_tensor
+from tvm_ipc.runtime.given import (
+    as_device,
+    as_dtype,
+    bytes_of,
+    check_reference,
+    host_tensor,
+    target_of,
+)
+from tvm_ipc.runtime.pieces import FETCHED_ALONE, READ_IN_PLACE, large_tensor, tensor_over
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 from tvm_ipc.runtime.teams import Team, in_team
 
@@ -31,22 +37,16 @@ _put = tvm_ffi.get_global_func("tvm_ipc.session.put")
 _team = tvm_ffi.get_global_func("tvm_ipc.session.team")
 
 _SHAPE: Final = "a sequence of extents, 0 or more, such as (3, 4)"
-_DTYPE: Final = "an element type, such as 'float32' or a NumPy dtype"
-_DEVICE: Final = "a device, such as tvm.cpu() or 'cpu', or None for the worker's own"
-_ARRAY: Final = "an array of numbers"
-_REFERENCE: Final = (
-    "a reference to a value on the workers, which put, scatter, empty and calls return"
-)
 _FUNCTION: Final = "a function on the workers, from get_global_func or a loaded module"
 _ARGUMENT: Final = (
     "a number, a text, a shape (tvm_ffi.Shape), an element type, a device, an array, or a "
     "reference to a value on the workers (session.put and session.scatter make one of a list)"
 )
+#: Tells the teams in which tensors are fetched from those of programs.
+_COPY_THAT_FETCHES: Final = (1 << 31) - 1
 #: Types of arguments that are sent as they are.
 _PLAIN: Final = frozenset({type(None), bool, float, str, bytes, DRef, DPackedFunc, DModule})
 _SENT: Final = (disco.DRef, tvm_ffi.Shape, tvm_ffi.core.DataType, tvm_ffi.core.Device, str, bytes)
-#: Bits of the elements of types that exist.
-_BITS: Final = (1, 2, 4, 6, 8, 16, 32, 64)
 
 
 class ValueSession(CommandSession):
@@ -90,54 +90,70 @@ class ValueSession(CommandSession):
         if isinstance(value, numbers.Real):
             return float(value)
         if isinstance(value, (type, np.dtype)):
-            return _dtype(name, value)
+            return as_dtype(name, value)
         if any(hasattr(value, kind) for kind in ("__array__", "__dlpack__")):
             return self._broadcast(host_tensor(name, value), None, in_group=False)
         raise arguments.wrong_type(name, _ARGUMENT, value)
 
-    def _fetch(self, where: str, reference: object, rank: int, rank_name: str = "rank") -> Any:
+    def _fetch(self, where: str, reference: object, rank: int, rank_name: str) -> Any:
+        found = self._fetched(where, reference, rank, rank_name)
+        return tensor_over(found) if isinstance(found, np.ndarray) else found
+
+    def _fetched(self, where: str, reference: object, rank: int, rank_name: str) -> Any:
+        """Return a value of a worker; of a large tensor of another process an array."""
         check_reference(f"{where}: reference", reference)
         rank = self._rank(f"{where}: {rank_name}", rank)
-        if not self._nodes:
-            return self._expected("fetch", [(reference, rank)])[0]
-        found = self._expected("fetch_limited", [(reference, rank)], PIECE)[0]
+        if self._device != "cpu":
+            return self._expected("fetch", reference, rank)
+        found = self._expected("fetch_limited", reference, rank, FETCHED_ALONE)
         large = large_tensor(found)
         if large is None:
             return found
-        starts = range(0, large.nbytes, PIECE)
-        pieces = self._expected(
-            "fetch_bytes", [(reference, rank, start) for start in starts], PIECE
-        )
-        return large.joined(pieces)
+        # The first member of a team of its own broadcasts it: no message of the user's is met.
+        array = np.empty(large.shape, np.dtype(str(large.dtype)))
+        team = self.team([rank, 0], _COPY_THAT_FETCHES)
+        place = self._taken(tensor_over(array), reference)
+        self._collective("broadcast_from_worker0", ("src", place), ("dst", place), team)
+        del place  # and with it, in the worker, what keeps the array
+        self.sync()
+        return array
 
-    def _expected(self, function: str, calls: Sequence[tuple[Any, ...]], *last: int) -> list[Any]:
-        """Call one of the workers' functions that send values, and return what they have sent."""
+    def _expected(self, function: str, reference: object, rank: int, *more: int) -> Any:
+        """Call one of the workers' functions that send a value, and return what it has sent."""
         self._caller()
         fetch = self._get_cached_method(f"tvm_ipc.worker.{function}")
         with self._lock:  # no command comes in between
             self._enter()
-            takes = []
-            for reference, rank, *more in calls:
-                key = next(keys)
-                takes.append(_expect(self, key))
-                self.call_packed(fetch, reference, rank, key, *more, *last)
+            key = next(keys)
+            take = _expect(self, key)
+            self.call_packed(fetch, reference, rank, key, *more)
         self.sync()
         with self._lock:
             self._check_usable()  # another thread may have closed it
-            return [take() for take in takes]
+            return take()
+
+    def _taken(self, host: Tensor, otherwise: object = None) -> DRef:
+        """Return a tensor of the controller as worker 0's, which is a thread of its process."""
+        return self._call_with_host("tvm_ipc.worker.take_from_host", host, otherwise)
 
     def get(self, reference: DRef, rank: int = 0) -> np.ndarray[Any, Any]:
         """Return a copy of a tensor on one worker, after the commands before it."""
-        value = self._fetch("get", reference, rank)
+        value = self._fetched("get", reference, rank, "rank")
+        if isinstance(value, np.ndarray):
+            return value
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"rank {rank} holds a {type(value).__name__}, not a tensor; "
                 "debug_get_from_remote returns any value"
             )
-        return np.array(value.numpy())
+        return np.asarray(value.numpy())
 
     def put(self, array: npt.ArrayLike | Tensor) -> DRef:
-        """Copy an array to every worker."""
+        """Copy an array to every worker.
+
+        One of more than 64 MB is not copied before, and read when this returns; so are those of
+        the other functions here.
+        """
         return self._broadcast(host_tensor("put: array", array), None, in_group=False)
 
     def empty(
@@ -159,7 +175,7 @@ class ValueSession(CommandSession):
         in_group : if False and `worker0_only`, on worker 0 alone.
         """
         extents = arguments.integers("empty: shape", shape, _SHAPE)
-        element = _dtype("empty: dtype", dtype)
+        element = as_dtype("empty: dtype", dtype)
         if math.prod(extents) * max(1, element.bits * element.lanes // 8) >= 1 << 63:
             raise ValueError(f"empty: no memory holds a tensor of shape {extents}")
         make = self._get_cached_method("runtime.disco.empty")
@@ -185,22 +201,28 @@ class ValueSession(CommandSession):
 
     def _copy_to(self, reference: object, rank: int, value: Tensor) -> None:
         self._call_with_host("tvm_ipc.worker.copy_from_host", value, rank, reference)
+        self._wait_for_reading(value)
 
-    def _call_with_host(self, name: str, host: Tensor, *args: Any) -> None:
+    def _wait_for_reading(self, host: Tensor) -> None:
+        """Wait until the workers have read a tensor that may be memory of the caller's."""
+        if bytes_of(host) > READ_IN_PLACE:
+            self.sync()
+
+    def _call_with_host(self, name: str, host: Tensor, *args: Any) -> DRef:
         """Call a function whose first argument is a tensor of the controller, for worker 0."""
         self._check_references(args)
         function = self._get_cached_method(name)
         # A recovery discards what waits for commands that were skipped. None comes in between.
         with self._lock:
             self._enter()
-            self.call_packed(function, _put(self, host), *args)
+            return self.call_packed(function, _put(self, host), *args)
 
     def copy_to_worker_0(
         self, host_array: npt.ArrayLike | Tensor, remote_array: DRef | None = None
     ) -> DRef:
         """Copy an array of the controller into worker 0's tensor, made here if not given."""
         host = host_tensor("copy_to_worker_0: host_array", host_array)
-        remote = _target("copy_to_worker_0: remote_array", remote_array)
+        remote = target_of("copy_to_worker_0: remote_array", remote_array)
         if remote is None:
             # Not one for each group: those would hold nothing, and be sent by an in-group call.
             remote = self.empty(host.shape, host.dtype, worker0_only=True, in_group=False)
@@ -231,13 +253,21 @@ class ValueSession(CommandSession):
 
     def _broadcast(self, src: Tensor, dst: DRef | None, in_group: bool | Team) -> DRef:
         team = in_team("broadcast: in_group", in_group, self._name)
-        target = _target("broadcast: dst", dst)
+        target = target_of("broadcast: dst", dst)
         target = self.empty(src.shape, src.dtype) if target is None else target
-        self.broadcast_from_worker0(self._copy_to_root(src, team), target, in_group)
+        self.broadcast_from_worker0(self._at_root(src, team), target, in_group)
+        self._wait_for_reading(src)
         return target
 
-    def _copy_to_root(self, host: Tensor, team: bool | Team) -> DRef:
-        """Copy an array to the worker from which a team has it."""
+    def _at_root(self, host: Tensor, team: bool | Team) -> DRef:
+        """Return an array as a tensor of the worker from which a team has it."""
+        root = team.ranks[0] if isinstance(team, Team) else 0
+        if (
+            root == 0
+            and self._device == "cpu"
+            and host.device.dlpack_device_type() == DEVICES["cpu"]
+        ):
+            return self._taken(host)
         if not isinstance(team, Team):
             return self.copy_to_worker_0(host)
         remote = self.empty(host.shape, host.dtype)
@@ -259,9 +289,10 @@ class ValueSession(CommandSession):
                 f"scatter gives src[i] to worker i, so an array for {workers} workers has "
                 f"{workers} rows; this one's shape is {tuple(host.shape)}"
             )
-        target = _target("scatter: dst", dst)
+        target = target_of("scatter: dst", dst)
         target = self.empty(host.shape[1:], host.dtype) if target is None else target
-        self.scatter_from_worker0(self._copy_to_root(host, team), target, in_group)
+        self.scatter_from_worker0(self._at_root(host, team), target, in_group)
+        self._wait_for_reading(host)
         return target
 
     def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
@@ -329,65 +360,3 @@ class ValueSession(CommandSession):
     def _rank(self, name: str, rank: object) -> int:
         wanted = f"the rank of a worker, 0 to {self.num_workers - 1}"
         return arguments.integer(name, rank, wanted, 0, self.num_workers - 1)
-
-
-def host_tensor(name: str, value: object) -> Tensor:
-    """Return an array of the controller as a tensor."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, disco.DRef):
-        raise arguments.wrong_type(
-            name, "an array of the controller, which session.get returns of a reference", value
-        )
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise ValueError(
-            f"{name} has masked elements, which tensors have not: give it array.filled(number)"
-        )
-    try:
-        array = np.asarray(value, order="C")
-        tensor = as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
-    except Exception as error:
-        raise TypeError(f"{name} is {_ARRAY}, not {arguments.show(value)}: {error}") from error
-    if tvm_ffi.dtype(tensor.dtype).bits not in _BITS:
-        wanted = f"{_ARRAY} of a type that workers know"
-        raise arguments.wrong_type(name, wanted, value)
-    return tensor
-
-
-def as_device(name: str, device: Any) -> Any:
-    """Return a device, from its name too; None stands for the worker's own."""
-    if device is None or isinstance(device, tvm_ffi.core.Device):
-        return device
-    if not isinstance(device, str):
-        raise arguments.wrong_type(name, _DEVICE, device)
-    try:
-        return tvm.runtime.device(device)
-    except (RuntimeError, ValueError):
-        raise arguments.wrong_value(name, _DEVICE, device) from None
-
-
-def _dtype(name: str, dtype: Any) -> Any:
-    """Return an element type, from its name, a NumPy dtype or a type such as np.float32."""
-    try:
-        if isinstance(dtype, type):
-            dtype = np.dtype(dtype)
-        found = tvm_ffi.dtype(dtype)
-    except (TypeError, ValueError):
-        found = None
-    if found is not None and found.bits in _BITS:
-        return found
-    wrong = arguments.wrong_value if isinstance(dtype, str) else arguments.wrong_type
-    raise wrong(name, _DTYPE, dtype)
-
-
-def check_reference(name: str, value: object) -> object:
-    """Return it, which must be a reference."""
-    arguments.instance(name, value, disco.DRef, _REFERENCE)
-    return value
-
-
-def _target(name: str, value: DRef | None) -> DRef | None:
-    """Return where a result is to be, or None: a new tensor."""
-    if value is not None:
-        check_reference(name, value)
-    return value

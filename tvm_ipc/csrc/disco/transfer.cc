@@ -26,7 +26,7 @@ using tvm::runtime::Tensor;
 
 namespace {
 
-/*! \brief What stands for a tensor that is fetched in pieces (runtime/pieces.py). */
+/*! \brief What stands for a tensor that is fetched by itself (runtime/pieces.py). */
 constexpr char kLargeTensor[] = "tvm_ipc: a large tensor";
 
 /*! \brief The two tensors of a copy between the controller and worker 0, ready to copy. */
@@ -91,9 +91,11 @@ void FetchLimited(ffi::Any value, int rank, int64_t key, int64_t most) {
   const auto tensor = value.as<Tensor>();
   const bool is_sent = !controller::HasInvited(OwnInvitation());
   // None is a tensor that is not there.
-  if (is_sent && tensor && tensor->defined() && (*tensor)->dtype.bits >= 8) {
+  if (is_sent && tensor && tensor->defined() && (*tensor)->dtype.bits >= 8 &&
+      (*tensor)->dtype.lanes == 1) {
     const DLTensor& view = *tensor->operator->();
-    if (ffi::GetDataSize(view) > static_cast<size_t>(most) && ffi::IsContiguous(view)) {
+    if (view.device.device_type == kDLCPU && ffi::GetDataSize(view) > static_cast<size_t>(most) &&
+        ffi::IsContiguous(view)) {
       value = ffi::Array<ffi::Any>(
           {ffi::String(kLargeTensor), ffi::Any(ffi::Shape(tensor->Shape())), ffi::Any(view.dtype)});
     }
@@ -101,24 +103,13 @@ void FetchLimited(ffi::Any value, int rank, int64_t key, int64_t most) {
   Fetch(std::move(value), rank, key);
 }
 
-void FetchBytes(Tensor tensor, int rank, int64_t key, int64_t start, int64_t most) {
-  if (RequireRank().id() != rank) return;
-  const DLTensor& whole = *tensor.operator->();
-  const auto size = static_cast<int64_t>(ffi::GetDataSize(whole));
-  if (start < 0 || start > size || most < 0) {
-    Fail(kind::kValue, "the bytes from ", start, " of a tensor that has ", size);
+ffi::Any TakeFromHost(int64_t key, ffi::Any otherwise) {
+  if (RequireRank().id() != 0) return otherwise;
+  ffi::Any value;
+  if (!Mailbox::Global().Take(key, &value)) {
+    Fail(kind::kRuntime, "the controller's array is gone");
   }
-  int64_t count = std::min(most, size - start);
-  DLTensor part = whole;
-  part.dtype = DLDataType{kDLUInt, 8, 1};
-  part.ndim = 1;
-  part.shape = &count;
-  part.strides = nullptr;
-  part.byte_offset += static_cast<uint64_t>(start);
-  std::string bytes(static_cast<size_t>(count), '\0');
-  RequireRank().endpoint().Synchronise();
-  Tensor::CopyToBytes(&part, bytes.data(), bytes.size());
-  Fetch(ffi::Bytes(std::move(bytes)), rank, key);
+  return value;
 }
 
 void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {

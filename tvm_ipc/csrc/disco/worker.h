@@ -39,11 +39,12 @@ bool ReportErrors(Rank& rank, const std::function<void()>& function);
 void Done(int64_t ticket);
 void Fetch(tvm::ffi::Any value, int rank, int64_t key);
 /*!
- * \brief Like Fetch, for a connection whose messages are limited: a tensor of more than `most`
- *        bytes is told as a list of a text, its shape and its type, and then fetched by FetchBytes.
+ * \brief Like Fetch, but of a tensor of the CPU of more than `most` bytes a list is sent of a text,
+ *        its shape and its type: worker 0 then gets it into memory of the controller.
  */
 void FetchLimited(tvm::ffi::Any value, int rank, int64_t key, int64_t most);
-void FetchBytes(tvm::runtime::Tensor tensor, int rank, int64_t key, int64_t start, int64_t most);
+/*! \brief The controller's value, in worker 0; in others another one. */
+tvm::ffi::Any TakeFromHost(int64_t key, tvm::ffi::Any otherwise);
 void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);
 void CopyToHost(int64_t key, tvm::ffi::Optional<tvm::runtime::Tensor> source);
 tvm::ffi::Function GetGlobalFunc(tvm::ffi::String name);
