@@ -61,8 +61,10 @@ def test_what_a_session_does(session: tvm_ipc.Session) -> None:
         assert value.shape == (300000,) and (value == rank).all()
     number = session.get_global_func("tvm_ipc.worker.rank")()
     assert [number.debug_get_from_remote(rank) for rank in range(4)] == [0, 1, 2, 3]
-    # Far more commands than the connections hold.
     add = session.get_global_func("tests.nodes.fail_on")
+    nothing = add(-1)
+    assert [nothing.debug_get_from_remote(rank) for rank in range(4)] == [None] * 4
+    # Far more commands than the connections hold.
     for _ in range(5000):
         add(-1)
     session.sync()
