@@ -46,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--every-model", action="store_true", help="models of all types, on 1 to 8 workers"
     )
     parser.addoption(
+        "--every-layout", action="store_true", help="2 and 4 nodes, of 1 to 3 workers each"
+    )
+    parser.addoption(
         "--graphs", type=int, default=16, help="how many random graphs are cut by random plans"
     )
     parser.addoption("--first-graph", type=int, default=0, help="the seed of the first of these")

@@ -96,6 +96,21 @@ def test_story_of_two_nodes(capfd: pytest.CaptureFixture[str]) -> None:
     assert "WRONG" not in story["speed"]
 
 
+def test_tokens_on_one_worker_on_four_and_on_two_nodes(capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        find_mpi()
+    except IPCError as error:
+        pytest.skip(str(error))
+    said = []
+    for where in (("--threads",), ("--hosts", "2")):  # each has one worker beside the four
+        assert demo.main([*SMALL, "--layers", "1", "--workers", "4", *where]) == 0
+        story = facts(capfd.readouterr().out)
+        assert story["4 workers"].startswith("on 2 nodes" if "--hosts" in where else "threads")
+        assert "the same 6 tokens on 1 and 4 workers" in story["result"]
+        said.append(story["tokens"])
+    assert said[0] == said[1]
+
+
 def test_without_mpi_nodes_are_refused_before_anything_is_compiled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,16 +19,16 @@ from collective_cases import (
     storm,
 )
 
-from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, ReduceKind
 
 #: None, one, less than a line, and several pieces that nothing divides.
 COUNTS = (0, 1, 33, 5003, 70001)
 
 
 def members(ranks: int, nodes: int) -> tuple[int, ...]:
-    """How many of the ranks each node has."""
+    """The node of each rank."""
     each, more = divmod(ranks, nodes)
-    return tuple(each + (node < more) for node in range(nodes))
+    return tuple(node for node in range(nodes) for _ in range(each + (node < more)))
 
 
 def reductions_across(ranks: int, nodes: int, dtype: str) -> Iterator[Case]:
@@ -90,3 +90,49 @@ def pairs_anywhere(ranks: int) -> Iterator[Case]:
     for case in some_across(ranks, 1):
         if case.operation != "ring":
             yield replace(case, rounds=2)
+
+
+# ---- in any team, with the node of each member ----------------------------------------------
+
+#: What all members get alike.
+ALIKE = ("allreduce", "allgather", "broadcast")
+#: Of which only neighbours' ranks are known.
+BY_RANK = ("ring", "exchange")
+
+
+def _of_type(ranks: int, on: tuple[int, ...], dtype: str) -> Iterator[Case]:
+    if dtype in REDUCED_TYPES:
+        yield from reductions_across(ranks, 1, dtype)
+    yield from moves_across(ranks, dtype)
+    for case in storm(ranks, len(on), 30):
+        if case.operation not in REDUCTIONS or ReduceKind(case.kind).takes(dtype):
+            yield replace(case, dtype=dtype)
+
+
+def alike(ranks: int, on: tuple[int, ...], dtype: str) -> Iterator[Case]:
+    """Every size of one type, and every reduction, of what all members get alike."""
+    for case in _of_type(ranks, on, dtype):
+        if case.operation in ALIKE:
+            yield replace(case, nodes=on)
+
+
+def unlike(ranks: int, on: tuple[int, ...], dtype: str) -> Iterator[Case]:
+    """Likewise, of all other operations."""
+    for case in _of_type(ranks, on, dtype):
+        if case.operation not in ALIKE:
+            yield replace(case, nodes=on)
+
+
+def in_some_types(ranks: int, on: tuple[int, ...]) -> Iterator[Case]:
+    """All operations, between members of any ranks."""
+    for dtype in ("bfloat16", "float64", "int8"):
+        for case in _of_type(ranks, on, dtype):
+            if case.operation not in BY_RANK:
+                yield replace(case, nodes=on)
+
+
+def posted(ranks: int, on: tuple[int, ...]) -> Iterator[Case]:
+    """A bit of everything that may be posted."""
+    for case in some_across(ranks, 1):
+        if case.operation != "ring":
+            yield replace(case, nodes=on, rooted=case.operation in GATHERS, rounds=3)

@@ -22,7 +22,7 @@ SUBNET = "10.77.0"
 _KEEP = """
 set -e
 hostname "$1"
-mount -t tmpfs -o size=512m tmpfs /dev/shm
+mount -t tmpfs -o size="$2" tmpfs /dev/shm
 ip link set lo up
 echo ready
 cat >/dev/null
@@ -58,22 +58,23 @@ class Network:
     ----------
     count : how many nodes.
     rate : the most that each of them may send, such as "1gbit"; None for all that goes.
+    memory : the most that each of them may share, as mount takes it.
     """
 
     network = f"{SUBNET}.0/24"
 
-    def __init__(self, count: int, rate: str | None = None) -> None:
+    def __init__(self, count: int, rate: str | None = None, memory: str = "512m") -> None:
         missing = [name for name in NEEDED if shutil.which(name) is None]
         if os.geteuid() != 0 or missing:
             raise NoNetworkError(f"namespaces want root, and the commands {', '.join(NEEDED)}")
         self._undo = contextlib.ExitStack()
         self.nodes: list[Node] = []
         try:
-            switch = self._keeper("switch")
+            switch = self._keeper("switch", memory)
             _ip(switch, "link", "add", "switch", "type", "bridge")
             _ip(switch, "link", "set", "switch", "up")
             for number in range(1, count + 1):
-                keeper = self._keeper(f"node{number}")
+                keeper = self._keeper(f"node{number}", memory)
                 self.nodes.append(Node(f"node{number}", f"{SUBNET}.{number}", keeper))
                 self._join(switch, number, keeper, rate)
         except BaseException:
@@ -105,10 +106,10 @@ exec nsenter --target $keeper --net --uts --mount -- sh -c "$*"
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _keeper(self, name: str) -> subprocess.Popen[str]:
+    def _keeper(self, name: str, memory: str) -> subprocess.Popen[str]:
         namespaces = ["--net", "--uts", "--mount", "--propagation", "private"]
         keeper = subprocess.Popen(
-            ["unshare", *namespaces, "sh", "-c", _KEEP, "sh", name],
+            ["unshare", *namespaces, "sh", "-c", _KEEP, "sh", name, memory],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

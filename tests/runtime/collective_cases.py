@@ -68,7 +68,7 @@ class Case:
     #: How often it is done with the same memory, and the how many-th time this is.
     rounds: int = 1
     round: int = 0
-    #: How many of the members each node has, who are neighbours; nothing: all are on one machine.
+    #: The node of each member; nothing: all are on one machine.
     nodes: tuple[int, ...] = ()
 
 
@@ -329,7 +329,8 @@ def reduced(case: Case, ranks: int, team: int) -> Array:
 def reduce(rows: Array, kind: ReduceKind, nodes: tuple[int, ...] = ()) -> Array:
     """Rank after rank; 16-bit floats in float32, integers without limit, rounded once at the end.
 
-    On several nodes rank after rank on each of them, and then node after node.
+    On several nodes rank after rank on each of them, and then node after node. `nodes` has the node
+    of each rank.
 
     Sums and products of integers wrap at the end; those in 64 bits have wrapped the same by then.
     """
@@ -344,9 +345,8 @@ def reduce(rows: Array, kind: ReduceKind, nodes: tuple[int, ...] = ()) -> Array:
     else:
         wide = np.dtype(object) if kind == ReduceKind.AVG else dtype  # Python's own, or as it is
     with np.errstate(all="ignore"):
-        of_nodes = (
-            np.split(rows.astype(wide), np.cumsum(nodes)[:-1]) if nodes else [rows.astype(wide)]
-        )
+        node_of = np.array(nodes or (0,) * len(rows))
+        of_nodes = (rows[node_of == node].astype(wide) for node in sorted(set(node_of)))
         total = functools.reduce(
             _STEP[kind], [functools.reduce(_STEP[kind], those) for those in of_nodes]
         )

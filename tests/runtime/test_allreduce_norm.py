@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from collective_cases import EAGER, STAGE, Array, numpy_type
+from collective_cases import EAGER, STAGE, Array, numpy_type, reduce
 from tvm_ffi import Shape
 
 import tvm_ipc
@@ -49,6 +49,8 @@ class Case:
     strategy: int = AllReduceStrategy.AUTO
     flags: int = 0
     in_place: bool = False
+    #: The node of each rank; nothing: all are on one machine.
+    nodes: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -96,10 +98,7 @@ def summed(case: Case, ranks: int) -> Array:
     """The new residual: rounded as a sum, then as an addition."""
     sends, residual, _, _ = inputs(case, ranks)
     wide = np.float32
-    total = sends[0].astype(wide)
-    for send in sends[1:]:
-        total = total + send.astype(wide)
-    total = total.astype(residual.dtype)
+    total = reduce(np.stack(sends), ReduceKind.SUM, case.nodes)
     return np.asarray((total.astype(wide) + residual.astype(wide)).astype(residual.dtype))
 
 

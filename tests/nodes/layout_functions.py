@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives in any team of workers of several nodes, and large ones, checked on each worker.
+
+`every_layout.py` makes them known with `import_python_module("layout_functions")`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import cases_across  # noqa: F401  what plans are looked for in
+import numpy as np
+import places
+from collective_cases import Array, numpy_type, reduce, same
+from collective_worker import Member, _run
+from tvm_ffi import Shape, get_global_func, register_global_func
+
+from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+
+
+class Mate(Member):
+    """The calling worker as a member of any team, or of none: `size` is 0 then.
+
+    `ranks` are those of teams of this size, one after another; `team` is what they are called.
+    """
+
+    def __init__(self, team: Any, size: int, ranks: Sequence[int], posts: bool = False) -> None:
+        super().__init__(1, False, posts)
+        self.team, self.size = team, 0
+        if self.rank in ranks:
+            place = list(ranks).index(self.rank)
+            self.size, self.index = size, place % size
+            self.ranks = ranks[place - self.index : place - self.index + size]
+            self.first = self.ranks[0]
+
+
+@register_global_func("tests.nodes.in_team")
+def in_team(
+    team: Any, size: int, ranks: Shape, nodes: Shape, posts: bool, plan: str, *arguments: Any
+) -> str:
+    """Run a plan, which is told the node of each member; return a digest of all results."""
+    mate = Mate(team, size, list(ranks), posts)
+    if mate.size == 0:
+        return ""
+    on = tuple(nodes[rank] for rank in mate.ranks)
+    return _run(mate, f"cases_across.{plan}", on, *arguments)
+
+
+#: Rows repeat after this many elements, so that pieces, which are even, never have the same ones.
+PERIOD = 65537
+
+
+def drawn(rank: int, dtype: str) -> Array:
+    """The beginning of what a rank sends."""
+    values = np.random.default_rng(rank).standard_normal(PERIOD) * 50
+    kind = numpy_type(dtype)
+    return np.asarray((abs(values) if kind.kind == "u" else values).astype(kind))
+
+
+@register_global_func("tests.nodes.large")
+def large(operation: str, size: int, dtype: str, nodes: Shape) -> str:
+    """One collective of all workers over so many bytes; return a digest of what came out."""
+    world = Mate(0, len(nodes), range(len(nodes)))
+    ranks, me = world.size, world.rank
+    part = size // numpy_type(dtype).itemsize // ranks + 3
+    whole = part * ranks
+    rows = [drawn(rank, dtype) for rank in range(ranks)]
+    taken = part if operation == "allgather" else whole
+    given = part if operation == "reduce_scatter" else whole
+    send = places.tensor(np.resize(rows[me], taken))
+    recv = places.empty((given,), dtype)
+    if operation in ("allreduce", "reduce_scatter"):
+        kind = ReduceKind.MAX if dtype == "bool" else ReduceKind.SUM
+        way = [AllReduceStrategy.AUTO] if operation == "allreduce" else []
+        world.own(operation)(send, kind, 0, *way, 0, recv)
+        wanted = np.resize(reduce(np.stack(rows), kind, tuple(nodes)), whole)
+        if operation == "reduce_scatter":
+            wanted = wanted[me * part :][:part]
+    elif operation == "allgather":
+        world.own(operation)(send, 0, 0, recv)
+        wanted = np.concatenate([np.resize(row, part) for row in rows])
+    elif operation == "broadcast":
+        world.own(operation)(send if me == ranks - 1 else None, ranks - 1, 0, 0, recv)
+        wanted = np.resize(rows[-1], whole)
+    else:
+        world.own("all_to_all")(send, Shape([]), 0, 0, recv)
+        mine = slice(me * part, (me + 1) * part)
+        wanted = np.concatenate([np.resize(row, whole)[mine] for row in rows])
+    found = recv.numpy()
+    assert same(found, wanted), f"{operation} of {size} bytes of {dtype} on rank {me}"
+    return hashlib.sha256(found.view("uint8")).hexdigest()
+
+
+@register_global_func("tests.nodes.to_the_next_group")
+def to_the_next_group(groups: int, count: int) -> None:
+    """A message from each rank to the same place a group later; and from the last to worker 0."""
+    rank, ranks = Member(1, False).rank, int(get_global_func("runtime.disco.world_size")())
+    size = ranks // groups
+    send = places.tensor(np.full(count, rank, "int64"))
+    recv = places.empty((count,), "int64")
+    if rank >= size:
+        places.function("recv_from_prev_group")(recv)
+        assert (recv.numpy() == rank - size).all()
+    if rank < ranks - size:
+        places.function("send_to_next_group")(send)
+    if rank == 0:
+        places.function("recv_from_worker")(recv, ranks - 1)
+        assert (recv.numpy() == ranks - 1).all()
+        places.function("send_to_worker")(send, ranks - 1)
+    if rank == ranks - 1:
+        places.function("send_to_worker")(send, 0)
+        places.function("recv_from_worker0")(recv)
+        assert (recv.numpy() == 0).all()
