@@ -252,6 +252,7 @@ def test_worker_on_another_machine_is_refused(capfd: pytest.CaptureFixture[str])
         )
     assert "than the controller (boot-id another-host)" in told
     assert "connects workers of one machine only" in told
+    assert "by tvm_ipc.Session(..., hosts=[...])" in told
     # The workers live on, and may join a session that is here.
     tvm_ipc.init_ccl(session)
     np.testing.assert_array_equal(on_workers(session.broadcast(np.ones(3)), 2), np.ones((2, 3)))

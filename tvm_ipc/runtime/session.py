@@ -317,8 +317,8 @@ def _backend_of_nodes(threads: bool, device: object, backend: str) -> str:
         raise ValueError("Session: threads are of one process, and cannot be on several hosts")
     if device == "cuda":
         raise ValueError(
-            "Session: hosts is for workers on CPUs; those on GPUs of several machines are not "
-            "there yet: use one machine, or a SocketSession with NCCL (tvm_ipc.init_ccl)"
+            "Session: device 'cuda' cannot have hosts yet: workers on GPUs are on one machine. Use "
+            "the GPUs of this one, without hosts, or workers on CPUs of several, with device 'cpu'"
         )
     return backend_of_nodes() if backend == "auto" else backend
 

@@ -119,7 +119,8 @@ File Connect(const Invitation& invitation, const Backend& backend, int rank, ucr
     if (machine != invitation.machine && machine[0] != ' ' && invitation.machine[0] != ' ') {
       Fail(kind::kRuntime, "rank ", rank, " runs on another machine (", machine,
            ") than the controller (", invitation.machine, "); the ", backend.name(),
-           " backend connects workers of one machine only");
+           " backend connects workers of one machine only, and so do sockets of Disco's; CPUs of"
+           " several machines are connected by tvm_ipc.Session(..., hosts=[...])");
     }
     Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(error),
          "; both must run in one network namespace of one machine");
