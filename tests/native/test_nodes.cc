@@ -456,6 +456,23 @@ void TestOptions() {
          answer.payload);
 }
 
+/*! \brief Both ends of a link stand still for longer than they bear silence, and then one alone. */
+void TestStandstill() {
+  auto [one, other] = UnixPair();
+  const LinkTimes times{milliseconds(20), milliseconds(400)};
+  Speaker a(std::move(one), times), b(std::move(other), times);
+  auto none_broke = [&] { return a.link().broken().empty() && b.link().broken().empty(); };
+  a.link().Tick();
+  b.link().Tick();
+  std::this_thread::sleep_for(milliseconds(500));
+  a.link().Tick();
+  b.link().Tick();
+  EXPECT(none_broke(), a.link().broken(), b.link().broken());
+  NodeMessage none;
+  EXPECT(!a.Hear(&none) && Contains(a.link().broken(), "nothing came from it for 0.4 s"),
+         a.link().broken());
+}
+
 }  // namespace
 }  // namespace tvm_ipc
 
@@ -464,6 +481,7 @@ int main(int argc, char** argv) {
   TestOptions();
   TestInvitations();
   std::thread slow(TestSlowReader);  // it mostly waits, and so do others
+  std::thread still(TestStandstill);
   TestAbortsOfOtherGenerations();
   TestRefusedRecovery();
   TestTeams();
@@ -474,6 +492,7 @@ int main(int argc, char** argv) {
   TestLossOfANode(false);
   TestLossOfANode(true);
   slow.join();
+  still.join();
   TestClosed();
   std::printf("passed\n");
   return 0;

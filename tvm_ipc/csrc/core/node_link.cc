@@ -63,7 +63,7 @@ NodeLink::NodeLink(File socket, const LinkTimes& times)
   const int silence = static_cast<int>(times.silence.count());
   setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence, sizeof(silence));
-  heard_ = said_ = moved_ = Clock::now();
+  heard_ = said_ = moved_ = due_ = Clock::now();
 }
 
 NodeLink::~NodeLink() { CloseKept(socket_); }
@@ -161,8 +161,17 @@ void NodeLink::Flush() {
   }
 }
 
+void NodeLink::LeaveOutStandstill() {
+  const auto now = Clock::now();
+  const auto late = now - due_;
+  if (late <= times_.beat) return;
+  heard_ = std::min(now, heard_ + late);
+  moved_ = std::min(now, moved_ + late);
+}
+
 int NodeLink::Tick() {
   if (!broken_.empty()) return 0;
+  LeaveOutStandstill();
   if (queued_ == 0 && Clock::now() - said_ >= times_.beat) SendFirst(NodeMessage{});
   Flush();
   const auto now = Clock::now();
@@ -175,7 +184,9 @@ int NodeLink::Tick() {
   const auto next = std::min(queued_ > 0 ? moved_ + times_.silence : said_ + times_.beat,
                              heard_ + times_.silence);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
-  return static_cast<int>(std::max<int64_t>(0, left) + 1);
+  const auto patience = std::chrono::milliseconds(std::max<int64_t>(0, left) + 1);
+  due_ = now + patience;
+  return static_cast<int>(patience.count());
 }
 
 }  // namespace tvm_ipc

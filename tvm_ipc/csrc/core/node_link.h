@@ -69,6 +69,11 @@ class NodeLink {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /*!
+   * \brief While this program did not run, as where a virtual machine or a container stood still,
+   * it heard nobody: that is no silence of the other end's.
+   */
+  void LeaveOutStandstill();
   void Queue(std::deque<std::string>* queue, FrameType type, const char* bytes, size_t count);
   void Flush();
   void Break(const std::string& why);
@@ -86,6 +91,8 @@ class NodeLink {
   size_t queued_ = 0;
   /*! \brief When something came; when something was said; since when what waits does not move. */
   Clock::time_point heard_, said_, moved_;
+  /*! \brief When this was to be looked at again. */
+  Clock::time_point due_;
   std::string broken_;
 };
 
