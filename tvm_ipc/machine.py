@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import time
 from pathlib import Path
 
 
@@ -39,6 +40,35 @@ def available_cores() -> int:
         return len(os.sched_getaffinity(0))
     except OSError:  # refused, as some sandboxes do
         return os.cpu_count() or 1
+
+
+class OtherPrograms:
+    """What other programs have of the cores that this process may use, from now on.
+
+    Processes that this one starts count as its own once they have ended.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._busy = time.monotonic(), _busy_seconds()
+
+    def cores(self) -> float:
+        """Return how many cores they kept busy in the mean; 0 where the system does not say."""
+        seconds = time.monotonic() - self._seconds
+        return max(0.0, _busy_seconds() - self._busy) / seconds if seconds > 0 else 0.0
+
+
+def _busy_seconds() -> float:
+    """Return for how long the cores that we may use have worked for other programs."""
+    own = sum(os.times()[:4])
+    try:
+        usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    found = [words for line in lines if (words := line.split())[0] in usable]
+    # user, nice, system, idle, waiting for a disk, interrupts of two kinds, taken by a hypervisor
+    ticks = sum(int(words[number]) for words in found for number in (1, 2, 3, 6, 7, 8))
+    return ticks / os.sysconf("SC_CLK_TCK") - own
 
 
 def gpu_models() -> list[str]:

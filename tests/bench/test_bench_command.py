@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tvm_ipc import machine
 from tvm_ipc.bench import calibrate
 from tvm_ipc.bench.stage import Stage
 from tvm_ipc.bench.trace import Doing
@@ -157,13 +158,43 @@ def test_real_time_that_is_refused_is_an_error(
         )
 
 
-@pytest.mark.parametrize(("load", "said"), [(0.5, False), (1000.0, True)])
+@pytest.mark.parametrize(
+    ("cores", "busy", "said"), [(4, 2.2, False), (4, 2.4, True), (1, 0.4, True)]
+)
 def test_a_busy_machine_is_told(
-    load: float, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cores: int,
+    busy: float,
+    said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(machine, "available_cores", lambda: cores)
+    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda _: busy)
     assert main(["bench", "overlap", *SMALL]) == 0
-    assert ("kept the cores busy (load 1000.0)" in capsys.readouterr().out) is said
+    assert (f"kept {busy} of {cores} cores busy meanwhile" in capsys.readouterr().out) is said
+
+
+def test_what_other_programs_have_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(own: float, others: float, waited: float) -> float:
+        """Of two usable cores and another one, in 10 seconds."""
+        seconds, stat = 100.0, "cpu 0\ncpu0 0\n"
+        ours = (5.0, 0.0, 1.0, 0.0, 100.0)
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 2})
+        monkeypatch.setattr("os.sysconf", lambda _: 100)
+        monkeypatch.setattr("time.monotonic", lambda: seconds)
+        monkeypatch.setattr("os.times", lambda: ours)
+        monkeypatch.setattr(Path, "read_text", lambda _: stat)
+        busy = round(50 * (own + others))
+        stat = "cpu 9\ncpu0 9 9 9 9 9 9 9 9 0 0\ncpu1 0 0 0 7 0 0 0 0\ncpu2 0 0 0 7 0 0 0 0\n"
+        found = machine.OtherPrograms()
+        stat = f"cpu0 5000 0 0 0 0 0 0 0 0 0\ncpu1 {busy} 0 0 {waited} 9 0 0 0 0 0\n"
+        stat += f"cpu2 0 {busy // 2} {busy - busy // 2} 0 0 0 0 0 0 0\n"
+        seconds, ours = 110.0, (5.0 + own / 2, 0.0, 1.0, own / 2, 110.0)
+        return found.cores()
+
+    assert measured(own=20.0, others=0.0, waited=0) == 0.0
+    assert measured(own=10.0, others=8.0, waited=200) == pytest.approx(0.8)
+    assert measured(own=0.0, others=20.0, waited=0) == pytest.approx(2.0)
 
 
 def test_programs_are_timed_over_the_link_of_the_calibration(

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from pathlib import Path
+from typing import Final
 
 import tvm_ipc.blas
 from tvm_ipc import machine, terminal
@@ -25,10 +25,13 @@ _ORDERS = {
     "reduce_scatter": "matmul, then reduce-scatter",
     "allreduce": "matmul, then all-reduce",
 }
+#: So much of a core others may have all the same.
+_LITTLE: Final = 0.3
 
 
 def measure(options: MeasureOptions) -> int:
     """Measure or read, show, compare, write."""
+    others = machine.OtherPrograms()
     saved = None if options.compare is None else run.load(options.compare)
     found = _shown(options, saved) if options.shown is None else run.load(options.shown)
     if saved is not None:
@@ -46,7 +49,7 @@ def measure(options: MeasureOptions) -> int:
     if saved is not None:
         _compare(found, saved, str(options.compare))
     if options.shown is None:
-        _say_if_busy(options.real_time)
+        _say_if_busy(others, found.workers, options.real_time)
     if options.json is not None:
         found.save(options.json)
         terminal.say(f"written: {options.json}")
@@ -91,6 +94,7 @@ def _compare(found: Run, saved: Run, name: str) -> None:
 
 def calibrate(options: CalibrateOptions) -> int:
     """Measure, write the file, and say what was found."""
+    others = machine.OtherPrograms()
     if options.real_time:
         take_the_cores()
     found = measuring.calibrate(
@@ -118,13 +122,14 @@ def calibrate(options: CalibrateOptions) -> int:
         f"a chunk {_time(found.chunk)}, the end {_time(found.hide)}; "
         f"times vary by {found.noise:.1%}"
     )
-    _say_if_busy(options.real_time)
+    _say_if_busy(others, found.workers, options.real_time)
     terminal.say(f"written: {options.out}")
     return 0
 
 
 def compare(options: OverlapOptions) -> int:
     """Time programs with and without overlap, and write a trace."""
+    others = machine.OtherPrograms()
     if options.real_time:
         take_the_cores()
     workers, bandwidth, latency = options.workers, options.bandwidth, options.latency
@@ -164,7 +169,7 @@ def compare(options: OverlapOptions) -> int:
         _paragraph(f"chosen: {foretold.choice.algorithm}: {foretold.choice.reason}")
     for title, events in traced.items():
         _paragraph(f"{title}, of which {_shares(events)}")
-    _say_if_busy(options.real_time)
+    _say_if_busy(others, workers, options.real_time)
     if options.trace is not None:
         if calibration is not None:
             for title, count in _programs(shown):
@@ -179,12 +184,12 @@ def _programs(chunks: int) -> list[tuple[str, int]]:
     return [("without overlap", 0), (f"in {chunks} chunk{'s' * (chunks != 1)}", chunks)]
 
 
-def _say_if_busy(real_time: bool) -> None:
-    load = os.getloadavg()[0]
-    if load > 1.5 * machine.available_cores() and not real_time:
+def _say_if_busy(others: machine.OtherPrograms, workers: int, real_time: bool) -> None:
+    cores, busy = machine.available_cores(), others.cores()
+    if busy > max(0, cores - workers) + _LITTLE and not real_time:
         _paragraph(
-            f"other programs kept the cores busy (load {load:.1f}): the times are good for little; "
-            "measure when it is quiet, or with --real-time"
+            f"other programs kept {busy:.1f} of {cores} cores busy meanwhile: the times are good "
+            "for little; measure when it is quiet, or with --real-time"
         )
 
 
