@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is an all-reduce over several nodes, next to plain MPI_Allreduce of the same MPI?
+"""How fast is a reduction over several nodes, next to that of the same MPI?
 
     sudo python benchmarks/nodes.py           # about ten minutes
     sudo python benchmarks/nodes.py --quick   # about two
+    sudo python benchmarks/nodes.py --collective reduce_scatter   # or reduce; else an all-reduce
 
 Nodes are network namespaces of this machine (root, iproute2), which share nothing but a network: at
 full speed, and limited to 10 and 1 Gbit/s in each direction. Both sides have the same ranks on the
 same nodes: ours is the packed function, called from every worker of a session; the peer is a C loop
-over MPI_Allreduce among all ranks, started over the same network. They are alive all the time, are
-measured one after another, size by size, in several rounds; what disturbs the machine disturbs
-both. Figures are medians over the rounds, a ratio is the median of the ratios within the rounds.
-Every buffer's first all-reduce is compared with a closed form.
+over MPI_Allreduce, MPI_Reduce_scatter or MPI_Reduce among all ranks, started over the same network.
+They are alive all the time, are measured one after another, size by size, in several rounds; what
+disturbs the machine disturbs both. Figures are medians over the rounds, a ratio is the median of
+the ratios within the rounds. Every buffer's first reduction is compared with a closed form.
 
-Of the largest size at a limited rate the table says which part of the link is used: the bytes of a
-buffer, which each node must at least send and receive, by the time and the rate.
+Of the largest size at a limited rate the table says which part of the link is used: the bytes that
+a node must at least send or receive, by the time and the rate. These are the bytes of a buffer, and
+of a reduce-scatter those that the ranks of other nodes want of it.
 """
 
 from __future__ import annotations
@@ -35,12 +37,16 @@ from network import Network, NoNetworkError
 
 RATES = {"full": None, "10gbit": "10gbit", "1gbit": "1gbit"}
 BITS = {"10gbit": 10e9, "1gbit": 1e9}
-PEER = "MPI_Allreduce"
+PEERS = {
+    "allreduce": "MPI_Allreduce",
+    "reduce_scatter": "MPI_Reduce_scatter",
+    "reduce": "MPI_Reduce",
+}
 OURS = "tvm_ipc"
 
 
 def peer(options: argparse.Namespace) -> peers.Ranks:
-    """A C loop over MPI_Allreduce: as many ranks on each node as ours has workers there."""
+    """A C loop over MPI's function: as many ranks on each node as ours has workers there."""
     from tvm_ipc.nodes.mpi import OPEN_MPI, find_mpi
 
     mpi = find_mpi()
@@ -64,7 +70,8 @@ def peer(options: argparse.Namespace) -> peers.Ranks:
             *("-launcher", "ssh", "-launcher-exec", options.shell),
         ]
     launch += ["-n", str(ranks), str(program)]
-    return peers.Ranks(PEER, ranks, lambda path: [[*launch, path, "single"]])
+    words = ["single", options.collective]
+    return peers.Ranks(PEERS[options.collective], ranks, lambda path: [[*launch, path, *words]])
 
 
 class Ours:
@@ -79,11 +86,13 @@ class Ours:
 
         hosts = Places(tuple(options.hosts), options.interface, Path(options.shell))
         ranks = options.nodes * options.workers
+        self._collective = options.collective
         self._workers = ours.Workers(ranks, 10 * options.limit, hosts=hosts)
 
     def prepare(self, dtype: str, count: int, limit: float) -> str:
         del limit  # the session's deadline
-        return "ok" if all(self._workers.call("prepare", dtype, count, False, False, 3)) else "bad"
+        arguments = (dtype, count, False, False, 3, self._collective)
+        return "ok" if all(self._workers.call("prepare", *arguments)) else "bad"
 
     def run(self, iterations: int, rewriting: bool, limit: float) -> float:
         del rewriting, limit
@@ -95,14 +104,14 @@ class Ours:
 
 def inside(options: argparse.Namespace) -> None:
     """Measure at one rate, from within the first node, and leave the results as JSON."""
-    seats = [Seat(PEER, "peer", lambda: peer(options))]
+    seats = [Seat(PEERS[options.collective], "peer", lambda: peer(options))]
     if not options.peer_alone:
         seats.append(Seat(OURS, "ours", lambda: Ours(options)))
     results = Results()
     plan = Plan(
         ranks=options.nodes * options.workers,
         dtypes=(options.dtype,),
-        sizes=powers(1 << 10, options.largest, options.factor),
+        sizes=powers(options.smallest, options.largest, options.factor),
         fresh=(False,),
         rounds=options.rounds,
         seconds=options.seconds,
@@ -143,23 +152,28 @@ def said(size: int) -> str:
     return f"{size} B"
 
 
-def table(rate: str, found: dict[str, object], sizes: tuple[int, ...]) -> str:
+def table(
+    rate: str, found: dict[str, object], sizes: tuple[int, ...], options: argparse.Namespace
+) -> str:
     """Return a table of one rate."""
-    lines = [f"rate: {rate}", f"{'size':>8} {PEER + ' us':>18} {'ours us':>12} {'ratio':>7}"]
+    peer = PEERS[options.collective]
+    share = 1.0 if options.collective != "reduce_scatter" else 1 - 1 / options.nodes
+    lines = [f"rate: {rate}", f"{'size':>8} {peer + ' us':>21} {'ours us':>12} {'ratio':>7}"]
     ratios = []
     for size in sizes:
-        theirs, mine = found[f"{PEER} {size}"], found.get(f"{OURS} {size}")
+        theirs, mine = found[f"{peer} {size}"], found.get(f"{OURS} {size}")
         if not (isinstance(theirs, list) and isinstance(mine, list)):
             shown = [f"{median(x) * 1e6:.1f}" if isinstance(x, list) else x for x in (theirs, mine)]
-            lines.append(f"{said(size):>8} {shown[0]!s:>18} {shown[1]!s:>12}")
+            lines.append(f"{said(size):>8} {shown[0]!s:>21} {shown[1]!s:>12}")
             continue
         ratio = median(their / my for their, my in zip(theirs, mine, strict=False))
         ratios.append(ratio)
-        line = f"{said(size):>8} {median(theirs) * 1e6:18.1f} {median(mine) * 1e6:12.1f}"
+        line = f"{said(size):>8} {median(theirs) * 1e6:21.1f} {median(mine) * 1e6:12.1f}"
         line += f" {ratio:6.2f}x"
         if size == sizes[-1] and rate in BITS:
             for name, times in (("ours", mine), ("MPI", theirs)):
-                line += f"  {name}: {size * 8 / median(times) / BITS[rate]:.0%} of the link"
+                used = share * size * 8 / median(times) / BITS[rate]
+                line += f"  {name}: {used:.0%} of the link"
         lines.append(line)
     if ratios:
         lines.append(f"geometric mean {geometric_mean(ratios):.2f}x, least {min(ratios):.2f}x")
@@ -173,9 +187,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--nodes", type=int, default=2)
     add("--workers", type=int, default=2, help="on each node (2)")
     add("--rates", nargs="+", choices=list(RATES), default=list(RATES))
+    add("--collective", choices=list(PEERS), default="allreduce")
     add("--dtype", choices=["float32", "bfloat16"], default="float32")
+    add("--smallest", type=int, default=1 << 10, metavar="BYTES")
     add("--largest", type=int, default=64 << 20, metavar="BYTES")
-    add("--factor", type=int, choices=[2, 4, 8, 16], help="between sizes (4; quick: 16)")
+    add("--factor", type=int, choices=[2, 4, 8, 16, 64], help="between sizes (4; quick: 16)")
     add("--rounds", type=int, help="how often everything is measured (5; quick: 3)")
     add("--seconds", type=float, default=0.1, help="how long one measurement takes (0.1)")
     add("--budget", type=float, default=240.0, help="seconds after which no round begins, a rate")
@@ -196,14 +212,14 @@ def main(arguments: list[str]) -> int:
     if options.hosts:
         inside(options)
         return 0
-    sizes = powers(1 << 10, options.largest, options.factor)
+    sizes = powers(options.smallest, options.largest, options.factor)
     for rate in options.rates:
         try:
             found = measure(rate, options, arguments)
         except NoNetworkError as error:
             print(f"benchmarks/nodes.py: {error}", file=sys.stderr)
             return 1
-        print(table(rate, found, sizes), end="\n\n", flush=True)
+        print(table(rate, found, sizes, options), end="\n\n", flush=True)
     return 0
 
 
