@@ -5,6 +5,9 @@ Mirrors mpi/reduce_across.cc `ReduceAcross` and mpi/lane.cc `Start`, `Middle`, `
 one lane, whose owner is the first member of each. A member shows its elements of a piece in the
 first half of a staging buffer, and in the second half the leader shows what a piece of before has
 come to. With one hop a leader says all to the other one; with two each ends one half of the piece.
+Where one node wants the result it alone is told, but for the first piece: of that each leader says
+something to the other one, so that nodes which do not agree find that out. (Of a reduction that all
+want in parts, each leader says the other one's part: the messages are those of one hop.)
 
 The engine and the network are one here: messages of one phase arrive in the order in which they
 were sent, those of different phases in any, and each is copied out of the sender's buffer at once
@@ -14,7 +17,7 @@ or when it arrives. What the engine does with them is in wire_model.py and flush
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,14 +38,19 @@ class Protocol:
     phases_have_tags_of_their_own: bool = True
     messages_of_a_tag_come_in_order: bool = True
     ends_in_another_buffer_than_it_said: bool = True
+    says_of_the_first_piece_that_it_has_nothing: bool = True
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a leader says of a piece; `data` is None while it is in the buffer alone."""
+    """What a leader says of a piece; `data` is None while it is in the buffer alone.
+
+    It begins with the operation, which is the node that the result is for.
+    """
 
     number: int
     buffer: Hashable
+    operation: int | None
     data: Any
 
 
@@ -52,18 +60,26 @@ def reduction(
     pieces: int = 3,
     *,
     middle: int = 0,
+    one: tuple[int, int] | None = None,
 ) -> Model:
     """Pieces are reduced; every member is to get all of them.
 
     With two hops `middle` is after how many others a half of a piece is reduced, else it is 0.
+    `one` is the node for which the result is, as each of the nodes has it; None: for both.
     """
-    return _Reduction(protocol or Protocol(), members, pieces, middle).model()
+    return _Reduction(protocol or Protocol(), members, pieces, middle, one).model()
 
 
 class _Reduction:
     def __init__(
-        self, protocol: Protocol, members: tuple[int, int], pieces: int, middle: int
+        self,
+        protocol: Protocol,
+        members: tuple[int, int],
+        pieces: int,
+        middle: int,
+        one: tuple[int, int] | None,
     ) -> None:
+        self.one = one
         self.protocol, self.members, self.pieces = protocol, members, pieces
         self.two_hops = middle > 0
         self.middle, self.depth = middle, 2 * max(1, middle)
@@ -128,7 +144,7 @@ class _Reduction:
                 yield from show
             if leads and starts:
                 yield from self._start(node, turn, parity)
-            if ended >= 0:
+            if ended >= 0 and self._told(node, node):
                 copy = partial(self._result, node=node, piece=ended, parity=parity)
                 yield Step(f"copy piece {ended}", copy)
 
@@ -154,8 +170,9 @@ class _Reduction:
         turn = piece % self.buffers
 
         def receive(m: Memory) -> None:
-            self._post_receive(m, node, 1, ("said", node, turn), piece)
-            if self.two_hops:
+            if self._speaks(node, piece, node):
+                self._post_receive(m, node, 1, ("said", node, turn), piece)
+            if self.two_hops and self._told(node, node):
                 self._post_receive(m, node, 2, ("reduced", node, turn), piece)
 
         def say(m: Memory) -> None:
@@ -163,7 +180,8 @@ class _Reduction:
             for i, one in enumerate(shown):
                 expect(one, (piece, (node, i)), f"what member {i} shows")
             m["own", node, turn] = (piece, tuple(who for _, who in shown))
-            self._post_send(m, node, 1, ("own", node, turn), piece)
+            if self._speaks(node, piece, 1 - node):
+                self._post_send(m, node, 1, ("own", node, turn), piece)
 
         yield Step(f"receive piece {piece}", receive)
         if not self.protocol.says_before_it_waits:
@@ -183,7 +201,8 @@ class _Reduction:
 
         yield Step(f"wait for what is said of {piece}", self._wait(node, piece, 1))
         yield Step(f"end its half of piece {piece}", reduce)
-        yield Step(f"say what its half of {piece} came to", say)
+        if self._told(node, 1 - node):
+            yield Step(f"say what its half of {piece} came to", say)
 
     def _end(self, node: int, piece: int, parity: int) -> Iterable[Step]:
         turn = piece % self.buffers
@@ -197,20 +216,32 @@ class _Reduction:
             m[self._place(node, parity)] = halves
 
         def sent(m: Memory) -> bool:
-            phases = (1, 2) if self.two_hops else (1,)
-            return all(m["sent", node, piece, phase] for phase in phases)
+            first = not self._speaks(node, piece, 1 - node) or m["sent", node, piece, 1]
+            second = not self.two_hops or not self._told(node, 1 - node)
+            return first and (second or m["sent", node, piece, 2])
 
         last = 2 if self.two_hops else 1
-        yield Step(f"wait for the end of piece {piece}", self._wait(node, piece, last))
-        yield Step(f"show what piece {piece} came to", show)
+        if self._told(node, node) if self.two_hops else self._speaks(node, piece, node):
+            yield Step(f"wait for the end of piece {piece}", self._wait(node, piece, last))
+            yield Step(f"show what piece {piece} came to", show)
         if self.protocol.waits_for_its_sends:
             yield Step(f"wait for its sends of {piece}", sent)
+
+    def _told(self, by: int, node: int) -> bool:
+        """Whether a node is told what comes out, as one of them has it."""
+        return self.one is None or self.one[by] == node
+
+    def _speaks(self, by: int, piece: int, node: int) -> bool:
+        """Whether there is a message about what a node ends of a piece, as one of them has it."""
+        first = self.protocol.says_of_the_first_piece_that_it_has_nothing and piece == 0
+        return self.two_hops or first or self._told(by, node)
 
     def _wait(self, node: int, piece: int, phase: int) -> Callable[[Memory], bool]:
         def wait(m: Memory) -> bool:
             if not m["came", node, piece, phase]:
                 return False
             cell = ("said" if phase == 1 else "reduced", node, piece % self.buffers)
+            expect(m[cell][2], self.one and self.one[node], "the operation, of which nodes agree")
             expect(m[cell][0], (phase, piece), "the phase and number of what came")
             return True
 
@@ -234,13 +265,14 @@ class _Reduction:
         m["wanted", node, self._tag(phase)] += ((cell, piece, phase),)
 
     def _post_send(self, m: Memory, node: int, phase: int, cell: Hashable, piece: int) -> None:
-        m["way", node, self._tag(phase)] += (Message((phase, piece), cell, None),)
+        one = Message((phase, piece), cell, self.one and self.one[node], None)
+        m["way", node, self._tag(phase)] += (one,)
 
     def _copy(self, m: Memory, *, node: int, phase: int) -> str | bool:
         way = m["way", node, phase]
         for i, one in enumerate(way):
             if one.data is None:
-                copied = Message(one.number, one.buffer, m[one.buffer])
+                copied = replace(one, data=m[one.buffer])
                 m["way", node, phase] = (*way[:i], copied, *way[i + 1 :])
                 m["sent", node, one.number[1], one.number[0]] = True
                 return "again"
@@ -256,7 +288,7 @@ class _Reduction:
         m["way", node, phase] = (*way[:which], *way[which + 1 :])
         m["wanted", 1 - node, phase] = wanted[1:]
         data = m[one.buffer] if one.data is None else one.data
-        m[cell] = (one.number, data)
+        m[cell] = (one.number, data, one.operation)
         m["sent", node, one.number[1], one.number[0]] = True
         m["came", 1 - node, piece, wanted_phase] = True
         return "again"

@@ -83,6 +83,8 @@ def test_old_posts_are_left_out_twice_and_once_is_enough() -> None:
 
 TWO_HOPS = {"members": (1, 1), "middle": 1}
 PHASES = {"members": (1, 1), "pieces": 2, "middle": 2}
+FOR_ONE = {"one": (0, 0)}
+DISAGREE = {"members": (1, 1), "one": (0, 1)}
 LANES = {
     "waits_in_a_meeting": ("wrong: ", {}),
     "staging_buffers": ("wrong: ", {}),
@@ -94,12 +96,20 @@ LANES = {
     "messages_of_a_tag_come_in_order": ("wrong: ", {}),
     "ends_in_another_buffer_than_it_said": ("wrong: ", TWO_HOPS),
     "phases_have_tags_of_their_own": ("wrong: ", PHASES),
+    "says_of_the_first_piece_that_it_has_nothing": ("deadlock: ", DISAGREE),
 }
 
 
-@pytest.mark.parametrize("how", [{}, TWO_HOPS, {"middle": 1, "pieces": 2}, PHASES], ids=str)
+WAYS = [{}, TWO_HOPS, {"middle": 1, "pieces": 2}, PHASES, FOR_ONE, {**TWO_HOPS, **FOR_ONE}]
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
 def test_members_of_two_nodes_get_all_of_each_piece(how: dict) -> None:
     holds(lanes_model.reduction(**how))
+
+
+def test_nodes_that_disagree_for_whom_a_reduction_is_find_that_out() -> None:
+    fails(lanes_model.reduction(**DISAGREE), "wrong: ")
 
 
 @pytest.mark.parametrize(("mutation", "found"), LANES.items())

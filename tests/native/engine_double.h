@@ -24,6 +24,7 @@
 #include <random>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/engine_wire.h"
@@ -81,6 +82,11 @@ class MpiDouble {
     here = this;
     node_here = node;
   }
+  /*! \brief Bytes of messages behind their descriptors, from a node to another one, until now. */
+  std::map<std::pair<int, int>, size_t> TakeSent() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(sent_, {});
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -127,6 +133,9 @@ class MpiDouble {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto* bytes = static_cast<const uint8_t*>(data);
     const bool copied = random_() % 2 == 0;
+    if (comm == static_cast<int>(World().messages)) {
+      sent_[{node_here, to}] += static_cast<size_t>(count) - kLine;
+    }
     if (GoInTurn(tag)) {
       const auto same = [&](const auto& one) {
         return one.second.tag == tag && one.second.data == nullptr;
@@ -261,6 +270,7 @@ class MpiDouble {
   std::mutex mutex_;
   std::minstd_rand random_;
   std::map<Way, Both> ways_;
+  std::map<std::pair<int, int>, size_t> sent_;
   std::map<Number, Request> requests_;
   std::map<Number, Message> probed_;
   Number last_ = 0;
@@ -283,6 +293,8 @@ class EngineDouble {
     for (auto& wire : wires_) wire->Ring();
     for (std::thread& thread : threads_) thread.join();
   }
+  /*! \brief What has been sent since this was asked for. */
+  std::map<std::pair<int, int>, size_t> TakeSent() { return mpi_.TakeSent(); }
 
  private:
   void Run(int node) {

@@ -2,7 +2,8 @@
 /*!
  * \file test_across.cc
  * \brief Collectives and messages of ranks on several nodes, over a double of the engine: every
- *        rank compares its bits with a reference, element by element.
+ *        rank compares its bits with a reference, element by element; and nodes send no more bytes
+ *        than they have to.
  *
  * `test_across <rounds> [<seed>]` does so many random rounds on each layout of nodes.
  */
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "across_bytes.h"
 #include "across_operation.h"
 #include "cluster.h"
 #include "core/teams.h"
@@ -21,7 +23,14 @@
 namespace tvm_ipc {
 namespace {
 
-enum Action { kOperation, kSum, kDisagree, kLate, kFailIn };
+enum Action { kOperation, kSum, kDisagree, kLate, kFailIn, kBytes, kRoots };
+
+/*! \brief The node of each rank. */
+std::vector<int> NodesOf(const Rank& rank) {
+  std::vector<int> nodes;
+  for (int i = 0; i < rank.num_ranks(); ++i) nodes.push_back(rank.control().NodeOf(i));
+  return nodes;
+}
 
 void Do(Rank& rank, const Order& order) {
   const AcrossOperation operation(rank, order.seed);
@@ -36,6 +45,13 @@ void Do(Rank& rank, const Order& order) {
     case kLate:
       if (rank.id() == last) return;
       return operation.Sum(1 << 20);
+    case kBytes:
+      return AcrossBytes(order.seed, NodesOf(rank)).Run(rank, kFirstTeam);
+    case kRoots: {
+      float one = 1;
+      const Buffer buffer{&one, 1, {2, 32, 1}};
+      return rank.endpoint().Reduce(buffer, ReduceKind::kSum, rank.id(), kWorld, 0, &buffer);
+    }
     case kFailIn:
       if (rank.id() == static_cast<int>(order.seed) % rank.num_ranks()) {
         if (order.seed % 3 == 0) operation.Run();
@@ -92,6 +108,21 @@ void ExpectNone(const std::vector<RankReport>& reports) {
   EXPECT(reports.empty(), all);
 }
 
+/*! \brief A node sends what others want, once. */
+void TestBytes(const std::vector<int>& sizes, bool flat) {
+  Cluster cluster(sizes, Do, {{}, 60, "mpi", flat});
+  EngineDouble engine(cluster.segments(), 3, 0);
+  std::vector<int> nodes;
+  for (size_t node = 0; node < sizes.size(); ++node) {
+    nodes.insert(nodes.end(), static_cast<size_t>(sizes[node]), static_cast<int>(node));
+  }
+  MakeTeams(cluster, static_cast<int>(nodes.size()));
+  for (uint64_t seed = 0; seed < AcrossBytes::kCases; ++seed) {
+    ExpectNone(cluster.Round(kBytes, seed));
+    AcrossBytes(seed, nodes).Expect(engine.TakeSent(), flat);
+  }
+}
+
 /*! \brief Ranks of several nodes that call different things are told which. */
 void TestDisagreement() {
   Cluster cluster({1, 2}, Do, {{}, 60, "mpi"});
@@ -121,6 +152,12 @@ void TestDisagreement() {
            report.message);
   }
   EXPECT(found, "nobody sees that the nodes disagree");
+  found = false;
+  for (const RankReport& report : apart.Round(kRoots, 1)) {
+    found = found || report.kind == kind::kMismatch;
+    EXPECT(report.kind == kind::kPeer || report.kind == kind::kMismatch, report.message);
+  }
+  EXPECT(found, "nobody sees that each node thinks the result is for it");
 }
 
 /*! \brief A node that does not come is named when the time is over. */
@@ -147,6 +184,9 @@ int main(int argc, char** argv) {
   for (const auto& sizes :
        std::vector<std::vector<int>>{{1, 1}, {2, 1}, {2, 2}, {1, 2, 3}, {1, 1, 2, 1}}) {
     for (bool flat : {false, true}) TestOperations(sizes, flat, seed += 10000, rounds);
+  }
+  for (const auto& sizes : std::vector<std::vector<int>>{{2, 2}, {1, 2, 3}, {1, 1, 2, 1}}) {
+    for (bool flat : {false, true}) TestBytes(sizes, flat);
   }
   TestDisagreement();
   TestLate();

@@ -27,7 +27,7 @@ set(TVM_IPC_NCCL_SOURCES
   point_to_point.cc reductions.cc)
 set(TVM_IPC_MPI_SOURCES
   across.cc backend.cc combine.cc lane.cc layout.cc moves.cc point_to_point.cc reduce_across.cc
-  reductions.cc run_move.cc shows.cc)
+  reduce_plan.cc reductions.cc run_move.cc shows.cc)
 # Moves messages between nodes, in a process that is no rank.
 set(TVM_IPC_ENGINE_SOURCES engine.cc mpi_library.cc mpi_transport.cc turns.cc)
 # The table of all of them, which stands above their folders.

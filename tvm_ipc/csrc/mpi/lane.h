@@ -2,48 +2,20 @@
 /*!
  * \file lane.h
  * \brief One lane of a reduction between nodes: one member of each node, which together reduce one
- *        slice of each piece.
+ *        part of each piece.
  */
 #ifndef TVM_IPC_MPI_LANE_H_
 #define TVM_IPC_MPI_LANE_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "mpi/across.h"
 #include "mpi/combine.h"
+#include "mpi/reduce_plan.h"
 
 namespace tvm_ipc {
-
-/*! \brief Where part i of n begins: whole lines, and the last ones have what is left. */
-inline size_t PartStart(size_t count, int n, int i, size_t width) {
-  const size_t line = kLine / width;
-  const size_t parts = static_cast<size_t>(n);
-  return std::min(count,
-                  (count + line * parts - 1) / (line * parts) * line * static_cast<size_t>(i));
-}
-
-/*! \brief How a reduction goes; all members come to the same. */
-struct ReducePlan {
-  ReducePlan(const Layout& layout, const Combine& combine, size_t count, size_t width);
-
-  /*! \brief Bytes of an element. */
-  size_t width;
-  int lanes;
-  /*! \brief Elements, the last one has what is left; and how many. */
-  size_t piece;
-  size_t pieces;
-  /*!
-   * \brief Whether each node reduces a part of the slice and sends the others the result; else all
-   *        say all of it to all.
-   */
-  bool two_hops;
-  /*! \brief After how many others a piece's parts are reduced, and after how many it ends. */
-  size_t middle;
-  size_t depth;
-};
 
 /*! \brief The member's work for its lane. Pieces are started, and ended, in their order. */
 class Lane {
@@ -51,19 +23,18 @@ class Lane {
   Lane(RankWire& wire, Across& across, const Descriptor& mine, const Combine& combine,
        const ReducePlan& plan, int lane);
 
-  /*! \brief Say what the members of this node have in a slice. */
-  void Start(size_t piece, const void* const* sources, size_t count);
-  /*! \brief Reduce this node's part of it, where there are two hops. */
+  /*! \brief Say what the members of this node have; the sources are their pieces. */
+  void Start(size_t piece, const uint8_t* const* sources);
+  /*! \brief End this node's part, and say what it came to, where there are two hops. */
   void Middle(size_t piece);
-  /*! \brief dst = the slice's reduction. */
+  /*! \brief Put what was ended, and is wanted here, where it is in the piece at dst. */
   void End(size_t piece, uint8_t* dst);
 
  private:
   /*! \brief What a piece that has started has in the wire. */
   struct Flight {
-    size_t count = 0;
     /*! \brief By the index of a node. */
-    std::vector<Messages::Coming> said, reduced;
+    std::vector<Messages::Coming> said, ended;
     /*! \brief Where what this node says to itself is in its buffer. */
     size_t own = 0;
     std::vector<WireTicket> sent;
@@ -71,14 +42,9 @@ class Lane {
 
   int nodes() const { return static_cast<int>(layout_.nodes.size()); }
   size_t Buffer(size_t piece, size_t number) const {
-    return piece % plan_.depth * per_piece_ + number;
+    return piece % plan_.depth() * per_piece_ + number;
   }
-  size_t Part(const Flight& flight, int node) const {
-    return PartStart(flight.count, nodes(), node, plan_.width);
-  }
-  size_t PartCount(const Flight& flight, int node) const {
-    return Part(flight, node + 1) - Part(flight, node);
-  }
+  Flight& FlightOf(size_t piece) { return flights_[piece % plan_.depth()]; }
   template <typename Call>
   void ForOthers(Call call) const {
     for (int k = 1; k < nodes(); ++k) {  // each begins with another one
@@ -86,7 +52,9 @@ class Lane {
       call(node, layout_.RankOn(node, lane_));
     }
   }
-  void TakeSaid(size_t piece, size_t count, const uint8_t** said);
+  bool Speaks(size_t piece, int node) const { return plan_.Speaks(piece, node, lane_); }
+  size_t Say(size_t piece, const uint8_t* const* sources, int node, size_t at);
+  void EndOwn(size_t piece, uint8_t* dst);
 
   const Layout& layout_;
   const Combine& combine_;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reductions.cc
- * \brief All-reduce, and what takes a part of what it gives or goes on with it.
+ * \brief The reductions: who wants what comes out, and what is done with it.
  */
 #include <algorithm>
 
@@ -60,7 +60,7 @@ void AllReduce(const Call& call, const Buffer& send, ReduceKind kind, Strategy s
   Descriptor mine = Describe("allreduce", send, kind, flags);
   mine.strategy = Number(strategy);
   Section all(recv, 0);
-  ReduceAcross(call.wire, across, send, mine, all);
+  ReduceAcross(call.wire, across, send, mine, {Wanted::kByAll}, all);
 }
 
 void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual, const Norm& norm,
@@ -70,7 +70,7 @@ void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual,
                   [&](ReduceFn, Descriptor mine, Sink& sink) {
                     Across across(call.rank, call.layout);
                     mine.strategy = Number(strategy);
-                    ReduceAcross(call.wire, across, send, mine, sink);
+                    ReduceAcross(call.wire, across, send, mine, {Wanted::kByAll}, sink);
                   });
 }
 
@@ -80,7 +80,8 @@ void ReduceScatter(const Call& call, const Buffer& send, ReduceKind kind, uint8_
   CheckReduceScatter(send, recv, {call.layout.size(), call.layout.me});
   Across across(call.rank, call.layout);
   Section part(recv, static_cast<size_t>(call.layout.me) * recv.count);
-  ReduceAcross(call.wire, across, send, Describe("reduce_scatter", send, kind, flags), part);
+  ReduceAcross(call.wire, across, send, Describe("reduce_scatter", send, kind, flags),
+               {Wanted::kInParts}, part);
 }
 
 void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uint8_t flags,
@@ -94,7 +95,7 @@ void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uin
   mine.root = call.layout.ranks[root];
   const Buffer none{nullptr, 0, send.type};
   Section result(receives ? *recv : none, 0);
-  ReduceAcross(call.wire, across, send, mine, result);
+  ReduceAcross(call.wire, across, send, mine, {Wanted::kByOne, root}, result);
 }
 
 }  // namespace tvm_ipc::across
