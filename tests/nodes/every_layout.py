@@ -35,7 +35,8 @@ SECONDS = 600.0
 MB = 1 << 20
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 MOVED = (*REDUCED_TYPES, "float8_e4m3fn", "float8_e5m2")
-LARGE = ("allreduce", "reduce_scatter", "allgather", "broadcast", "all_to_all")
+SUMS = ("allreduce", "reduce_scatter", "reduce")
+MOVES = ("allgather", "broadcast", "gather", "scatter", "all_to_all", "permute")
 
 
 class Layout:
@@ -117,10 +118,9 @@ def large_ones(layout: Layout) -> None:
         assert not alike or len(set(digests)) == 1, (operation, size, dtype)
 
     for dtype in MOVED:
-        for operation in LARGE if dtype in REDUCED_TYPES else LARGE[2:]:
+        for operation in (*SUMS, *MOVES) if dtype in REDUCED_TYPES else MOVES:
             run(operation, 5 * MB, dtype)
-    for operation in LARGE:
-        run(operation, 64 * MB, "float32")
+            run(operation, 64 * MB, dtype)
 
 
 def what_is_shown(session: tvm_ipc.Session) -> None:
@@ -146,7 +146,7 @@ def sums(layout: Layout) -> list[list[str]]:
     """The bits that each rank has of all reductions of floats, whose order shows."""
     found = [layout.world(plan, dtype) for dtype in FLOATS for plan in ("alike", "unlike")]
     on = Shape(layout.nodes)
-    found += [layout.run("large", one, 5 * MB, "float32", on) for one in LARGE[:2]]
+    found += [layout.run("large", one, 5 * MB, "float32", on) for one in SUMS[:2]]
     return found
 
 

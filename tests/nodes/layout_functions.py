@@ -63,34 +63,47 @@ def drawn(rank: int, dtype: str) -> Array:
 def large(operation: str, size: int, dtype: str, nodes: Shape) -> str:
     """One collective of all workers over so many bytes; return a digest of what came out."""
     world = Mate(0, len(nodes), range(len(nodes)))
-    ranks, me = world.size, world.rank
+    ranks, me, root = world.size, world.rank, world.size - 1
     part = size // numpy_type(dtype).itemsize // ranks + 3
     whole = part * ranks
     rows = [drawn(rank, dtype) for rank in range(ranks)]
-    taken = part if operation == "allgather" else whole
-    given = part if operation == "reduce_scatter" else whole
-    send = places.tensor(np.resize(rows[me], taken))
-    recv = places.empty((given,), dtype)
-    if operation in ("allreduce", "reduce_scatter"):
-        kind = ReduceKind.MAX if dtype == "bool" else ReduceKind.SUM
-        way = [AllReduceStrategy.AUTO] if operation == "allreduce" else []
-        world.own(operation)(send, kind, 0, *way, 0, recv)
+    sources = [(rank + ranks // 2) % ranks for rank in range(ranks)]
+    more: tuple[Any, ...] = ()
+    kind = ReduceKind.MAX if dtype == "bool" else ReduceKind.SUM
+    if operation in ("allreduce", "reduce_scatter", "reduce"):
         wanted = np.resize(reduce(np.stack(rows), kind, tuple(nodes)), whole)
-        if operation == "reduce_scatter":
-            wanted = wanted[me * part :][:part]
-    elif operation == "allgather":
-        world.own(operation)(send, 0, 0, recv)
+        more = (kind, root) if operation == "reduce" else (kind,)
+    elif operation in ("allgather", "gather"):
         wanted = np.concatenate([np.resize(row, part) for row in rows])
-    elif operation == "broadcast":
-        world.own(operation)(send if me == ranks - 1 else None, ranks - 1, 0, 0, recv)
-        wanted = np.resize(rows[-1], whole)
+    elif operation in ("broadcast", "scatter"):
+        wanted = np.resize(rows[root], whole)
+    elif operation == "permute":
+        wanted, more = np.resize(rows[sources[me]], whole), (Shape(sources),)
     else:
-        world.own("all_to_all")(send, Shape([]), 0, 0, recv)
-        mine = slice(me * part, (me + 1) * part)
-        wanted = np.concatenate([np.resize(row, whole)[mine] for row in rows])
+        wanted, more = (
+            np.concatenate([np.resize(row, whole)[_part(me, part)] for row in rows]),
+            (Shape([]),),
+        )
+    if operation in ("reduce_scatter", "scatter"):
+        wanted = wanted[_part(me, part)]
+    if operation in ("gather", "broadcast", "scatter"):
+        more = (root,)
+    late = (AllReduceStrategy.AUTO,) if operation == "allreduce" else ()
+    sends = operation not in ("broadcast", "scatter") or me == root
+    receives = operation not in ("reduce", "gather") or me == root
+    taken = part if operation in ("allgather", "gather") else whole
+    send = places.tensor(np.resize(rows[me], taken)) if sends else None
+    recv = places.empty(wanted.shape, dtype) if receives else None
+    world.own(operation)(send, *more, 0, *late, 0, recv)
+    if recv is None:
+        return ""
     found = recv.numpy()
     assert same(found, wanted), f"{operation} of {size} bytes of {dtype} on rank {me}"
     return hashlib.sha256(found.view("uint8")).hexdigest()
+
+
+def _part(place: int, count: int) -> slice:
+    return slice(place * count, (place + 1) * count)
 
 
 @register_global_func("tests.nodes.to_the_next_group")
