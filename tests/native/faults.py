@@ -774,7 +774,7 @@ FAULTS = [
     ),
     Fault(
         "a message of another collective is taken",
-        "mpi/across.cc",
+        "core/wire_messages.cc",
         "!theirs.Agrees(mine_)",
         "false",
         "across",

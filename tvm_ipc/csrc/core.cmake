@@ -10,8 +10,8 @@ find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
   arena.cc connection.cc element.cc engine_wire.cc exchange.cc file.cc forked.cc frame.cc group.cc group_across.cc hub.cc join.cc
-  link.cc machine.cc meeting.cc messages.cc monitor.cc monitor_of_nodes.cc
-  node_link.cc nodes.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc wire.cc wire_block.cc
+  layout.cc link.cc machine.cc meeting.cc messages.cc monitor.cc monitor_of_nodes.cc
+  node_link.cc nodes.cc rendezvous.cc shows.cc streams.cc teams.cc wait.cc wire.cc wire_block.cc wire_messages.cc
   worker_pipes.cc works.cc)
 set(TVM_IPC_SHM_SOURCES
   all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc checks.cc collectives.cc partial.cc point_to_point.cc
@@ -26,7 +26,7 @@ set(TVM_IPC_NCCL_SOURCES
   backend.cc collectives.cc communicator.cc communicators.cc flights.cc library.cc memory.cc
   point_to_point.cc reductions.cc)
 set(TVM_IPC_MPI_SOURCES
-  across.cc backend.cc combine.cc lane.cc layout.cc moves.cc point_to_point.cc reduce_across.cc
+  backend.cc combine.cc lane.cc moves.cc point_to_point.cc reduce_across.cc
   reduce_plan.cc reductions.cc run_move.cc shows.cc)
 # Moves messages between nodes, in a process that is no rank.
 set(TVM_IPC_ENGINE_SOURCES engine.cc mpi_library.cc mpi_transport.cc turns.cc)

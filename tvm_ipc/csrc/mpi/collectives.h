@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "core/backend.h"
-#include "mpi/layout.h"
+#include "core/layout.h"
 
 namespace tvm_ipc {
 

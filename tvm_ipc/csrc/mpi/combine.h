@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #include "core/element.h"
-#include "mpi/layout.h"
+#include "core/layout.h"
 #include "shm/partial.h"
 #include "shm/reduce.h"
 

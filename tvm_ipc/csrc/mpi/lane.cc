@@ -17,7 +17,7 @@ Lane::Lane(RankWire& wire, Across& across, const Descriptor& mine, const Combine
       plan_(plan),
       lane_(lane),
       per_piece_(layout_.nodes.size() * (plan.two_hops() ? 2 : 1)),
-      messages_(wire, across, mine, plan.depth() * per_piece_),
+      messages_(wire, across.layout(), across.meeting(), mine, plan.depth() * per_piece_),
       flights_(plan.depth()) {}
 
 void Lane::Start(size_t piece, const uint8_t* const* sources) {

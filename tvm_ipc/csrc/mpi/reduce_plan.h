@@ -23,8 +23,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/layout.h"
 #include "mpi/combine.h"
-#include "mpi/layout.h"
 
 namespace tvm_ipc {
 

@@ -157,7 +157,8 @@ void Mover::Post(Messages& messages, size_t round, const uint8_t* send) {
 void Mover::Run(RankWire& wire, Across& across, const Descriptor& mine, const uint8_t* send,
                 uint8_t* recv) {
   Team& team = across.team();
-  Messages messages(wire, across, mine, depth_ * (sends_.size() + receives_.size()));
+  Messages messages(wire, across.layout(), across.meeting(), mine,
+                    depth_ * (sends_.size() + receives_.size()));
   for (size_t round = 0; round < depth_; ++round) Post(messages, round, send);
   if (own_ != nullptr && recv + own_->into != send + own_->from) {
     CopyBytes(recv + own_->into, send + own_->from, own_->bytes, false);

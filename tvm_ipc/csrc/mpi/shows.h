@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/layout.h"
 #include "core/wire_block.h"
-#include "mpi/layout.h"
 
 namespace tvm_ipc {
 

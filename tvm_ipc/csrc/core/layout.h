@@ -3,8 +3,8 @@
  * \file layout.h
  * \brief Where the members of a team are, when these are on several nodes.
  */
-#ifndef TVM_IPC_MPI_LAYOUT_H_
-#define TVM_IPC_MPI_LAYOUT_H_
+#ifndef TVM_IPC_CORE_LAYOUT_H_
+#define TVM_IPC_CORE_LAYOUT_H_
 
 #include <map>
 #include <memory>
@@ -62,4 +62,4 @@ class Layouts {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_MPI_LAYOUT_H_
+#endif  // TVM_IPC_CORE_LAYOUT_H_

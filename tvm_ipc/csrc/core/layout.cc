@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*! \file layout.cc */
-#include "mpi/layout.h"
+#include "core/layout.h"
 
 #include <algorithm>
 
