@@ -119,7 +119,7 @@ File Connect(const Invitation& invitation, const Backend& backend, int rank, ucr
     if (machine != invitation.machine && machine[0] != ' ' && invitation.machine[0] != ' ') {
       Fail(kind::kRuntime, "rank ", rank, " runs on another machine (", machine,
            ") than the controller (", invitation.machine, "); the ", backend.name(),
-           " backend connects workers of one machine only, and so do sockets of Disco's; CPUs of"
+           " backend connects workers of one machine only, and so do sockets of Disco's; those of"
            " several machines are connected by tvm_ipc.Session(..., hosts=[...])");
     }
     Fail(kind::kRuntime, "rank ", rank, " cannot reach the controller: ", strerror(error),
@@ -198,7 +198,8 @@ Invitation InvitationOf(const std::string& bytes, int rank) {
 
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
                            int num_ranks, int num_groups, int device,
-                           const Backend& (*find)(const std::string& name), Home home) {
+                           const Backend& (*find)(const std::string& name), Home home,
+                           const std::function<void()>& prepare) {
   Hello hello{};
   memcpy(hello.token, invitation.token.data(), sizeof(hello.token));
   std::string(backend.name()).copy(hello.backend, sizeof(hello.backend) - 1);
@@ -252,6 +253,7 @@ std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend,
     }
     answer.files.clear();
     std::string changed;
+    if (prepare) prepare();
     try {
       result->Start(backend);
     } catch (const CannotConnect& error) {

@@ -13,6 +13,7 @@
 #define TVM_IPC_CORE_JOIN_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -79,6 +80,7 @@ enum class Home {
  *
  * \param device The rank's, of the kind that the backend works on.
  * \param find A backend by its name, for sessions that go on with another one.
+ * \param prepare Called before the backend starts; the controller hears of its Error.
  *
  * In a process other than the hub's a thread watches the connection from now on, and ends the
  * process when the hub is gone; in the controller's it ends the waits of the rank instead.
@@ -86,7 +88,7 @@ enum class Home {
 std::unique_ptr<Rank> Join(const Invitation& invitation, const Backend& backend, int rank,
                            int num_ranks, int num_groups, int device = 0,
                            const Backend& (*find)(const std::string& name) = nullptr,
-                           Home home = Home::kOwn);
+                           Home home = Home::kOwn, const std::function<void()>& prepare = {});
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_JOIN_H_

@@ -84,9 +84,9 @@ void WithoutErrors(const Function& function) {
   }
 }
 
-/*! \brief The device of this worker that the backend works on, ready for TVM; none for the CPU. */
-std::optional<DLDevice> BringUp(const Backend& backend, const DiscoWorker& worker,
-                                const ffi::Shape& device_ids) {
+/*! \brief The device of this worker that the backend works on; none for the CPU. */
+std::optional<DLDevice> DeviceOfWorker(const Backend& backend, const DiscoWorker& worker,
+                                       const ffi::Shape& device_ids) {
   const auto type = static_cast<DLDeviceType>(backend.capabilities().device_type);
   if (type == kDLCPU) return std::nullopt;
   const auto count = static_cast<int64_t>(device_ids.size());
@@ -99,16 +99,23 @@ std::optional<DLDevice> BringUp(const Backend& backend, const DiscoWorker& worke
   if (id < 0 || id != static_cast<int>(id)) {
     Fail(kind::kValue, "init_ccl_per_worker: there is no device ", id);
   }
-  ffi::Function::GetGlobalRequired("tvm_ipc.cuda.bring_up")();
-  const DLDevice device{type, static_cast<int>(id)};
+  return DLDevice{type, static_cast<int>(id)};
+}
+
+/*! \brief Make it ready for TVM. */
+void BringUp(const DLDevice& device, const DiscoWorker& worker, const ffi::Shape& device_ids) {
+  try {
+    ffi::Function::GetGlobalRequired("tvm_ipc.cuda.bring_up")();
+  } catch (const ffi::Error& error) {  // of what is Python
+    throw Error(kind::kRuntime, error.message());
+  }
   // Workers that are threads of one process; the first one may be in a process alone.
-  if (!serves_parent && std::count(device_ids.begin(), device_ids.end(), id) > 1 &&
+  if (!serves_parent && std::count(device_ids.begin(), device_ids.end(), device.device_id) > 1 &&
       !KeepBlocksByStream(device) && worker.local_worker_id != 0) {
-    Fail(kind::kRuntime, "workers of this process share device ", id,
+    Fail(kind::kRuntime, "workers of this process share device ", device.device_id,
          ", and TVM has run programs there before, with memory that they cannot share: open the"
          " session before that, or let its workers be processes");
   }
-  return device;
 }
 
 }  // namespace
@@ -131,12 +138,14 @@ void InitCCLPerWorker(const Backend& backend, const Backend& (*find)(const std::
     if (serves_parent) _exit(1);
   };
   try {
-    const std::optional<DLDevice> device = BringUp(backend, *worker, device_ids);
+    const std::optional<DLDevice> device = DeviceOfWorker(backend, *worker, device_ids);
     const std::string invited(invitation);
     const Home home = controller::HasInvited(invited) ? Home::kController : Home::kOwn;
-    auto rank =
-        Join(InvitationOf(invited, worker->worker_id), backend, worker->worker_id,
-             worker->num_workers, worker->num_groups, device ? device->device_id : 0, find, home);
+    auto rank = Join(InvitationOf(invited, worker->worker_id), backend, worker->worker_id,
+                     worker->num_workers, worker->num_groups, device ? device->device_id : 0, find,
+                     home, [&] {
+                       if (device) BringUp(*device, *worker, device_ids);
+                     });
     rank->backend().UseInstructionSet(rank->options().instruction_set);
     worker->ccl = rank->backend().name();
     SetCurrentRank(std::move(rank));
