@@ -44,4 +44,44 @@ def _stay_on(rank: int) -> None:
         time.sleep(600)
 
 
+@tvm_ffi.register_global_func("tests.nodes.reduce_or_gather")
+def _reduce_or_gather(first: int) -> None:
+    """Call one collective on ranks before this one, and another from it on."""
+    x = _of_device(4)
+    if tvm_ffi.get_global_func("tvm_ipc.worker.rank")() < first:
+        tvm_ffi.get_global_func("tvm_ipc.allreduce")(x, 0, 0, 3, 0, x)
+    else:
+        tvm_ffi.get_global_func("tvm_ipc.allgather")(x, 0, 0, _of_device(16))
+
+
+@tvm_ffi.register_global_func("tests.nodes.send_other")
+def _send_other(sender: int, receiver: int) -> None:
+    """Send more than is received."""
+    rank = tvm_ffi.get_global_func("tvm_ipc.worker.rank")()
+    if rank == sender:
+        tvm_ffi.get_global_func("runtime.disco.nccl.send_to_worker")(_of_device(8), receiver)
+    if rank == receiver:
+        tvm_ffi.get_global_func("runtime.disco.nccl.recv_from_worker")(_of_device(4), sender)
+
+
+@tvm_ffi.register_global_func("tests.nodes.reduce_for_ever")
+def _reduce_for_ever() -> None:
+    x = _of_device(4)
+    while True:
+        tvm_ffi.get_global_func("tvm_ipc.allreduce")(x, 3, 0, 3, 0, x)
+
+
+@tvm_ffi.register_global_func("tests.nodes.has_no_files")
+def _has_no_files(rank: int) -> None:
+    """From now on a rank finds none of the files of weights that others have."""
+    if tvm_ffi.get_global_func("tvm_ipc.worker.rank")() == rank:
+        from tvm_ipc.weights import worker
+
+        worker._is_there = lambda *_: False  # type: ignore[assignment]
+
+
+def _of_device(count: int) -> Tensor:
+    return as_tensor(np.zeros(count, "float32"), tvm_ffi.get_global_func("tvm_ipc.worker.device")())
+
+
 assert tvm_ipc.__version__

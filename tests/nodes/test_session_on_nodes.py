@@ -265,11 +265,3 @@ def test_the_end_of_a_program_is_the_end_of_all(how: str, mpi: Mpi, started: Sta
 )
 def test_ranks_of_nodes_are_neighbours(workers: int, nodes: int, ranks: list[list[int]]) -> None:
     assert ranks_of_nodes(workers, nodes) == ranks
-
-
-@pytest.mark.parametrize("backend", ["auto", "nccl", "cuda", "mpi"])
-def test_gpus_of_several_machines_are_refused(backend: str) -> None:
-    """Before anything is started, and whatever GPUs there are."""
-    said = "device 'cuda' cannot have hosts yet.*the GPUs of this one, without hosts, or .* 'cpu'"
-    with pytest.raises(ValueError, match=said):
-        tvm_ipc.Session(2, hosts=2, device="cuda", backend=backend)

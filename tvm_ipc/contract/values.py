@@ -30,9 +30,9 @@ def backends_of(device: str) -> tuple[str, ...]:
     return tuple(name for name, works_on in BACKENDS.items() if works_on == device)
 
 
-def backend_of_nodes() -> str:
-    """Return the backend of a session whose workers are on several nodes."""
-    return "mpi"
+def backend_of_nodes(device: str = "cpu") -> str:
+    """Return the backend of a session whose workers, on such devices, are on several nodes."""
+    return {"cpu": "mpi", "cuda": "nccl"}[device]
 
 
 #: The most workers that one session can have.

@@ -23,7 +23,7 @@ set(TVM_IPC_CUDA_SOURCES
   backend.cc checks.cc endpoint.cc errors.cc info.cc memory.cc messages.cc modules.cc moves.cc
   pinned.cc probe.cc reductions.cc region.cc shows.cc)
 set(TVM_IPC_NCCL_SOURCES
-  backend.cc collectives.cc communicator.cc communicators.cc flights.cc library.cc memory.cc
+  backend.cc collectives.cc communicator.cc communicators.cc flights.cc gathering.cc library.cc memory.cc
   point_to_point.cc reductions.cc)
 set(TVM_IPC_MPI_SOURCES
   backend.cc combine.cc lane.cc moves.cc point_to_point.cc reduce_across.cc

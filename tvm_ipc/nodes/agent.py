@@ -147,7 +147,8 @@ class Agent:
         )
         remove_orphans()
         environment = config.with_folder(environment, self._folder.path())
-        environment |= {str(name): str(text) for name, text in message["environment"].items()}
+        told = {str(name): str(text) for name, text in message["environment"].items()}
+        environment = config.with_settings(environment, told)
         numbers = (int(message["num_workers"]), int(message["num_groups"]))
         with passed([str(entry) for entry in message["path"]]) as path:
             for rank in message["ranks"]:

@@ -299,7 +299,7 @@ class Nodes:
             num_groups=workers.num_groups,
             compiler=workers.compiler,
             threads=node.threads,
-            environment=config.own_settings(),
+            environment=config.settings_for_nodes(),
             path=import_path(),
             hub=self.settings.told,
         )

@@ -69,6 +69,16 @@ class Hosts:
             return f"{self.places.count} nodes of this machine"
         return ", ".join(self.places.hosts)
 
+    def machines(self, num_workers: int) -> list[int]:
+        """Return the machine of each worker, by the first of its nodes; this one is 0."""
+        names = self.places.hosts
+        if isinstance(names, int):
+            return [0] * num_workers
+        machines = [0]
+        for name, ranks in zip(names, ranks_of_nodes(num_workers, len(names)), strict=True):
+            machines += [names.index(name)] * len(ranks)
+        return machines
+
     def start(self, wanted: Wanted) -> NodePool:
         """Start agents and workers.
 

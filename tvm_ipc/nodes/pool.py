@@ -85,6 +85,10 @@ class NodePool(PoolOfNodes):
             for node, count, end in zip(self._nodes.nodes, settings.ranks, ends, strict=True)
         )
 
+    def where(self, rank: int) -> str:
+        """Return the node of a worker, as errors name it."""
+        return self._nodes.where(rank)
+
     def room(self) -> int:
         """Return how many bytes a worker may leave unread before a write to it waits."""
         sizes = [

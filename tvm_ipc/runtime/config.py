@@ -50,6 +50,8 @@ _TVM_VARIABLES: Final = (
 _COMPILER_VARIABLES: Final = ("CXX", "CC")
 #: Beginnings of variables that launchers of MPI give to those that they start.
 _OF_MPI: Final = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_")
+#: The beginning of variables that say how NCCL is to work.
+_OF_NCCL: Final = "NCCL_"
 #: Where an agent lets its workers keep files; no setting.
 _FOLDER: Final = "TVM_IPC_FOLDER_OF_NODE"
 #: The descriptor by which a program speaks to the agent that runs it, and the nodes' hosts.
@@ -189,6 +191,21 @@ def own_settings() -> dict[str, str]:
         for name, text in os.environ.items()
         if name.startswith("TVM_IPC_") and name not in (_FOLDER, _ALLOCATION)
     }
+
+
+def settings_for_nodes() -> dict[str, str]:
+    """Return the variables that workers on other machines are to have too: ours, and NCCL's."""
+    of_nccl = {name: text for name, text in os.environ.items() if name.startswith(_OF_NCCL)}
+    return {**of_nccl, **own_settings()}
+
+
+def with_settings(environment: dict[str, str], told: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment with what `settings_for_nodes` returned for it.
+
+    What a node says to NCCL itself, such as its own network interface, stays.
+    """
+    ours = {name: text for name, text in told.items() if not name.startswith(_OF_NCCL)}
+    return {**told, **environment, **ours}
 
 
 def folder_of_node() -> Path | None:

@@ -6,6 +6,8 @@ A backend is for one kind of device; `tvm_ipc.refusal` says why it cannot serve 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,8 +51,16 @@ def place(
     device_ids: object,
     backend: object,
     backend_name: str = "backend",
+    machines: Sequence[int] | None = None,
 ) -> Placement:
-    """Return where the workers are that a caller asks for; `where` and the name are for errors."""
+    """Return where the workers are that a caller asks for.
+
+    Parameters
+    ----------
+    where, backend_name : for errors.
+    machines : the machine of each worker; this one, 0, is that of all by default. Only devices of
+        this one can be looked at; workers elsewhere say what is wrong with theirs when they start.
+    """
     kind = arguments.one_of(f"{where}: device", device, dict.fromkeys(BACKENDS.values()))
     serving = backends_of(kind)
     wanted = arguments.one_of(f"{where}: {backend_name}", backend, (_AUTO, *BACKENDS))
@@ -59,14 +69,18 @@ def place(
             f"{where}: {backend_name} {wanted!r} is for workers on device {BACKENDS[wanted]!r}, "
             f"and device is {kind!r}, for which there are {', '.join(map(repr, serving))}"
         )
-    ids = of_workers(where, num_workers, device_ids)
+    several = machines is not None
+    machines = [0] * num_workers if machines is None else machines
+    ids = of_workers(where, num_workers, device_ids, machines)
+    here = tvm_ffi.Shape([i for i, machine in zip(ids, machines, strict=True) if machine == 0])
     if kind == _GPU:
-        gpus.require(where, ids, given=device_ids is not None)
+        gpus.require(where, here, given=device_ids is not None, share=not several)
         library.require_cuda()  # worker 0 is a thread of this process
-    chosen, reason = _chosen(where, wanted, serving, ids)
+        _require_apart(where, ids, machines)
+    chosen, reason = _chosen(where, wanted, serving, here)
     # All CPUs of a machine are reached in the same way.
     after = serving[serving.index(chosen) + 1 :] if wanted == _AUTO and kind == _GPU else ()
-    otherwise = next((name for name in after if not str(_refusal(name, ids))), "")
+    otherwise = next((name for name in after if not str(_refusal(name, here))), "")
     return Placement(kind, ids, chosen, reason, otherwise)
 
 
@@ -90,10 +104,30 @@ def describe(placed: Placement) -> str:
     return f" on {placed.device} {', '.join(map(str, placed.ids))}"
 
 
-def of_workers(where: str, num_workers: int, ids: object) -> tvm_ffi.Shape:
+def _require_apart(where: str, ids: Sequence[int], machines: Sequence[int]) -> None:
+    """Raise if workers of another machine share a device; what is here the backend refuses."""
+    first: dict[tuple[int, int], int] = {}
+    for worker, place in enumerate(zip(machines, ids, strict=True)):
+        before = first.setdefault(place, worker)
+        if before != worker and place[0] != 0:
+            raise ValueError(
+                f"{where}: between machines there must be a device for each worker, and workers "
+                f"{before} and {worker}, of one machine, would share {_GPU}:{place[1]}; give other "
+                "device_ids, or fewer workers"
+            )
+
+
+def of_workers(
+    where: str, num_workers: int, ids: object, machines: Sequence[int] | None = None
+) -> tvm_ffi.Shape:
     """Return the device of each worker."""
     if ids is None:
-        return tvm_ffi.Shape(range(num_workers))
+        used: Counter[int] = Counter()
+        chosen = []
+        for machine in [0] * num_workers if machines is None else machines:
+            chosen.append(used[machine])
+            used[machine] += 1
+        return tvm_ffi.Shape(chosen)
     name, wanted = f"{where}: device_ids", f"{num_workers} numbers of devices, one for each worker"
     given = numbers(name, ids, wanted)
     if len(given) != num_workers:

@@ -83,7 +83,7 @@ def find() -> Gpus:
     )
 
 
-def require(where: str, ids: Sequence[int], *, given: bool) -> None:
+def require(where: str, ids: Sequence[int], *, given: bool, share: bool = True) -> None:
     """Raise if this machine has no device with one of these numbers.
 
     Parameters
@@ -91,6 +91,7 @@ def require(where: str, ids: Sequence[int], *, given: bool) -> None:
     where : for the error.
     ids : the device of each worker.
     given : whether the caller chose them.
+    share : whether workers may share one.
     """
     found = find()
     hidden = config.visible_gpus()
@@ -112,10 +113,10 @@ def require(where: str, ids: Sequence[int], *, given: bool) -> None:
             f"{where}: device_ids has {', '.join(map(str, missing))}, which is no GPU here: {have}"
         )
     shared = [i % len(known) for i in range(len(ids))]
-    raise ValueError(
-        f"{where}: {len(ids)} workers want a GPU each, and {have}; to let workers share one, say "
-        f"device_ids={shared}"
-    )
+    hint = f"to let workers share one, say device_ids={shared}"
+    if not share:
+        hint = "with hosts no two can share one; take fewer workers, or more machines"
+    raise ValueError(f"{where}: {len(ids)} workers want a GPU each, and {have}; {hint}")
 
 
 @tvm_ffi.register_global_func("tvm_ipc.cuda.bring_up")  # type: ignore[untyped-decorator]

@@ -28,7 +28,12 @@ _ROUND: Final = 0.02
 LEAVE_SECONDS: Final = 5.0
 
 
-def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int]]) -> str:
+def wait_until_joined(
+    session: Any,
+    name: str,
+    ended: Callable[[], dict[int, int]],
+    where: Callable[[int], str] = lambda _: "",
+) -> str:
     """Wait until every worker has joined.
 
     Returns the backend with which they went on since the first one cannot connect them, or "".
@@ -39,6 +44,7 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
     name : of the session, in the log.
     ended : returns the exit codes of worker processes that are no more; may raise what else ends
         the wait.
+    where : returns what errors say of where a worker is.
 
     Raises
     ------
@@ -75,7 +81,9 @@ def wait_until_joined(session: Any, name: str, ended: Callable[[], dict[int, int
         if not trouble:
             parts.append(f"{_START_SECONDS:g} s have passed")
         # Told by the worker's connection, and by the worker, if it is a thread of this process.
-        parts += dict.fromkeys(f"worker {e['rank']}: {e['message']}" for e in report["errors"])
+        parts += dict.fromkeys(
+            f"worker {e['rank']}{where(e['rank'])}: {e['message']}" for e in report["errors"]
+        )
         parts += report["refusals"]
         parts += report["lost"]
         parts += [f"worker {rank} ended with exit code {code}" for rank, code in codes.items()]

@@ -72,6 +72,9 @@ class PoolOfNodes(Pool, Protocol):
     def facts(self) -> tuple[dict[str, Any], ...]:
         """What each node is: its host, address, cores and ranks."""
 
+    def where(self, rank: int) -> str:
+        """Return the node of a worker, as errors name it."""
+
     def open(self, session: Any, device_ids: Any, timeout: float, room: int) -> None:
         """Open the controller's hub, and invite the workers."""
 
@@ -103,6 +106,9 @@ class Hosts(Protocol):
 
     def __str__(self) -> str:
         """Say it as `repr` of a session does."""
+
+    def machines(self, num_workers: int) -> list[int]:
+        """Return the machine of each worker, by the first of its nodes; this one is 0."""
 
     def start(self, wanted: Wanted) -> PoolOfNodes:
         """Start the workers."""

@@ -73,8 +73,9 @@ class Session(CollectiveSession, EndingSession):
         more data. On one machine both are the same.
     device : what the workers compute on, which is where their tensors are: "cpu", or "cuda", an
         NVIDIA GPU.
-    device_ids : the number of the device of each worker; by default 0, 1, 2, ..., a GPU for each.
-        Workers share a GPU whose number is there more than once. Workers on CPUs use none of it.
+    device_ids : the number of the device of each worker, on its machine; by default 0, 1, 2, ... on
+        each machine, a GPU for each worker. Workers share a GPU whose number is there more than
+        once, which NCCL refuses. Workers on CPUs use none of it.
     backend : what moves data between the workers: "auto" is the best for the device that works here
         (the log says which, and why); or one by its name, which `tvm_ipc.contract.BACKENDS` lists.
     """
@@ -107,7 +108,10 @@ class Session(CollectiveSession, EndingSession):
         if hosts is not None:
             where = pools.beyond("Session: hosts", hosts, num_workers)
             backend = _backend_of_nodes(threads, device, backend)
-        placed = devices.place("Session", num_workers, device, device_ids, backend)
+        machines = None if where is None else where.machines(num_workers)
+        placed = devices.place(
+            "Session", num_workers, device, device_ids, backend, machines=machines
+        )
         self._backend = placed.backend
         self._device = placed.device
         self._workers = f"{num_workers} {'threads' if threads else 'processes'}"
@@ -191,7 +195,10 @@ class Session(CollectiveSession, EndingSession):
         except (RuntimeError, MemoryError) as error:
             if "Write Error" not in str(error):  # else a worker has ended; the wait says which
                 raise IPCError(f"the session cannot start: {error}") from error
-        self._backend = wait_until_joined(self, self._name, self._lost_processes) or self._backend
+        nodes = self._nodes
+        where = (lambda _: "") if nodes is None else (lambda rank: f" of {nodes.where(rank)}")
+        changed = wait_until_joined(self, self._name, self._lost_processes, where)
+        self._backend = changed or self._backend
         self._start_commands()
         self._get_cached_method("tvm_ipc.worker.set_threads")(threads_each)
         self.sync()
@@ -312,15 +319,18 @@ class Session(CollectiveSession, EndingSession):
 
 
 def _backend_of_nodes(threads: bool, device: object, backend: str) -> str:
-    """Return the backend that is meant between nodes; an error where nodes cannot have one."""
+    """Return the backend that is meant between nodes; an error where nodes cannot have it."""
     if threads:
         raise ValueError("Session: threads are of one process, and cannot be on several hosts")
-    if device == "cuda":
+    kind = arguments.one_of("Session: device", device, dict.fromkeys(BACKENDS.values()))
+    between = backend_of_nodes(kind)
+    if backend == kind == "cuda":
         raise ValueError(
-            "Session: device 'cuda' cannot have hosts yet: workers on GPUs are on one machine. Use "
-            "the GPUs of this one, without hosts, or workers on CPUs of several, with device 'cpu'"
+            f"Session: backend {backend!r} cannot have hosts: its workers read each other's "
+            f"memory, as only those of one machine can; with hosts, workers on GPUs have "
+            f"{between!r}"
         )
-    return backend_of_nodes() if backend == "auto" else backend
+    return between if backend == "auto" else backend
 
 
 def init_ccl(

@@ -192,6 +192,7 @@ class _Loading:
             "of_rank": {rank: different.index(runs) for rank, runs in of_rank.items()},
             "sends": self.elsewhere.sends((one.tensor.file for one in pieces), different, of_rank),
             "broadcast": f"runtime.disco.{self.session.backend}.broadcast_from_worker0",
+            "settle": f"runtime.disco.{self.session.backend}.sync_worker",
         }
         return self.read(json.dumps(said), self.rooms[dtype])
 

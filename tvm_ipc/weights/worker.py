@@ -78,7 +78,8 @@ def read(text: str, memory: Any) -> Any:
         errors; each of the `pieces` says what lies where: `path`, `state`, `dtype`, `shape` and
         `offset` there, and where it begins in the whole; `dtype` is what it is to be; `runs` has
         parts, and `of_rank` which of them a rank has; `sends` is of parts that ranks cannot read,
-        and worker 0 sends to the `ranks` of a `team` with the function `broadcast`.
+        and worker 0 sends to the `ranks` of a `team` with the function `broadcast`; `settle` waits
+        until what was sent has gone.
     """
     said = json.loads(text)
     rank = _rank()
@@ -129,13 +130,19 @@ def _exchange(said: Mapping[str, Any], team: int, runs: Runs, part: Any) -> None
     size = byte_count(said["dtype"], row)
     at_once = min(count, max(1, _SENT // size))
     whole = _empty(said, (at_once, *row), said["dtype"]) if part is None else part
+    on_cpu = _device().dlpack_device_type() == DEVICES["cpu"]
     for begin in range(0, count, at_once):
         here = min(at_once, count - begin)
         piece = _view(whole, 0 if part is None else begin * size, tvm_ffi.Shape([here, *row]))
         if part is None:
             wanted = rows(runs, begin, here) if shape else runs
-            _fill(said, wanted, array_of(piece).reshape(extents(wanted)))
+            array = array_of(piece) if on_cpu else np.empty(piece.shape, np.dtype(said["dtype"]))
+            _fill(said, wanted, array.reshape(extents(wanted)))
+            if not on_cpu:
+                piece.copyfrom(array)
         broadcast(piece, team, piece)
+        if part is None and not on_cpu:  # a copy to a device does not wait for what reads there
+            tvm_ffi.get_global_func(said["settle"])()
 
 
 @tvm_ffi.register_global_func(HAS)  # type: ignore[untyped-decorator]

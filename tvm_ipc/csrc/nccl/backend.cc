@@ -32,11 +32,17 @@ class NcclBackend final : public Backend {
     return capabilities;
   }
 
-  /*! \brief A segment for each rank, with an identity for each of its seats in a team. */
+  /*!
+   * \brief A segment for each rank, with an identity for each of its seats in a team, and on
+   * several nodes with a wire, in its place, by which members say what they are about to do.
+   */
   std::vector<File> Prepare(const Control& control) const final {
+    constexpr size_t kIdentities = kMaxSeats * sizeof(UniqueId);
+    static_assert(kIdentities <= WireStart(1), "the wire is behind them");
+    const size_t bytes = control.wire_bytes == 0 ? kIdentities : ArenaStart(control);
     std::vector<File> files;
     for (int i = 0; i < control.ranks_here; ++i) {
-      files.push_back(MakeMemoryFile("tvm_ipc segment", kMaxSeats * sizeof(UniqueId)));
+      files.push_back(MakeMemoryFile("tvm_ipc segment", bytes));
     }
     return files;
   }

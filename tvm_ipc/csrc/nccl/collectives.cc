@@ -145,7 +145,7 @@ void CheckAllToAll(const Buffer& send, const Parts& parts, size_t n, size_t me,
 void NcclEndpoint::AllGather(const Buffer& send, TeamId team_id, uint8_t flags,
                              const Buffer& recv) {
   RequireType("allgather", send, recv);
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   RequireCount("allgather", "recv", recv.count, send.count * static_cast<size_t>(team.size()));
   uint8_t* own = recv.begin() + static_cast<size_t>(team.index()) * send.bytes();
   RequireApart("allgather", send, recv, send.begin() == own);
@@ -160,7 +160,7 @@ void NcclEndpoint::AllGather(const Buffer& send, TeamId team_id, uint8_t flags,
 
 void NcclEndpoint::Broadcast(const Buffer* send, int root, TeamId team_id, uint8_t flags,
                              const Buffer& recv) {
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   team.RequireRoot("broadcast", root);
   const bool sends = team.index() == root;
   if (sends) {
@@ -181,7 +181,7 @@ void NcclEndpoint::Broadcast(const Buffer* send, int root, TeamId team_id, uint8
 
 void NcclEndpoint::Scatter(const Buffer* send, int root, TeamId team_id, uint8_t flags,
                            const Buffer& recv) {
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   team.RequireRoot("scatter", root);
   const bool sends = team.index() == root;
   const size_t part = recv.bytes();
@@ -215,7 +215,7 @@ void NcclEndpoint::Scatter(const Buffer* send, int root, TeamId team_id, uint8_t
 
 void NcclEndpoint::Gather(const Buffer& send, int root, TeamId team_id, uint8_t flags,
                           const Buffer* recv) {
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   team.RequireRoot("gather", root);
   const bool receives = team.index() == root;
   const size_t part = send.bytes();
@@ -242,7 +242,7 @@ void NcclEndpoint::Gather(const Buffer& send, int root, TeamId team_id, uint8_t 
 
 void NcclEndpoint::AllToAll(const Buffer& send, const Parts& parts, TeamId team_id, uint8_t flags,
                             const Buffer& recv) {
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   const int n = team.size();
   const int me = team.index();
   CheckAllToAll(send, parts, static_cast<size_t>(n), static_cast<size_t>(me), recv);
@@ -267,7 +267,7 @@ void NcclEndpoint::AllToAll(const Buffer& send, const Parts& parts, TeamId team_
 
 void NcclEndpoint::Permute(const Buffer& send, const Sources& sources, TeamId team_id,
                            uint8_t flags, const Buffer& recv) {
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   const int n = team.size();
   const int me = team.index();
   RequireType("permute", send, recv);

@@ -3,7 +3,6 @@
 #include "nccl/communicators.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -39,7 +38,9 @@ Communicators::Communicators(Rank& rank, std::shared_ptr<cuda::Device> device)
       device_(std::move(device)),
       driver_(device_->driver()),
       limits_{rank.control(), rank.options().deadline},
+      layouts_(rank),
       flights_(device_) {
+  if (rank.control().wire_bytes != 0) wire_.emplace(rank);
   if (rank.num_ranks() > 1) Follow(rank.control().generation.load(std::memory_order_acquire));
   watch_ = std::thread([this] { Watch(); });
 }
@@ -68,9 +69,12 @@ void Communicators::Leave() {
   const bool closed = abort == 0 || (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
   // Peers may still receive what this rank has sent long ago.
   const auto patience = std::min<std::chrono::nanoseconds>(limits_.deadline, kLeave);
-  for (auto& [meeting, entry] : entries_) {
-    if (entry.communicator == nullptr) continue;
-    if (!closed || !entry.communicator->Leave(patience)) entry.communicator->End();
+  // All ranks in one order: each waits for the members of a team until they leave it too.
+  std::map<TeamId, Entry*> in_order;
+  for (auto& [meeting, entry] : entries_) in_order[meeting->team()] = &entry;
+  for (auto& [team, entry] : in_order) {
+    if (entry->communicator == nullptr) continue;
+    if (!closed || !entry->communicator->Leave(patience)) entry->communicator->End();
   }
   entries_.clear();
   flights_.Close();
@@ -83,16 +87,22 @@ cuda::Stream Communicators::stream() const {
   return static_cast<cuda::Stream>(ProgramStreams().current(cuda::kDeviceType, device_->ordinal()));
 }
 
-void Communicators::Run(Turn& turn, const Descriptor& mine, const Work& work) {
+Gathering Communicators::Gather(TeamId team) {
+  // A group of all ranks is the world, which has a communicator.
+  if (team == kGroup && rank_.group_size() == rank_.num_ranks()) team = kWorld;
+  return Gathering(rank_, wire_ ? &*wire_ : nullptr, layouts_.Of(team));
+}
+
+void Communicators::Run(Gathering& team, const Descriptor& mine, const Work& work) {
   Check();
   // A peer that fails as soon as they have met must not free its memory before this rank's part
   // ends.
   const Flights::Coming coming;
-  turn.meeting.Enter(mine);
-  Entry& entry = Of(turn);
+  team.Enter(mine);
+  Entry& entry = Of(team);
   ++entry.operations;
-  Enqueue(entry, mine, turn.meeting.Where(), work);
-  if (meets_ && !capturing(stream())) turn.meeting.Enter(About("launch"));
+  Enqueue(entry, mine, team.Where(), work);
+  if (meets_ && !capturing(stream())) team.Enter(About("launch"));
 }
 
 void Communicators::RunMessage(const Descriptor& mine, int sender, int receiver, const Work& work) {
@@ -107,42 +117,28 @@ void Communicators::RunMessage(const Descriptor& mine, int sender, int receiver,
 void Communicators::Follow(uint32_t generation) {
   stream_.store(stream(), std::memory_order_relaxed);
   if (rank_.num_ranks() == 1 || (world_ != nullptr && generation == generation_)) return;
-  Turn turn = rank_.Begin(kWorld);
-  world_ = &Of(turn);
+  Gathering all = Gather(kWorld);
+  world_ = &Of(all);
   generation_ = generation;
-  // They have met, so each has said which process it is in.
-  const Control& control = rank_.control();
-  for (int i = 0; i < rank_.num_ranks(); ++i) {
-    for (int j = 0; j < i; ++j) {
-      meets_ = meets_ || control.ranks[i].pid.load() == control.ranks[j].pid.load();
-    }
-  }
 }
 
-Communicators::Entry& Communicators::Of(Turn& turn) {
-  Meeting& meeting = turn.meeting;
+Communicators::Entry& Communicators::Of(Gathering& team) {
+  const uint32_t generation = team.here().generation();
   Entry* entry = nullptr;
-  if (std::lock_guard<std::mutex> lock(mutex_); true) entry = &entries_[&meeting];
-  if (entry->communicator != nullptr && entry->generation == meeting.generation()) return *entry;
+  if (std::lock_guard<std::mutex> lock(mutex_); true) entry = &entries_[&team.here()];
+  if (entry->communicator != nullptr && entry->generation == generation) return *entry;
   const bool sound =
       entry->communicator != nullptr && !entry->communicator->ended() && !entry->captured_alone;
-  Descriptor mine = About("communicator");
-  mine.in_place = sound ? 1 + entry->operations : 0;
-  mine.offset = static_cast<int64_t>(entry->messages);
-  meeting.Enter(mine);
-  bool keep = sound;
-  uint64_t messages = 0;
-  for (int i = 0; i < meeting.size(); ++i) {
-    keep = keep && meeting.shown(i).in_place == mine.in_place;
-    messages += static_cast<uint64_t>(meeting.shown(i).offset);
-  }
-  if (!keep || messages != 0) Make(meeting, *entry);
-  entry->generation = meeting.generation();
+  const Agreed agreed =
+      team.Agree(About("communicator"), sound ? 1 + entry->operations : 0, entry->messages);
+  meets_ = meets_ || agreed.threads;
+  if (!agreed.same || agreed.sum != 0) Make(team, *entry);
+  entry->generation = generation;
   return *entry;
 }
 
-void Communicators::Make(Meeting& meeting, Entry& entry) {
-  auto what = [&] { return "the communicator" + meeting.Where(); };
+void Communicators::Make(Gathering& team, Entry& entry) {
+  auto what = [&] { return "the communicator" + team.Where(); };
   if (capturing(stream())) {
     Fail(kind::kRuntime, what(),
          " cannot be made while a CUDA graph is captured; let the members of the team do an"
@@ -155,22 +151,18 @@ void Communicators::Make(Meeting& meeting, Entry& entry) {
   entry.operations = 0;
   entry.messages = 0;
   entry.last.reset();
-  // The first member says how to find it, in its own segment.
-  uint8_t* said = rank_.segments()->base(meeting.rank(0)) +
-                  static_cast<size_t>(meeting.place(0)) * sizeof(UniqueId);
-  UniqueId id;
+  // The first member says how to find it.
+  UniqueId id{};
   const cuda::Here here(*device_);
-  if (meeting.index() == 0) {
+  if (team.index() == 0) {
     const Result result = library_.GetUniqueId(&id);
     if (result != kSuccess) {
       Fail(kind::kRuntime, what(), ": ", library_.GetUniqueId.name(), ": ",
            library_.Describe(result));
     }
-    memcpy(said, &id, sizeof(id));
   }
-  meeting.Enter(About("communicator"));
-  memcpy(&id, said, sizeof(id));
-  auto made = std::make_unique<Communicator>(limits_, what, meeting.size(), meeting.index(), id);
+  id = team.Tell(About("communicator"), id);
+  auto made = std::make_unique<Communicator>(limits_, what, team.size(), team.index(), id);
   std::lock_guard<std::mutex> lock(mutex_);
   entry.communicator = std::move(made);
 }

@@ -4,7 +4,7 @@
  * \brief The communicators of a rank, one for each of its teams, and the thread that watches them.
  *
  * Before NCCL is called, the members of a team meet on the host and compare what they are about to
- * do (core/meeting.h): NCCL itself would wait for ever, or write wrong data, where they disagree.
+ * do (gathering.h): NCCL itself would wait for ever, or write wrong data, where they disagree.
  * A team's communicator is made in its first operation, when its members have met anyway, so that
  * nobody else has to come and no order of teams matters.
  *
@@ -32,9 +32,12 @@
 
 #include "core/error.h"
 #include "core/group.h"
+#include "core/layout.h"
+#include "core/wire.h"
 #include "driver/device.h"
 #include "nccl/communicator.h"
 #include "nccl/flights.h"
+#include "nccl/gathering.h"
 
 namespace tvm_ipc::nccl {
 
@@ -48,12 +51,16 @@ class Communicators {
 
   /*! \brief What is called between the members of a team, on a stream. */
   using Work = std::function<Called(Handle, cuda::Stream)>;
+  /*! \brief The members of a team, who are about to do something. */
+  Gathering Gather(TeamId team);
   /*! \brief An operation of a team with more than one member. */
-  void Run(Turn& turn, const Descriptor& mine, const Work& work);
+  void Run(Gathering& team, const Descriptor& mine, const Work& work);
   /*! \brief A message between two ranks, one of which is this one; they need not meet. */
   void RunMessage(const Descriptor& mine, int sender, int receiver, const Work& work);
 
   const cuda::Device& device() const { return *device_; }
+  /*! \brief By which other nodes are reached; only in a session that has several. */
+  RankWire& wire() { return *wire_; }
   /*! \brief The calling thread's stream. */
   cuda::Stream stream() const;
   /*! \brief All ranks are told how often the session has recovered. */
@@ -83,8 +90,8 @@ class Communicators {
     std::atomic<bool> captured{false};
   };
 
-  Entry& Of(Turn& turn);
-  void Make(Meeting& meeting, Entry& entry);
+  Entry& Of(Gathering& team);
+  void Make(Gathering& team, Entry& entry);
   void Enqueue(Entry& entry, const Descriptor& mine, const std::string& where, const Work& work);
   static void Capture(Entry& entry, const Descriptor& mine);
   void EndAll();
@@ -105,6 +112,8 @@ class Communicators {
   std::shared_ptr<cuda::Device> device_;
   const cuda::Driver& driver_;
   const Limits limits_;
+  Layouts layouts_;
+  std::optional<RankWire> wire_;
   Flights flights_;
   /*!
    * \brief Whether ranks are threads of one process. A call of one that frees memory waits for what

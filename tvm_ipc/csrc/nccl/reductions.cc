@@ -54,7 +54,7 @@ void NcclEndpoint::AllReduce(const Buffer& send, ReduceKind kind, TeamId team_id
                              uint8_t flags, const Buffer& recv) {
   RequireSame("allreduce", send, recv);
   const Reduction reduction("allreduce", send.type, kind);
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   Descriptor mine = About("allreduce", kind, send, flags);
   mine.strategy = static_cast<int8_t>(strategy);  // NCCL chooses; but programs that differ, differ
   team.Run(mine, send.bytes(), [&](Handle handle, cuda::Stream stream) {
@@ -68,7 +68,7 @@ void NcclEndpoint::AllReduce(const Buffer& send, ReduceKind kind, TeamId team_id
 void NcclEndpoint::ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team_id, uint8_t flags,
                                  const Buffer& recv) {
   const Reduction reduction("reduce_scatter", send.type, kind);
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   const auto n = static_cast<size_t>(team.size());
   if (send.type != recv.type || send.count != recv.count * n) {
     Fail(kind::kValue, "reduce_scatter: send has ", send.count, " x ", Name(send.type),
@@ -92,7 +92,7 @@ void NcclEndpoint::ReduceScatter(const Buffer& send, ReduceKind kind, TeamId tea
 void NcclEndpoint::Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team_id,
                           uint8_t flags, const Buffer* recv) {
   const Reduction reduction("reduce", send.type, kind);
-  Team team(rank_, communicators_, team_id);
+  Team team(communicators_, team_id);
   team.RequireRoot("reduce", root);
   const bool receives = team.index() == root;
   if (receives) {

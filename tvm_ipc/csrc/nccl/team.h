@@ -14,13 +14,13 @@ namespace tvm_ipc::nccl {
 
 class Team {
  public:
-  Team(Rank& rank, Communicators& communicators, TeamId id)
-      : turn_(rank.Begin(id)), communicators_(communicators) {}
+  Team(Communicators& communicators, TeamId id)
+      : members_(communicators.Gather(id)), communicators_(communicators) {}
 
-  int size() const { return turn_.meeting.size(); }
+  int size() const { return members_.size(); }
   /*! \brief This rank's place in the team. */
-  int index() const { return turn_.meeting.index(); }
-  int rank(int index) const { return turn_.meeting.rank(index); }
+  int index() const { return members_.index(); }
+  int rank(int index) const { return members_.rank(index); }
 
   /*! \brief Throws if no member has the place. */
   void RequireRoot(const char* operation, int root) const {
@@ -31,9 +31,9 @@ class Team {
 
   /*! \brief Do it together; nothing where a member is alone, or nobody gives anything. */
   void Run(const Descriptor& mine, size_t bytes, const Communicators::Work& work) {
-    if (size() > 1 && bytes > 0) return communicators_.Run(turn_, mine, work);
+    if (size() > 1 && bytes > 0) return communicators_.Run(members_, mine, work);
     communicators_.Check();
-    turn_.meeting.Enter(mine);
+    members_.Enter(mine);
   }
 
   /*! \brief Of a copy within this member, in the order of its stream. */
@@ -47,7 +47,7 @@ class Team {
   }
 
  private:
-  Turn turn_;
+  Gathering members_;
   Communicators& communicators_;
 };
 
