@@ -789,8 +789,8 @@ FAULTS = [
     Fault(
         "a part of a slice is not the one of its node",
         "mpi/lane.cc",
-        "part[i] = static_cast<const uint8_t*>(sources[i]) + start * plan_.width;",
-        "part[i] = static_cast<const uint8_t*>(sources[i]) + (start - start) * plan_.width;",
+        "elements[i] = sources[i] + range.first * plan_.width;",
+        "elements[i] = sources[i] + (range.first - range.first) * plan_.width;",
         "across",
     ),
     Fault(
