@@ -129,7 +129,7 @@ def two() -> None:
     session: Any = open_session(2)
     run(session, "all_on_gpus")
     session.sync()
-    check_weights(session)
+    check_files(session)
     session.get_global_func("tests.nodes.reduce_for_ever")()
     threading.Timer(0.5, os.kill, (session.pids[1], signal.SIGKILL)).start()
     with pytest.raises(WorkerDiedError, match=r"worker 1 of node 1 \(") as died:
@@ -138,8 +138,10 @@ def two() -> None:
     session.close()
 
 
-def check_weights(session: Any) -> None:
+def check_files(session: Any) -> None:
     """Worker 0 reads what the other node does not have, and sends each worker its part."""
+    from tvm_ipc.runtime.shipping import ship
+
     sys.path.insert(0, str(HERE.parent / "weights"))
     import weight_files
 
@@ -157,6 +159,11 @@ def check_weights(session: Any) -> None:
             for rank in range(2):
                 found = session.get(weights[name], rank)
                 np.testing.assert_array_equal(found, cut.part(arrays[name], rank), strict=True)
+        library = Path(folder, "library.so")
+        library.write_bytes(os.urandom(1 << 20))
+        digest = ship(session, library, (0, 1))
+        has = session.get_global_func("tvm_ipc.worker.has_library")(str(library), digest)
+        assert has.debug_get_from_remote(1), "it was not kept, or not as it was sent"
 
 
 def refused() -> None:

@@ -43,6 +43,7 @@ def ship(session: Any, library: Path, first_ranks: Iterable[int]) -> str:
     has = session.get_global_func("tvm_ipc.worker.has_library")(str(library), digest)
     if not all(has.debug_get_from_remote(rank) for rank in first_ranks):
         contents = session.put(np.fromfile(library, np.uint8))
+        session.sync()  # on a GPU it is read without a look at what is on its way there
         session.get_global_func("tvm_ipc.worker.keep_library")(str(library), digest, contents)
         session.sync()  # who did not write it loads it then
     return digest
