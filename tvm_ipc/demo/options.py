@@ -107,7 +107,10 @@ def _check_hosts(given: argparse.Namespace) -> None:
     threads = given.threads
     problem = option.refusal(given.hosts, max(given.workers), threads=threads)
     if problem is None and given.device == "cuda":
-        problem = "--device cuda is for workers of one machine, and --hosts for several"
+        problem = (
+            "--hosts is for workers on CPUs here: the demo's programs for GPUs have norms in their "
+            "sums, which NCCL, the backend of GPUs of several machines, has not"
+        )
     if problem is not None:
         raise OptionError(problem)
 
