@@ -90,6 +90,12 @@ def check_errors(session: Any) -> None:
             session.sync()
         assert [error.rank for error in raised.value.errors] == [rank]
         adds(session)
+    session.get_global_func("tests.nodes.nccl_fails_on")(3)
+    session.allreduce(x, x, in_group=False)  # in which the devices of the others wait then
+    with pytest.raises(WorkerError, match=r"rank 3: .*ncclAllReduce was told to fail") as raised:
+        session.sync()
+    assert [error.rank for error in raised.value.errors] == [3]
+    adds(session)
     differ = session.get_global_func("tests.nodes.reduce_or_gather")
     differ(2)  # ranks of one node call one, and those of the other one another
     said = (

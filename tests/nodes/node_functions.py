@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import time
@@ -62,6 +63,13 @@ def _send_other(sender: int, receiver: int) -> None:
         tvm_ffi.get_global_func("runtime.disco.nccl.send_to_worker")(_of_device(8), receiver)
     if rank == receiver:
         tvm_ffi.get_global_func("runtime.disco.nccl.recv_from_worker")(_of_device(4), sender)
+
+
+@tvm_ffi.register_global_func("tests.nodes.nccl_fails_on")
+def _nccl_fails_on(rank: int) -> None:
+    """Let the next all-reduce of a rank fail in the double of NCCL, when all have met."""
+    if tvm_ffi.get_global_func("tvm_ipc.worker.rank")() == rank:
+        ctypes.CDLL("libnccl.so.2").ncclDoubleFail(b"ncclAllReduce", 1, 3)
 
 
 @tvm_ffi.register_global_func("tests.nodes.reduce_for_ever")
