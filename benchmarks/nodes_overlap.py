@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     add("--nodes", type=int, default=2)
     add("--workers", type=int, default=1, help="on each node (1)")
     add("--rate", default="1gbit", help="of the network, in each direction (1gbit)")
-    add("--chunks", type=int, nargs="+", default=[4, 8, 16])
+    add("--chunks", type=int, nargs="+", default=[2, 4, 8])
     add("--rounds", type=int, default=5, help="how often everything is measured (5)")
     add("--shapes", type=shape, nargs="+", default=SHAPES, metavar="ROWSxINNERxCOLUMNS")
     add("--inside", help=argparse.SUPPRESS)

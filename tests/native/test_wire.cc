@@ -190,6 +190,24 @@ void TestLate() {
   EXPECT(cluster.Round(kSwap, 3).empty());
 }
 
+/*! \brief An engine sleeps for a part of the time between two ends, once it knows that, and not
+ * long. */
+void TestNaps() {
+  const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  engine::Naps naps;
+  EXPECT(naps.Length().count() == 0);
+  naps.Ended();
+  wait();
+  naps.Interrupted();
+  naps.Ended();
+  EXPECT(naps.Length().count() == 0, "the time of something else counts");
+  wait();
+  naps.Ended();
+  EXPECT(naps.Length() == std::chrono::microseconds(200), naps.Length().count());
+  for (int i = 0; i < 1000; ++i) naps.Ended();
+  EXPECT(naps.Length().count() == 0, "messages that end at once wait for a sleep");
+}
+
 /*! \brief Sessions of one machine have no wire, and those of several have room for all of it. */
 void TestLayout() {
   Hub one(Options(2));
@@ -211,6 +229,7 @@ int main(int argc, char** argv) {
   using namespace tvm_ipc;
   const uint64_t rounds = argc > 1 ? std::stoull(argv[1]) : 4;
   TestLayout();
+  TestNaps();
   uint64_t seed = 1;
   for (const std::vector<int>& sizes : {std::vector<int>{1, 1}, {2, 1}, {1, 2, 3}, {1, 1, 1, 1}}) {
     TestMessages(sizes, seed += 1000, rounds);

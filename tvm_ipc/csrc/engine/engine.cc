@@ -22,6 +22,7 @@ constexpr size_t kMost = 256;
 constexpr microseconds kYields{500};
 constexpr microseconds kShortestSleep{20};
 constexpr microseconds kLongestSleep{500};
+constexpr microseconds kLongestNap{200};
 /*! \brief How often somebody who has nothing to do looks whether to stop. */
 constexpr std::chrono::seconds kRound{1};
 
@@ -43,11 +44,27 @@ void Pauses::Pause(const std::function<void(Nanoseconds)>& sleep) {
   sleep(std::clamp<Nanoseconds>(still_for_ / 16, kShortestSleep, kLongestSleep));
 }
 
+void Naps::Ended() {
+  const auto now = steady_clock::now();
+  if (known_) {
+    const Nanoseconds since = now - last_;
+    between_ += between_.count() == 0 ? since : (since - between_) / 8;
+  }
+  known_ = true;
+  last_ = now;
+}
+
+Naps::Nanoseconds Naps::Length() const {
+  const Nanoseconds length = std::min<Nanoseconds>(between_ / 4, kLongestNap);
+  return length < kShortestSleep ? Nanoseconds(0) : length;
+}
+
 void Serve(EngineWire& wire, Transport& transport, const std::atomic<bool>& stopped) {
   std::vector<WireWork> works(kMost);
   std::vector<Ended> ended;
   Turns turns;
   Pauses pauses;
+  Naps naps;
   const auto sleep = [&](Pauses::Nanoseconds most) { wire.Sleep(most); };
   uint32_t flushed = wire.flushed();  // nobody else sets it
   while (!stopped.load(std::memory_order_acquire)) {
@@ -67,7 +84,17 @@ void Serve(EngineWire& wire, Transport& transport, const std::atomic<bool>& stop
       if (turns.Next(one, &next)) transport.Start(next);
       wire.Done(one.rank, one.request, one.came);
     }
-    if (count != 0 || !ended.empty()) {
+    const bool unhurried = transport.busy() != 0 && transport.in_turn() == transport.busy();
+    if (!unhurried) {
+      naps.Interrupted();
+    } else if (!ended.empty()) {
+      naps.Ended();
+    }
+    if (unhurried && ended.empty() && naps.Length().count() != 0) {
+      // Who offers the processor instead gets it back late where all of them compute.
+      sleep(naps.Length());
+      pauses.Moved();
+    } else if (count != 0 || !ended.empty()) {
       pauses.Moved();
     } else if (transport.busy() != 0 || !pauses.Long()) {
       // Who has just got a message soon posts another.

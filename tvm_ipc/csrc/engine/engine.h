@@ -42,6 +42,28 @@ class Pauses {
   Nanoseconds still_for_{0};
 };
 
+/*!
+ * \brief How long to sleep between looks while all that is under way goes in turn (core/wire.h): a
+ *        quarter of the time from the end of one message to that of the next. The kernel moves them
+ *        meanwhile, and the processor is left to those who compute beside it.
+ */
+class Naps {
+ public:
+  using Nanoseconds = std::chrono::nanoseconds;
+
+  /*! \brief Some have ended. */
+  void Ended();
+  /*! \brief The time until the next end says nothing. */
+  void Interrupted() { known_ = false; }
+  /*! \brief 0: they end too fast for that, or it is not known yet how fast. */
+  Nanoseconds Length() const;
+
+ private:
+  bool known_ = false;
+  std::chrono::steady_clock::time_point last_;
+  Nanoseconds between_{0};
+};
+
 /*! \brief Move messages until it is stopped; who stops it rings. What is under way then stays where
  *         it is. */
 void Serve(EngineWire& wire, Transport& transport, const std::atomic<bool>& stopped);

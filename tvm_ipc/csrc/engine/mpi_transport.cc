@@ -92,7 +92,10 @@ void MpiTransport::Start(const WireWork& work) {
     Check("MPI_Irecv", mpi_.Irecv(data, count, world_.byte, work.peer, work.tag, world_.messages,
                                   Request(number)));
   }
-  under_way_.push_back({work.rank, work.request, work.sends != 0 ? -1 : work.peer, work.bytes});
+  const bool in_turn = GoInTurn(work.tag);
+  under_way_.push_back(
+      {work.rank, work.request, work.sends != 0 ? -1 : work.peer, work.bytes, in_turn});
+  if (in_turn) ++in_turn_;
 }
 
 void MpiTransport::Progress(std::vector<Ended>* ended) {
@@ -103,6 +106,7 @@ void MpiTransport::Progress(std::vector<Ended>* ended) {
   if (count <= 0) return;  // nothing has ended, or, below zero, nothing was under way
   for (int i = 0; i < count; ++i) {
     UnderWay& one = under_way_[static_cast<size_t>(ended_[i])];
+    if (one.in_turn) --in_turn_;
     if (one.source >= 0) {
       int taken_back = 0;
       if (cancelled_) Check("MPI_Test_cancelled", mpi_.Test_cancelled(Status(i), &taken_back));

@@ -37,6 +37,7 @@ class MpiTransport final : public Transport {
   MpiTransport(const MpiFunctions& functions, const MpiWorld& world, int nodes, int node);
 
   size_t busy() const final { return under_way_.size(); }
+  size_t in_turn() const final { return in_turn_; }
   void Start(const WireWork& work) final;
   void Progress(std::vector<Ended>* ended) final;
   bool Flush(uint32_t generation, const std::atomic<bool>& stopped) final;
@@ -48,6 +49,7 @@ class MpiTransport final : public Transport {
     /*! \brief The node that it comes from; -1: it is sent. */
     int source;
     uint64_t bytes;
+    bool in_turn;
   };
   /*! \brief What the engines tell each other. */
   struct Counts;
@@ -68,6 +70,8 @@ class MpiTransport final : public Transport {
   std::vector<int64_t> sent_, came_;
   /*! \brief One for each request, in any order. */
   std::vector<UnderWay> under_way_;
+  /*! \brief How many of them go in turn. */
+  size_t in_turn_ = 0;
   std::vector<uint8_t> requests_, statuses_;
   std::vector<int> ended_;
   /*! \brief Receives may have been taken back. */

@@ -30,6 +30,8 @@ class Transport {
 
   /*! \brief How many messages are under way. */
   virtual size_t busy() const = 0;
+  /*! \brief How many of these go in turn (core/wire.h): nobody hurries them. */
+  virtual size_t in_turn() const = 0;
   /*! \brief Begin to send or to receive; messages of one tag to a node arrive in this order. */
   virtual void Start(const WireWork& work) = 0;
   /*! \brief Add those that have ended since. */

@@ -16,12 +16,18 @@ namespace tvm_ipc {
 
 namespace {
 
+/*!
+ * \brief A whole message. A tensor of whole 256 KB has none for the 64 bytes of its head alone, and
+ *        any message has room in any receive.
+ */
+constexpr size_t kWhole = kMessageHead + kMessageBytes;
+
 /*! \brief How many messages a tensor is, with the head before it. */
-size_t CountOf(size_t bytes) { return (kMessageHead + bytes + kMessageBytes - 1) / kMessageBytes; }
+size_t CountOf(size_t bytes) { return (kMessageHead + bytes + kWhole - 1) / kWhole; }
 
 /*! \brief How long message `i` is. */
 size_t LengthOf(size_t i, size_t bytes) {
-  return std::min(kMessageBytes, kMessageHead + bytes - i * kMessageBytes);
+  return std::min(kWhole, kMessageHead + bytes - i * kWhole);
 }
 
 /*! \brief Where they come, behind their tickets, for which readers wait. */
@@ -85,7 +91,7 @@ std::vector<ShowsAcross::Landing> ShowsAcross::Prepare(const Layout& layout, uin
   const size_t bytes = tensor.bytes();
   // Each message has room for a whole one: of a rank that shows more, it is not cut off by MPI, but
   // seen in the head.
-  const size_t room = HeadOf(bytes) + CountOf(bytes) * kMessageBytes;
+  const size_t room = HeadOf(bytes) + CountOf(bytes) * kWhole;
   std::vector<int> taken;
   for (int place = 0; place < layout.size(); ++place) {
     if (layout.node_of[place] == layout.here) continue;
@@ -112,15 +118,15 @@ void ShowsAcross::Start(const Layout& layout, Flight& flight, const Buffer& tens
   for (size_t i = 0; i < CountOf(bytes); ++i) {
     for (Landing& landing : flight.landings) {
       const int32_t tag = WireTag(layout.team, landing.rank, rank_.id(), kShowPhase);
-      landing.tickets.push_back(landing.block->Receive(
-          control.NodeOf(landing.rank), tag, HeadOf(bytes) + i * kMessageBytes, kMessageBytes));
+      landing.tickets.push_back(landing.block->Receive(control.NodeOf(landing.rank), tag,
+                                                       HeadOf(bytes) + i * kWhole, kWhole));
     }
     for (int k = 1; k < nodes; ++k) {
       const int node = (layout.here + k) % nodes;
       const int taker = TakerOf(layout, node, layout.me);
       const int32_t tag = WireTag(layout.team, rank_.id(), taker, kShowPhase);
       flight.sent.push_back(
-          flight.copy->Send(layout.nodes[node].number, tag, i * kMessageBytes, LengthOf(i, bytes)));
+          flight.copy->Send(layout.nodes[node].number, tag, i * kWhole, LengthOf(i, bytes)));
     }
   }
   Ring(rank_.control());
