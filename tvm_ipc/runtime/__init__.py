@@ -17,6 +17,7 @@ def ready() -> None:
         blas,
         cuda_headers,
         gpus,
+        importing,
         library,
         log,
         python_errors,
@@ -28,7 +29,8 @@ def ready() -> None:
         log.start()
     finally:
         python_errors.install()  # before Disco registers functions of its own
-        repair.repair()
+        with importing.quickly():
+            repair.repair()
     cuda_headers.mend()
     library.load()
     from tvm_ipc.runtime import disco_sessions  # wants the native library

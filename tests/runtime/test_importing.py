@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TVM's runtime alone is imported without errors inside the FFI, each of which takes long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+from tvm_ffi import core
+ask, unknown = core._object_type_key_to_index, []
+def watched(type_key):
+    index = ask(type_key)
+    if index is None:
+        unknown.append(type_key)
+    return index
+core._object_type_key_to_index = watched
+{begin}
+assert core._object_type_key_to_index is watched
+from tvm.runtime import disco
+print(unknown, disco.DRef.__tvm_ffi_type_info__.type_key)
+"""
+
+
+@pytest.mark.parametrize("compiler", ["0", "1"])
+@pytest.mark.parametrize(
+    "begin", ["from tvm_ipc import Session", "import tvm_ipc; tvm_ipc.runtime_only()"]
+)
+def test_tvm_asks_for_no_type_that_is_not_there(begin: str, compiler: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(begin=begin)],
+        env={**os.environ, "TVM_USE_RUNTIME_LIB": compiler},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[] runtime.disco.DRef\n", done.stderr
