@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from disco_kinds import call
 from tvm_ffi import register_global_func
 
 import tvm_ipc
-from tvm_ipc.errors import WorkerError
+from tvm_ipc.errors import SessionClosedError, WorkerError
 from tvm_ipc.runtime.folder import Folder, remove_orphans
 
 
@@ -207,3 +208,24 @@ def test_exception_that_the_ffi_loses_is_an_error_all_the_same(rank: int) -> Non
         with pytest.raises(WorkerError, match="a Python exception whose text cannot be told"):
             session.sync()
         session.sync()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_closed_session_that_nobody_holds_is_gone_at_once(threads: bool) -> None:
+    """And so are its descriptors, which many sessions would have until Python looks for cycles."""
+    gc.collect()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    gc.disable()
+    try:
+        for _ in range(2):
+            with tvm_ipc.Session(2, threads=threads) as session:
+                x = session.put(np.ones(3, "int8"))
+                assert session.get(x, 1).tolist() == [1, 1, 1]
+            gone = weakref.ref(session)
+            with pytest.raises(SessionClosedError, match="closed"):
+                session.put(np.ones(3, "int8"))
+            del session, x
+            assert gone() is None
+        assert len([*Path("/proc/self/fd").iterdir()]) == before
+    finally:
+        gc.enable()

@@ -84,10 +84,6 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     __slots__ = ("__dict__", "__weakref__")
     #: The process of each worker.
     _pids: tuple[int, ...]
-    #: Raw functions that every worker has: they cannot fail, so nothing guards them.
-    _guard: DRef
-    _done: DRef
-    _find: DRef
 
     def _prepare(self, timeout: float) -> None:
         """Set the state that commands need; before anything is sent."""
@@ -103,6 +99,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         self._closed = False
         self._why_unusable = ""
         self._functions: dict[str, DPackedFunc] = {}
+        #: Raw functions that every worker has: they cannot fail, so nothing guards them.
+        self._raw: dict[str, DRef] = {}
         #: Commands are numbered. A ticket has the number of the last command before it.
         self._commands = 0
         self._last_ticket = 0
@@ -118,9 +116,8 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     def _start_commands(self) -> None:
         """Make ready to send: every worker has joined."""
         self._pids = tuple(json.loads(_report(self))["pids"])
-        self._guard = self._raw_function("tvm_ipc.worker.guard")
-        self._done = self._raw_function("tvm_ipc.worker.done")
-        self._find = self._raw_function("tvm_ipc.worker.find_function")
+        for name in ("guard", "done", "find_function"):
+            self._raw[name] = DRef(_get_function(self, f"tvm_ipc.worker.{name}"), self)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -172,11 +169,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
 
     # ---- sending --------------------------------------------------------------------------
 
-    def _raw_function(self, name: str) -> DRef:
-        """Return a function that every worker is known to have."""
-        return DRef(_get_function(self, name), self)
-
-    def _command(self, func: DRef, *args: Any) -> DRef | None:
+    def _command(self, raw: str, *args: Any) -> DRef | None:
         """Send one command, when there is room for it; None if it is too long for that."""
         self._caller()
         while True:
@@ -184,7 +177,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
                 self._enter()
                 self._commands += 1
                 self._caller().last = self._commands
-                answer = self._try(_send, self, 0, 0, func, *args)
+                answer = self._try(_send, self, 0, 0, self._raw[raw], *args)
                 if isinstance(answer, disco.DRef):
                     return DRef(answer, self)
                 if answer > self._room // 2:  # the rest is for registers that are freed first
@@ -195,7 +188,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     def _ticket(self) -> int:
         """Return a ticket behind all commands so far; with the lock."""
         if self._last_ticket < self._commands:
-            self._try(_send_ticket, self, self._done, self._commands)
+            self._try(_send_ticket, self, self._raw["done"], self._commands)
             self._last_ticket = self._commands
         return self._last_ticket
 
@@ -210,7 +203,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
     def call_packed(self, func: disco.DRef, *args: Any) -> DRef:
         """Call a function on every worker; the result stays there."""
         self._check_references(args)
-        result = self._command(self._guard, func, *args)
+        result = self._command("guard", func, *args)
         if result is not None:
             return result
         return call_in_pieces(self._get_cached_method, self._room, func, args)
@@ -225,7 +218,7 @@ class CommandSession(disco.Session):  # type: ignore[misc]
         if name not in self._functions:
             # Not guarded: looked up even if an error makes the workers skip what this thread, or
             # another one that uses the function meanwhile, wants it for.
-            function = self._command(self._find, name)
+            function = self._command("find_function", name)
             assert function is not None
             self._functions[name] = DPackedFunc.of(function)
         return self._functions[name]

@@ -96,6 +96,7 @@ class EndingSession(CommandSession):
         with self._end_lock:
             if self._ended:
                 return
+            sending = self._lock._is_owned()  # type: ignore[attr-defined]  # a handler ends it
             locked = self._lock.acquire(timeout=LEAVE_SECONDS)
             try:
                 self._functions.clear()
@@ -107,6 +108,10 @@ class EndingSession(CommandSession):
                     self._pool.finish(0.0)
                     self._pool.forget()
                 self._folder.remove()
+                if locked and not sending:
+                    # They refer to the session, which would stay, with its descriptors, until
+                    # Python looks for cycles.
+                    self._raw.clear()
                 self._ended = True
             finally:
                 if locked:
