@@ -6,12 +6,15 @@
     sudo python benchmarks/nodes.py --collective reduce_scatter   # or reduce; else an all-reduce
 
 Nodes are network namespaces of this machine (root, iproute2), which share nothing but a network: at
-full speed, and limited to 10 and 1 Gbit/s in each direction. Both sides have the same ranks on the
-same nodes: ours is the packed function, called from every worker of a session; the peer is a C loop
-over MPI_Allreduce, MPI_Reduce_scatter or MPI_Reduce among all ranks, started over the same network.
-They are alive all the time, are measured one after another, size by size, in several rounds; what
-disturbs the machine disturbs both. Figures are medians over the rounds, a ratio is the median of
-the ratios within the rounds. Every buffer's first reduction is compared with a closed form.
+full speed, and limited to 10 and 1 Gbit/s in each direction. Each node has cores of its own, an
+even share of this machine's, to which all keeps that runs there, of both sides. With --share-cores
+programs float over all cores, and the figures of a whole session depend on which of them meet on
+one. Both sides have the same ranks on the same nodes: ours is the packed function, called from
+every worker of a session; the peer is a C loop over MPI_Allreduce, MPI_Reduce_scatter or MPI_Reduce
+among all ranks, started over the same network. They are alive all the time, are measured one after
+another, size by size, in several rounds; what disturbs the machine disturbs both. Figures are
+medians over the rounds, a ratio is the median of the ratios within the rounds. Every buffer's first
+reduction is compared with a closed form.
 
 Of the largest size at a limited rate the table says which part of the link is used: the bytes that
 a node must at least send or receive, by the time and the rate. These are the bytes of a buffer, and
@@ -134,7 +137,11 @@ def inside(options: argparse.Namespace) -> None:
 
 def measure(rate: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, object]:
     """Measure at one rate."""
-    with tempfile.TemporaryDirectory() as folder, Network(options.nodes, RATES[rate]) as network:
+    own_cores = not options.share_cores
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Network(options.nodes, RATES[rate], own_cores=own_cores) as network,
+    ):
         shell = network.shell(Path(folder) / "shell")
         results = Path(folder) / "results.json"
         hosts = [node.address for node in network.nodes]
@@ -196,6 +203,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--seconds", type=float, default=0.1, help="how long one measurement takes (0.1)")
     add("--budget", type=float, default=240.0, help="seconds after which no round begins, a rate")
     add("--limit", type=float, default=30.0, help="seconds after which a measurement is given up")
+    add("--share-cores", action="store_true", help="let nodes share all cores")
     add("--peer-alone", action="store_true", help="measure MPI alone")
     for name in ("--json", "--shell", "--interface"):
         add(name, help=argparse.SUPPRESS)

@@ -5,10 +5,12 @@
     sudo python benchmarks/nodes_overlap.py --rate 10gbit
 
 Nodes are network namespaces of this machine (root, iproute2), which share nothing but a network of
-a limited rate. Each worker has some rows, which all of them gather and multiply; it has a core, if
-there are as many. Measured are the all-gather alone, the matmul of all rows alone, both one after
-the other, and what `OverlapCommunication` makes of them in some numbers of chunks. All take turns
-in rounds; times are those of the slower worker, figures are medians over the rounds.
+a limited rate. Each node has cores of its own, an even share of this machine's, to which all keeps
+that runs there; with --share-cores programs float over all cores. Each worker has some rows, which
+all of them gather and multiply, with its share of the cores, one at least. Measured are the
+all-gather alone, the matmul of all rows alone, both one after the other, and what
+`OverlapCommunication` makes of them in some numbers of chunks. All take turns in rounds; times are
+those of the slower worker, figures are medians over the rounds.
 
     hidden = (all-gather + matmul - overlapped) / the smaller one of the two
 """
@@ -82,6 +84,7 @@ def main(arguments: list[str]) -> int:
     add("--chunks", type=int, nargs="+", default=[2, 4, 8])
     add("--rounds", type=int, default=5, help="how often everything is measured (5)")
     add("--shapes", type=shape, nargs="+", default=SHAPES, metavar="ROWSxINNERxCOLUMNS")
+    add("--share-cores", action="store_true", help="let nodes share all cores")
     add("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside:
@@ -90,15 +93,16 @@ def main(arguments: list[str]) -> int:
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            Network(options.nodes, options.rate) as network,
+            Network(options.nodes, options.rate, own_cores=not options.share_cores) as network,
         ):
             told = {
                 "hosts": [node.address for node in network.nodes],
                 "shell": str(network.shell(Path(folder) / "shell")),
             }
             program = [sys.executable, str(HERE), *arguments, "--inside", json.dumps(told)]
-            # Nodes share the cores, which none of them knows.
-            cores = (os.cpu_count() or 1) // (options.nodes * options.workers)
+            # What is right for nodes with cores of their own is right for nodes that share them,
+            # which do not know it.
+            cores = len(os.sched_getaffinity(0)) // (options.nodes * options.workers)
             settings = {**os.environ, "TVM_NUM_THREADS": str(max(1, cores))}
             inner = network.nodes[0].inside(program)
             return subprocess.run(inner, env=settings).returncode

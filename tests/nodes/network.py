@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NEEDED = ("ip", "tc", "unshare", "nsenter", "mount", "hostname")
+NEEDED = ("ip", "tc", "unshare", "nsenter", "mount", "hostname", "taskset")
 SUBNET = "10.77.0"
 #: What a node is: a process that keeps the namespaces. It ends when its input does.
 _KEEP = """
@@ -40,11 +40,16 @@ class Node:
     name: str
     address: str
     keeper: subprocess.Popen[str]
+    #: Those that all in it keeps to; none if it has all cores.
+    cores: tuple[int, ...]
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs another one in the node."""
+        """Return the command that runs another one in the node, and on its cores."""
         target = ["--target", str(self.keeper.pid)]
-        return ["nsenter", *target, "--net", "--uts", "--mount", "--", *command]
+        inside = ["nsenter", *target, "--net", "--uts", "--mount", "--"]
+        if self.cores:
+            inside += ["taskset", "-c", ",".join(map(str, self.cores))]
+        return [*inside, *command]
 
     def run(self, *command: str) -> None:
         """Run something in the node; its failure is an error."""
@@ -59,11 +64,19 @@ class Network:
     count : how many nodes.
     rate : the most that each of them may send, such as "1gbit"; None for all that goes.
     memory : the most that each of them may share, as mount takes it.
+    own_cores : whether all that runs in a node keeps to cores of its own. They are an even share of
+        those of this process. If there are more nodes than cores, nodes take a core each in turn.
     """
 
     network = f"{SUBNET}.0/24"
 
-    def __init__(self, count: int, rate: str | None = None, memory: str = "512m") -> None:
+    def __init__(
+        self,
+        count: int,
+        rate: str | None = None,
+        memory: str = "512m",
+        own_cores: bool = False,
+    ) -> None:
         missing = [name for name in NEEDED if shutil.which(name) is None]
         if os.geteuid() != 0 or missing:
             raise NoNetworkError(f"namespaces want root, and the commands {', '.join(NEEDED)}")
@@ -73,9 +86,9 @@ class Network:
             switch = self._keeper("switch", memory)
             _ip(switch, "link", "add", "switch", "type", "bridge")
             _ip(switch, "link", "set", "switch", "up")
-            for number in range(1, count + 1):
+            for number, cores in enumerate(_shares(count) if own_cores else [()] * count, 1):
                 keeper = self._keeper(f"node{number}", memory)
-                self.nodes.append(Node(f"node{number}", f"{SUBNET}.{number}", keeper))
+                self.nodes.append(Node(f"node{number}", f"{SUBNET}.{number}", keeper, cores))
                 self._join(switch, number, keeper, rate)
         except BaseException:
             self.close()
@@ -83,7 +96,7 @@ class Network:
 
     def shell(self, path: Path) -> Path:
         """Write what takes the place of ssh: it is given options, an address and a command."""
-        cases = "\n".join(f"{n.address}) keeper={n.keeper.pid};;" for n in self.nodes)
+        cases = "\n".join(f'{n.address}) inside="{" ".join(n.inside([]))}";;' for n in self.nodes)
         path.write_text(f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 case $1 in
@@ -91,7 +104,7 @@ case $1 in
 *) echo "there is no machine $1" >&2; exit 255;;
 esac
 shift
-exec nsenter --target $keeper --net --uts --mount -- sh -c "$*"
+exec $inside sh -c "$*"
 """)
         path.chmod(0o755)
         return path
@@ -137,6 +150,13 @@ exec nsenter --target $keeper --net --uts --mount -- sh -c "$*"
         if rate is not None:
             limit = ["rate", rate, "burst", "256kb", "latency", "50ms"]
             _run(keeper, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
+
+
+def _shares(count: int) -> list[tuple[int, ...]]:
+    """Return the cores of each node."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // count)
+    return [tuple(cores[(k * each + i) % len(cores)] for i in range(each)) for k in range(count)]
 
 
 def _ip(keeper: subprocess.Popen[str], *words: str) -> None:

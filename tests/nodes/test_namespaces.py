@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,36 @@ def network() -> Iterator[Network]:
         pytest.skip(str(error))
     with made:
         yield made
+
+
+@pytest.mark.parametrize("own_cores", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_cores_of_nodes(count: int, own_cores: bool, tmp_path: Path) -> None:
+    try:
+        made = Network(count, own_cores=own_cores)
+    except NoNetworkError as error:
+        pytest.skip(str(error))
+    here = sorted(os.sched_getaffinity(0))
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    with made as network:
+        shell = str(network.shell(tmp_path / "shell"))
+        found = []
+        for node in network.nodes:
+            ways = (
+                node.inside([sys.executable, "-c", code]),
+                [shell, "-x", node.address, sys.executable, "-c", f"'{code}'"],
+                # The shell is called in the first node, for the others.
+                network.nodes[0].inside([shell, node.address, f"{sys.executable} -c '{code}'"]),
+            )
+            (said,) = {subprocess.check_output(way, text=True) for way in ways}
+            found.append(json.loads(said))
+    if not own_cores:
+        assert found == [here] * count
+        return
+    assert {len(cores) for cores in found} == {max(1, len(here) // count)}
+    together = sorted({core for cores in found for core in cores})
+    assert len(together) == min(len(here), len(found[0]) * count)
+    assert set(together) <= set(here)
 
 
 def run(network: Network, folder: Path, name: str, **given: Any) -> str:
