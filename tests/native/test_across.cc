@@ -23,13 +23,33 @@
 namespace tvm_ipc {
 namespace {
 
-enum Action { kOperation, kSum, kDisagree, kLate, kFailIn, kBytes, kRoots };
+enum Action { kOperation, kSum, kDisagree, kLate, kFailIn, kBytes, kRoots, kAlone };
 
 /*! \brief The node of each rank. */
 std::vector<int> NodesOf(const Rank& rank) {
   std::vector<int> nodes;
   for (int i = 0; i < rank.num_ranks(); ++i) nodes.push_back(rank.control().NodeOf(i));
   return nodes;
+}
+
+/*! \brief The only member of a node says its elements from where they lie: it stages none. */
+void OnlyMember(Rank& rank) {
+  const size_t n = static_cast<size_t>(rank.num_ranks()), count = n * 100003;
+  const ElementType type{2, 32, 1};
+  for (bool in_parts : {false, true}) {
+    std::vector<float> ones(count, 1), out(in_parts ? count / n : count);
+    const Buffer send{ones.data(), count, type}, recv{out.data(), out.size(), type};
+    if (in_parts) {
+      rank.endpoint().ReduceScatter(send, ReduceKind::kSum, kWorld, 0, recv);
+    } else {
+      rank.endpoint().AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
+    }
+    for (float one : out) EXPECT(one == static_cast<float>(n));
+  }
+  for (size_t buffer : {0, 1}) {
+    const uint8_t* elements = rank.segments()->base(rank.id()) + buffer * kStageBytes;
+    EXPECT(std::count(elements, elements + kStageBytes / 2, 0) == kStageBytes / 2);
+  }
 }
 
 void Do(Rank& rank, const Order& order) {
@@ -47,6 +67,8 @@ void Do(Rank& rank, const Order& order) {
       return operation.Sum(1 << 20);
     case kBytes:
       return AcrossBytes(order.seed, NodesOf(rank)).Run(rank, kFirstTeam);
+    case kAlone:
+      return OnlyMember(rank);
     case kRoots: {
       float one = 1;
       const Buffer buffer{&one, 1, {2, 32, 1}};
@@ -123,6 +145,17 @@ void TestBytes(const std::vector<int>& sizes, bool flat) {
   }
 }
 
+void TestOnlyMembers() {
+  for (const auto& sizes : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
+    for (bool flat : {false, true}) {
+      Cluster cluster(sizes, Do, {{}, 60, "mpi", flat});
+      EngineDouble engine(cluster.segments(), 3);
+      MakeTeams(cluster, static_cast<int>(sizes.size()));
+      ExpectNone(cluster.Round(kAlone, 0));
+    }
+  }
+}
+
 /*! \brief Ranks of several nodes that call different things are told which. */
 void TestDisagreement() {
   Cluster cluster({1, 2}, Do, {{}, 60, "mpi"});
@@ -188,6 +221,7 @@ int main(int argc, char** argv) {
   for (const auto& sizes : std::vector<std::vector<int>>{{2, 2}, {1, 2, 3}, {1, 1, 2, 1}}) {
     for (bool flat : {false, true}) TestBytes(sizes, flat);
   }
+  TestOnlyMembers();
   TestDisagreement();
   TestLate();
   std::printf("passed\n");

@@ -57,12 +57,20 @@ void Lane::Start(size_t piece, const uint8_t* const* sources) {
  */
 size_t Lane::Say(size_t piece, const uint8_t* const* sources, int node, size_t at) {
   const Range range = plan_.Ends(piece, node, lane_);
+  const int members = layout_.nodes[layout_.here].size();
+  const size_t said = combine_.Said(layout_.here);
+  uint8_t* to = messages_.Body(Buffer(piece, 0), at);
   const void* elements[kMaxRanks];
-  for (int i = 0; i < layout_.nodes[layout_.here].size(); ++i) {
-    elements[i] = sources[i] + range.first * plan_.width;
+  if (members == 1) {
+    plan_.ForRuns(piece, range, [&](size_t element, size_t in_piece, size_t count) {
+      elements[0] = sources[0] + element * plan_.width;
+      combine_.Say(to + (in_piece - range.first) * said, elements, count);
+    });
+  } else {
+    for (int i = 0; i < members; ++i) elements[i] = sources[i] + range.first * plan_.width;
+    combine_.Say(to, elements, range.count);
   }
-  combine_.Say(messages_.Body(Buffer(piece, 0), at), elements, range.count);
-  return at + kMessageHead + WholeLines(range.count * combine_.Said(layout_.here));
+  return at + kMessageHead + WholeLines(range.count * said);
 }
 
 /*! \brief dst = what all nodes, this one too, say of what this one ends. */

@@ -23,7 +23,10 @@ class Lane {
   Lane(RankWire& wire, Across& across, const Descriptor& mine, const Combine& combine,
        const ReducePlan& plan, int lane);
 
-  /*! \brief Say what the members of this node have; the sources are their pieces. */
+  /*!
+   * \brief Say what the members of this node have. The sources are their pieces; of an only member,
+   *        all that it sends, from where the elements of the piece are read.
+   */
   void Start(size_t piece, const uint8_t* const* sources);
   /*! \brief End this node's part, and say what it came to, where there are two hops. */
   void Middle(size_t piece);
