@@ -153,9 +153,9 @@ void RankWire::RequireRequests(uint32_t generation, size_t count, const Descript
   std::lock_guard<std::mutex> lock(mutex_);
   Reclaim();
   if (free_requests_.size() >= count) return;
-  Fail(kind::kRuntime, Describe(mine), " needs ", count, " messages of ", kMessageBytes,
-       " bytes between nodes, and rank ", rank_.id(), " has ", free_requests_.size(), " of ",
-       kWireRequests, " left; hide what was shown before, or show less at a time");
+  Fail(kind::kRuntime, Describe(mine), " needs ", count, " messages between nodes, and rank ",
+       rank_.id(), " has ", free_requests_.size(), " of ", kWireRequests,
+       " left; hide what was shown before, or show less at a time");
 }
 
 bool RankWire::OldestLeft(int peer, size_t most, WireTicket* ticket) {
