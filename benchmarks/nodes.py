@@ -16,6 +16,10 @@ another, size by size, in several rounds; what disturbs the machine disturbs bot
 medians over the rounds, a ratio is the median of the ratios within the rounds. Every buffer's first
 reduction is compared with a closed form.
 
+A limited link that was at rest lets 256 KB through at once, the time of which short measurements
+would not see. TCP's control of congestion is that of any kernel, reno, for both sides: BBR, which
+some machines have, gives collectives a third of a link of 10 Gbit/s (--congestion bbr).
+
 Of the largest size at a limited rate the table says which part of the link is used: the bytes that
 a node must at least send or receive, by the time and the rate. These are the bytes of a buffer, and
 of a reduce-scatter those that the ranks of other nodes want of it.
@@ -137,10 +141,10 @@ def inside(options: argparse.Namespace) -> None:
 
 def measure(rate: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, object]:
     """Measure at one rate."""
-    own_cores = not options.share_cores
+    own_cores, congestion = not options.share_cores, options.congestion
     with (
         tempfile.TemporaryDirectory() as folder,
-        Network(options.nodes, RATES[rate], own_cores=own_cores) as network,
+        Network(options.nodes, RATES[rate], own_cores=own_cores, congestion=congestion) as network,
     ):
         shell = network.shell(Path(folder) / "shell")
         results = Path(folder) / "results.json"
@@ -199,8 +203,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--smallest", type=int, default=1 << 10, metavar="BYTES")
     add("--largest", type=int, default=64 << 20, metavar="BYTES")
     add("--factor", type=int, choices=[2, 4, 8, 16, 64], help="between sizes (4; quick: 16)")
+    add("--congestion", default="reno", help="TCP's control of congestion, such as bbr (reno)")
     add("--rounds", type=int, help="how often everything is measured (5; quick: 3)")
-    add("--seconds", type=float, default=0.1, help="how long one measurement takes (0.1)")
+    add("--seconds", type=float, default=0.5, help="how long one measurement takes (0.5)")
     add("--budget", type=float, default=240.0, help="seconds after which no round begins, a rate")
     add("--limit", type=float, default=30.0, help="seconds after which a measurement is given up")
     add("--share-cores", action="store_true", help="let nodes share all cores")

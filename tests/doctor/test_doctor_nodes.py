@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tvm_ipc import command_line
+from tvm_ipc import command_line, doctor
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.mpi import find_mpi
 
@@ -30,9 +31,29 @@ def test_two_nodes_of_this_machine(capfd: pytest.CaptureFixture[str]) -> None:
     assert "latency" not in first
     assert second["latency"] > 0
     assert second["rate"] > 0
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    assert first["congestion"] == second["congestion"] == control
 
 
 def test_a_machine_that_there_is_not(capfd: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["doctor", "--hosts", "localhost,nowhere.invalid"]) == 1
     said = capfd.readouterr().out
     assert "PROBLEM  IPCError: 'nowhere.invalid' leads nowhere from this machine" in said
+
+
+@pytest.mark.parametrize("controls", [("cubic", "reno"), ("cubic", "bbr"), ("bbr2", "bbr")])
+def test_a_control_of_congestion_that_makes_collectives_slow(controls: tuple[str, str]) -> None:
+    node = {"host": "a", "address": "10.0.0.1", "cores": 2}
+    nodes = [{**node, "congestion": control} for control in controls]
+    said = doctor.render_hosts({"launcher": "", "seconds": 1.0, "nodes": nodes, "problem": None})
+    slow = [str(k) for k, control in enumerate(controls) if control.startswith("bbr")]
+    assert [line[:8].strip() for line in said.splitlines()].count("SLOW") == bool(slow)
+    if slow:
+        assert f"BBR on {'nodes' if slow[1:] else 'node'} {', '.join(slow)}," in said
+        assert "net.ipv4.tcp_congestion_control=cubic" in said
+
+
+def test_a_machine_by_itself_has_no_link_that_could_be_slow() -> None:
+    node = {"host": "a", "address": "127.0.0.1", "cores": 2, "congestion": "bbr"}
+    facts = {"launcher": "", "seconds": 1.0, "nodes": [node, node], "problem": None}
+    assert "SLOW" not in doctor.render_hosts(facts)

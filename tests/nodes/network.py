@@ -24,6 +24,7 @@ set -e
 hostname "$1"
 mount -t tmpfs -o size="$2" tmpfs /dev/shm
 ip link set lo up
+echo "$3" >/proc/sys/net/ipv4/tcp_congestion_control
 echo ready
 cat >/dev/null
 """
@@ -66,6 +67,8 @@ class Network:
     memory : the most that each of them may share, as mount takes it.
     own_cores : whether all that runs in a node keeps to cores of its own. They are an even share of
         those of this process. If there are more nodes than cores, nodes take a core each in turn.
+    congestion : how TCP finds out what the network bears. BBR, which a machine may have for its own
+        connections, takes a share of a link for all that a collective's bursts can have.
     """
 
     network = f"{SUBNET}.0/24"
@@ -76,11 +79,13 @@ class Network:
         rate: str | None = None,
         memory: str = "512m",
         own_cores: bool = False,
+        congestion: str = "reno",
     ) -> None:
         missing = [name for name in NEEDED if shutil.which(name) is None]
         if os.geteuid() != 0 or missing:
             raise NoNetworkError(f"namespaces want root, and the commands {', '.join(NEEDED)}")
         self._undo = contextlib.ExitStack()
+        self._congestion = congestion
         self.nodes: list[Node] = []
         try:
             switch = self._keeper("switch", memory)
@@ -122,7 +127,7 @@ exec $inside sh -c "$*"
     def _keeper(self, name: str, memory: str) -> subprocess.Popen[str]:
         namespaces = ["--net", "--uts", "--mount", "--propagation", "private"]
         keeper = subprocess.Popen(
-            ["unshare", *namespaces, "sh", "-c", _KEEP, "sh", name, memory],
+            ["unshare", *namespaces, "sh", "-c", _KEEP, "sh", name, memory, self._congestion],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ messages arrive, and how long they take from the first machine to each of the ot
 
 from __future__ import annotations
 
+import ipaddress
 import statistics
 import time
 from collections.abc import Callable
@@ -38,6 +39,9 @@ def examine_hosts(
             facts["seconds"] = time.monotonic() - start
             facts["nodes"] = [dict(node) for node in session.nodes]
             session.import_python_module(_MODULE)
+            control = session.get_global_func("tvm_ipc.doctor.congestion")()
+            for node in range(count):
+                facts["nodes"][node]["congestion"] = control.debug_get_from_remote(node)
             for node in range(1, count):
                 progress(f"messages to node {node}")
                 ping = session.get_global_func("tvm_ipc.doctor.ping")
@@ -72,5 +76,17 @@ def render_hosts(facts: dict[str, Any]) -> str:
         lines.append("")
         lines.append(
             f"One way, from worker to worker: messages of {SMALL} bytes, and of {LARGE >> 20} MB."
+        )
+    paced = [
+        number
+        for number, node in enumerate(facts["nodes"])
+        if node.get("congestion", "").startswith("bbr")
+        and not ipaddress.ip_address(node["address"]).is_loopback  # which has no limit to find
+    ]
+    if paced:
+        lines.append(
+            f"SLOW     TCP uses BBR on {'node' if len(paced) == 1 else 'nodes'} "
+            f"{', '.join(map(str, paced))}, with which collectives got a third of a link of "
+            "10 Gbit/s: sysctl net.ipv4.tcp_congestion_control=cubic"
         )
     return "\n".join(lines)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers do for `tvm-ipc doctor --hosts`: messages that go and come back."""
+"""What workers do for `tvm-ipc doctor --hosts`: messages that go and come back, and a look."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tvm
 import tvm_ffi
 
 _get = tvm_ffi.get_global_func
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 @tvm_ffi.register_global_func("tvm_ipc.doctor.ping", override=True)  # type: ignore[untyped-decorator]
@@ -32,3 +34,12 @@ def ping(peer: int, size: int, rounds: int) -> Any:
                 send(data, 0)
             times[number] = time.perf_counter() - start
     return tvm.runtime.tensor(times)
+
+
+@tvm_ffi.register_global_func("tvm_ipc.doctor.congestion", override=True)  # type: ignore[untyped-decorator]
+def congestion() -> str:
+    """Return how TCP finds out what the network bears, such as "cubic"; "" where nothing says."""
+    try:
+        return _CONGESTION.read_text().strip()
+    except OSError:
+        return ""
