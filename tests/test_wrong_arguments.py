@@ -69,6 +69,12 @@ HOSTS = [
     ["a", ""],
     ["a", 3],
     ["-x", "b"],
+    ["a", "b:22"],
+    ["a", "b/c"],
+    ["a", "b\x7f"],
+    {"a": 1, "b": 2},
+    {"a", "b"},
+    {"a": 1, "b": 2}.keys(),
     ANYTHING,
 ]
 SIZES = [1.5e9, 0, -1, True, "lots", "1.5G", "", [1], 1 << 63, math.inf, ANYTHING]

@@ -23,6 +23,7 @@ SIZES = ["x", "0", "-1", "2.5", ""]
 AMOUNTS = ["x", "-1", "nan", "inf", ""]
 FILES = ["/no/such/folder/file.json", "/", "."]
 HOSTS = ["0", "1", "-2", "", "a", "a,a", "a,", ",", "a,b c", "2.5", "allocation"]
+HOSTS += ["a,b:22", "a,b/c", "a,b\x7f"]
 #: What is wrong for each option that takes a value; "" stands for a command's own argument.
 WRONG = {
     "demo": {

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tvm_ipc.errors import IPCError
@@ -23,9 +25,10 @@ def test_this_machine_alone() -> None:
     assert address_towards(["127.0.0.1", "127.0.1.1"]) == "127.0.0.1"
 
 
-def test_a_name_that_leads_nowhere() -> None:
-    with pytest.raises(IPCError, match=r"'none\.invalid' leads nowhere"):
-        address_towards(["127.0.0.1", "none.invalid"])
+@pytest.mark.parametrize("name", ["none.invalid", "a..b", "a" * 64])
+def test_a_name_that_leads_nowhere(name: str) -> None:
+    with pytest.raises(IPCError, match=f"'{re.escape(name)}' leads nowhere"):
+        address_towards(["127.0.0.1", name])
 
 
 def test_a_name_of_this_machine_that_is_loopback(ways: dict[tuple[str, int], str]) -> None:

@@ -40,7 +40,10 @@ def test_command_lines() -> None:
         line(MPICH, Places(("a", "b"), "10.0.0.0/24"))
 
 
-@pytest.mark.parametrize("host", ["", "-x", "a b", "a,b", "a:2;c", "a\nb"])
+@pytest.mark.parametrize(
+    "host",
+    ["", "-x", "a b", "a,b", "a;c", "a\nb", "a:22", "a/b", "a\x7f", "a\0", "\u200ba", "\udcff"],
+)
 def test_names_that_are_none(host: str) -> None:
     with pytest.raises(IPCError, match="is no name of a machine"):
         Places(("a", host))

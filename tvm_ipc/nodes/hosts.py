@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 #: The nodes that a launcher of the user's has started.
 ALLOCATION: Final = "allocation"
 _WANTED: Final = (
-    "the names of two or more machines, this one first, or a number of nodes on this machine, 2 or "
-    "more"
+    "a list of the names of two or more machines, this one first, or a number of nodes on this "
+    "machine, 2 or more"
 )
 #: Seconds that agents and workers have to join.
 _START_SECONDS: Final = 120.0
@@ -42,6 +43,8 @@ def read(where: str, hosts: Any, num_workers: int) -> Hosts:
         places = hosts
     elif isinstance(hosts, numbers.Number):
         places = Places(arguments.integer(where, hosts, _WANTED, 2))
+    elif isinstance(hosts, (Mapping, Set)):  # which has no order, and one is to be the first
+        raise arguments.wrong_type(where, _WANTED, hosts)
     else:
         names = arguments.texts(where, hosts, _WANTED)
         if len(names) < 2 or len(set(names)) < len(names):
@@ -79,6 +82,18 @@ class Hosts:
             machines += [names.index(name)] * len(ranks)
         return machines
 
+    def address(self) -> str:
+        """Return the address of this machine that the others reach.
+
+        Raises
+        ------
+        IPCError
+            A name leads nowhere, or no one interface leads to all of the machines.
+        """
+        names = () if isinstance(self.places.hosts, int) else self.places.hosts
+        away = dict.fromkeys(name for name in names[1:] if name != names[0])
+        return address_towards([*away])
+
     def start(self, wanted: Wanted) -> NodePool:
         """Start agents and workers.
 
@@ -104,14 +119,9 @@ class Hosts:
             settings.instruction_set,
             wanted.flat,
         )
-        names = () if isinstance(self.places.hosts, int) else self.places.hosts
-        away = dict.fromkeys(name for name in names[1:] if name != names[0])
+        address = self.address()
         nodes = Nodes(
-            self.places,
-            workers,
-            address=address_towards([*away]),
-            timeout=_START_SECONDS,
-            check=wanted.check,
+            self.places, workers, address=address, timeout=_START_SECONDS, check=wanted.check
         )
         return NodePool(nodes)
 

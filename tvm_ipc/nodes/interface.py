@@ -51,7 +51,7 @@ def _way(host: str, family: int) -> str | None:
         with socket.socket(kind, socket.SOCK_DGRAM) as probe:
             probe.connect(to)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # of a name that no name server could have
         return None
 
 

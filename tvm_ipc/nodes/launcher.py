@@ -57,8 +57,9 @@ class Places:
         if self.count < 1:
             raise IPCError(f"there must be at least one node; hosts is {self.hosts!r}")
         for host in () if isinstance(self.hosts, int) else self.hosts:
-            # It becomes a part of a list in one argument; nothing in it may look like another.
-            if not host or host[0] == "-" or set(host) & set(" ,;\n\t\0"):
+            # It becomes a part of a list in one argument; nothing in it may look like another, or
+            # like a number of processes.
+            if not host.isprintable() or not host or host[0] == "-" or set(host) & set(" ,;:/"):
                 raise IPCError(f"{host!r} is no name of a machine")
 
     @property

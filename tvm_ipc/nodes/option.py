@@ -54,9 +54,14 @@ def refusal(given: Given, workers: int, *, threads: bool) -> str | None:
 
 
 def require(given: Given) -> None:
-    """Raise what a session would raise when all is compiled: there is no MPI, or one within."""
+    """Raise what a session would raise when all is compiled.
+
+    There is no MPI, or one within, or a name leads nowhere.
+    """
+    from tvm_ipc.nodes.hosts import read
     from tvm_ipc.nodes.mpi import find_mpi, refuse_launched
 
     if given != "allocation":
         refuse_launched()
         find_mpi()
+        read("hosts", given, count(given)).address()
