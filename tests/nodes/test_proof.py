@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,21 @@ def test_no_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(proof, "FOLDER", tmp_path / "none")
     with pytest.raises(IPCError, match=r"no file can be made in .*none: .*No such file"):
         Proof().__enter__()
+
+
+@pytest.mark.parametrize("step", ["link", "write"])
+def test_a_file_that_cannot_be_made_leaves_nothing_open(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(step)
+
+    def opened() -> set[str]:
+        return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+    before = opened()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        with pytest.raises(IPCError, match=f"no file can be made in {FOLDER}: {step}"):
+            Proof().__enter__()
+    assert opened() == before

@@ -45,16 +45,7 @@ class Proof:
         self.path = FOLDER / f"{_PREFIX}{secrets.token_hex(8)}"
         self.digest = hashlib.sha256(data).hexdigest()
         try:
-            self._file = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            os.write(self._file, data)
-            # It gets its name when it is whole and locked. Python follows the link to the file
-            # only if it is told of a folder, which an absolute path does not want.
-            folder = os.open(FOLDER, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.link(f"/proc/self/fd/{self._file}", self.path, src_dir_fd=folder)
-            finally:
-                os.close(folder)
+            self._file = _locked(self.path, data)
         except OSError as error:
             raise IPCError(f"no file can be made in {FOLDER}: {error}") from error
         return self
@@ -62,6 +53,25 @@ class Proof:
     def __exit__(self, *_: object) -> None:
         self.path.unlink(missing_ok=True)
         os.close(self._file)
+
+
+def _locked(path: Path, data: bytes) -> int:
+    """Make a file, and return the descriptor that locks it."""
+    file = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(file, data)
+        # It gets its name when it is whole and locked. Python follows the link to the file
+        # only if it is told of a folder, which an absolute path does not want.
+        folder = os.open(FOLDER, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{file}", path, src_dir_fd=folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _remove_orphans() -> None:
