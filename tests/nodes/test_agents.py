@@ -140,6 +140,40 @@ def test_an_agent_that_is_cut_off_ends_the_daemon_that_waits_for_the_launcher(
         time.sleep(0.01)
 
 
+#: It inherits the children of processes that die, as init does, and says how the agent ended.
+INHERITING = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2]], check=True)
+print("ended with", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+DYING_DAEMON = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).stdout.readline()
+"""
+INHERITED_AGENT = """
+import os, time
+from tvm_ipc.nodes import agent
+daemon = os.getppid()
+print("started", flush=True)
+while os.getppid() == daemon:
+    time.sleep(0.01)
+agent.end_with_daemon()
+"""
+
+
+def test_an_agent_whose_daemon_has_died_does_not_kill_who_inherits_it(
+    started: Started,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INHERITING, DYING_DAEMON, INHERITED_AGENT],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (0, "ended with 1\n"), done.stderr
+
+
 def test_errors_of_the_start(mpi: Mpi, started: Started) -> None:
     workers = Workers([[1], [2]], 3)
     program = [sys.executable, "-c", "import sys; sys.exit('no agent')"]

@@ -39,6 +39,8 @@ from tvm_ipc.runtime.starting import passed
 if TYPE_CHECKING:
     from tvm_ipc.nodes.engine import Engine
 
+#: The launcher's daemon that started this process. Where it dies, another process is the parent.
+_DAEMON: Final = os.getppid()
 #: Seconds that rank 0 waits for its line: the controller wrote it before MPI started, or is gone.
 LINE_SECONDS: Final = 10.0
 #: Seconds that workers have to end by themselves, and MPI.
@@ -264,8 +266,10 @@ def end_with_daemon() -> None:
     """End this process, and the launcher's daemon that started it, with its temporary files.
 
     The launcher cannot be reached, and its daemon would wait for it, a quarter of an hour or more.
+    If the daemon has died, the parent of this process is another one, and none of ours.
     """
-    os.kill(os.getppid(), signal.SIGKILL)
+    if os.getppid() == _DAEMON != 1:
+        os.kill(_DAEMON, signal.SIGKILL)
     if folder := config.folder_of_daemon():
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
