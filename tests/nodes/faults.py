@@ -109,9 +109,9 @@ class Victim:
         where = network_of(process)
         return next(n for n in self.network.nodes if network_of(n.keeper.pid) == where)
 
-    def wait_until_alone(self) -> None:
-        """Raise if anything that it has started does not end."""
-        end = time.monotonic() + 15.0
+    def wait_until_alone(self, seconds: float = 15.0) -> None:
+        """Raise if anything that it has started does not end in time."""
+        end = time.monotonic() + seconds
         while left := {p: what for p, what in marked(self.mark).items() if p != self.process.pid}:
             if time.monotonic() > end:
                 raise WrongError(f"left behind: {left}")
@@ -180,6 +180,11 @@ def victim(network: Network, folder: Path, workers: int) -> Iterator[Victim]:
 def disturb(kind: str, one: Victim, starting: bool, chance: random.Random) -> tuple[str, ...]:
     """Do it; return words of which one has to be in the error. None: there was nothing yet."""
     last = one.network.nodes[-1]
+    # Before an agent has joined only the launcher knows of it, and one that is stopped while MPI
+    # starts keeps all of them from joining.
+    late = ("nodes did not start",)
+    of_kinds = {"agent": ("mpiexec",), "stop": late, "down": ("mpiexec", *late)}
+    unjoined = of_kinds.get(kind, ()) if starting else ()
     if kind in ("worker", "agent", "stop", "launcher"):
         found = one.find("agent" if kind == "stop" else kind)
         if not found:
@@ -187,11 +192,8 @@ def disturb(kind: str, one: Victim, starting: bool, chance: random.Random) -> tu
         chosen = chance.choice(sorted(found))
         node = one.node_of(chosen)
         os.kill(chosen, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
-        # Before an agent has joined only the launcher knows of it, and one that is stopped while
-        # MPI starts keeps all of them from joining.
-        unjoined = {"agent": ("mpiexec",), "stop": ("nodes did not start",)} if starting else {}
         named = ("mpiexec",) if kind == "launcher" else names(node, one.network)
-        return named + unjoined.get(kind, ())
+        return named + unjoined
     if kind in ("down", "blink"):
         last.run("ip", "link", "set", "eth0", "down")
         if kind == "blink":
@@ -203,7 +205,7 @@ def disturb(kind: str, one: Victim, starting: bool, chance: random.Random) -> tu
         last.run("nft", "add", "chain", "inet", "faults", "input", hook)
         rule = ("iifname", "eth0", "numgen", "random", "mod", "100", "<", "5", "drop")
         last.run("nft", "add", "rule", "inet", "faults", "input", *rule)
-    return names(last, one.network)
+    return names(last, one.network) + unjoined
 
 
 def names(node: Node, network: Network) -> tuple[str, ...]:
@@ -256,9 +258,14 @@ def what_came(kind: str, one: Victim, starting: bool, words: tuple[str, ...], be
         raise WrongError(f"not one of {words} is in the error: {heard}")
     took = heard["at"] - began
     closed = one.expect("closed", 30.0)["at"] - began
-    one.wait_until_alone()
+    # A node that is cut off before its agent has joined ends when it should have started.
+    one.wait_until_alone(START if starting and kind == "down" else 15.0)
+    ended = time.time() - began
     line = heard["text"].splitlines()[0][:120]
-    return f"{heard['kind']} after {took:.1f} s, closed after {closed:.1f} s: {line}"
+    return (
+        f"{heard['kind']} after {took:.1f} s, closed after {closed:.1f} s, all ended after "
+        f"{ended:.1f} s: {line}"
+    )
 
 
 def series(kind: str, options: argparse.Namespace) -> int:

@@ -114,7 +114,7 @@ def test_disco_over_connections(mpi: Mpi, started: Started) -> None:
 
 def test_a_rank_that_is_alone(mpi: Mpi, started: Started) -> None:
     """As all are where the launcher is another MPI's."""
-    command = [*controller._AGENT, "2"]
+    command = [*controller._AGENT, "2", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 1
     assert "rank 0 of 1, and there should be 2 agents" in done.stderr

@@ -22,6 +22,17 @@ print("ok")
 check(MPI.COMM_WORLD, 1 << 40)
 """
 
+HANGING = """
+import threading, time
+from tvm_ipc.nodes.engine import Engine
+engine = Engine.__new__(Engine)
+engine._stop, engine._wire = (lambda wire: None), None
+for seconds in (0, 600):
+    engine._thread = threading.Thread(target=time.sleep, args=(seconds,), daemon=True)
+    engine._thread.start()
+    print(engine.close(0.5))
+"""
+
 
 def test_messages_arrive_and_a_recovery_forgets_those_of_before(mpi: Mpi) -> None:
     with tvm_ipc.Session(3, hosts=3, timeout=SECONDS) as session:
@@ -45,3 +56,9 @@ def test_mpi_with_too_few_tags_is_refused(mpi: Mpi) -> None:
     )
     assert done.returncode != 0 and done.stdout.split() == ["ok"]
     assert "has tags up to" in done.stderr
+
+
+def test_an_engine_that_hangs_in_mpi_is_left(mpi: Mpi) -> None:
+    command = [sys.executable, "-c", HANGING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "False"]), done.stderr

@@ -102,6 +102,20 @@ def test_what_the_launcher_leaves_behind_goes(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_daemons_look_whether_links_are_there_as_the_user_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRTE_MCA_oob_tcp_keepalive_time", "60")
+    launcher = launch(tmp_path, "env | grep keepalive | sort; echo there; cat")
+    until(lambda: "there" in launcher.said)
+    launcher.stop(0.0)
+    assert launcher.said.split()[:3] == [
+        "PRTE_MCA_oob_tcp_keepalive_intvl=5",
+        "PRTE_MCA_oob_tcp_keepalive_probes=4",
+        "PRTE_MCA_oob_tcp_keepalive_time=60",
+    ]
+
+
 def test_its_end_is_an_error_with_what_it_said(
     tmp_path: Path, started: Callable[[], dict[int, str]]
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,18 @@ from network import Network, NoNetworkError
 from node_processes import SECONDS
 
 from tvm_ipc.nodes.mpi import Mpi
+
+#: Seconds that agents have to join in `STARTING`.
+START = 8.0
+STARTING = f"""
+import json, sys
+from pathlib import Path
+from tvm_ipc.nodes.controller import Nodes, Workers
+from tvm_ipc.nodes.launcher import Places
+given = json.loads(sys.argv[1])
+places = Places(tuple(given["hosts"]), given["network"], Path(given["shell"]))
+Nodes(places, Workers([[1], [2]], 3), address=given["hosts"][0], timeout={START})
+"""
 
 
 @pytest.fixture
@@ -58,13 +71,17 @@ def test_the_cores_of_nodes(count: int, own_cores: bool, tmp_path: Path) -> None
     assert set(together) <= set(here)
 
 
-def run(network: Network, folder: Path, name: str, **given: Any) -> str:
-    """Run a program on the first node, which is told where the nodes are; what it prints."""
-    given |= {
+def places(network: Network, folder: Path) -> dict[str, Any]:
+    return {
         "hosts": [node.address for node in network.nodes],
         "network": "eth0",
         "shell": str(network.shell(folder / "shell")),
     }
+
+
+def run(network: Network, folder: Path, name: str, **given: Any) -> str:
+    """Run a program on the first node, which is told where the nodes are; what it prints."""
+    given |= places(network, folder)
     program = [sys.executable, str(Path(__file__).parent / name)]
     done = subprocess.run(
         network.nodes[0].inside([*program, json.dumps(given)]),
@@ -92,3 +109,25 @@ def test_a_module_is_sent_to_a_node_that_does_not_have_it(
     mpi: Mpi, network: Network, started: Callable[[], dict[int, str]], tmp_path: Path
 ) -> None:
     run(network, tmp_path, "module_over_nodes.py")
+
+
+def test_a_node_that_is_cut_off_while_mpi_starts_ends_by_itself(
+    mpi: Mpi, network: Network, started: Callable[[], dict[int, str]], tmp_path: Path
+) -> None:
+    given = json.dumps(places(network, tmp_path))
+    last = network.nodes[-1]
+    with subprocess.Popen(
+        network.nodes[0].inside([sys.executable, "-c", STARTING, given]),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        end = time.monotonic() + SECONDS
+        while sum("nodes/watcher.py" in line for line in started().values()) < 2:
+            assert time.monotonic() < end and program.poll() is None
+        last.run("ip", "link", "set", "eth0", "down")
+        cut = time.monotonic()
+        errors = program.communicate(timeout=SECONDS)[1]
+        assert program.returncode == 1 and "tvm_ipc.errors." in errors, errors
+        while left := started():
+            assert time.monotonic() < cut + START + 10.0, left
+            time.sleep(0.05)

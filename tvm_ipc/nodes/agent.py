@@ -4,8 +4,9 @@
 It ends when its connection to the controller does, and its workers with it. MPI may end agents, as
 it does with all ranks when one of them ends; it never ends the controller, which is no rank.
 
-    python -m tvm_ipc.nodes.agent NODES
+    python -m tvm_ipc.nodes.agent NODES SECONDS
 
+It has so many seconds to join; then it is ended from outside (`watcher.py`), for MPI may hang.
 What else it must know is one line on the standard input of rank 0: the key of the session, and
 where the controller listens.
 """
@@ -16,17 +17,18 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tvm_ipc import machine
 from tvm_ipc.errors import IPCError
+from tvm_ipc.nodes import watcher
 from tvm_ipc.nodes.handshake import Key, Place, enter
 from tvm_ipc.nodes.hub import NodeHub, Settings
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
@@ -34,7 +36,7 @@ from tvm_ipc.nodes.mpi import load_mpi4py
 from tvm_ipc.nodes.proof import digest
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.folder import Folder, remove_orphans
-from tvm_ipc.runtime.starting import passed
+from tvm_ipc.runtime.starting import OWN_GROUP, passed
 
 if TYPE_CHECKING:
     from tvm_ipc.nodes.engine import Engine
@@ -110,9 +112,8 @@ class Agent:
             raise
         finally:
             self._end_workers(_GRACE)
-            if self._engine is not None:
-                self._engine.close()
-            if self._hub is not None:
+            ended = self._engine is None or self._engine.close(_MPI_GRACE)
+            if self._hub is not None and ended:
                 self._hub.close()
             self._folder.remove()
             self._connection.close()
@@ -268,37 +269,67 @@ def end_with_daemon() -> None:
     The launcher cannot be reached, and its daemon would wait for it, a quarter of an hour or more.
     If the daemon has died, the parent of this process is another one, and none of ours.
     """
-    if os.getppid() == _DAEMON != 1:
-        os.kill(_DAEMON, signal.SIGKILL)
-    if folder := config.folder_of_daemon():
-        shutil.rmtree(folder, ignore_errors=True)
+    watcher.end_daemon(_DAEMON, config.folder_of_daemon(), os.getppid())
     os._exit(1)
 
 
-def main(nodes: int) -> None:
-    """Run the agent of this node."""
-    mpi = load_mpi4py()
-    from tvm_ipc.nodes.engine import version
+def abort(world: Any, error: Exception) -> NoReturn:
+    """End all agents, since this one has failed."""
+    sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
+    sys.stderr.flush()
+    world.Abort(1)
+    os._exit(1)
 
-    world = mpi.COMM_WORLD
-    if world.size != nodes:
-        sys.exit(
-            f"tvm_ipc: this agent is rank {world.rank} of {world.size}, and there should be "
-            f"{nodes} agents: the launcher is not of the MPI that mpi4py is for "
-            f"({version()})"
-        )
+
+@contextlib.contextmanager
+def watched(seconds: float) -> Iterator[None]:
+    """End this process, and the daemon that started it, if the block takes longer.
+
+    It is ended too when the daemon dies meanwhile.
+    """
+    numbers = (os.getpid(), _DAEMON, seconds)
+    command = [sys.executable, "-I", "-S", watcher.__file__, *map(str, numbers)]
+    with subprocess.Popen(
+        [*command, config.folder_of_daemon()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        **OWN_GROUP,
+    ) as beside:
+        try:
+            yield
+        finally:
+            beside.kill()
+
+
+def main(nodes: int, seconds: float) -> None:
+    """Run the agent of this node, which has so many seconds to join the controller."""
+    with watched(seconds):
+        mpi = load_mpi4py()
+        from tvm_ipc.nodes.engine import version
+
+        world = mpi.COMM_WORLD
+        if world.size != nodes:
+            sys.exit(
+                f"tvm_ipc: this agent is rank {world.rank} of {world.size}, and there should be "
+                f"{nodes} agents: the launcher is not of the MPI that mpi4py is for "
+                f"({version()})"
+            )
+        try:
+            line = line_of(0) if world.rank == 0 else b""
+            agent = Agent(world, share(world, mpi, line))
+        except Exception as error:
+            abort(world, error)
     try:
-        line = line_of(0) if world.rank == 0 else b""
-        agent = Agent(world, share(world, mpi, line))
         agent.serve()
     except Exception as error:
-        sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
-        sys.stderr.flush()
-        world.Abort(1)
+        with watched(_MPI_GRACE):  # an abort waits for the launcher too
+            abort(world, error)
     if agent.cut_off:
         end_with_daemon()
     end_with_mpi(mpi)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -13,12 +13,11 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.agent import Agent, end_with_mpi, line_of, share
+from tvm_ipc.nodes.agent import Agent, abort, end_with_mpi, line_of, share
 from tvm_ipc.nodes.mpi import load_mpi4py
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.starting import OWN_GROUP
@@ -146,6 +145,4 @@ def _serve(world: Any, mpi: Any, line: bytes) -> None:
         if told:
             Agent(world, told).serve()
     except Exception as error:
-        sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
-        sys.stderr.flush()
-        world.Abort(1)
+        abort(world, error)

@@ -163,7 +163,8 @@ class Nodes:
         expected += [Place(n.number, "worker", rank) for n in self.nodes for rank in n.ranks]
         with Door(key, expected, address) as door, Proof() as proof:
             told = {"key": key.text, "addresses": [door.address], "timeout": timeout}
-            self._launcher = _launch(places, json.dumps(told), mpi, program)
+            agent = program or [*_AGENT, str(places.count), str(timeout)]
+            self._launcher = _launch(places, json.dumps(told), mpi, agent)
             try:
                 self._start(door, proof, timeout, check)
             except BaseException:
@@ -372,13 +373,12 @@ class Nodes:
 
 
 def _launch(
-    places: Places, first_line: str, mpi: Mpi | None, program: Sequence[str] | None
+    places: Places, first_line: str, mpi: Mpi | None, program: Sequence[str]
 ) -> Launcher | Allocated:
     if places.allocated:
         return Allocated(first_line)
     refuse_launched()
-    command = program or [*_AGENT, str(places.count)]
-    return Launcher(find_mpi() if mpi is None else mpi, places, command, first_line)
+    return Launcher(find_mpi() if mpi is None else mpi, places, program, first_line)
 
 
 def _hang_up(connection: socket.socket, close: Callable[[int], None] = os.close) -> None:

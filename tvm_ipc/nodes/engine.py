@@ -41,10 +41,15 @@ class Engine:
         )
         self._thread.start()
 
-    def close(self) -> None:
-        """End the thread; what is under way stays where it is."""
+    def close(self, seconds: float) -> bool:
+        """End the thread; what is under way stays where it is.
+
+        Return whether it has ended in time: in MPI it may hang while other nodes are not reached,
+        and what it uses has to stay then.
+        """
         self._stop(self._wire)
-        self._thread.join()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self, world: Any, largest_tag: int) -> None:
         import tvm_ffi

@@ -56,6 +56,13 @@ _OF_NCCL: Final = "NCCL_"
 _FOLDER: Final = "TVM_IPC_FOLDER_OF_NODE"
 #: The descriptor by which a program speaks to the agent that runs it, and the nodes' hosts.
 _ALLOCATION: Final = "TVM_IPC_ALLOCATION"
+#: Open MPI's daemons hear nothing of a link that is down, and look: after 10 s in which nothing
+#: came, and then every 5 s; the fourth time without an answer they end.
+_LINKS: Final = {
+    "PRTE_MCA_oob_tcp_keepalive_time": "10",
+    "PRTE_MCA_oob_tcp_keepalive_intvl": "5",
+    "PRTE_MCA_oob_tcp_keepalive_probes": "4",
+}
 #: One of these is there where a launcher started this process.
 _STARTED: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
@@ -227,13 +234,16 @@ def of_allocation(descriptor: int, hosts: list[str]) -> dict[str, str]:
 
 
 def of_launcher(temporary: Path) -> dict[str, str]:
-    """Return the environment of MPI's launcher; Open MPI's has a folder for temporary files."""
-    return {**os.environ, "PRTE_MCA_prte_local_tmpdir_base": str(temporary)}
+    """Return the environment of MPI's launcher; Open MPI's has a folder for temporary files.
+
+    It gives what is for its daemons to them.
+    """
+    return {**_LINKS, **os.environ, "PRTE_MCA_prte_local_tmpdir_base": str(temporary)}
 
 
-def folder_of_daemon() -> str | None:
-    """Return where Open MPI's daemon, which started this process, keeps temporary files."""
-    return os.environ.get("PMIX_SERVER_TMPDIR")
+def folder_of_daemon() -> str:
+    """Return where Open MPI's daemon, which started this process, keeps files; "" if none did."""
+    return os.environ.get("PMIX_SERVER_TMPDIR", "")
 
 
 def with_folder(environment: dict[str, str], folder: Path) -> dict[str, str]:
