@@ -181,9 +181,11 @@ def disturb(kind: str, one: Victim, starting: bool, chance: random.Random) -> tu
     """Do it; return words of which one has to be in the error. None: there was nothing yet."""
     last = one.network.nodes[-1]
     # Before an agent has joined only the launcher knows of it, and one that is stopped while MPI
-    # starts keeps all of them from joining.
+    # starts keeps all of them from joining. MPI does not always get over a link that was
+    # away for a second: then nobody joins, or no rank answers.
     late = ("nodes did not start",)
     of_kinds = {"agent": ("mpiexec",), "stop": late, "down": ("mpiexec", *late)}
+    of_kinds["blink"] = (*of_kinds["down"], "did not answer within")
     unjoined = of_kinds.get(kind, ()) if starting else ()
     if kind in ("worker", "agent", "stop", "launcher"):
         found = one.find("agent" if kind == "stop" else kind)
