@@ -17,7 +17,7 @@ The program must hear of it by an exception that names the node that was hit, in
 be left on any node; and the program's next session, which is the next round's, must work. A link
 that was away for a second, and loss, may also have no effect: then collectives go on for longer
 than the silence after which a node is lost. Numbers are never wrong. The last line says how many
-rounds failed.
+rounds failed. Loss wants nftables.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -302,6 +303,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first round (0)")
     parser.add_argument("--start", action="store_true", help="while the session starts")
     options = parser.parse_args()
+    if "loss" in options.kinds and shutil.which("nft") is None:
+        parser.error("loss wants the command nft: apt-get install nftables")
     failed = sum(series(kind, options) for kind in options.kinds)
     print(f"{failed} rounds failed", flush=True)
     return int(failed > 0)
