@@ -473,6 +473,24 @@ void TestStandstill() {
          a.link().broken());
 }
 
+/*! \brief A node that is ready long before others hears nothing of the controller until they are.
+ */
+void TestLateController() {
+  HubOptions options = NodeOptions({1, 1}, 0, {});
+  options.link_times = {milliseconds(20), milliseconds(300)};
+  Hub hub(options);
+  auto [here, there] = TcpPair();
+  hub.Attach(-1, std::move(there));
+  std::this_thread::sleep_for(milliseconds(700));
+  Speaker controller(std::move(here), options.link_times);
+  NodeMessage none;
+  EXPECT(!controller.Hear(&none, 100));
+  EXPECT(controller.link().broken().empty(), controller.link().broken());
+  std::this_thread::sleep_for(milliseconds(700));  // it has spoken, and is silent now
+  EXPECT(!controller.Hear(&none) && Contains(controller.link().broken(), "its connection"),
+         controller.link().broken());
+}
+
 }  // namespace
 }  // namespace tvm_ipc
 
@@ -482,6 +500,7 @@ int main(int argc, char** argv) {
   TestInvitations();
   std::thread slow(TestSlowReader);  // it mostly waits, and so do others
   std::thread still(TestStandstill);
+  std::thread late(TestLateController);
   TestAbortsOfOtherGenerations();
   TestRefusedRecovery();
   TestTeams();
@@ -493,6 +512,7 @@ int main(int argc, char** argv) {
   TestLossOfANode(true);
   slow.join();
   still.join();
+  late.join();
   TestClosed();
   std::printf("passed\n");
   return 0;

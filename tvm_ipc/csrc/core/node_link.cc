@@ -55,8 +55,8 @@ bool NodeMessage::Unpack(const std::string& bytes, NodeMessage* message) {
   return true;
 }
 
-NodeLink::NodeLink(File socket, const LinkTimes& times)
-    : socket_(socket.Give()), times_(times), reader_(LinkLimits()) {
+NodeLink::NodeLink(File socket, const LinkTimes& times, bool late)
+    : socket_(socket.Give()), times_(times), reader_(LinkLimits()), begun_to_speak_(!late) {
   KeepFromChildren(socket_);
   // Of a socket that is none of TCP these do nothing.
   const int on = 1;
@@ -109,6 +109,7 @@ void NodeLink::Hear() {
   const bool more = reader_.Read(socket_);
   const int error = errno;
   heard_ = Clock::now();
+  begun_to_speak_ = true;
   if (more) return;
   Break(error == EPROTO ? kNonsense
         : error == 0    ? "its connection was closed"
@@ -175,14 +176,14 @@ int NodeLink::Tick() {
   if (queued_ == 0 && Clock::now() - said_ >= times_.beat) SendFirst(NodeMessage{});
   Flush();
   const auto now = Clock::now();
-  if (now - heard_ > times_.silence) {
+  if (begun_to_speak_ && now - heard_ > times_.silence) {
     Break(Text("nothing came from it for ", InSeconds(times_.silence), " s"));
   }
   if (queued_ > 0 && now - moved_ > times_.silence) {
     Break(Text("it took nothing for ", InSeconds(times_.silence), " s"));
   }
-  const auto next = std::min(queued_ > 0 ? moved_ + times_.silence : said_ + times_.beat,
-                             heard_ + times_.silence);
+  auto next = queued_ > 0 ? moved_ + times_.silence : said_ + times_.beat;
+  if (begun_to_speak_) next = std::min(next, heard_ + times_.silence);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
   const auto patience = std::chrono::milliseconds(std::max<int64_t>(0, left) + 1);
   due_ = now + patience;

@@ -39,7 +39,11 @@ struct LinkTimes {
 
 class NodeLink {
  public:
-  NodeLink(File socket, const LinkTimes& times);
+  /*!
+   * \param late Whether the other end may begin to speak as late as it will: its silence counts
+   * from its first word on.
+   */
+  NodeLink(File socket, const LinkTimes& times, bool late = false);
   ~NodeLink();
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
@@ -91,6 +95,8 @@ class NodeLink {
   size_t queued_ = 0;
   /*! \brief When something came; when something was said; since when what waits does not move. */
   Clock::time_point heard_, said_, moved_;
+  /*! \brief Whether the other end's silence counts. */
+  bool begun_to_speak_;
   /*! \brief When this was to be looked at again. */
   Clock::time_point due_;
   std::string broken_;

@@ -39,7 +39,9 @@ void Nodes::TakeNew() {
   std::vector<std::pair<int, File>> taken;
   if (std::lock_guard<std::mutex> lock(mutex_); true) taken.swap(new_);
   for (auto& [node, socket] : taken) {
-    others_.push_back(std::make_unique<Other>(node, std::move(socket), times_));
+    // The controller speaks when all nodes are there; that it lives is the agent's to see until
+    // then.
+    others_.push_back(std::make_unique<Other>(node, std::move(socket), times_, here_ >= 0));
     if (here_ < 0) continue;
     up_ = others_.back().get();
     for (const NodeMessage& message : unsaid_) up_->link.Send(message);

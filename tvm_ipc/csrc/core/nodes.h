@@ -57,8 +57,8 @@ class Nodes {
 
  private:
   struct Other {
-    Other(int node, File socket, const LinkTimes& times)
-        : node(node), link(std::move(socket), times) {}
+    Other(int node, File socket, const LinkTimes& times, bool late)
+        : node(node), link(std::move(socket), times, late) {}
     int node;
     NodeLink link;
     /*! \brief Whether it knows of an abort of this generation. */
