@@ -731,7 +731,7 @@ FAULTS = [
     Fault(
         "a link that is silent lives on",
         "core/node_link.cc",
-        "if (now - heard_ > times_.silence) {",
+        "if (begun_to_speak_ && now - heard_ > times_.silence) {",
         "if (now < heard_) {",
         "nodes",
     ),
