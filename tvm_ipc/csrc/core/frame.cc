@@ -79,7 +79,9 @@ bool FrameReader::Read(int socket) {
   drained_ = true;
   for (size_t taken = 0; taken < kReadAtOnce;) {
     if (broken_) break;
-    iovec data{chunk, sizeof(chunk)};
+    // Behind a header that has come in part, with its files, there may be a frame with others.
+    const size_t room = files_.empty() ? sizeof(chunk) : sizeof(FrameHeader) - bytes_.size();
+    iovec data{chunk, room};
     FileSpace space;
     msghdr message{};
     message.msg_iov = &data;
