@@ -108,6 +108,33 @@ void TestCuts(Random& random) {
   EXPECT(seen == sent.size() && reader.held() == 0 && reader.drained());
 }
 
+/*! \brief A header with files is cut by the end of what is read at once, and one with others
+ * follows.
+ */
+void TestHeaderAtTheEndOfARead() {
+  Pair pair;
+  FrameReader reader(Limits());
+  size_t plain = 0;
+  for (size_t left = kChunk - sizeof(FrameHeader) / 2; left > 0; ++plain) {
+    const size_t bytes = std::min<size_t>(left, 2048);
+    EXPECT(SendFrame(pair.write.get(), FrameType::kShared,
+                     std::string(bytes - sizeof(FrameHeader), 'x'), {}));
+    left -= bytes;
+  }
+  for (int files : {1, 2}) {
+    EXPECT(SendFrame(pair.write.get(), FrameType::kShared, Text(files),
+                     std::vector<int>(static_cast<size_t>(files), pair.something.get())));
+  }
+  EXPECT(reader.Read(pair.read.get()), strerror(errno));
+  Frame frame;
+  for (size_t i = 0; i < plain; ++i) EXPECT(reader.Next(&frame) && frame.files.empty());
+  for (int files : {1, 2}) {
+    EXPECT(reader.Next(&frame) && frame.payload == Text(files));
+    EXPECT(frame.files.size() == static_cast<size_t>(files) && !frame.lost_files);
+  }
+  EXPECT(!reader.Next(&frame));
+}
+
 /*! \brief What is spoilt comes out within the limits, or ends the reader; it keeps little. */
 void TestSpoilt(Random& random) {
   std::string bytes;
@@ -239,6 +266,7 @@ int main(int argc, char** argv) {
   TestLimits();
   TestEndless();
   const int before = OpenFiles();
+  TestHeaderAtTheEndOfARead();
   Random random(seed);
   size_t rounds = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
