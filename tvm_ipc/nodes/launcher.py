@@ -13,23 +13,19 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.mpi import OPEN_MPI, Mpi
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.folder import Folder, remove_orphans
+from tvm_ipc.runtime.starting import OWN_GROUP
 
-#: Ctrl-C in a terminal is the controller's alone.
-_OWN_GROUP: Final[dict[str, Any]] = (
-    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
-)
 #: Bytes of each of the launcher's outputs that an error shows.
 _KEPT: Final = 4096
 
@@ -131,7 +127,7 @@ class Launcher:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                **_OWN_GROUP,
+                **OWN_GROUP,
             )
         except OSError as error:
             self._folder.remove()
