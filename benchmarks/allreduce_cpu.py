@@ -238,7 +238,7 @@ def own_seats(options: argparse.Namespace, ranks: int) -> tuple[list[Seat], Call
     """Our ways of calling, on one session of their own, and what ends that session."""
     import ours
 
-    from tvm_ipc.contract import AllReduceStrategy
+    from tvm_ipc.packed_functions import AllReduceStrategy
 
     workers = ours.Workers(ranks, 10 * options.limit)
     seats = []

@@ -9,9 +9,10 @@ which of the goals in `cuda_goals.py` are met. The exit status is 0 if all are, 
 and 2 if some could not be measured; 0 where nothing is judged (`--smoke`, no GPU, a pretended one).
 
 Ranks are on as many GPUs as there are, and share one where they must: as threads of one process,
-and as processes. The packed function that compiled programs call is captured in a CUDA graph, many
-times, and a time is that of one call by the device's clock, of the slowest rank; figures are
-medians of the rounds. Inputs lie in memory that peers map; every result is compared with NumPy's.
+and as processes where each has a GPU (processes that share one take turns of milliseconds). The
+packed function that compiled programs call is captured in a CUDA graph, many times, and a time is
+that of one call by the device's clock, of the slowest rank; figures are medians of the rounds.
+Inputs lie in memory that peers map; every result is compared with NumPy's.
 
 Beside it, in the same run and in turns: NCCL (where each rank has a GPU of its own), PyTorch's
 one-shot and two-shot kernels over symmetric memory where torch is installed; and as limits a
@@ -47,9 +48,9 @@ import cuda_torch  # noqa: E402
 import tvm  # noqa: E402, F401  loads the native library of tvm_ipc
 
 import tvm_ipc  # noqa: E402
-from tvm_ipc.contract import BACKENDS, AllReduceStrategy  # noqa: E402
 from tvm_ipc.errors import IPCError  # noqa: E402
-from tvm_ipc.runtime import gpus  # noqa: E402
+from tvm_ipc.gpu import discovery  # noqa: E402
+from tvm_ipc.packed_functions import BACKENDS, AllReduceStrategy  # noqa: E402
 
 SIZES = [1 << n for n in range(8, 27, 2)]
 DTYPE, WIDTH = "bfloat16", 2
@@ -112,8 +113,8 @@ def plan_of(options: argparse.Namespace, devices: int) -> Plan:
         return Plan([64, 4096, 65536], [(2, True), (2, False)], 2, 2)
     if options.quick:
         return Plan([1 << 10, 1 << 14, 1 << 20, 1 << 26], [(2, True)], 5, 20)
-    more = [(n, False) for n in range(4, min(devices, 8) + 1, 4)]
-    return Plan(SIZES, [(2, True), (4, True), (8, True), (2, False), *more], 9, 50)
+    processes = [(n, False) for n in (2, 4, 8) if n <= devices]
+    return Plan(SIZES, [(2, True), (4, True), (8, True), *processes], 9, 50)
 
 
 def call(session: tvm_ipc.Session, name: str, *arguments: Any) -> list[list[float]]:
@@ -128,7 +129,7 @@ def name_of(ranks: int, threads: bool) -> str:
 
 
 def open_session(ranks: int, threads: bool, backend: str, plan: Plan) -> tvm_ipc.Session:
-    found = [one.id for one in gpus.find().devices if one.kernels or backend == "nccl"]
+    found = [one.id for one in discovery.find().devices if one.kernels or backend == "nccl"]
     session = tvm_ipc.Session(
         ranks,
         threads=threads,
@@ -210,7 +211,7 @@ class Nccl:
 def open_peers(ranks: int, threads: bool, plan: Plan, results: Results) -> dict[str, Any]:
     """Those that run here; a note for each that does not."""
     peers: dict[str, Any] = {}
-    devices = len(gpus.find().devices)
+    devices = len(discovery.find().devices)
     name = name_of(ranks, threads)
     if "nccl" not in BACKENDS:
         results.note("NCCL: this version of tvm_ipc has no backend over it")
@@ -253,7 +254,7 @@ def epilogues(
 
 def steps_library(options: argparse.Namespace, folder: Path, results: Results) -> Path | None:
     """TVM's kernels for the device: a kit's, or compiled into a folder; a note if neither."""
-    first = gpus.find().devices[0]
+    first = discovery.find().devices[0]
     try:
         if options.programs is None:
             return cuda_steps.compiled(folder, first.capability)
@@ -267,7 +268,7 @@ def steps_library(options: argparse.Namespace, folder: Path, results: Results) -
 
 def is_pretended() -> bool:
     """Whether the GPUs are those of a double, whose times mean nothing."""
-    return any(one.name.startswith("Pretend") for one in gpus.find().devices)
+    return any(one.name.startswith("Pretend") for one in discovery.find().devices)
 
 
 def show(results: Results, plan: Plan) -> None:
@@ -304,7 +305,7 @@ def limits(ranks: str, results: Results, plan: Plan) -> None:
 def judge(results: Results, judges: bool) -> int:
     """Keep and say which goals are met; the exit status."""
     ranks = dict.fromkeys(row.ranks for row in results.rows)
-    results.goals = cuda_goals.judge(results.find, ranks, len(gpus.find().devices))
+    results.goals = cuda_goals.judge(results.find, ranks, len(discovery.find().devices))
     print("\ngoals" + ("" if judges else " (nothing is judged: these times mean nothing)"))
     for verdict in results.goals:
         print(f"  {verdict}")
@@ -312,7 +313,7 @@ def judge(results: Results, judges: bool) -> int:
 
 
 def describe() -> dict[str, Any]:
-    found = gpus.find()
+    found = discovery.find()
     return {
         "tvm_ipc": tvm_ipc.__version__,
         "python": platform.python_version(),
@@ -348,7 +349,7 @@ def nvidia_smi() -> str:
 
 def results_file() -> Path:
     """Where results are kept that nobody gave a place: by the GPU and the day."""
-    name = re.sub(r"[^a-z0-9]+", "-", gpus.find().devices[0].name.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", discovery.find().devices[0].name.lower()).strip("-")
     return HERE / "results" / f"allreduce_cuda-{name}-{time.strftime('%Y-%m-%d')}.json"
 
 
@@ -361,7 +362,7 @@ def main() -> int:
     parser.add_argument("--programs", type=Path, help="folder of compiled programs, as a kit has")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing new after these")
     options = parser.parse_args()
-    found = gpus.find()
+    found = discovery.find()
     if "cuda" not in BACKENDS or not any(one.kernels for one in found.devices):
         print(f"no GPU to measure: {found.reason or 'this tvm_ipc has no kernels for it'}")
         return 0

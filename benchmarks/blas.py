@@ -141,7 +141,7 @@ def compiled(cases: list[tuple[str, Any]], dtype: str, how: int | str | None) ->
     from tvm import relax
 
     import tvm_ipc
-    from tvm_ipc.transform import OffloadBLAS
+    from tvm_ipc.cpu import OffloadBLAS
 
     builder = relax.BlockBuilder()
     for kind, (m, k, n) in cases:

@@ -2,6 +2,7 @@
 """How much of the time of compiling a module our passes take, and how that grows.
 
     python benchmarks/compile_time.py [--layers 20 80 320] [--shapes WORD] [--json results.json]
+    python benchmarks/compile_time.py --ifs 10 100
 
 The processor time of `get_pipeline`, pass by pass, next to that of TVM's default pipeline for the
 same module, which has neither IPC memory nor our plan. Code generation comes after both and is left
@@ -15,6 +16,9 @@ passes together; TVM's own passes are quadratic in some shapes, and their power 
 
 `LegalizeOps` is not counted as ours either: it takes the place of TVM's, and less time. So our
 passes are compared with what TVM's own take in TVM's pipeline, and not with the rest of ours.
+
+`--ifs` measures functions with so many ifs instead, by what is in their branches: the less there is
+to compile in them for TVM, the more of the time is ours.
 
 The exit code is 1 where a goal is missed.
 """
@@ -32,9 +36,9 @@ from statistics import median
 import zoo
 from pass_times import OURS, Passes, medians, ours, pipeline, upstream
 from report import layout, machine
-from shapes import SHAPES, Shape
+from shapes import IFS, SHAPES, Shape
 
-from tvm_ipc.demo.config import Config
+from tvm_ipc.tools.demo.config import Config
 
 #: Most time that our passes may add to TVM's pipeline for a decoder. What they take themselves is
 #: shown as their share; part of it is saved later, where a plan of one storage leaves less to do.
@@ -109,6 +113,21 @@ def grow(shape: Shape, rounds: int) -> Growth:
         power, upstream_power = log(mine / ours(first)) / steps, log(theirs[1] / theirs[0]) / steps
         found.append((theirs[1], whole, mine, mine / theirs[1], power, upstream_power))
     return Growth(shape.name, shape.sizes, *map(median, zip(*found, strict=True)))
+
+
+def ifs_table(sizes: list[int], rounds: int) -> str:
+    """Compile functions with ifs with both pipelines, by turns."""
+    rows = [["branches", "ifs", "TVM's pipeline ms", "ours ms", "against TVM's"]]
+    for name, build in IFS.items():
+        for size in sizes:
+            theirs, whole = [], []
+            for _ in range(rounds):
+                theirs.append(upstream(lambda: build(size)))  # noqa: B023
+                whole.append(pipeline(lambda: build(size), blas=False)[0])  # noqa: B023
+            ratio = median(one / other for one, other in zip(whole, theirs, strict=True))
+            seconds = [f"{median(found) * 1e3:.0f}" for found in (theirs, whole)]
+            rows.append([name, str(size), *seconds, f"{ratio:.2f}"])
+    return layout(rows)
 
 
 def pass_table(found: list[Times], at: Times) -> str:
@@ -198,10 +217,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[20, 80, 320])
     parser.add_argument("--shapes", default="", help="only shapes with this in their name")
+    parser.add_argument("--ifs", type=int, nargs="+", help="only functions with so many ifs")
     parser.add_argument("--rounds", type=int, default=5, help="how often everything is measured")
     parser.add_argument("--json", type=Path, help="write everything there, too")
     options = parser.parse_args()
     measure(1, 1)  # what is loaded and registered at first use
+    if options.ifs:
+        print(ifs_table(options.ifs, options.rounds))
+        return 0
     found = [measure(layers, options.rounds) for layers in sorted(set(options.layers))]
     at = next((times for times in found if times.layers >= 80), found[-1])
     print(f"\na decoder of {at.layers} layers, prefill and decode, pass by pass\n")

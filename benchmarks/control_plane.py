@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tvm_ipc.nodes.door import Door
-from tvm_ipc.nodes.handshake import Key, Place, enter
-from tvm_ipc.nodes.interface import LOOPBACK
+from tvm_ipc.nodes.admission import Admission
+from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
+from tvm_ipc.nodes.listen_address import LOOPBACK
 from tvm_ipc.nodes.messages import Messages
 
 SECONDS = 120.0
@@ -65,31 +65,35 @@ class Below:
         while waited:
             for ready in select.select(list(waited), [], [])[0]:
                 link = waited[ready]
-                if link.hear() or link.ended:
+                if link.receive() or link.ended:
                     del waited[ready]
         return took
 
 
 def agent(node: int, key: Key, address: tuple[str, int], agents: int, degree: int) -> None:
     """What an agent does until the controller hangs up."""
-    controller = Messages(enter(key, Place(node, "agent"), [address], SECONDS))
+    controller = Messages(enter(key, PeerIdentity(node, "agent"), [address], SECONDS))
     below = children(node, agents, degree)
-    door = Door(key, [Place(child, "agent") for child in below], LOOPBACK) if below else None
+    door = (
+        Admission(key, [PeerIdentity(child, "agent") for child in below], LOOPBACK)
+        if below
+        else None
+    )
     controller.send("facts", address=door.address if door else None)
     up, rest = controller, Below([])
     links = [controller]
     while True:
         for ready in select.select([link.connection for link in links], [], [])[0]:
             link = next(one for one in links if one.connection is ready)
-            for message in link.hear():
+            for message in link.receive():
                 if message["what"] == "tree":
                     if message["parent"] is not None:
-                        place = Place(node, "agent")
+                        place = PeerIdentity(node, "agent")
                         up = Messages(enter(key, place, [tuple(message["parent"])], SECONDS))
                         links.append(up)
                     if door is not None:
                         door.wait(SECONDS)
-                        rest = Below([Messages(door.joined[p]) for p in sorted_places(door)])
+                        rest = Below([Messages(door.admitted[p]) for p in sorted_places(door)])
                     controller.send("in the tree")
                 elif message["what"] == "passed on":
                     rest.ask(message)
@@ -100,8 +104,8 @@ def agent(node: int, key: Key, address: tuple[str, int], agents: int, degree: in
                 return
 
 
-def sorted_places(door: Door) -> list[Place]:
-    return sorted(door.joined, key=lambda place: place.node)
+def sorted_places(door: Admission) -> list[PeerIdentity]:
+    return sorted(door.admitted, key=lambda place: place.node)
 
 
 @dataclass
@@ -118,7 +122,7 @@ class Times:
 def simulate(agents: int, degree: int, commands: int) -> Times:
     """Start agents, command them, and lose one."""
     key = Key.new()
-    with Door(key, [Place(node, "agent") for node in range(agents)], LOOPBACK) as door:
+    with Admission(key, [PeerIdentity(node, "agent") for node in range(agents)], LOOPBACK) as door:
         processes = []
         for node in range(agents):
             process = os.fork()
@@ -131,15 +135,15 @@ def simulate(agents: int, degree: int, commands: int) -> Times:
                     os._exit(code)
             processes.append(process)
         try:
-            while not door.joined:
+            while not door.admitted:
                 door.poll(1.0)
             start = time.perf_counter()
             door.wait(SECONDS)
             join = time.perf_counter() - start
-            links = [Messages(door.joined[place]) for place in sorted_places(door)]
+            links = [Messages(door.admitted[place]) for place in sorted_places(door)]
             return Times(join, *_command(links, degree, commands, processes))
         finally:
-            for connection in door.joined.values():
+            for connection in door.admitted.values():
                 connection.close()
             for process in processes:
                 os.waitpid(process, 0)
@@ -175,7 +179,7 @@ def _command(
 
 
 def _next(link: Messages) -> dict[str, Any]:
-    while not (heard := link.hear()):
+    while not (heard := link.receive()):
         if link.ended:
             sys.exit("an agent has ended")
         select.select([link.connection], [], [])

@@ -42,13 +42,13 @@ from report import layout, machine
 from tvm import relax
 
 import tvm_ipc
-from tvm_ipc.contract import CollectiveFlag
-from tvm_ipc.demo import model, weights
-from tvm_ipc.demo.config import Config
-from tvm_ipc.demo.generating import Generation, Generator
-from tvm_ipc.demo.schedule import schedule_kernels
-from tvm_ipc.transform.ir.collectives import match_collective
-from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.analysis.collective_calls import match_collective
+from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.packed_functions import CollectiveFlag
+from tvm_ipc.tools.demo import model, weights
+from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.generate import Generation, Generator
+from tvm_ipc.tools.demo.schedule_kernels_cpu import schedule_kernels
 
 ONE, TWO, BARRIERS, ORDINARY = "1 worker", "2 workers", "barriers kept", "ordinary allreduce"
 CONTESTANTS = (ONE, TWO, BARRIERS, ORDINARY)
@@ -91,7 +91,7 @@ def keep_barriers(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
 
 def compile_contestant(name: str, config: Config, blas: bool) -> Any:
     workers = 1 if name == ONE else 2
-    target = tvm.target.Target.from_device("cpu")
+    target = tvm_ipc.cpu_target()
     passes = [tvm_ipc.get_pipeline(target, workers, blas=blas, schedule=schedule_kernels)]
     if name == BARRIERS:
         passes.append(tvm.transform.module_pass(keep_barriers, opt_level=0, name="KeepBarriers"))

@@ -67,7 +67,7 @@ def measure(session: Any, case: tuple[int, int, str, str], workers: int, rounds:
     """Return the medians: seconds of one sum fused, in parts, and their ratio."""
     rows, hidden, dtype, norm = case
     module = chain(rows, hidden, dtype, NORMS[norm])
-    target = tvm.target.Target.from_device("cpu")
+    target = tvm_ipc.cpu_target()
     programs = []
     for fused in (True, False):
         pipeline = tvm_ipc.get_pipeline(target, workers, fuse_epilogue=fused)

@@ -28,7 +28,7 @@ import numpy as np
 
 import tvm_ipc
 from tvm_ipc.comm import Mesh, Replica, Shard
-from tvm_ipc.parallel import Cut
+from tvm_ipc.spmd import ShardSpec
 
 HIDDEN, INNER, KEYS, VOCABULARY = 2048, 5632, 512, 32000
 MEBIBYTE = 1 << 20
@@ -99,7 +99,7 @@ def numpy_seconds(folder: Path) -> float:
 
 
 def measure(
-    folder: Path, cuts: dict[str, Cut], workers: int, threads: bool
+    folder: Path, cuts: dict[str, ShardSpec], workers: int, threads: bool
 ) -> tuple[float, list[float], list[float]]:
     """Seconds, and of each process the MiB before, and at most."""
     with tvm_ipc.Session(workers, threads=threads) as session:
@@ -133,7 +133,7 @@ def peaks(folder: str, workers: int) -> list[tuple[float, float]]:
                     Path(f"/proc/{pid}/clear_refs").write_text("5")  # the most from now on
                     before[pid] = memory(pid, "VmRSS")
 
-        model = tvm_ipc.hf.load(folder, session, progress=heard)
+        model = tvm_ipc.models.load(folder, session, progress=heard)
         most = {pid: memory(pid, "VmHWM") for pid in before}
         del model
     return [(most[pid], most[pid] - before[pid]) for pid in before]
@@ -166,7 +166,7 @@ def main() -> None:
         for workers in arguments.workers:
             mesh = Mesh({"tp": workers})
             cuts = {
-                name: Cut(name, name, shape, arguments.dtype, mesh,
+                name: ShardSpec(name, name, shape, arguments.dtype, mesh,
                           (Replica() if axis is None else Shard(axis),))
                 for name, (shape, axis) in found.items()
             }  # fmt: skip

@@ -7,7 +7,7 @@
 The same model, of 111 million weights that are drawn at random, for all three:
 
     PyTorch     transformers' own model and cache, two threads
-    1 worker    tvm_ipc.hf.load on a session of one worker with one thread
+    1 worker    tvm_ipc.models.load on a session of one worker with one thread
     2 workers   the same on two, a thread to each
 
 All stay open and take turns within each round; whoever begins changes from round to round. A turn
@@ -56,8 +56,8 @@ from peers import compiled
 from report import layout, machine
 
 import tvm_ipc
-from tvm_ipc import hf
-from tvm_ipc.hf.rival import likeliest
+from tvm_ipc import models
+from tvm_ipc.tools.run.pytorch_baseline import greedy_decode
 
 RIVAL, ONE, TWO = "PyTorch", "1 worker", "2 workers"
 CONTESTANTS = (RIVAL, ONE, TWO)
@@ -132,11 +132,11 @@ def contestants(dtype: str) -> Iterator[tuple[dict[str, Generate], int, str]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         model.save_pretrained(folder)
-        seats = {RIVAL: partial(likeliest, torch, model)}
+        seats = {RIVAL: partial(greedy_decode, torch, model)}
         for name, workers in ((ONE, 1), (TWO, 2)):
             session = stack.enter_context(tvm_ipc.Session(workers))
             session.get_global_func("tvm_ipc.worker.set_threads")(1)
-            seats[name] = ours(hf.load(folder, session))
+            seats[name] = ours(models.load(folder, session))
         yield seats, weights, folder
 
 

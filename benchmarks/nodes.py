@@ -39,8 +39,8 @@ import peers
 from allreduce_cpu import Plan, Seat, powers, run
 from report import Key, Results
 
-sys.path.insert(0, str(peers.HERE.parent / "tests/nodes"))
-from network import Network, NoNetworkError
+sys.path.append(str(peers.HERE.parent))
+from tests.nodes.network import Network, NoNetworkError
 
 RATES = {"full": None, "10gbit": "10gbit", "1gbit": "1gbit"}
 BITS = {"10gbit": 10e9, "1gbit": 1e9}
@@ -89,9 +89,9 @@ class Ours:
     def __init__(self, options: argparse.Namespace) -> None:
         import ours
 
-        from tvm_ipc.nodes.launcher import Places
+        from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 
-        hosts = Places(tuple(options.hosts), options.interface, Path(options.shell))
+        hosts = NodeAddresses(tuple(options.hosts), options.interface, Path(options.shell))
         ranks = options.nodes * options.workers
         self._collective = options.collective
         self._workers = ours.Workers(ranks, 10 * options.limit, hosts=hosts)

@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import median
 
 HERE = Path(__file__).resolve()
-sys.path.insert(0, str(HERE.parent.parent / "tests/nodes"))
-from network import Network, NoNetworkError  # noqa: E402
+sys.path.append(str(HERE.parent.parent))
+from tests.nodes.network import Network, NoNetworkError  # noqa: E402
 
 #: Rows of a worker, inner extent, columns: twice more to send, with less and more of both; as much
 #: matmul; and more of it, which leaves the network no core where workers have them all.
@@ -37,28 +37,28 @@ SHAPES = ((1024, 1024, 320), (2048, 1024, 512), (1024, 1024, 640), (1024, 1024, 
 
 def inside(options: argparse.Namespace) -> None:
     """Measure from within the first node."""
-    from tvm_ipc.bench import overlap, programs
-    from tvm_ipc.bench.stage import Stage
-    from tvm_ipc.contract import CollectiveFlag, Team
-    from tvm_ipc.contract.collectives import ALLGATHER
-    from tvm_ipc.nodes.launcher import Places
-    from tvm_ipc.transform.overlap.cost import Workload
+    from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
+    from tvm_ipc.packed_functions import CollectiveFlag, Team
+    from tvm_ipc.packed_functions.collectives import ALLGATHER
+    from tvm_ipc.tools.bench import overlap, programs
+    from tvm_ipc.tools.bench.timing_session import TimingSession
+    from tvm_ipc.transform.overlap.cost_model import Workload
 
     given = json.loads(options.inside)
-    hosts = Places(tuple(given["hosts"]), "eth0", Path(given["shell"]))
+    hosts = NodeAddresses(tuple(given["hosts"]), "eth0", Path(given["shell"]))
     workers = options.nodes * options.workers
     print(f"{workers} workers on {options.nodes} nodes, {options.rate}; times in ms")
     head = f"{'rows x inner x columns':24}{'gather':>9}{'matmul':>9}{'without':>9}"
     print(head + "".join(f"{f'{n} chunks':>17}" for n in options.chunks), flush=True)
-    with Stage(workers, hosts=hosts) as stage:
+    with TimingSession(workers, hosts=hosts) as stage:
         for rows, inner, columns in options.shapes:
             work = Workload("allgather", workers, rows, inner, columns, 4, True)
             made = overlap.Programs(stage, work, options.chunks)
-            turns = made.turns()
+            turns = made.interleaved()
             x, whole = turns[programs.PLAIN][1][0], turns[programs.MATMUL][1][0]
             gather = stage.function(ALLGATHER.name)
             turns["gather"] = (gather, [x, int(Team.WORLD), int(CollectiveFlag.NONE), whole])
-            times = stage.turns(turns, options.rounds)
+            times = stage.interleaved(turns, options.rounds)
             middle = {name: median(one) for name, one in times.items()}
             alone = middle["gather"], middle[programs.MATMUL]
             line = f"{f'{rows} x {inner} x {columns}':24}"

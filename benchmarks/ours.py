@@ -11,7 +11,7 @@ import program
 from peers import HERE, OUT
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.packed_functions import AllReduceStrategy
 
 
 class Workers:
@@ -26,7 +26,7 @@ class Workers:
     ) -> None:
         library = OUT / f"program-{os.getpid()}.so"
         if not library.exists():
-            program.build(library, [s for s in AllReduceStrategy if s.name != "RING"])
+            program.build(library, [s for s in AllReduceStrategy if s.name != "DEFAULT"])
         if str(HERE) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
             # Worker processes find `ours_worker` by it.
             path = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]

@@ -15,7 +15,7 @@ import numpy as np
 import tvm_ffi
 from peer_python import expected, term
 
-from tvm_ipc.contract import AllReduceStrategy, ReduceKind, Team
+from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind, Team
 
 _get = tvm_ffi.get_global_func
 _cases: dict[int, dict[str, Any]] = {}  # by rank: worker threads share this module

@@ -31,14 +31,14 @@ from typing import Any
 import tvm
 
 import tvm_ipc
-import tvm_ipc.blas
-from tvm_ipc.bench import overlap, programs
-from tvm_ipc.bench.calibrate import calibrate
-from tvm_ipc.bench.stage import Stage, take_the_cores
+import tvm_ipc.cpu.openblas_discovery
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
+from tvm_ipc.tools.bench import overlap, programs
+from tvm_ipc.tools.bench.calibrate_cost_model import calibrate
+from tvm_ipc.tools.bench.timing_session import TimingSession, use_real_time_priority
 from tvm_ipc.transform import collect_report
-from tvm_ipc.transform.overlap.cost import Workload
+from tvm_ipc.transform.overlap.cost_model import Workload
 
 RANKS = 2
 KINDS = ("allgather", "reduce_scatter")
@@ -74,11 +74,11 @@ def efficiency(base: Calibration, rounds: int) -> list[dict[str, Any]]:
             continue
         for kind in KINDS:
             work = Workload(kind, RANKS, rows, inner, columns, 4, blas)
-            with Stage(RANKS) as stage:
+            with TimingSession(RANKS) as stage:
                 alone = overlap.Programs(stage, work, []).compare(rounds)
                 for share in SHARES:
                     link = (moved(work) / (share * median(alone.matmul)), 0.0)
-                    choice = overlap.foretell(work, with_link(base, *link), []).choice
+                    choice = overlap.make_prediction(work, with_link(base, *link), []).choice
                     tried = [choice.chunks] if choice.overlaps else []
                     made = overlap.Programs(stage, work, tried)
                     stage.session.emulate_link(bandwidth=link[0])
@@ -118,12 +118,12 @@ def sweep(base: Calibration, rounds: int) -> list[dict[str, Any]]:
             for inner, columns in EXTENTS:
                 work = Workload(kind, RANKS, rows, inner, columns, 4, blas)
                 tried = overlap.counts(work, MOST_CHUNKS)
-                with Stage(RANKS) as stage:
+                with TimingSession(RANKS) as stage:
                     made = overlap.Programs(stage, work, tried)
                     for link in LINKS:
                         stage.session.emulate_link(bandwidth=link[0], latency=link[1])
                         times = made.compare(rounds)
-                        foretold = overlap.foretell(work, with_link(base, *link), tried)
+                        foretold = overlap.make_prediction(work, with_link(base, *link), tried)
                         found.append(one_of_sweep(work, link, times, foretold))
     worst = max(found, key=lambda one: one["ratio"])
     slower = sum(one["ratio"] > NEVER_SLOWER for one in found)
@@ -171,7 +171,7 @@ def memory() -> list[dict[str, Any]]:
     """Bytes of the memory plan, by scope, of an all-gather and its matmul."""
     print("\nMemory of an all-gather and its matmul, planned for a rank, without its result")
     found = []
-    blas = tvm_ipc.blas.installed()
+    blas = tvm_ipc.cpu.openblas_discovery.installed()
     for rows, inner, columns, _ in EFFICIENCY[:2]:
         work = Workload("allgather", RANKS, rows, inner, columns, 4, blas)
         for chunks in (0, 4):
@@ -197,7 +197,7 @@ def main() -> None:
     options = parser.parse_args()
     scheduled = "at real-time priority"
     try:
-        take_the_cores()
+        use_real_time_priority()
     except IPCError as error:
         scheduled = f"like every program ({error})"
     print(f"scheduled {scheduled}; load {os.getloadavg()[0]:.1f}")

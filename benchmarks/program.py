@@ -23,7 +23,7 @@ from tvm.relax.op.vm.vm import alloc_storage, kill_object
 from tvm.script import relax as R  # noqa: N812
 from tvm.script import tirx as T  # noqa: N812
 
-from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.packed_functions import AllReduceStrategy
 
 UNROLLS = (1, 16, 256)
 STORAGE_BYTES = (1024, 1 << 20)

@@ -56,6 +56,39 @@ def sequential_ifs(count: int) -> tvm.IRModule:
     return graph.module()
 
 
+def external_ifs(count: int) -> tvm.IRModule:
+    """One `if` after the other, with a call of an external function in each branch: no kernel."""
+    graph = _graph()
+    with graph.whole(2):
+        x: Any = graph.parameter("x", _TENSOR[0])
+        condition = graph.parameter("condition", (), "bool")
+        for _ in range(count):
+            branches = [
+                graph.branch(lambda x=x, name=name: graph.emit(_external(name, x)))  # type: ignore[misc]
+                for name in ("f", "g")
+            ]
+            x = graph.emit(relax.If(condition, *branches))
+        graph.finish(x)
+    return graph.module()
+
+
+def _external(name: str, x: Any) -> relax.Call:
+    return op.call_dps_packed(name, x, relax.TensorType(*_TENSOR))
+
+
+def reducing_ifs(count: int) -> tvm.IRModule:
+    """One `if` after the other, with an all-reduce in each branch and nothing else."""
+    graph = _graph()
+    with graph.whole(2):
+        x: Any = graph.parameter("x", _TENSOR[0])
+        condition = graph.parameter("condition", (), "bool")
+        for _ in range(count):
+            branches = [graph.branch(lambda x=x: graph.sum_of_ranks(x)) for _ in range(2)]  # type: ignore[misc]
+            x = graph.emit(relax.If(condition, *branches))
+        graph.finish(x)
+    return graph.module()
+
+
 def nested_ifs(count: int) -> tvm.IRModule:
     """An `if` in an `if` in an `if`; each needs a tensor before, in and after the inner one."""
     graph = _graph()
@@ -184,6 +217,12 @@ def symbols(count: int) -> tvm.IRModule:
     return graph.module()
 
 
+#: Modules of ifs, by what is in their branches.
+IFS = {
+    "softmax, and an all-reduce in one": sequential_ifs,
+    "an external function in each": external_ifs,
+    "an all-reduce in each": reducing_ifs,
+}
 SHAPES = (
     Shape("ifs, one after the other", sequential_ifs, (80, 320)),
     Shape("ifs, one in the other", nested_ifs, (40, 160)),

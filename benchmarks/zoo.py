@@ -16,8 +16,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tvm_ipc.demo import model as decoder_model
-from tvm_ipc.demo.config import Config
+from tvm_ipc.tools.demo import model as decoder_model
+from tvm_ipc.tools.demo.config import Config
 
 WORLD = 2
 

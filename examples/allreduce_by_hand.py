@@ -35,7 +35,7 @@ with tvm_ipc.Session(num_workers=WORKERS) as session:
 
     # A team of some workers; the others do nothing.
     pair = session.team([0, 2])
-    session.allreduce(mine, joined, "max", in_group=pair)
+    session.allreduce(mine, joined, "max", team=pair)
     assert np.array_equal(session.get(joined, rank=2), np.maximum(numbers[0], numbers[2]))
     print("workers 0 and 2 took the maximum of theirs, in a team")
 

@@ -32,7 +32,7 @@ else:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 with tvm_ipc.Session(num_workers=2) as session:
-    model = tvm_ipc.hf.load(folder, session)  # compiled once, then kept in a cache
+    model = tvm_ipc.models.load(folder, session)  # compiled once, then kept in a cache
     ours = list(model.generate(PROMPT, max_new_tokens=NEW))
 print(f"two workers: {ours}")
 

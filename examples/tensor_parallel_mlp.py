@@ -44,7 +44,7 @@ x, up, down = (
 )
 with tvm_ipc.Session(num_workers=WORKERS) as session:
     # Each worker gets its part of each weight, and only that.
-    weights = tvm_ipc.load_weights(session, {"up": up, "down": down}, parallel.cut)
+    weights = tvm_ipc.load_weights(session, {"up": up, "down": down}, parallel.shards)
     main = session.load_vm_module(program)["main"]
     y = session.get(main(session.broadcast(x), *weights.values()), rank=3)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of examples/ run, and print what they say they show.
 
-That of a model of transformers is in tests/hf/test_example.py, with the tests that want PyTorch.
+That of a model of transformers is in tests/models/hf/test_example.py, with the tests that want
+PyTorch.
 """
 
 from __future__ import annotations

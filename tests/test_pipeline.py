@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
-from tvm_ipc.errors import TransformError
+from tvm_ipc.errors import IPCError, TransformError
+from tvm_ipc.runtime import config
 
 RANKS = 2
 
@@ -68,7 +69,7 @@ def run(session: Any, path: Path, mod: Any, arguments: list[list[Any]], **option
     return session.get(main(*inputs))
 
 
-@pytest.mark.parametrize("strategy", ["auto", "oneshot", "twoshot", "ring", 1])
+@pytest.mark.parametrize("strategy", ["auto", "oneshot", "twoshot", "default", 1])
 @pytest.mark.parametrize(("declared", "rows"), [(5, 5), ("n", 5), ("n", 0), ("n", 64)])
 def test_layers_in_workers(
     strategy: str | int, declared: int | str, rows: int, session: Any, tmp_path: Path
@@ -286,3 +287,41 @@ def test_extents_beyond_the_bounds_of_a_plan_are_refused(bounds: Any) -> None:
     if "m" in bounds:
         with pytest.raises(ValueError, match=r"main: m is 5, .* 0 to 4"):
             main(tvm.runtime.tensor(np.ones((2, 5), "float32")))
+
+
+@tvm.transform.module_pass(opt_level=0, name="ForgetABinding")
+def forget_a_binding(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+    """Remove the first binding of `main`, whose variable is used later."""
+    function = mod["main"]
+    first, *others = function.body.blocks
+    block = relax.BindingBlock(list(first.bindings)[1:])
+    body = relax.SeqExpr([block, *others], function.body.body)
+    result = mod.clone()
+    result["main"] = relax.Function(function.params, body, function.ret_ty, function.is_pure)
+    return result
+
+
+def test_each_phase_is_verified_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = tvm_ipc.get_pipeline("llvm", RANKS, schedule=forget_a_binding)
+    with pytest.raises(TransformError, match=r"after the phase 'schedule', function 'main' is not"):
+        pipeline(mlp(1, 4))
+    phases: list[str] = []
+    monkeypatch.setattr(tvm_ipc.pipeline, "check_phase", lambda name, _mod: phases.append(name))
+    tvm_ipc.get_pipeline("llvm", RANKS)(mlp(1, 4))
+    assert phases == [
+        *("placements", "dispatch", "legalize", "schedule", "dataflow"),
+        *("rewrite", "plan", "verify", "lower", "finalize"),
+    ]
+    for off in ("0", ""):
+        monkeypatch.setenv("TVM_IPC_VERIFY_EACH", off)
+        tvm_ipc.get_pipeline("llvm", RANKS)(mlp(1, 4))
+    assert len(phases) == 10
+    monkeypatch.setenv("TVM_IPC_VERIFY_EACH", "yes")
+    with pytest.raises(IPCError, match="TVM_IPC_VERIFY_EACH is 'yes'; it must be 0 or 1"):
+        tvm_ipc.get_pipeline("llvm", RANKS)
+
+
+def test_tests_verify_each_phase_in_other_processes_too(run_python: Callable[..., str]) -> None:
+    assert config.verify_each()
+    code = "from tvm_ipc.runtime import config; print(config.verify_each())"
+    assert run_python(code).strip() == "True"

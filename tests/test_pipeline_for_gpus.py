@@ -16,8 +16,8 @@ from tvm.script import relax as R
 import tvm_ipc
 from tvm_ipc import comm, pipeline
 from tvm_ipc.calibration import Calibration, Times
-from tvm_ipc.contract import find
 from tvm_ipc.errors import TransformError
+from tvm_ipc.packed_functions import find
 from tvm_ipc.transform import collect_report
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
@@ -94,7 +94,7 @@ def packed(function: Any) -> list[str]:
     return [
         name
         for name in found
-        if not name.endswith(("alloc_tensor", "view", "part", "require_workers"))
+        if not name.endswith(("alloc_tensor", ".view", "own_slice", "require_workers"))
     ]
 
 
@@ -160,8 +160,16 @@ def test_rows_are_read_where_they_lie_beside_products() -> None:
     main = lower(SequenceParallel, overlap=2)["main"]
     names = [name.removeprefix("tvm_ipc.") for name in packed(main) if "alloc" not in name]
     assert names == [
-        *("copy", "show", "copy", "show", "peer", "peer", "hide"),
-        *("show", "show", "peer", "reduce_parts", "peer", "reduce_parts", "hide"),
+        *("copy", "expose", "copy", "expose", "peer_view", "peer_view", "release"),
+        *(
+            "expose",
+            "expose",
+            "peer_view",
+            "reduce_slices",
+            "peer_view",
+            "reduce_slices",
+            "release",
+        ),
     ]
 
 
@@ -183,9 +191,9 @@ def test_graphs_hold_nothing_that_peers_are_told_of(overlap: int | None) -> None
     mod = tvm.IRModule({"main": SequenceParallel["main"].with_attr("num_input", 1)})
     lowered = lower(mod, graphs=True, overlap=overlap)
     inside, outside = captured(lowered), packed(lowered["main"])
-    told = {name for name in inside if (f := find(name)) and (f.shows or f.hides or f.posts)}
-    assert not told | inside & {"tvm_ipc.peer", "tvm_ipc.wait"}
-    assert ("tvm_ipc.show" in outside) is (overlap is not None)
+    told = {name for name in inside if (f := find(name)) and (f.exposes or f.releases or f.starts)}
+    assert not told | inside & {"tvm_ipc.peer_view", "tvm_ipc.wait"}
+    assert ("tvm_ipc.expose" in outside) is (overlap is not None)
     assert ("tvm_ipc.reduce_scatter" in inside) is (overlap is None)
 
 
@@ -217,7 +225,7 @@ def as_mlc_llm_does(passes: Any) -> tvm.transform.Pass:
             relax.transform.CallTIRRewrite(),
             passes.IPCAllReduceRewrite(3),
             passes.StaticPlanBlockMemory(),
-            passes.RewriteCUDAGraph(),
+            (tvm_ipc.gpu if passes is tvm_ipc.transform else passes).RewriteCUDAGraph(),
             passes.LowerGPUIPCAllocStorage(),
             relax.transform.LowerAllocTensor(),
             relax.transform.KillAfterLastUse(),
@@ -280,10 +288,12 @@ def calibration(backend: str) -> Calibration:
 
 
 def test_a_calibration_is_for_the_devices_it_was_measured_on() -> None:
-    wrong = r"overlap is a calibration of a machine with the backend 'shm', which says nothing of "
-    with pytest.raises(ValueError, match=wrong + "'cuda'; give a number of chunks"):
+    wrong = (
+        r"overlap is a calibration of a machine with the backend 'shm', which does not apply to "
+    )
+    with pytest.raises(ValueError, match=wrong + "'cuda'; pass a number of chunks"):
         tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration("shm"))
-    with pytest.raises(ValueError, match=r"the backend 'cuda', which says nothing of 'llvm'"):
+    with pytest.raises(ValueError, match=r"the backend 'cuda', which does not apply to 'llvm'"):
         tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("cuda"))
     tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration("cuda"))
     tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("shm"))
@@ -297,15 +307,18 @@ def test_graphs_of_tvms_pass_are_refused_where_they_hold_shows(
     with pytest.raises(TransformError) as refused:
         lower(SequenceParallel, graphs=True, overlap=1)
     text = str(refused.value)
-    assert "tvm_ipc.show is in a CUDA graph; main_cuda_graph_capture is done once" in text
-    assert "have tvm_ipc.transform.RewriteCUDAGraph in the place of TVM's" in text
+    assert (
+        "tvm_ipc.expose is captured in a CUDA graph; replays of main_cuda_graph_capture skip the"
+        in text
+    )
+    assert "use tvm_ipc.gpu.RewriteCUDAGraph instead of TVM's" in text
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_works_stay_out_of_graphs(graphs: bool) -> None:
     """What is posted is waited for; kernels before and behind it are captured."""
-    text = lower(Beside, graphs=graphs, post_collectives=True).script()
-    assert text.index('"tvm_ipc.post"') < text.index('"tvm_ipc.wait"')
+    text = lower(Beside, graphs=graphs, async_collectives=True).script()
+    assert text.index('"tvm_ipc.start"') < text.index('"tvm_ipc.wait"')
     captured = re.findall(r"def \w*cuda_graph_capture.*?return", text, re.DOTALL)
     assert len(captured) == (1 if graphs else 0)
     assert not any("tvm_ipc." in one for one in captured)

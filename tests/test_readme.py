@@ -17,7 +17,7 @@ import pytest
 import tvm
 
 import tvm_ipc
-from tvm_ipc import Session, contract, errors
+from tvm_ipc import Session, errors, packed_functions
 from tvm_ipc.runtime import config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,8 +61,17 @@ def run_program() -> Callable[[Path, str], str]:
 
 def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
-    (program,) = blocks("python")
-    assert sum(bool(line.strip()) for line in program.splitlines()) <= 20
+    collective, model = blocks("python")
+    assert sum(bool(line.strip()) for line in collective.splitlines()) <= 10
+    assert sum(bool(line.strip()) for line in model.splitlines()) <= 24
+
+
+def test_the_first_program_runs_at_a_prompt() -> None:
+    (program, _) = blocks("python")
+    result = subprocess.run(
+        [sys.executable, "-i", "-q"], input=program, capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout == "[ 4.  6.  8. 10.]\n", result.stderr
 
 
 def test_links_of_the_readme_lead_to_files() -> None:
@@ -74,13 +83,14 @@ def test_links_of_the_readme_lead_to_files() -> None:
 def test_program_puts_the_input_into_shared_memory(
     tmp_path: Path, run_program: Callable[[Path, str], str]
 ) -> None:
-    (program,) = blocks("python")
+    (_, program) = blocks("python")
     check = """
-for compiled, places in ((tvm.compile(Model, target="llvm"), 0), (program, 1)):
+for compiled, places in ((tvm.compile(parallel.module, target="llvm"), 0), (program, 1)):
     with tvm_ipc.Session(2, threads=True) as session:
         main = session.load_vm_module(compiled)["main"]
-        result = main(session.put(x[:, :32]), session.put(w[:32]))
-        np.testing.assert_allclose(session.get(result), 2 * x[:, :32] @ w[:32], rtol=1e-5)
+        result = main(session.put(x), session.put(up[:, :128]), session.put(down[:128]))
+        expected = 2 * np.maximum(x @ up[:, :128], 0) @ down[:128]
+        np.testing.assert_allclose(session.get(result), expected, rtol=1e-5)
         stats = session.get_global_func("tvm_ipc.arena_stats")().debug_get_from_remote(0)
         assert f'"allocations":{places}' in stats, stats
 """
@@ -90,11 +100,11 @@ for compiled, places in ((tvm.compile(Model, target="llvm"), 0), (program, 1)):
 @pytest.mark.parametrize(
     ("target", "options", "others"),
     [
-        ("llvm", {"post_collectives": True}, {"RewriteCUDAGraph"}),
+        ("llvm", {"async_collectives": True}, {"RewriteCUDAGraph"}),
         (
             {"kind": "cuda", "arch": "sm_90"},
             {},
-            {"OffloadBLAS", "PostCollectives", "ScheduleForCPU"},
+            {"OffloadBLAS", "AsyncCollectives", "ScheduleForCPU"},
         ),
     ],
 )
@@ -113,8 +123,9 @@ def test_passes_are_in_the_order_of_the_pipeline(
     with tvm.transform.PassContext(instruments=[recorder]):
         tvm_ipc.get_pipeline(target, 2, overlap=1, **options)(tvm.IRModule())
     table = re.findall(r"^\| `(\w+)\(", page("passes"), re.MULTILINE)
-    ours = [name for name in table if name in vars(tvm_ipc.transform)]
-    assert len(ours) >= 5
+    homes = (tvm_ipc.transform, tvm_ipc.spmd, tvm_ipc.cpu, tvm_ipc.gpu)
+    ours = [name for name in table if any(name in home.__all__ for home in homes)]
+    assert len(ours) > 15
     # Our LegalizeOps runs TVM's.
     ran = list(dict.fromkeys(name for name in recorder.names if name in ours))
     # The solver of scopes is also a pass of its own.
@@ -149,9 +160,9 @@ def test_commands_exist() -> None:
             assert subprocess.run(run, capture_output=True).returncode == 0, command
         elif program != ".":
             assert program == "python", command
-            (target,) = [a for a in arguments if a not in ("-m", "pytest", "venv")]
-            own = {"program.py", "tutorial.py", ".venv"}
-            assert target in own or (ROOT / target).exists(), command
+            rest = [a for a in arguments if a not in ("-m", "pytest", "venv")]
+            own = {"program.py", "tutorial.py", ".venv", "--slow", "--full"}
+            assert all(a in own or (ROOT / a).exists() for a in rest), command
 
 
 def test_extras_exist() -> None:
@@ -164,23 +175,26 @@ def test_extras_exist() -> None:
 
 
 def test_ci_runs_the_commands_that_users_run() -> None:
+    """Whatever the README prints as commands, which `.ci/run` takes out of it with awk."""
     ci = (ROOT / ".ci" / "run").read_text()
-    for command in ("python -m pytest tests", "tvm-ipc demo"):
-        assert any(command in text for text in blocks("sh"))
-        assert command in ci
+    (program,) = re.findall(r"awk '([^']*)' README\.md", ci)
+    taken = subprocess.run(["awk", program, "README.md"], cwd=ROOT, capture_output=True, text=True)
+    assert taken.stdout.split() == "".join(blocks("sh")).split()
+    for command in ("pip install .", "tvm-ipc demo", "python -m pytest tests"):
+        assert command in taken.stdout
 
 
 def test_files_exist() -> None:
     names = {
-        word for word in quoted(page("architecture")) if re.fullmatch(r"[\w./]*\w\.(py|cc|h)", word)
+        word for word in quoted(page("internals")) if re.fullmatch(r"[\w./]*\w\.(py|cc|h)", word)
     }
-    assert {"contract/programs.py", "register.cc", "tests/test_layers.py"} <= names
+    assert {"packed_functions/programs.py", "register.cc", "tests/test_layers.py"} <= names
     places = (ROOT, ROOT / "tvm_ipc", ROOT / "tvm_ipc" / "csrc")
     assert [n for n in names if not any((place / n).is_file() for place in places)] == []
 
 
 def test_house_is_as_drawn() -> None:
-    (_, house) = blocks("text", page("architecture"))
+    (house,) = blocks("text", page("internals"))
     drawn = re.findall(r"^( *)([\w.]+?)/?  ", house, re.MULTILINE)
     inside = {name for indent, name in drawn if indent}
     assert all((ROOT / name).is_dir() for indent, name in drawn if not indent)
@@ -190,8 +204,12 @@ def test_house_is_as_drawn() -> None:
 
 
 def test_function_table_covers_the_contract() -> None:
-    patterns = [word for word in quoted(page("architecture")) if "." in word]
-    ours = [f for f in contract.FUNCTIONS if f.registered is not contract.Registered.UPSTREAM]
+    patterns = [word for word in quoted(page("internals")) if "." in word]
+    ours = [
+        f
+        for f in packed_functions.FUNCTIONS
+        if f.registered is not packed_functions.Registered.UPSTREAM
+    ]
     for function in ours:
         assert any(fnmatch.fnmatch(function.name, pattern) for pattern in patterns), function.name
 
@@ -218,16 +236,18 @@ def test_configuration_is_complete() -> None:
 
 
 def test_added_methods_exist() -> None:
-    (table,) = re.findall(r"# Sessions\n(.*?)\nCommands", page("sessions"), re.DOTALL)
+    text = page("sessions")
+    (table,) = re.findall(r"## Collectives\n(.*?)\n## ", text, re.DOTALL)
     names = {
         name
         for cell in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
-        for name in re.findall(r"`(\w+)", cell)
+        for name in re.findall(r"`(\w+)\(", cell)
     }
-    collectives = {"reduce_scatter", "reduce", "all_to_all"}
+    assert names >= {"allreduce", "reduce_scatter", "reduce", "all_to_all", "emulate_link"}
+    names |= set(re.findall(r"\bsession\.(\w+)", text.partition("## Plain Disco")[0]))
     others = {"put", "get", "sync", "close", "team", "usable", "pids", "load_vm_module"}
-    assert names == others | collectives | {"emulate_link"}
-    assert all(hasattr(Session, name) for name in names)
+    assert names >= others
+    assert [name for name in names if not hasattr(Session, name)] == []
 
 
 def test_pinned_pair_is_that_of_the_project() -> None:

@@ -23,12 +23,13 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
-from tvm_ipc import comm, hf, transform, weights
-from tvm_ipc.arguments import show
-from tvm_ipc.hf.compiling import Compiled
-from tvm_ipc.hf.folder import Folder
-from tvm_ipc.parallel import Cut, Parallelized
+from tvm_ipc import comm, cpu, gpu, models, spmd, transform
+from tvm_ipc.arguments import quote
+from tvm_ipc.models import weights
+from tvm_ipc.models.hf.compile_cache import CompiledModel
+from tvm_ipc.models.hf.model_folder import ModelFolder
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.spmd import Parallelized, ShardSpec
 
 
 @I.ir_module
@@ -84,6 +85,7 @@ IDS = [3, "01", [0], [0, 1, 2], [0, -1], [0, "1"], [0, 1.0], [0, True], {0: 0, 1
 IDS += [[0, 1 << 40], [1 << 70, 0]]
 TEAMS = [3, None, "01", [], [2], [-1], [0, 0], [0, "1"], [0, 1.0], [0, True], {0: 0}, {0, 1}]
 TEAMS += [[1 << 70], ANYTHING]
+TEAM_OBJECTS = [3, True, "01", [0, 1], (0, 1), {0, 1}, ANYTHING]
 COPIES = ["1", None, 1.0, True, -1, 1 << 31, [0], ANYTHING]
 SHAPES = [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING]
 MODULES = [3, None, "module", max, R.Tensor, ANYTHING]
@@ -104,11 +106,11 @@ class Call:
     free: dict[str, str] = field(default_factory=dict)
 
 
-def language_model() -> hf.Model:
+def language_model() -> models.Model:
     """A model with 67 tokens, on no workers."""
-    model = object.__new__(hf.Model)
-    model.folder = Folder(Path(), {"max_position_embeddings": 64})
-    model.compiled = Compiled(Path(), {}, (), 67, "float32", (), {})
+    model = object.__new__(models.Model)
+    model.folder = ModelFolder(Path(), {"max_position_embeddings": 64})
+    model.compiled = CompiledModel(Path(), {}, (), 67, "float32", (), {})
     return model
 
 
@@ -116,8 +118,8 @@ def session_calls(session: Any) -> dict[str, Call]:
     x = session.put(np.ones(2))
     host = tvm.runtime.tensor(np.ones(2))
     function = session.get_global_func("runtime.disco.worker_rank")
-    whole = Cut("w", "w", (4,), "float32", comm.Mesh({"tp": 1}), (comm.Replica(),))
-    in_group = {"in_group": FLAGS}
+    whole = ShardSpec("w", "w", (4,), "float32", comm.Mesh({"tp": 1}), (comm.Replica(),))
+    in_group = {"in_group": FLAGS, "team": TEAM_OBJECTS}
     both = {"src": REFERENCES, "dst": REFERENCES, **in_group}
     arrays = {"from_array": REFERENCES, "to_array": REFERENCES, **in_group}
     anything_else = {
@@ -160,18 +162,18 @@ def session_calls(session: Any) -> dict[str, Call]:
         ),
         "load_weights": Call(
             tvm_ipc.load_weights,
-            {"session": session, "source": {"w": np.ones(4)}, "cut": {"w": whole}},
+            {"session": session, "source": {"w": np.ones(4)}, "shards": {"w": whole}},
             {
                 "session": [3, None, "session", tvm_ipc.Session, disco.ThreadedSession, ANYTHING],
                 "source": [3, None, "", b"file", [1], max, ANYTHING],
-                "cut": [3, None, "w", ["w"], ANYTHING],
+                "shards": [3, None, "w", ["w"], ANYTHING],
                 "names": [3, "w", ["w"], ANYTHING],
                 "ignore": [3, None, "w", [3], [""], ANYTHING],
                 "progress": FLAGS,
             },
         ),
         "hf.load": Call(
-            hf.load,
+            models.load,
             {"folder": "no folder", "session": session},
             {
                 "folder": [3, None, "", b"model", "a\0b", ["model"], ANYTHING],
@@ -304,10 +306,10 @@ def compiler_calls() -> dict[str, Call]:
     user = "what a compiler returns is checked when it returns it"
     result = "a result, which users only read"
     return {
-        "GatherInStreams": Call(
-            transform.GatherInStreams, {"chunks": 2}, {"chunks": COUNTS, "streams": COUNTS}
+        "PipelineAllGather": Call(
+            transform.PipelineAllGather, {"chunks": 2}, {"chunks": COUNTS, "streams": COUNTS}
         ),
-        "LowerPlacements": Call(transform.LowerPlacements, {}, {"streams": one_less(COUNTS, None)}),
+        "LowerPlacements": Call(spmd.LowerPlacements, {}, {"streams": one_less(COUNTS, None)}),
         "get_pipeline": Call(
             tvm_ipc.get_pipeline,
             {"target": "llvm", "world_size": 2},
@@ -330,7 +332,7 @@ def compiler_calls() -> dict[str, Call]:
                 "barrier_budget": budgets,
                 "blas": [one for one in FLAGS if one is not None],
                 "fuse_epilogue": FLAGS,
-                "post_collectives": FLAGS,
+                "async_collectives": FLAGS,
                 "overlap": ["file.json", 1.5, "2", True, -1, 65, [], ANYTHING],
                 "schedule": [3, "pass", tvm.transform.Pass, max, [], ANYTHING],
                 "dump": ["/etc/passwd", "/etc/passwd/below", "", 3, b"folder", "a\0b", ANYTHING],
@@ -361,10 +363,10 @@ def compiler_calls() -> dict[str, Call]:
             {},
             {"compiler": names, "functions": ["main", 3, [3], [""], ANYTHING]},
         ),
-        "KeepFromFusion": Call(
-            transform.KeepFromFusion,
+        "FuseSupported": Call(
+            transform.FuseSupported,
             {},
-            {"passes": [3, None, "passes", [3], [transform.OffloadBLAS], ANYTHING]},
+            {"passes": [3, None, "passes", [3], [cpu.OffloadBLAS], ANYTHING]},
         ),
         "ConvertFromCCL": Call(transform.ConvertFromCCL),
         "ConvertToCCL": Call(transform.ConvertToCCL),
@@ -381,9 +383,9 @@ def compiler_calls() -> dict[str, Call]:
         "MarkCompilerFunctionsAsExtern": Call(
             transform.MarkCompilerFunctionsAsExtern, {}, {"compiler": NAMES}
         ),
-        "OffloadBLAS": Call(transform.OffloadBLAS, {}, {"min_work": amounts}),
+        "OffloadBLAS": Call(cpu.OffloadBLAS, {}, {"min_work": amounts}),
         "ScheduleForCPU": Call(
-            transform.ScheduleForCPU, {}, {"lanes": [0, 3, 128, "8", 2.0, True, ANYTHING]}
+            cpu.ScheduleForCPU, {}, {"lanes": [0, 3, 128, "8", 2.0, True, ANYTHING]}
         ),
         "OutlineCompilerFunctions": Call(
             transform.OutlineCompilerFunctions, {}, {"compiler": names, "cache": caches}
@@ -414,7 +416,7 @@ def compiler_calls() -> dict[str, Call]:
             },
         ),
         "declare_rule": Call(
-            transform.declare_rule,
+            spmd.declare_rule,
             {"name": "tests.declared", "axes": "n k, k m -> n m", "reduced": {"k": "sum"}},
             {
                 "name": NAMES,
@@ -425,7 +427,7 @@ def compiler_calls() -> dict[str, Call]:
                 "zeros": FLAGS,
             },
         ),
-        "PlaceParts": Call(transform.PlaceParts),
+        "ElideConcatCopies": Call(transform.ElideConcatCopies),
         "PlanMemoryScopes": Call(
             transform.PlanMemoryScopes,
             {},
@@ -436,8 +438,8 @@ def compiler_calls() -> dict[str, Call]:
             {"world_size": 2},
             {"world_size": [*COUNTS, 65], "num_groups": [*COUNTS, 3]},
         ),
-        "PostCollectives": Call(transform.PostCollectives),
-        "RewriteCUDAGraph": Call(transform.RewriteCUDAGraph),
+        "AsyncCollectives": Call(transform.AsyncCollectives),
+        "RewriteCUDAGraph": Call(gpu.RewriteCUDAGraph),
         "RunModuleCodegen": Call(
             transform.RunModuleCodegen,
             {"compiler": "mine", "compile_fn": max},
@@ -486,7 +488,7 @@ def compiler_calls() -> dict[str, Call]:
         ),
         "script": Call(transform.script, {}, {"mod": MODULES}),
         "compile_blas": Call(
-            transform.compile_blas,
+            cpu.compile_blas,
             {"_options": {}},
             {"functions": MODULES},
             free={"_options": "not used"},
@@ -531,9 +533,10 @@ def compiler_calls() -> dict[str, Call]:
             free=dict.fromkeys(("scopes", "added", "written"), "filled by its methods"),
         ),
         **{
-            name: Call(getattr(transform, name))
-            for name in ("GlobalSymbolCache", "blas_patterns", "collect_report")
+            name: Call(getattr(transform, name)) for name in ("GlobalSymbolCache", "collect_report")
         },
+        "blas_patterns": Call(cpu.blas_patterns),
+        "cpu_target": Call(cpu.cpu_target),
         # TVM's wrapper shows no signature of a pass without options.
         **{
             name: Call(getattr(transform, name), free={"args": "none", "kwargs": "none"})
@@ -572,17 +575,29 @@ def communication_calls() -> dict[str, Call]:
         "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, ANYTHING],
         "ranks": ["01", 3, [0], [0, 0], [0, 64], ["0", 1], {0: 1}, ANYTHING],
         "stream": one_less(axes, None),
-        "collective": [3, None, "x", x, comm.take_part(x, workers=2), ANYTHING],
+        "inserted": FLAGS,
+        "collective": [3, None, "x", x, comm.take_shard(x, workers=2), ANYTHING],
         "out": [3, None, "x", np.ones(2), ANYTHING],
-        "work": [3, None, "work", ANYTHING],
+        "request": [3, None, "work", ANYTHING],
         "tensor": [3, None, "x", relax.Var("s", relax.ShapeType(ndim=1)), ANYTHING],
         "start": ["0", None, 1.0, True, -1, [0], x, ANYTHING],
-        "shown": [3, None, "shown", [3], {3}, ANYTHING],
+        "exposed": [3, None, "shown", [3], {3}, ANYTHING],
         "shift": ["1", None, 1.0, True, [0], x, ANYTHING],
         "stride": ["0", 1.0, True, -1, [0], x, ANYTHING],
         "dtype": [3, None, "", "floot32", ["float32"], ANYTHING],
-        "parts": [3, None, "x", x, [], [3], {3: x}, ANYTHING],
-        "places": [3, None, "012", [0], [[0]], [["0", 1, 2]], [[0, -1, 2]], [], {0: 1}, ANYTHING],
+        "slices": [3, None, "x", x, [], [3], {3: x}, ANYTHING],
+        "positions": [
+            3,
+            None,
+            "012",
+            [0],
+            [[0]],
+            [["0", 1, 2]],
+            [[0, -1, 2]],
+            [],
+            {0: 1},
+            ANYTHING,
+        ],
         "shape": [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING],
     }
     mesh = {"mesh": [["tp", 2]], "placements": ["R"]}
@@ -590,15 +605,15 @@ def communication_calls() -> dict[str, Call]:
         "permute": {"pairs": [[0, 1]]},
         "send_recv": {"source": 0, "target": 1},
         "place": mesh,
-        "post": {"collective": comm.allreduce(x), "out": x},
-        "wait": {"work": x},
+        "start": {"collective": comm.allreduce(x), "out": x},
+        "wait": {"request": x},
         "view": {"tensor": x, "start": 0, "shape": (2,)},
-        "show": {"tensor": x},
-        "peer": {"shown": shown, "shift": 1, "shape": (2,), "dtype": "float32"},
-        "hide": {"shown": shown},
-        "part": {"tensor": x, "shift": 1, "shape": (2,)},
-        "reduce_parts": {"parts": [x, x], "out": x},
-        "join": {"parts": [x], "places": [(0, 4, 0)], "out": x},
+        "expose": {"tensor": x},
+        "peer_view": {"exposed": shown, "shift": 1, "shape": (2,), "dtype": "float32"},
+        "release": {"exposed": shown},
+        "own_slice": {"tensor": x, "shift": 1, "shape": (2,)},
+        "reduce_slices": {"slices": [x, x], "out": x},
+        "assemble": {"slices": [x], "positions": [(0, 4, 0)], "out": x},
     }
     calls = {}
     for name, function in public_communication():
@@ -618,20 +633,20 @@ def communication_calls() -> dict[str, Call]:
 def parallel_calls() -> dict[str, Call]:
     """What `parallelize` returns, and names of weights that are joined."""
     mesh = comm.Mesh({"tp": 2})
-    cut = Cut("w", "w", (4, 2), "float32", mesh, (comm.Shard(0),))
+    cut = ShardSpec("w", "w", (4, 2), "float32", mesh, (comm.Shard(0),))
     module = tvm.IRModule()
     made = Parallelized(module, module, mesh, {"w": cut}, ())
     joined = {"names": [3, None, "ab", [], {"a": 1}, ANYTHING], "axis": ["0", None, 1.5, -1]}
     shapes = one_less([*SHAPES, (4,), (2, 4)], None)
     return {
         "Parallelized.bytes_of_rank": Call(made.bytes_of_rank, {}, {"rank": RANKS}),
-        "Cut.runs": Call(cut.runs, {"rank": 0}, {"rank": RANKS, "shape": shapes}),
-        "Cut.part": Call(
-            cut.part,
+        "ShardSpec.spans": Call(cut.spans, {"rank": 0}, {"rank": RANKS, "shape": shapes}),
+        "ShardSpec.shard": Call(
+            cut.shard,
             {"whole": np.ones((4, 2)), "rank": 0},
             {"rank": RANKS},
-            named={"rank": "runs: rank"},
-            free={"whole": "an array, whose shape is compared as that of `runs` is"},
+            named={"rank": "spans: rank"},
+            free={"whole": "an array, whose shape is compared as that of `spans` is"},
         ),
         "stack": Call(weights.stack, {"names": ["a"]}, joined),
         "concat": Call(weights.concat, {"names": ["a"]}, joined),
@@ -639,7 +654,7 @@ def parallel_calls() -> dict[str, Call]:
 
 
 def public_parallel() -> Iterator[tuple[str, Any]]:
-    for kind, one in ((Parallelized, "Parallelized"), (Cut, "Cut")):
+    for kind, one in ((Parallelized, "Parallelized"), (ShardSpec, "ShardSpec")):
         for name, function in inspect.getmembers(kind, inspect.isfunction):
             if not name.startswith("_"):
                 yield f"{one}.{name}", function
@@ -658,9 +673,12 @@ def public_compiler() -> Iterator[tuple[str, Any]]:
     """Everything that a user may call of `get_pipeline` and the passes."""
     yield "get_pipeline", tvm_ipc.get_pipeline
     yield "parallelize", tvm_ipc.parallelize
-    for name in transform.__all__:
-        if callable(getattr(transform, name)):
-            yield name, getattr(transform, name)
+    yield "declare_rule", spmd.declare_rule
+    yield "LowerPlacements", spmd.LowerPlacements
+    for module in (transform, cpu, gpu):
+        for name in module.__all__:
+            if callable(getattr(module, name)):
+                yield name, getattr(module, name)
 
 
 def public_session() -> Iterator[tuple[str, Any]]:
@@ -668,7 +686,7 @@ def public_session() -> Iterator[tuple[str, Any]]:
     yield "Session", tvm_ipc.Session
     yield "init_ccl", tvm_ipc.init_ccl
     yield "load_weights", tvm_ipc.load_weights
-    yield "hf.load", hf.load
+    yield "hf.load", models.load
     yield "generate", language_model().generate
     ffi = {"id_", "is_", "same_as"}  # of every object of tvm_ffi
     for kind in (tvm_ipc.Session, DRef, DPackedFunc, DModule):
@@ -697,7 +715,7 @@ def complaint(call: Call, parameter: str, value: Any) -> str:
         return "is accepted"
     if call.named.get(parameter, parameter) not in message:
         return f"is not named: {message}"
-    if not any(what in message for what in (show(value), type(value).__name__, "shape is")):
+    if not any(what in message for what in (quote(value), type(value).__name__, "shape is")):
         return f"is not shown: {message}"
     if len(message) > 600 or NO_WORDS.search(message):
         return f"is not refused in words: {message}"
@@ -713,7 +731,7 @@ def wrong_values(calls: dict[str, Call]) -> Iterator[tuple[Call, str, Any]]:
 
 def complaints(calls: dict[str, Call]) -> list[str]:
     return [
-        f"{parameter}={show(value)} {problem}"
+        f"{parameter}={quote(value)} {problem}"
         for call, parameter, value in wrong_values(calls)
         if (problem := complaint(call, parameter, value))
     ]
@@ -776,10 +794,13 @@ def test_everything_public_is_looked_at() -> None:
         "CurrentRank": "takes nothing",
         "Team": "what session.team returns",
         "comm": "",
-        "contract": "facts",
+        "cpu": "",
         "errors": "raised, not made",
-        "hf": "looked at with the session",
+        "gpu": "",
+        "models": "looked at with the session",
+        "packed_functions": "facts",
         "runtime_only": "takes nothing",
+        "spmd": "",
         "transform": "",
         "__version__": "",
     }
@@ -799,5 +820,5 @@ def test_numbers_of_numpy_are_numbers_for_the_compiler() -> None:
     tvm_ipc.get_pipeline("llvm", two, one, num_groups=two, barrier_budget=two, blas=np.False_)
     assert transform.IPCAllReduceRewrite(one).allreduce_strategy == 1
     assert type(transform.StaticPlanBlockMemory(alignment=two).alignment) is int
-    assert type(transform.OffloadBLAS(two).min_work) is int
+    assert type(cpu.OffloadBLAS(two).min_work) is int
     assert type(transform.RequireWorkers(two, two).world_size) is int

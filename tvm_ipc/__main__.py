@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `tvm-ipc`; `command_line` beside this file says what it understands."""
+"""The command `tvm-ipc`, whose subcommands are in `tools/command_line.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        from tvm_ipc import command_line
+        from tvm_ipc.tools import command_line
 
         return command_line.main(argv)
-    except KeyboardInterrupt:  # before it was ready for that
+    except KeyboardInterrupt:  # before the command line handles it
         print("tvm-ipc: interrupted", file=sys.stderr)
         return 130
 

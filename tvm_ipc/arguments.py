@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what callers pass. All of them say the same sentence:
+"""Check the arguments of public functions. All errors have the form
 
     get_pipeline: num_groups is a number of groups, 1 or more, not '2'
 
-`name` is the beginning of that sentence, `wanted` its middle. A value of another type is a
-TypeError, one of the right type that cannot be meant a ValueError. A bool is no number; NumPy's
-numbers are numbers. This module imports nothing of ours.
+where `name` is the beginning and `expected` the middle of the sentence. A value of another type
+raises a TypeError, and an invalid value of the right type a ValueError. A bool is not a number;
+NumPy's numbers are. Imports no other module of tvm_ipc.
 """
 
 from __future__ import annotations
@@ -20,48 +20,50 @@ from typing import Any
 
 import numpy as np
 
-#: Characters of a value in a message.
-_SHOWN = 120
+#: The most characters of a value in a message.
+_MAX_QUOTED = 120
 
 
-def show(value: object) -> str:
-    """Return a value as messages show it."""
+def quote(value: object) -> str:
+    """Return the text of a value for a message, shortened if it is long."""
     try:
         text = repr(value)
-    except Exception:  # somebody else's repr; what is wrong here is another thing
+    except Exception:  # an error in the value's __repr__ must not hide ours
         text = object.__repr__(value)
-    if "\n" in text or len(text) > _SHOWN:
-        return f"{' '.join(text.split())[:_SHOWN]}... (a {type(value).__name__})"
+    if "\n" in text or len(text) > _MAX_QUOTED:
+        return f"{' '.join(text.split())[:_MAX_QUOTED]}... (a {type(value).__name__})"
     return text
 
 
-def wrong_type(name: str, wanted: str, value: object) -> TypeError:
-    """Return the error that a value has the wrong type."""
-    return TypeError(f"{name} is {wanted}, not {show(value)}")
+def wrong_type(name: str, expected: str, value: object) -> TypeError:
+    """Return the error for a value of the wrong type."""
+    return TypeError(f"{name} is {expected}, not {quote(value)}")
 
 
-def wrong_value(name: str, wanted: str, value: object) -> ValueError:
-    """Return the error that a value of the right type cannot be meant."""
-    return ValueError(f"{name} is {wanted}, not {show(value)}")
+def wrong_value(name: str, expected: str, value: object) -> ValueError:
+    """Return the error for an invalid value of the right type."""
+    return ValueError(f"{name} is {expected}, not {quote(value)}")
 
 
-def integer(name: str, value: object, wanted: str, least: float = 0, most: float = math.inf) -> int:
-    """Return an integer from a range."""
+def integer(
+    name: str, value: object, expected: str, least: float = 0, most: float = math.inf
+) -> int:
+    """Check an integer from a range, and return it."""
     if isinstance(value, (bool, np.bool_, np.ndarray)):
-        raise wrong_type(name, wanted, value)
+        raise wrong_type(name, expected, value)
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise wrong_type(name, wanted, value) from None
+        raise wrong_type(name, expected, value) from None
     if not least <= number <= most:
-        raise wrong_value(name, wanted, value)
+        raise wrong_value(name, expected, value)
     return number
 
 
 def workers(where: str, name: str, count: object, num_groups: object, most: int) -> tuple[int, int]:
-    """Return a number of workers, called `name`, and that of the groups they are divided into."""
-    wanted = f"a number of workers, 1 to {most}"
-    number = integer(f"{where}: {name}", count, wanted, 1, most)
+    """Check a number of workers, called `name`, and a number of groups, and return both."""
+    expected = f"a number of workers, 1 to {most}"
+    number = integer(f"{where}: {name}", count, expected, 1, most)
     groups = integer(f"{where}: num_groups", num_groups, "a number of groups, 1 or more", 1)
     if number % groups:
         raise ValueError(
@@ -72,26 +74,26 @@ def workers(where: str, name: str, count: object, num_groups: object, most: int)
 
 
 def integers(
-    name: str, value: object, wanted: str, least: float = 0, most: float = math.inf
+    name: str, value: object, expected: str, least: float = 0, most: float = math.inf
 ) -> tuple[int, ...]:
-    """Return a sequence of integers from a range."""
+    """Check a sequence of integers from a range, and return it as a tuple."""
     if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):
-        raise wrong_type(name, wanted, value)
-    found = []
-    for one in value:
+        raise wrong_type(name, expected, value)
+    checked = []
+    for item in value:
         try:
-            found.append(integer(name, one, wanted, least, most))
+            checked.append(integer(name, item, expected, least, most))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{name} is {wanted}, not {show(value)}") from None
-    return tuple(found)
+            raise type(error)(f"{name} is {expected}, not {quote(value)}") from None
+    return tuple(checked)
 
 
-def above_zero(name: str, value: object, wanted: str) -> float:
-    """Return a finite number above 0."""
+def above_zero(name: str, value: object, expected: str) -> float:
+    """Check a finite number above 0, and return it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise wrong_type(name, wanted, value)
+        raise wrong_type(name, expected, value)
     if not 0 < (number := _as_float(value)) < math.inf:
-        raise wrong_value(name, wanted, value)
+        raise wrong_value(name, expected, value)
     return number
 
 
@@ -103,73 +105,73 @@ def _as_float(value: numbers.Real) -> float:
 
 
 def flag(name: str, value: object) -> bool:
-    """Return True or False, which numbers and texts are not."""
+    """Check a bool, and return it; numbers and texts are errors."""
     if not isinstance(value, (bool, np.bool_)):
         raise wrong_type(name, "True or False", value)
     return bool(value)
 
 
-def text(name: str, value: object, wanted: str = "a name") -> str:
-    """Return a text that is not empty."""
+def text(name: str, value: object, expected: str = "a name") -> str:
+    """Check a text that is not empty, and return it."""
     if not isinstance(value, str):
-        raise wrong_type(name, wanted, value)
+        raise wrong_type(name, expected, value)
     if not value:
-        raise wrong_value(name, wanted, value)
+        raise wrong_value(name, expected, value)
     return value
 
 
-def word(name: str, value: object, wanted: str) -> str:
-    """Return a text without spaces."""
-    found = text(name, value, wanted)
-    if found.split() != [found]:
-        raise wrong_value(name, f"{wanted}, without spaces", value)
-    return found
+def word(name: str, value: object, expected: str) -> str:
+    """Check a text without spaces, and return it."""
+    checked = text(name, value, expected)
+    if checked.split() != [checked]:
+        raise wrong_value(name, f"{expected}, without spaces", value)
+    return checked
 
 
-def optional_text(name: str, value: object, wanted: str = "a name or None") -> str | None:
-    """Return a text that is not empty, or None."""
-    return None if value is None else text(name, value, wanted)
+def optional_text(name: str, value: object, expected: str = "a name or None") -> str | None:
+    """Check a text that is not empty, or None, and return it."""
+    return None if value is None else text(name, value, expected)
 
 
-def texts(name: str, value: object, wanted: str) -> tuple[str, ...]:
-    """Return a collection of texts that are not empty."""
+def texts(name: str, value: object, expected: str) -> tuple[str, ...]:
+    """Check a collection of texts that are not empty, and return it as a tuple."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise wrong_type(name, wanted, value)
-    found = tuple(value)
-    if not all(isinstance(one, str) for one in found):
-        raise wrong_type(name, wanted, value)
-    if not all(found):
-        raise wrong_value(name, wanted, value)
-    return found
+        raise wrong_type(name, expected, value)
+    items = tuple(value)
+    if not all(isinstance(item, str) for item in items):
+        raise wrong_type(name, expected, value)
+    if not all(items):
+        raise wrong_value(name, expected, value)
+    return items
 
 
 def one_of(name: str, value: object, choices: Iterable[str]) -> str:
-    """Return one of some texts."""
+    """Check a text from a list of choices, and return it."""
     choices = tuple(choices)
-    wanted = f"one of {', '.join(map(repr, choices))}"
-    if text(name, value, wanted) not in choices:
-        raise wrong_value(name, wanted, value)
+    expected = f"one of {', '.join(map(repr, choices))}"
+    if text(name, value, expected) not in choices:
+        raise wrong_value(name, expected, value)
     return str(value)
 
 
-def instance(name: str, value: object, kind: type[Any], wanted: str) -> Any:
-    """Return an object of a class."""
+def instance(name: str, value: object, kind: type[Any], expected: str) -> Any:
+    """Check an object of a class, and return it."""
     if not isinstance(value, kind):
-        raise wrong_type(name, wanted, value)
+        raise wrong_type(name, expected, value)
     return value
 
 
 def function(name: str, value: object) -> Any:
-    """Return what can be called."""
+    """Check a callable, and return it."""
     if not callable(value):
         raise wrong_type(name, "a function", value)
     return value
 
 
-def path(name: str, value: object, wanted: str) -> Path:
-    """Return a path."""
+def path(name: str, value: object, expected: str) -> Path:
+    """Check a path, and return it."""
     if not isinstance(value, (str, os.PathLike)):
-        raise wrong_type(name, wanted, value)
+        raise wrong_type(name, expected, value)
     if not str(value) or "\0" in str(value):
-        raise wrong_value(name, wanted, value)
+        raise wrong_value(name, expected, value)
     return Path(value)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computing and communicating cost on one machine, as `tvm-ipc bench --calibrate` measured it.
+"""Read and write calibrations: the costs of computation and communication on one machine.
 
-A cost model asks it whether to overlap, and how. It is given to the compiler, and nothing is
-measured or read while a program runs, so all ranks decide alike. It is for one machine, one backend
-and one number of workers, all of which compute at once while it is measured, as in a program.
+`tvm-ipc bench --calibrate` measures them. The compiler's cost model uses them to decide whether and
+how to overlap. Nothing is measured or read while a program runs, so all ranks decide alike. A
+calibration is for one machine, one backend and one number of workers, all of which computed at the
+same time during the measurement, as in a program.
 """
 
 from __future__ import annotations
@@ -19,28 +20,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tvm_ipc import arguments, machine
-from tvm_ipc.contract import MAX_WORKERS, backends_of
+from tvm_ipc import arguments, host
 from tvm_ipc.errors import IPCError
+from tvm_ipc.packed_functions import MAX_WORKERS, backends_of
 
-#: Of the file; another one is refused.
+#: The version of the file format; files of other versions are refused.
 VERSION: Final = 1
-#: The collectives whose time is measured; sizes are those of one rank's part.
+#: The collectives that are measured, by the size of one rank's slice.
 COLLECTIVES: Final = ("allgather", "reduce_scatter", "allreduce")
 _AGAIN: Final = "measure again with `tvm-ipc bench --calibrate`"
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of something, measured on a grid of sizes.
+    """Times of an operation, measured on a grid of sizes.
 
-    In between, the logarithm of the time is interpolated over those of the sizes; above, the time
-    grows like the size; below, it is that of the least size. More never takes less time.
+    Between points, the logarithm of the time is interpolated over the logarithms of the sizes.
+    Above the grid, the time is proportional to the size; below it, the time is that of the least
+    size. Times never decrease with the size.
 
     Attributes
     ----------
-    axes : the sizes of each axis of the grid, rising.
-    seconds : of each point, the last axis fastest.
+    axes : the sizes along each axis of the grid, in increasing order.
+    seconds : the time of each point, in row-major order.
     """
 
     axes: tuple[tuple[int, ...], ...]
@@ -55,78 +57,82 @@ class Times:
         points = math.prod(map(len, self.axes))
         if len(self.seconds) != points:
             raise ValueError(f"a table of {points} points has {len(self.seconds)} times")
-        if not all(0 < one < math.inf for one in self.seconds):
+        if not all(0 < time < math.inf for time in self.seconds):
             raise ValueError("times are numbers of seconds above 0")
-        if self.seconds != _rising(self.axes, self.seconds):
+        if self.seconds != _monotonic(self.axes, self.seconds):
             raise ValueError("of two times of a table that of the larger size is smaller")
 
     @classmethod
     def measured(cls, axes: Iterable[Iterable[int]], seconds: Callable[..., float]) -> Times:
-        """Measure each point; where noise made more take less time, it takes as much."""
+        """Measure each point; a time that is less than that of a smaller size is raised to it."""
         grid = tuple(tuple(axis) for axis in axes)
-        return cls(grid, _rising(grid, [seconds(*sizes) for sizes in itertools.product(*grid)]))
+        return cls(grid, _monotonic(grid, [seconds(*sizes) for sizes in itertools.product(*grid)]))
 
     def at(self, *sizes: float) -> float:
-        """Return the seconds for these sizes; nothing takes no time."""
+        """Return the seconds for these sizes; 0 if one of them is 0."""
         if min(sizes) <= 0:
             return 0.0
         scale = 1.0
-        low: list[int] = []
-        shares: list[float] = []
+        lower: list[int] = []  # along each axis, the grid index below the size
+        fractions: list[float] = []  # along each axis, the position between two grid points
         for axis, size in zip(self.axes, sizes, strict=True):
-            inside = min(max(size, axis[0]), axis[-1])
+            clamped = min(max(size, axis[0]), axis[-1])
             scale *= max(1.0, size / axis[-1])
-            place = min(bisect_right(axis, inside), len(axis) - 1) - 1
-            low.append(max(place, 0))
-            if place < 0:  # one size only
-                shares.append(0.0)
+            index = min(bisect_right(axis, clamped), len(axis) - 1) - 1
+            lower.append(max(index, 0))
+            if index < 0:  # the axis has one size only
+                fractions.append(0.0)
             else:
-                shares.append(
-                    math.log(inside / axis[place]) / math.log(axis[place + 1] / axis[place])
+                fractions.append(
+                    math.log(clamped / axis[index]) / math.log(axis[index + 1] / axis[index])
                 )
-        total = 0.0
+        log_time = 0.0
         for corner in itertools.product((0, 1), repeat=len(self.axes)):
-            weight = math.prod(s if up else 1 - s for up, s in zip(corner, shares, strict=True))
+            weight = math.prod(
+                fraction if upper else 1 - fraction
+                for upper, fraction in zip(corner, fractions, strict=True)
+            )
             if weight:
-                index = 0
-                for axis, place, up in zip(self.axes, low, corner, strict=True):
-                    index = index * len(axis) + place + up
-                total += weight * math.log(self.seconds[index])
-        return scale * math.exp(total)
+                point = 0
+                for axis, index, upper in zip(self.axes, lower, corner, strict=True):
+                    point = point * len(axis) + index + upper
+                log_time += weight * math.log(self.seconds[point])
+        return scale * math.exp(log_time)
 
 
-def _rising(axes: tuple[tuple[int, ...], ...], seconds: Iterable[float]) -> tuple[float, ...]:
-    """Return the times, each at least that of the points before it along every axis."""
-    found = list(seconds)
+def _monotonic(axes: tuple[tuple[int, ...], ...], seconds: Iterable[float]) -> tuple[float, ...]:
+    """Return the times, each raised to at least those of smaller sizes along every axis."""
+    times = list(seconds)
     stride = 1
     for axis in reversed(axes):
-        for index in range(len(found)):
+        for index in range(len(times)):
             if index // stride % len(axis):
-                found[index] = max(found[index], found[index - stride])
+                times[index] = max(times[index], times[index - stride])
         stride *= len(axis)
-    return tuple(found)
+    return tuple(times)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What one machine's workers need for what, in seconds.
+    """The costs of operations of one machine's workers, in seconds.
 
     Attributes
     ----------
-    machine : what `tvm_ipc.machine.name()` says there.
-    backend : what moves data between the workers.
-    workers : how many there were.
-    bandwidth : bytes a second over the link into a worker; 0 where peers read each other's memory.
-    latency : of that link.
-    wake : how much later than its data a rank goes on that has waited for the link.
-    matmul : by rows, inner extent and columns, of a kernel of TVM, float32.
-    blas_matmul : the same of the BLAS; None where there is none.
-    collectives : by the bytes of one rank's part, without the link: fixed cost and local copies.
-    reduce : by the bytes of a part, the local reduction of the parts of all workers.
-    copy : by bytes, of what a peer has shown.
-    chunk : of a chunk beyond its matmul: to show it, to find a peer's, its view, a call.
-    hide : the meeting at the end.
-    noise : by which share a time that is measured again differs.
+    machine : the result of `tvm_ipc.host.name()` on that machine.
+    backend : the backend between the workers.
+    workers : the number of workers.
+    bandwidth : bytes per second over the link into a worker; 0 if peers read each other's memory.
+    latency : the latency of that link.
+    wake : the delay from the arrival of data over the link until a waiting rank continues.
+    matmul : a matmul kernel of TVM, float32, by rows, inner extent and columns.
+    blas_matmul : a matmul of the BLAS, by the same sizes; None without a BLAS.
+    collectives : each collective without the link, that is its fixed cost and local copies, by the
+        bytes of one rank's slice.
+    reduce : the local reduction of one slice from each worker, by the bytes of a slice.
+    copy : a copy of a tensor that a peer has exposed, by bytes.
+    chunk : the cost of a chunk beyond its matmul: to expose it, to find a peer's, a view, a call.
+    hide : the barrier that releases the chunks at the end.
+    noise : the relative difference between two measurements of one time.
     """
 
     machine: str
@@ -147,32 +153,32 @@ class Calibration:
     def __post_init__(self) -> None:
         arguments.text("Calibration: machine", self.machine, "the name of a machine")
         arguments.text("Calibration: backend", self.backend, "the name of a backend")
-        wanted = f"a number of workers, 1 to {MAX_WORKERS}"
-        arguments.integer("Calibration: workers", self.workers, wanted, 1, MAX_WORKERS)
+        expected = f"a number of workers, 1 to {MAX_WORKERS}"
+        arguments.integer("Calibration: workers", self.workers, expected, 1, MAX_WORKERS)
         for name in ("bandwidth", "latency", "wake", "chunk", "hide", "noise"):
             value = getattr(self, name)
-            wanted = "a number, 0 or more"
+            expected = "a number, 0 or more"
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise arguments.wrong_type(f"Calibration: {name}", wanted, value)
+                raise arguments.wrong_type(f"Calibration: {name}", expected, value)
             if not 0 <= value < math.inf:
-                raise arguments.wrong_value(f"Calibration: {name}", wanted, value)
+                raise arguments.wrong_value(f"Calibration: {name}", expected, value)
         tables = [("matmul", self.matmul, 3), ("reduce", self.reduce, 1), ("copy", self.copy, 1)]
         if self.blas_matmul is not None:
             tables.append(("blas_matmul", self.blas_matmul, 3))
         arguments.instance("Calibration: collectives", self.collectives, Mapping, "times by kind")
         if set(self.collectives) != set(COLLECTIVES):
-            wanted = f"the times of {', '.join(COLLECTIVES)}"
-            found = list(self.collectives)
-            raise arguments.wrong_value("Calibration: collectives", wanted, found)
+            expected = f"the times of {', '.join(COLLECTIVES)}"
+            names = list(self.collectives)
+            raise arguments.wrong_value("Calibration: collectives", expected, names)
         tables += [(f"collectives: {kind}", self.collectives[kind], 1) for kind in COLLECTIVES]
         for name, table, axes in tables:
-            wanted = f"a table of times along {axes} {'axes' if axes > 1 else 'axis'}"
-            found = arguments.instance(f"Calibration: {name}", table, Times, wanted)
-            if len(found.axes) != axes:
-                raise arguments.wrong_value(f"Calibration: {name}", wanted, found)
+            expected = f"a table of times along {axes} {'axes' if axes > 1 else 'axis'}"
+            times = arguments.instance(f"Calibration: {name}", table, Times, expected)
+            if len(times.axes) != axes:
+                raise arguments.wrong_value(f"Calibration: {name}", expected, times)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file that `load` reads."""
+        """Write the calibration to a file, which `load` reads."""
         target = arguments.path("Calibration.save: path", path, "a file to write")
         text = json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1)
         try:
@@ -189,39 +195,43 @@ class Calibration:
         backend: str | None = None,
         any_machine: bool = False,
     ) -> Calibration:
-        """Read a calibration, and refuse one that was measured for something else.
+        """Read a calibration; raise if it was measured for other conditions.
 
         Parameters
         ----------
-        workers, backend : what it must have been measured for; None takes any.
-        any_machine : take that of another machine, on which the program is going to run.
+        workers, backend : the required conditions of the measurement; None accepts any.
+        any_machine : accept the calibration of another machine, on which the program will run.
         """
         source = arguments.path("Calibration.load: path", path, "a file with a calibration")
         if workers is not None:
-            wanted = f"a number of workers, 1 to {MAX_WORKERS}, or None"
+            expected = f"a number of workers, 1 to {MAX_WORKERS}, or None"
             workers = arguments.integer(
-                "Calibration.load: workers", workers, wanted, 1, MAX_WORKERS
+                "Calibration.load: workers", workers, expected, 1, MAX_WORKERS
             )
         arguments.optional_text("Calibration.load: backend", backend, "a backend or None")
         arguments.flag("Calibration.load: any_machine", any_machine)
-        found = _read(source)
-        gpus = found.backend not in backends_of("cpu")
-        here = found.machine if any_machine else machine.name(gpus=gpus)
+        calibration = _read(source)
+        gpus = calibration.backend not in backends_of("cpu")
+        here = calibration.machine if any_machine else host.name(gpus=gpus)
         differences = [
-            f"it was measured {how} {was}, and this is {now}"
-            for how, was, now in (
-                ("on", found.machine, here),
-                ("with the backend", found.backend, backend or found.backend),
-                ("for", _workers(found.workers), _workers(workers or found.workers)),
+            f"it was measured {preposition} {measured}, and this is {required}"
+            for preposition, measured, required in (
+                ("on", calibration.machine, here),
+                ("with the backend", calibration.backend, backend or calibration.backend),
+                (
+                    "for",
+                    _count_workers(calibration.workers),
+                    _count_workers(workers or calibration.workers),
+                ),
             )
-            if was != now
+            if measured != required
         ]
         if differences:
             raise IPCError(f"the calibration {source} is stale: {'; '.join(differences)}: {_AGAIN}")
-        return found
+        return calibration
 
 
-def _workers(count: int) -> str:
+def _count_workers(count: int) -> str:
     return f"{count} worker{'s' * (count != 1)}"
 
 
@@ -241,13 +251,13 @@ def _read(source: Path) -> Calibration:
     version = data.pop("version", None)
     if version != VERSION:
         raise IPCError(
-            f"the calibration {source} is stale: it has version {arguments.show(version)}, and "
+            f"the calibration {source} is stale: it has version {arguments.quote(version)}, and "
             f"this is tvm-ipc with version {VERSION}: {_AGAIN}"
         )
     names = {field.name for field in dataclasses.fields(Calibration)}
-    for what, which in (("lacks", names - set(data)), ("also has", set(data) - names)):
-        if which:
-            raise _broken(source, f"it {what} {', '.join(map(repr, sorted(which)))}")
+    for verb, wrong_names in (("lacks", names - set(data)), ("also has", set(data) - names)):
+        if wrong_names:
+            raise _broken(source, f"it {verb} {', '.join(map(repr, sorted(wrong_names)))}")
     try:
         for name in ("matmul", "blas_matmul", "reduce", "copy"):
             if data[name] is not None or name != "blas_matmul":
@@ -263,21 +273,21 @@ def _read(source: Path) -> Calibration:
 def _times(data: Any) -> Times:
     if not isinstance(data, dict) or set(data) != {"axes", "seconds"}:
         raise ValueError(
-            f"a table of times has 'axes' and 'seconds', unlike {arguments.show(data)}"
+            f"a table of times has 'axes' and 'seconds', unlike {arguments.quote(data)}"
         )
-    whole = "sizes, 1 or more each"
-    axes = tuple(arguments.integers("axes", axis, whole, 1) for axis in _list(data["axes"]))
+    expected = "sizes, 1 or more each"
+    axes = tuple(arguments.integers("axes", axis, expected, 1) for axis in _list(data["axes"]))
     seconds = tuple(
-        arguments.above_zero("seconds", one, "times above 0") for one in _list(data["seconds"])
+        arguments.above_zero("seconds", time, "times above 0") for time in _list(data["seconds"])
     )
     return Times(axes, seconds)
 
 
 def _list(data: Any) -> list[Any]:
     if not isinstance(data, list):
-        raise ValueError(f"a list was expected, not {arguments.show(data)}")
+        raise ValueError(f"a list was expected, not {arguments.quote(data)}")
     return data
 
 
-def _broken(source: Path, why: str) -> IPCError:
-    return IPCError(f"the calibration {source} is broken: {why}: {_AGAIN}")
+def _broken(source: Path, reason: str) -> IPCError:
+    return IPCError(f"the calibration {source} is broken: {reason}: {_AGAIN}")

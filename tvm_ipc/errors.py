@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions that this package raises. All of them are `IPCError`."""
+"""The exceptions that tvm_ipc raises; all of them are subclasses of `IPCError`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Frames of the C library, of the FFI and what stands around it, and of code without symbols.
-_NOWHERE = re.compile(
-    r'File "(<unknown>|\.\./sysdeps|\./nptl|.*tvm_ffi/cython|.*runtime/python_errors\.py)'
+#: Traceback frames of the C library, of the FFI and its wrappers, and of code without symbols.
+_FOREIGN_FRAME = re.compile(
+    r'File "(<unknown>|\.\./sysdeps|\./nptl|.*tvm_ffi/cython|.*runtime/ffi_exceptions\.py)'
 )
 
 
@@ -22,31 +22,31 @@ class LibraryError(IPCError):
 
 
 class TransformError(IPCError):
-    """A pass refused a module, which it left as it was; the message says where and why."""
+    """A pass refused a module and did not change it; the message gives the place and the reason."""
 
 
 class WeightsError(IPCError):
-    """Weights are not what the program wants, or their files are damaged; nothing was loaded."""
+    """Weights do not match the program, or their files are damaged; nothing was loaded."""
 
 
 class ModelError(IPCError):
-    """A model's folder, configuration or architecture cannot be used; the message says why."""
+    """A model's folder, configuration or architecture is unsupported; the message explains why."""
 
 
 class SessionClosedError(IPCError):
-    """The session was closed, or is no longer usable; its message says why."""
+    """The session was closed, or is no longer usable; the message gives the reason."""
 
 
 class DeadlineError(IPCError):
-    """Somebody did not answer before the session's deadline; the message names who."""
+    """A rank did not answer before the session's deadline; the message names it."""
 
 
 class MismatchError(IPCError):
-    """Ranks called different operations, or one with different arguments; raised in workers."""
+    """Ranks called different operations, or passed different arguments; raised in workers."""
 
 
 class PeerError(IPCError):
-    """This rank stopped because of something another rank reports; raised in workers."""
+    """This rank stopped because of an error that another rank reports; raised in workers."""
 
 
 class WorkerDiedError(IPCError):
@@ -64,7 +64,7 @@ class WorkerDiedError(IPCError):
 
 @dataclass(frozen=True)
 class RankError:
-    """What went wrong on one rank."""
+    """An exception on one rank."""
 
     rank: int
     kind: str
@@ -76,29 +76,29 @@ class RankError:
 
     @property
     def what(self) -> str:
-        """Everything but the rank, as text."""
-        # Frames that nobody can look up say nothing; `traceback` still has them.
+        """The error without the rank, as text."""
+        # Without frames that users cannot look up; `traceback` has them.
         lines = self.traceback.splitlines()
-        known = [line for line in lines if line.strip() and not _NOWHERE.search(line)]
-        return "\n".join([f"{self.kind}: {self.message}", *known])
+        frames = [line for line in lines if line.strip() and not _FOREIGN_FRAME.search(line)]
+        return "\n".join([f"{self.kind}: {self.message}", *frames])
 
 
 def causes(errors: Iterable[RankError]) -> tuple[RankError, ...]:
-    """Return what ranks that failed by themselves reported; if none did, what all reported."""
+    """Return the errors of ranks that failed by themselves; if there are none, all errors."""
     ordered = sorted(errors, key=lambda error: error.rank)
     return tuple(e for e in ordered if e.kind != "PeerError") or tuple(ordered)
 
 
 def describe(errors: Iterable[RankError]) -> str:
-    """Return the text of errors, in which those that are the same on several ranks stand once."""
+    """Return the text of errors; an error that several ranks share is listed once."""
     ranks: dict[str, list[int]] = {}
     for error in errors:
         ranks.setdefault(error.what, []).append(error.rank)
-    return "\n".join(f"{_ranks(which)}: {what}" for what, which in ranks.items())
+    return "\n".join(f"{_format_ranks(failed)}: {text}" for text, failed in ranks.items())
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    """Return "rank 3", or "ranks 0-3, 7"."""
+def _format_ranks(ranks: Iterable[int]) -> str:
+    """Return a phrase such as "rank 3" or "ranks 0-3, 7"."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:
@@ -114,8 +114,8 @@ class WorkerError(IPCError):
 
     Attributes
     ----------
-    errors : what each rank that failed by itself reported, in rank order. Ranks that only
-        stopped waiting because another one failed are not among them.
+    errors : the errors of the ranks that failed by themselves, in rank order. Ranks that only
+        stopped waiting because another one failed are left out.
     """
 
     def __init__(self, errors: tuple[RankError, ...]) -> None:

@@ -22,15 +22,17 @@ sys.path.insert(0, str(ROOT))
 
 #: Parsers of commands that read their own options, and what follows `tvm-ipc`.
 PARSERS = {
-    "tvm-ipc": "tvm_ipc.command_line:_parser",
-    "tvm-ipc doctor": "tvm_ipc.command_line:_doctor_parser",
-    "tvm-ipc demo": "tvm_ipc.demo.options:_parser",
-    "tvm-ipc explain": "tvm_ipc.explain.command:_parser",
-    "tvm-ipc bench": "tvm_ipc.bench.options:_parser",
-    "tvm-ipc bench overlap": "tvm_ipc.bench.options:_overlap_parser",
-    "tvm-ipc run": "tvm_ipc.hf.options:_parser",
-    "tvm-ipc node": "tvm_ipc.command_line:_node_parser",
+    "tvm-ipc": "tvm_ipc.tools.command_line:_parser",
+    "tvm-ipc doctor": "tvm_ipc.tools.command_line:_doctor_parser",
+    "tvm-ipc demo": "tvm_ipc.tools.demo.options:_parser",
+    "tvm-ipc explain": "tvm_ipc.tools.explain.command:_parser",
+    "tvm-ipc bench": "tvm_ipc.tools.bench.options:_parser",
+    "tvm-ipc bench overlap": "tvm_ipc.tools.bench.options:_overlap_parser",
+    "tvm-ipc run": "tvm_ipc.tools.run.options:_parser",
+    "tvm-ipc node": "tvm_ipc.tools.command_line:_node_parser",
 }
+#: Modules that export passes: the core's, and the wings'.
+PASSES = ("tvm_ipc.transform", "tvm_ipc.spmd", "tvm_ipc.cpu", "tvm_ipc.gpu")
 
 
 def public(module: str) -> list[str]:
@@ -51,13 +53,23 @@ def _described(module: str, names: Iterable[str], *, members: bool = True) -> st
 
 def api() -> str:
     """Return the names of the package itself; its modules have pages or sections of their own."""
-    modules = {"comm", "contract", "errors", "hf", "transform", "__version__"}
+    modules = {
+        "comm",
+        "cpu",
+        "errors",
+        "gpu",
+        "models",
+        "packed_functions",
+        "spmd",
+        "transform",
+        "__version__",
+    }
     return _described("tvm_ipc", [one for one in public("tvm_ipc") if one not in modules])
 
 
-def hf() -> str:
-    """Return the names of tvm_ipc.hf."""
-    return _described("tvm_ipc.hf", public("tvm_ipc.hf"))
+def models() -> str:
+    """Return the names of tvm_ipc.models."""
+    return _described("tvm_ipc.models", sorted({*public("tvm_ipc.models")} - {*public("tvm_ipc")}))
 
 
 def comm() -> str:
@@ -66,20 +78,28 @@ def comm() -> str:
 
 
 def passes() -> str:
-    """Return the names of tvm_ipc.transform that are passes."""
-    names = [one for one in public("tvm_ipc.transform") if one in _passes()]
-    return _described("tvm_ipc.transform", names, members=False)
+    """Return the passes of the core and of the wings."""
+    parts = []
+    for module in PASSES:
+        names = [one for one in public(module) if one in _passes()]
+        parts.append(f"**`{module}`**\n\n" + _described(module, names, members=False))
+    return "\n\n".join(parts)
 
 
 def beside_passes() -> str:
-    """Return the names of tvm_ipc.transform that are no passes."""
-    names = [one for one in public("tvm_ipc.transform") if one not in _passes()]
-    return _described("tvm_ipc.transform", names)
+    """Return the other names of the modules that have passes."""
+    parts = []
+    for module in PASSES:
+        names = [one for one in public(module) if one not in _passes() | {*public("tvm_ipc")}]
+        if names:
+            parts.append(f"**`{module}`**\n\n" + _described(module, names))
+    return "\n\n".join(parts)
 
 
 @cache
 def _passes() -> frozenset[str]:
-    texts = [file.read_text() for file in (ROOT / "tvm_ipc" / "transform").glob("*.py")]
+    folders = [ROOT / module.replace(".", "/") for module in PASSES]
+    texts = [file.read_text() for folder in folders for file in folder.glob("*.py")]
     return frozenset(re.findall(r"^@module_pass\nclass (\w+)", "\n".join(texts), re.MULTILINE))
 
 
@@ -103,39 +123,39 @@ def commands() -> str:
 
 def functions_of_programs() -> str:
     """Return the packed functions that programs call."""
-    from tvm_ipc import contract
+    from tvm_ipc import packed_functions
 
-    return _functions(contract.PROGRAM_FUNCTIONS)
+    return _functions(packed_functions.PROGRAM_FUNCTIONS)
 
 
 def functions_of_sessions() -> str:
     """Return all others."""
-    from tvm_ipc import contract
+    from tvm_ipc import packed_functions
 
-    return _functions(contract.SESSION_FUNCTIONS)
+    return _functions(packed_functions.SESSION_FUNCTIONS)
 
 
 def _functions(functions: Iterable[Any]) -> str:
     return "\n\n".join(_function(one) for one in functions)
 
 
-def _function(one: Any) -> str:
+def _function(function: Any) -> str:
     # What the contract says of a function, without what it does not say.
-    summary = one.summary[0].upper() + one.summary[1:] + "."
+    summary = function.summary[0].upper() + function.summary[1:] + "."
     lines = [
-        f"### `{one.name}` {{ #{one.name} }}",
-        f"```text\n{_signature(one.signature)}\n```",
+        f"### `{function.name}` {{ #{function.name} }}",
+        f"```text\n{_signature(function.signature)}\n```",
         summary,
     ]
     effects = [
-        ("reads", one.reads),
-        ("writes", one.writes),
-        ("peers read", one.peers_read),
-        ("the same on all ranks", one.same),
-        ("its result is the memory of", one.result_of),
-        ("shows", one.shows),
-        ("hides", one.hides),
-        ("starts, in a thread of the rank,", one.posts),
+        ("reads", function.reads),
+        ("writes", function.writes),
+        ("peers read", function.peers_read),
+        ("the same on all ranks", function.replicated),
+        ("its result is the memory of", function.result_of),
+        ("exposes", function.exposes),
+        ("releases", function.releases),
+        ("starts, in a thread of the rank,", function.starts),
     ]
     items = [
         f"- {what} {_quoted([names] if isinstance(names, str) else names)}"
@@ -144,12 +164,15 @@ def _function(one: Any) -> str:
     ]
     items += [
         f"- `{name}` is in {'any memory scope' if scope == '*' else f'`{scope}`'}"
-        for name, scope in one.scopes.items()
+        for name, scope in function.scopes.items()
     ]
-    if one.meets.name != "NONE":
-        items.append(f"- {one.meets.value}")
-    if one.general:
-        items.append(f"- does what [`{one.general}`](#{one.general}) does, which takes flags")
+    if function.sync.name != "NONE":
+        items.append(f"- {function.sync.value}")
+    if function.general_form:
+        items.append(
+            f"- does what [`{function.general_form}`](#{function.general_form}) does, which takes "
+            "flags"
+        )
     return "\n\n".join([*lines, "\n".join(items)])
 
 
@@ -187,7 +210,7 @@ MADE: dict[str, Callable[[], str]] = {
     one.__name__: one
     for one in (
         api,
-        hf,
+        models,
         comm,
         passes,
         beside_passes,

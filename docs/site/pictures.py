@@ -85,10 +85,10 @@ def allreduce() -> str:
 def memory_plan() -> str:
     """Return the plan of the prefill of the demo's decoder, with two layers."""
     from tvm_ipc import get_pipeline
-    from tvm_ipc.demo import model
-    from tvm_ipc.demo.config import Config
-    from tvm_ipc.explain.layout import bands, condense, until
-    from tvm_ipc.explain.words import bytes_text
+    from tvm_ipc.tools.demo import model
+    from tvm_ipc.tools.demo.config import Config
+    from tvm_ipc.tools.explain.memory_plan_chart_layout import bands, condense, until
+    from tvm_ipc.tools.format import bytes_text
     from tvm_ipc.transform import collect_report
 
     with collect_report() as report:
@@ -131,12 +131,12 @@ def memory_plan() -> str:
 
 def bench() -> str:
     """Return the picture of a saved measurement."""
-    from tvm_ipc.bench import plot, run
+    from tvm_ipc.tools.bench import plot_svg, result_file
 
-    drawn = plot.draw(run.load(PICTURES / "bench.json"), None, "")
+    drawn = plot_svg.draw(result_file.load(PICTURES / "bench.json"), None, "")
     # Without its paper, since a page may be dark.
-    drawn = re.sub(r"<rect [^>]*/>\n", "", drawn).replace(plot.INK, GREY)
-    drawn = drawn.replace(f'stroke="{plot.FAINT}"', f'stroke="{GREY}" opacity=".25"')
+    drawn = re.sub(r"<rect [^>]*/>\n", "", drawn).replace(plot_svg.INK, GREY)
+    drawn = drawn.replace(f'stroke="{plot_svg.FAINT}"', f'stroke="{GREY}" opacity=".25"')
     return f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n{drawn}"
 
 

@@ -63,16 +63,20 @@ def _node(nodes: Nodes, value: object) -> int:
 
 CHANGES: dict[str, tuple[Any, Callable[[Nodes, Any], None], str]] = {
     "kind": (ALLGATHER, sets("kind", "nothing"), "collective: kind is one of 'allreduce'"),
-    "another kind": (ALLGATHER, sets("kind", "reduce"), "reduce: it reduces, and needs one of"),
+    "another kind": (
+        ALLGATHER,
+        sets("kind", "reduce"),
+        "reduce: reduction is None; expected one of",
+    ),
     "reduction": (comm.allreduce, sets("reduction", "mean"), "reduction is one of 'sum'"),
-    "workers": (ALLGATHER, sets("workers", 3), "workers is 3, and a team has 2 ranks"),
-    "no workers": (ALLGATHER, sets("workers", -1), "workers is -1, and a team has 2 ranks"),
+    "workers": (ALLGATHER, sets("workers", 3), "workers is 3, but a team has 2 ranks"),
+    "no workers": (ALLGATHER, sets("workers", -1), "workers is -1, but a team has 2 ranks"),
     "team": (ALLGATHER, sets("team", "all"), "team is 'world', 'group' or teams of ranks"),
     "a number": (ALLGATHER, sets("team", 3), "team is teams of equal size"),
     "a rank": (PERMUTE, sets_in("team", -5), "team is teams of equal size"),
     "ranks are texts": (PERMUTE, sets_in("team", "a"), "team is teams of equal size"),
-    "pairs": (PERMUTE, sets_in("pairs", 9), "pairs are of two places in a team of 2"),
-    "uneven": (ALLGATHER, sets("uneven", True), "takes the extent of the whole beside the tensor"),
+    "pairs": (PERMUTE, sets_in("pairs", 9), "expected pairs of indices in a team of 2"),
+    "uneven": (ALLGATHER, sets("uneven", True), "expected the extent of the result"),
     "axis": (ALLGATHER, sets("concat_axis", 7), "there is no axis 7 in"),
     "backend": (ALLGATHER, sets("backend", "x"), "backend is one of 'auto', 'shm'"),
 }
@@ -94,7 +98,9 @@ def test_what_breaks_a_rule_is_refused(what: str, read: Any) -> None:
 
 def test_a_type_that_is_not_what_the_attributes_give_is_refused() -> None:
     mod = changed(ALLGATHER, sets("concat_axis", 1))
-    with pytest.raises(ValueError, match=r"allgather: it gives .*6, 8.*, and the module says .*12"):
+    with pytest.raises(
+        ValueError, match=r"allgather: the module specifies the type .*12.*; expected .*6, 8"
+    ):
         LegalizeOps()(mod)
 
 
@@ -108,5 +114,5 @@ def test_what_is_not_known_of_a_tensor_cannot_be_lowered(ty: relax.TensorType) -
         with builder.dataflow():
             out = builder.emit_output(builder.emit(ALLGATHER(x)))
         builder.emit_func_output(out)
-    with pytest.raises(ValueError, match="extents and type of x have to be known, and x is"):
+    with pytest.raises(ValueError, match="expected a tensor with known extents and element type"):
         tvm_ipc.get_pipeline("llvm", 2)(builder.get())

@@ -31,7 +31,7 @@ EACH: dict[str, Make] = {
     "gather": lambda x: comm.gather(x, 1, team="world", workers=4),
     "broadcast": lambda x: comm.broadcast(x, 3),
     "scatter": lambda x: comm.scatter(x, 1, axis=1, team=PAIRS),
-    "take_part": lambda x: comm.take_part(x, axis=1, team=PAIRS),
+    "take_shard": lambda x: comm.take_shard(x, axis=1, team=PAIRS),
     "all_to_all": lambda x: comm.all_to_all(x, 1, 0, team=PAIRS),
     "permute": lambda x: comm.permute(x, [[0, 1], [1, 0]], team=PAIRS),
     "send_recv": lambda x: comm.send_recv(x, 0, 1, team=PAIRS),
@@ -76,8 +76,8 @@ def test_every_kind_is_tried() -> None:
         (lambda x: comm.reduce_scatter(x, axis=1, workers=3, uneven=True), (6, 2)),
         (lambda x: comm.scatter(x, axis=1, workers=4), (6, 1)),
         (lambda x: comm.scatter(x, workers=4, uneven=True), (2, 4)),
-        (lambda x: comm.take_part(x, axis=1, team=PAIR), (6, 2)),
-        (lambda x: comm.take_part(x, workers=4, uneven=True), (2, 4)),
+        (lambda x: comm.take_shard(x, axis=1, team=PAIR), (6, 2)),
+        (lambda x: comm.take_shard(x, workers=4, uneven=True), (2, 4)),
         (lambda x: comm.all_to_all(x, 1, 0, team=PAIR), (12, 2)),
         (lambda x: comm.all_to_all(x, 0, 0, team=PAIR), (6, 4)),
         (lambda x: comm.all_to_all(x, 1, 0, team=[0, 1, 2], extent=17), (17, 2)),
@@ -172,39 +172,42 @@ def test_equality_and_hashing_come_from_the_attributes() -> None:
         (lambda x: comm.allreduce(x, "mean"), "allreduce: reduction is one of 'sum', "),
         (
             lambda x: comm.collective(x, kind="allreduce"),
-            "allreduce: it reduces, and needs one of sum, prod, min, max, avg",
+            "allreduce: reduction is None; expected one of sum, prod, min, max, avg",
         ),
         (
             lambda x: comm.collective(x, 0, kind="broadcast", reduction="sum"),
-            "broadcast: it reduces nothing, so it has no reduction 'sum'",
+            "broadcast: reduction is 'sum'; expected None, since broadcast does not reduce",
         ),
         # the root
         (
             lambda x: comm.collective(x, kind="broadcast"),
-            "broadcast: it takes the place of its root beside the tensor; found 0",
+            "broadcast: found 0 operands besides the tensor; expected the index of its root",
         ),
         (
             lambda x: comm.collective(x, 0, kind="allreduce", reduction="sum"),
-            "allreduce: it takes nothing beside the tensor; found 1",
+            "allreduce: found 1 operands besides the tensor; expected none",
         ),
         (
             lambda x: comm.reduce(x, root=2, team=PAIRS),
-            "reduce: root is a place in a team of 2, from 0 on, not 2",
+            "reduce: root is an index in a team of 2, from 0 on, not 2",
         ),
         (
             lambda x: comm.broadcast(x, -1),
-            "broadcast: root is a place in a team, from 0 on, not -1",
+            "broadcast: root is an index in a team, from 0 on, not -1",
         ),
         # the team
         (
             lambda x: comm.allreduce(x, team="all"),
             "allreduce: team is 'world', 'group' or teams of ranks, not 'all'",
         ),
-        (lambda x: comm.allreduce(x, team=[]), "allreduce: a team has at least one rank"),
-        (lambda x: comm.allreduce(x, team=[[]]), "allreduce: a team has at least one rank"),
+        (lambda x: comm.allreduce(x, team=[]), "allreduce: team is []; expected at least one rank"),
+        (
+            lambda x: comm.allreduce(x, team=[[]]),
+            "allreduce: team is [[]]; expected at least one rank",
+        ),
         (
             lambda x: comm.allreduce(x, team=[[0, 1], [1, 2]]),
-            "allreduce: the team [[0, 1], [1, 2]] has rank 1 twice; a rank has one place",
+            "allreduce: the team [[0, 1], [1, 2]] has rank 1 twice; expected each rank once",
         ),
         (
             lambda x: comm.allreduce(x, team=[[0, 1], [2]]),
@@ -213,25 +216,25 @@ def test_equality_and_hashing_come_from_the_attributes() -> None:
         (lambda x: comm.allreduce(x, team=[0, 64]), "allreduce: team is teams of equal size"),
         (
             lambda x: comm.allgather(x),
-            "allgather: what it gives depends on how many ranks a team has; say 1 to 64 workers "
-            "for the team 'world', not 0",
+            "allgather: workers is 0 for the team 'world'; expected 1 to 64, since the result "
+            "depends on the number of ranks in a team",
         ),
         (
             lambda x: comm.allgather(x, team=PAIR, workers=3),
-            "allgather: workers is 3, and a team has 2 ranks",
+            "allgather: workers is 3, but a team has 2 ranks",
         ),
         (
             lambda x: comm.collective(x, kind="allgather", team=PAIR, workers=3, concat_axis=0),
-            "allgather: workers is 3, and a team has 2 ranks",
+            "allgather: workers is 3, but a team has 2 ranks",
         ),
         # the axis
         (
             lambda x: comm.collective(x, kind="allgather", team=PAIR, workers=2),
-            "allgather: it joins a tensor along an axis, so its axis cannot be None",
+            "allgather: concat_axis is None; expected an axis of x",
         ),
         (
             lambda x: comm.collective(x, 0, kind="broadcast", split_axis=0),
-            "broadcast: it divides no tensor, so its axis cannot be 0",
+            "broadcast: split_axis is 0; expected None, since broadcast does not have one",
         ),
         (lambda x: comm.allgather(x, axis=2, team=PAIR), "allgather: there is no axis 2 in "),
         (
@@ -241,31 +244,35 @@ def test_equality_and_hashing_come_from_the_attributes() -> None:
         # parts
         (
             lambda x: comm.scatter(x, axis=1, team=[0, 1, 2]),
-            "scatter: axis 1 has the extent 4, which may not be a multiple of 3 workers; say "
+            "scatter: axis 1 has the extent 4, which may not be a multiple of 3 workers; pass "
             "uneven=True",
         ),
         (
             lambda x: comm.allgather(x, extent=13, team=PAIR),
-            "allgather: of an axis with the extent 13 a part among 2 workers has 7, and x has 6",
+            "allgather: x has the extent 6 along axis 0; expected 7, the shard of an axis with the "
+            "extent 13 on 2 workers",
         ),
         (
             lambda x: comm.collective(x, kind="allreduce", reduction="sum", uneven=True),
-            "allreduce: it has no parts, which might be uneven",
+            "allreduce: uneven is True; expected False, since allreduce has no shards",
         ),
         # pairs
         (
             lambda x: comm.collective(x, kind="permute", workers=2),
-            "permute: pairs say who sends to whom; give some, not None",
+            "permute: pairs is None; expected pairs of a sender and a receiver",
         ),
         (
             lambda x: comm.permute(x, [[0, 2]], team=PAIR),
-            "permute: pairs are of two places in a team of 2, not [[0, 2]]",
+            "permute: pairs is [[0, 2]]; expected pairs of indices in a team of 2",
         ),
         (
             lambda x: comm.permute(x, [[0, 1], [1, 1]], team=PAIR),
-            "permute: place 1 would receive twice",
+            "permute: pairs is [[0, 1], [1, 1]], in which team index 1 receives twice",
         ),
-        (lambda x: comm.send_recv(x, 1, 1, team=PAIR), "send_recv: one rank sends to another one"),
+        (
+            lambda x: comm.send_recv(x, 1, 1, team=PAIR),
+            "send_recv: pairs is [[1, 1]]; expected one pair of different ranks",
+        ),
         # the backend
         (lambda x: comm.allreduce(x, backend="x"), "allreduce: backend is one of 'auto', 'shm'"),
     ],
@@ -290,7 +297,7 @@ def test_types_that_are_not_reduced(x: relax.Var, reduction: str, message: str) 
 
 def test_rules_hold_in_modules_from_elsewhere() -> None:
     text = module(EACH["broadcast"]).script().replace('kind="broadcast"', 'kind="reduce"')
-    with pytest.raises(tvm.error.DiagnosticError, match="it reduces, and needs one of sum"):
+    with pytest.raises(tvm.error.DiagnosticError, match="reduction is None; expected one of sum"):
         tvm.script.from_source(text)
 
 
@@ -308,7 +315,7 @@ def test_a_tensor_is_an_expression() -> None:
 )
 def test_a_root_is_a_number(root: Any) -> None:
     with pytest.raises(
-        TypeError, match="broadcast: root is a place in a team, a number that may be "
+        TypeError, match="broadcast: root is an index in a team, an integer that may be "
     ):
         comm.broadcast(tensor(4), root)
 
@@ -317,7 +324,7 @@ def test_a_root_may_be_any_integer() -> None:
     for root in (1, np.int64(1), relax.prim_value(1), tirx.Var("root", "int64") + 1):
         assert int(type_of(comm.broadcast(tensor(4), root)).ndim) == 1
     for far in (64, 1 << 40):
-        message = f"broadcast: root is a place in a team, from 0 on, not {far}"
+        message = f"broadcast: root is an index in a team, from 0 on, not {far}"
         with pytest.raises(ValueError, match=message):
             comm.broadcast(tensor(4), far)
 
@@ -327,13 +334,13 @@ def test_a_root_may_be_any_integer() -> None:
     ["a", 11.0, True, relax.prim_value(11.0), tirx.Var("m", "int32"), relax.ShapeExpr([1])],
 )
 def test_an_extent_is_an_integer(extent: Any) -> None:
-    with pytest.raises(TypeError, match="allgather: extent is the extent of the whole, a"):
+    with pytest.raises(TypeError, match="allgather: extent is the extent of the result, a"):
         comm.allgather(tensor(6, 4), extent=extent, team=PAIR)
 
 
 @pytest.mark.parametrize("operand", [11, tensor(4), relax.ShapeExpr([11, 2]), "a", None])
 def test_what_stands_in_the_place_of_an_extent(operand: Any) -> None:
-    with pytest.raises(TypeError, match="allgather: the extent of the whole is a shape with one"):
+    with pytest.raises(TypeError, match="allgather: the extent of the result is a shape with one"):
         comm.collective(
             tensor(6, 4),
             operand,
@@ -367,7 +374,9 @@ def test_what_is_left_out_is_the_first_axis_and_the_first_root() -> None:
 
 @pytest.mark.parametrize("pairs", ["01", {0: 1}, b"01", 3, [0, 1], [[0.0, 1.0]], ["01"], [{0, 1}]])
 def test_pairs_are_lists_of_places(pairs: Any) -> None:
-    with pytest.raises(TypeError, match=r"permute: pairs is pairs of places in the team, such as "):
+    with pytest.raises(
+        TypeError, match=r"permute: pairs is pairs of indices in the team, such as "
+    ):
         comm.permute(tensor(4), pairs, team=PAIR)
 
 

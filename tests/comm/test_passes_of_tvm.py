@@ -18,9 +18,9 @@ from tvm.script import relax as R
 
 import tvm_ipc
 from tvm_ipc import comm
-from tvm_ipc.comm.operator import NAME
+from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.comm.collective_op import NAME
 from tvm_ipc.transform import LegalizeOps
-from tvm_ipc.transform.ir.rewrite import calls
 
 PAIR = [[0, 1]]
 

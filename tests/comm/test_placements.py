@@ -16,7 +16,7 @@ from tvm.script import relax as R
 
 from tvm_ipc import comm
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
-from tvm_ipc.comm.place_operator import mesh_of
+from tvm_ipc.comm.place_op import mesh_of
 from tvm_ipc.comm.placements import placements_of
 
 MESH = Mesh({"dp": 2, "tp": 4})
@@ -117,15 +117,15 @@ def test_the_type_is_that_of_the_whole() -> None:
         (lambda x: place(x, [["tp", 0]], ["R"]), "Mesh: axis 'tp' is a number of ranks, 1 to 64"),
         (lambda x: place(x, [["tp", 1], ["tp", 2]], ["R", "R"]), "each name once, not [['tp', 1]"),
         (lambda x: place(x, [["tp", 2]], ["R"], ranks=[0, 0]), "Mesh: ranks is 2 different ranks"),
-        (lambda x: place(x, TURNED, ["R"], ranks=[1, 0]), "place: ranks is None beside a Mesh"),
+        (lambda x: place(x, TURNED, ["R"], ranks=[1, 0]), "place: ranks is None if mesh is a Mesh"),
         # the placements
         (
             lambda x: place(x, MESH, {"pp": Shard(0)}),
-            "place: placements is by axes of the mesh, 'dp', 'tp', and not by 'pp'",
+            "but the mesh has no axis 'pp'; its axes are 'dp', 'tp'",
         ),
         (
             lambda x: place(x, MESH, [Shard(0)]),
-            "place: placements is one for each axis of Mesh({'dp': 2, 'tp': 4}), not",
+            "expected one for each axis of Mesh({'dp': 2, 'tp': 4})",
         ),
         (
             lambda x: place(x, MESH, {"tp": "S"}),
@@ -136,11 +136,11 @@ def test_the_type_is_that_of_the_whole() -> None:
         (lambda x: place(x, MESH, {"tp": Shard(2)}), "place: S[2]: there is no axis 2 in R.Tensor"),
         (
             lambda x: place(x, MESH, {"tp": Shard(1), "dp": Shard(1)}),
-            "place: axis 1 is sharded along 'dp' and 'tp'; an axis of a tensor is divided once",
+            "place: axis 1 is sharded along 'dp' and 'tp'; an axis of a tensor can be sharded once",
         ),
         (
             lambda x: place(x, MESH, {"tp": Partial(), "dp": Partial("max")}),
-            "place: partial results are of one reduction, not of max and sum",
+            "place: partial results have the reductions max and sum; expected the same reduction",
         ),
         # the axis for streams
         (lambda x: place(x, MESH, {}, stream=2), "place: stream: there is no axis 2 in R.Tensor"),
@@ -155,7 +155,7 @@ def test_each_rule_has_its_words(make: Callable[[Any], relax.Call], message: str
     ("x", "message"),
     [
         (tensor(4, dtype="float8_e4m3fn"), "place: the runtime has no sum of float8_e4m3fn"),
-        (relax.Var("s", relax.ShapeType(ndim=1)), "place: x is one tensor, not ['R.Shape"),
+        (relax.Var("s", relax.ShapeType(ndim=1)), "place: the arguments have the types ['R.Shape"),
     ],
 )
 def test_what_is_not_reduced_is_not_partial(x: relax.Var, message: str) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # compiles the kernels for each mutation
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: The mistake, its file, what is there, and what instead, where `M` is whether it is made.
@@ -22,8 +24,8 @@ MUTATIONS = (
     (
         "one slot for what is pushed",
         "team.h",
-        "return team_.seat[member]->stage[epoch_ & 1];",
-        "return team_.seat[member]->stage[M ? 0 : epoch_ & 1];",
+        "return team_.team_slot[member]->stage[epoch_ & 1];",
+        "return team_.team_slot[member]->stage[M ? 0 : epoch_ & 1];",
     ),
     (
         "one slot for headers, which are compared for equality",
@@ -34,8 +36,8 @@ MUTATIONS = (
     (
         "no meeting in the middle",
         "pull.h",
-        "operation.Meet(kForMiddle)",
-        "(M || operation.Meet(kForMiddle))",
+        "operation.Barrier(kForMiddle)",
+        "(M || operation.Barrier(kForMiddle))",
     ),
     (
         "a meeting that does not release",
@@ -49,7 +51,12 @@ MUTATIONS = (
         "while (LoadAcquire(flag) != epoch_",
         "while ((M ? LoadRelaxed(flag) : LoadAcquire(flag)) != epoch_",
     ),
-    ("a start that does not release", "team.h", "if (kShowsInput) {", "if (kShowsInput && !M) {"),
+    (
+        "a start that does not release",
+        "team.h",
+        "if (kPublishesInput) {",
+        "if (kPublishesInput && !M) {",
+    ),
     (
         "a start that does not acquire",
         "team.h",
@@ -59,8 +66,8 @@ MUTATIONS = (
     (
         "no meeting at the end",
         "pull.h",
-        "operation.Meet(kForEnd, args.leaves_early == 0);",
-        "if (!M) operation.Meet(kForEnd, args.leaves_early == 0);",
+        "operation.Barrier(kForEnd, args.leaves_early == 0);",
+        "if (!M) operation.Barrier(kForEnd, args.leaves_early == 0);",
     ),
     (
         "who leaves early whose input does not stay",
@@ -89,14 +96,15 @@ MUTATIONS = (
     (
         "a message that needs no credit",
         "channel.h",
-        "LoadAcquire(&out.taken), lane.packet() - 2)",
-        "LoadAcquire(&out.taken), lane.packet() - (M ? 9 : 2))",
+        "LoadAcquire(&out.taken), channel.packet() - 2)",
+        "LoadAcquire(&out.taken), channel.packet() - (M ? 9 : 2))",
     ),
     (
         "a message that is taken before it is copied",
         "channel.h",
-        "StoreRelease(&out.taken, lane.packet())",
-        "M ? StoreRelaxed(&out.taken, lane.packet()) : StoreRelease(&out.taken, lane.packet())",
+        "StoreRelease(&out.taken, channel.packet())",
+        "M ? StoreRelaxed(&out.taken, channel.packet()) : StoreRelease(&out.taken, "
+        "channel.packet())",
     ),
     (
         "slots that are never cleared",

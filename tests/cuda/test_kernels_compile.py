@@ -28,7 +28,7 @@ SOURCES = {
     ),
     "norm": tuple(f"{way}_{t}" for t in TYPES[:3] for way in ("push_norm", "norm")),
     "move": (
-        *("move", "move_push", "meet", "show", "await", "send", "receive"),
+        *("move", "move_push", "barrier", "expose", "await", "send", "receive"),
         *("write_pattern", "check_pattern"),
     ),
 }
@@ -48,10 +48,10 @@ def compiler() -> ModuleType:
 def library() -> bytes:
     """The bytes of the library; skips where it was built without kernels."""
     import tvm_ipc
-    from tvm_ipc.runtime import gpus
+    from tvm_ipc.gpu import discovery
 
     assert tvm_ipc.Session  # which loads it
-    if not gpus.find().architectures:
+    if not discovery.find().architectures:
         pytest.skip("this library was built without its CUDA kernels")
     return Path(tvm_ipc.__file__).with_name("lib").joinpath("libtvm_ipc.so").read_bytes()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver for programs of tests: `cuda.cuMemAlloc_v2(...)` raises unless it succeeds.
 
-`cuda_double.run("from cuda_double.driver_in_python import *; ...")` runs one.
+`cuda_double.run("from tests.cuda_double.driver_in_python import *; ...")` runs one.
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-import cuda_double
+from tests import cuda_double
 
-HEADER = f"""
+HEADER = """
 import sys, struct
-sys.path.insert(0, {str(cuda_double.HERE.parent)!r})
-from cuda_double.driver_in_python import *
+from tests.cuda_double.driver_in_python import *
 context()
 def ints(pointer, count):
     return list(struct.unpack(str(count) + "i", get(pointer, 4 * count)))

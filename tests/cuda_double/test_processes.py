@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import cuda_double
+from tests import cuda_double
 
-HEADER = f"""
+HEADER = """
 import os, socket, sys
-sys.path.insert(0, {str(cuda_double.HERE.parent)!r})
-from cuda_double.driver_in_python import *
+from tests.cuda_double.driver_in_python import *
 SIZE = 2 << 20
 here, there = socket.socketpair()
 # The child is forked before anybody uses CUDA.

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-import cuda_double
+from tests import cuda_double
 
-HEADER = f"""
+HEADER = """
 import sys, time
-sys.path.insert(0, {str(cuda_double.HERE.parent)!r})
-from cuda_double.driver_in_python import *
+from tests.cuda_double.driver_in_python import *
 context()
 # `hold` runs until the host, or a copy, sets `gate`.
 hold, add, copy = kernels('''
-extern "C" __global__ void hold(volatile int* gate) {{ while (*gate == 0) __nanosleep(100); }}
-extern "C" __global__ void add(int* at, int value) {{ *at += value; }}
-extern "C" __global__ void copy(int* to, int* from) {{ *to = *from; }}
+extern "C" __global__ void hold(volatile int* gate) { while (*gate == 0) __nanosleep(100); }
+extern "C" __global__ void add(int* at, int value) { *at += value; }
+extern "C" __global__ void copy(int* to, int* from) { *to = *from; }
 ''', "hold", "add", "copy")
 pinned = c_uint64()
 cuda.cuMemHostAlloc(byref(pinned), 64, 0)
@@ -164,6 +163,14 @@ assert seen == {0, 1}, seen
 """,
         delay="3:1000",
     )
+
+
+@pytest.mark.parametrize(
+    "call", ["cuStreamSynchronize(mine)", "cuStreamQuery(mine)", "cuEventRecord(event(2), mine)"]
+)
+def test_use_of_a_destroyed_stream_crashes_as_in_a_driver(call: str) -> None:
+    with pytest.raises(AssertionError, match=r"exit status -6\n\n.*stream 0x\w+ .* destroyed"):
+        run(f"mine = stream(1); cuda.cuStreamDestroy_v2(mine); cuda.{call}")
 
 
 def test_host_functions() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cuda_double import run
+from tests import cuda_double
 
 pytestmark = pytest.mark.skipif(
     "not __import__('shutil').which('cmake')", reason="the double is built with cmake"
@@ -56,7 +56,7 @@ def compiled(graphs=False):
 
 
 def test_devices() -> None:
-    out, _ = run(
+    out, _ = cuda_double.run(
         """
 import tvm
 print([tvm.cuda(i).exist for i in range(4)], tvm.cuda(0).compute_version, tvm.cuda(2).device_name)
@@ -69,7 +69,7 @@ print(tvm.cuda(0).warp_size, tvm.cuda(0).max_threads_per_block, tvm.cuda(0).mult
 
 
 def test_tensors_go_to_and_fro() -> None:
-    _, report = run(
+    _, report = cuda_double.run(
         """
 import numpy as np, tvm
 for dtype in ("float32", "int64", "float16", "bool"):
@@ -91,7 +91,7 @@ del there, other
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shuffle", [0, 1])
 def test_a_relax_module_agrees_with_numpy(dtype: str, shuffle: int) -> None:
-    _, report = run(
+    _, report = cuda_double.run(
         PROGRAM.replace("DTYPE", dtype)
         + f"""
 vm = relax.VirtualMachine(compiled(), device)
@@ -110,8 +110,8 @@ for _ in range(3):
 
 def test_a_module_is_exported_and_loaded_elsewhere(tmp_path) -> None:
     library = str(tmp_path / "model.so")
-    run(PROGRAM.replace("DTYPE", "float32") + f"compiled().export_library({library!r})")
-    run(
+    cuda_double.run(PROGRAM.replace("DTYPE", "float32") + f"compiled().export_library({library!r})")
+    cuda_double.run(
         f"""
 import numpy as np, tvm
 from tvm import relax
@@ -125,7 +125,7 @@ np.testing.assert_allclose(result, np.exp(1 / 64) + 48, rtol=1e-6)
 
 
 def test_graphs_replay_what_was_captured() -> None:
-    _, report = run(
+    _, report = cuda_double.run(
         PROGRAM.replace("DTYPE", "float32")
         + """
 vm = relax.VirtualMachine(compiled(graphs=True), device)

@@ -8,6 +8,7 @@ no more. A rank that writes memory has to know that all who may read it have gon
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -17,7 +18,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ipc.contract import CollectiveFlag, Function, Meeting, find
+from tvm_ipc.packed_functions import CollectiveFlag, Function, Sync, find
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ def races(mod: tvm.IRModule, world: int, rows: int) -> list[str]:
                 places[binding.var] = place
                 continue
             known = isinstance(value.op, relax.ExternFunc) and find(str(value.op.global_symbol))
-            if known and known.meets in (Meeting.SOME, Meeting.ALL):
+            if known and known.sync in (Sync.PARTIAL, Sync.BARRIER):
                 collective = known
                 teams = _teams(known, value, world)
-                if known.meets is Meeting.ALL:
+                if known.sync is Sync.BARRIER:
                     ranks.meet(teams)
             if not isinstance(value.op, tvm.ir.Op):  # the last argument is what it writes
                 written = places.get(value.args[-1])
@@ -96,7 +97,7 @@ def races(mod: tvm.IRModule, world: int, rows: int) -> list[str]:
             for team in teams:
                 for rank in team:
                     for name in collective.peers_read:
-                        (at,) = collective.places((name,), len(value.args))
+                        (at,) = collective.positions((name,), len(value.args))
                         readers = [other for other in team if other != rank]
                         ranks.reads.append((rank, places[value.args[at]], readers, step))
     found += [f"the end: rank {rank}, read by {reader}" for rank, reader in ranks.early(None)]
@@ -121,20 +122,22 @@ def _allocated(call: relax.Call, places: dict[Any, Bytes], step: int, rows: int)
     return Bytes(places[call.args[0]].storage, begin, begin + size)
 
 
-def allocated_bytes(shape: Any, dtype: Any, rows: int) -> int:
+def allocated_bytes(shape: Any, dtype: Any, rows: int | Mapping[str, int]) -> int:
     """Return the bytes of a tensor of a shape."""
     name = str(dtype.value if hasattr(dtype, "value") else getattr(dtype, "dtype", dtype))
     return prod(number_of(one, rows) for one in shape.values) * np.dtype(name).itemsize
 
 
-def number_of(extent: Any, rows: int) -> int:
+def number_of(extent: Any, rows: int | Mapping[str, int]) -> int:
+    """Return a number where all variables are `rows`, or what it has for their names."""
     extent = extent.value if isinstance(extent, tvm.ir.GenericConst) else extent
     if isinstance(extent, (int, tirx.IntImm)):
         return int(extent)
     analyzer = tvm.sym.Analyzer()
 
     def bind(var: Any) -> None:
-        analyzer.bind(var, tirx.IntImm(str(var.ty), rows))
+        value = rows if isinstance(rows, int) else rows[str(var.name)]
+        analyzer.bind(var, tirx.IntImm(str(var.ty), value))
 
     tvm_ffi.structural_walk(extent, [(tvm.ir.Var, bind)])
     return int(analyzer.simplify(extent))
@@ -142,10 +145,10 @@ def number_of(extent: Any, rows: int) -> int:
 
 def _teams(function: Function, call: relax.Call, world: int) -> list[list[int]]:
     """Return the teams of a collective; in these programs there are no groups."""
-    name = function.named("Team")
+    name = function.parameter_of_type("Team")
     if name is None:
         return [list(range(world))]
-    (at,) = function.places((name,), len(call.args))
+    (at,) = function.positions((name,), len(call.args))
     given = call.args[at]
     if not isinstance(given, relax.ShapeExpr):
         return [list(range(world))]
@@ -154,8 +157,8 @@ def _teams(function: Function, call: relax.Call, world: int) -> list[list[int]]:
 
 
 def _leaves_out(function: Function, call: relax.Call) -> bool:
-    name = function.named("CollectiveFlag")
+    name = function.parameter_of_type("CollectiveFlag")
     if name is None:
         return False
-    (at,) = function.places((name,), len(call.args))
+    (at,) = function.positions((name,), len(call.args))
     return bool(int(call.args[at].value) & CollectiveFlag.NO_EXIT_BARRIER)

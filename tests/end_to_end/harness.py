@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
-from programs import Arrays, Function, Value
-from random_programs import BOUND, Generator
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 import tvm_ipc
+from tests.end_to_end.programs import Arrays, Function, Value
+from tests.end_to_end.random_programs import BOUND, Generator
 from tvm_ipc.transform import StaticPlanBlockMemory, verify_cross_rank_safety
-from tvm_ipc.transform.safety.hazards import HazardKind
+from tvm_ipc.verify.hazards import HazardKind
 
 #: Values of the shape variable; a program runs with each of some of them.
 ROWS = (5, 17, 40, 1, 0)

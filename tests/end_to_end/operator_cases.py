@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tvm_ipc.transform.rules.elementwise import BROADCASTING, UNARY
+from tvm_ipc.spmd.rules.elementwise import BROADCASTING, UNARY
 
 Array = np.ndarray[Any, Any]
 nn = op.nn

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import numpy as np
-from programs import Dim, Value, in_teams, local, reduced
-from random_writer import Scope, Writer
+
+from tests.end_to_end.programs import Dim, Value, in_teams, local, reduced
+from tests.end_to_end.random_writer import Scope, Writer
 
 
 class Collectives(Writer):

@@ -189,15 +189,15 @@ class Program:
         root = rng.randrange(n)
         how = rng.choice(("max", "min", "sum")) if x.bound * n < LARGEST else "max"
         bound = x.bound * n if how == "sum" and kind.reduces else x.bound
-        if not (kind.splits or kind.joins or kind.paired):
+        if not (kind.splits or kind.concatenates or kind.paired):
             given.pop("workers", None)
-        grows = n if kind.joins and not kind.splits else 1
+        grows = n if kind.concatenates and not kind.splits else 1
         if grows * prod(self.number(one, max(ROWS)) for one in x.dims) > MOST:
             return False
 
         def emit(call: relax.Expr, run: Callable[[list[Array]], Any]) -> bool:
             made = self._emit(call, [x], lambda of: in_teams(teams, run, of[0]), bound)
-            if made is not None and kind.splits and not kind.joins:
+            if made is not None and kind.splits and not kind.concatenates:
                 made.scattered[axis] = (x.dims[axis], teams)
             return made is not None
 
@@ -234,7 +234,7 @@ class Program:
                 return [xs[source] if k == target else np.zeros_like(xs[k]) for k in range(n)]
 
             return emit(comm.send_recv(x.var, source, target, **given), sent)
-        if kind.joins:
+        if kind.concatenates:
             whole = self._whole(x, other, teams)
             if whole is not None:
                 given["extent"] = whole

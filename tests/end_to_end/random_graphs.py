@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
@@ -38,13 +39,15 @@ class Graph:
     params : their shapes.
     plan : for each parameter which of its axes is divided, by axes of the mesh.
     steps : values that are made; the parameters come before them.
-    result : which value is returned.
+    result : which value is returned, negated.
+    returned : which other values are returned, as they are; each is also used by a step.
     """
 
     params: tuple[Dims, ...]
     plan: tuple[dict[str, int], ...]
     steps: tuple[Step, ...]
     result: int
+    returned: tuple[int, ...] = ()
 
     def arrays(self) -> list[Any]:
         """Return values of both signs, no two equal."""
@@ -56,8 +59,8 @@ class Graph:
         return found
 
     def needed(self) -> set[int]:
-        """Return of which values the result is made."""
-        found = {self.result}
+        """Return of which values the results are made, and these."""
+        found = {self.result, *self.returned}
         for k in reversed(range(len(self.steps))):
             if k + len(self.params) in found:
                 found.update(self.steps[k].of)
@@ -78,12 +81,16 @@ class Graph:
                     if k + len(params) in needed:
                         made = make(builder, step, [values[one] for one in step.of])
                     values.append(made)
-                out = builder.emit_output(op.negative(values[self.result]))
+                last = builder.emit(op.negative(values[self.result]))
+                others = [values[one] for one in self.returned]
+                out = builder.emit_output(relax.Tuple([last, *others]))
             builder.emit_func_output(out)
 
 
 def smaller(graph: Graph) -> Iterator[Graph]:
     """Yield graphs that lack something of a graph."""
+    for one in graph.returned:
+        yield replace(graph, returned=tuple(k for k in graph.returned if k != one))
     needed = sorted(graph.needed() - {graph.result})
     for one in needed:
         yield replace(graph, result=one)
@@ -207,10 +214,16 @@ def draw(seed: int, axes: tuple[str, ...]) -> Graph:
         relax.Var(f"p{k}", relax.TensorType(shape, "float32")) for k, shape in enumerate(params)
     ]
     steps: list[Step] = []
+    # A product that is partial along one axis of the mesh and sharded along another one.
+    mixed = len(axes) > 1 and random.random() < 0.4
+    if mixed:
+        plan[0], plan[1] = {}, dict(zip(random.sample(axes, 2), (0, 1), strict=True))
     with builder.function("f", values[:]):
         with builder.dataflow():
             while len(steps) < STEPS:
-                step = _step(random, [_dims(x) for x in values])
+                first = mixed and not steps
+                dims = [_dims(x) for x in values]
+                step = Step("matmul", (0, 1)) if first else _step(random, dims)
                 if step is None:
                     continue
                 made = make(builder, step, [values[one] for one in step.of])
@@ -221,6 +234,13 @@ def draw(seed: int, axes: tuple[str, ...]) -> Graph:
             out = builder.emit_output(op.negative(values[-1]))
         builder.emit_func_output(out)
     graph = replace(graph, steps=tuple(steps), result=len(values) - 1)
+    # Values that later steps use, above all those that several use.
+    uses = Counter(
+        k for n, step in enumerate(steps) if n + len(params) in graph.needed() for k in step.of
+    )
+    made = [k for k in uses if k >= len(params)]
+    returned = [k for k in made if random.random() < (0.8 if uses[k] > 1 else 0.4)]
+    graph = replace(graph, returned=tuple(returned))
     # A plan of what nothing uses is refused where the program has another one of its shape.
     needed = graph.needed()
     return replace(graph, plan=tuple(one if k in needed else {} for k, one in enumerate(plan)))

@@ -235,9 +235,9 @@ class HostProgram:
         elif draw < 0.58 and scope.open:
             self.finish(scope, self.rng.choice(scope.open))
         elif draw < 0.72 and len(shown) < 6:
-            self.show(scope)
+            self.expose(scope)
         elif draw < 0.9 and shown:
-            self.peer(scope, self.rng.choice(shown))
+            self.peer_view(scope, self.rng.choice(shown))
         elif draw < 0.93 and scope is self.scope:
             self.branch(scope)
         elif scope is self.scope:
@@ -258,12 +258,12 @@ class HostProgram:
         name, operands, send, recv, run = made
         if post:
             work = self.packed(
-                "post", tvm.ir.StringImm(f"tvm_ipc.{name}"), *operands, ty=relax.AnyType()
+                "start", tvm.ir.StringImm(f"tvm_ipc.{name}"), *operands, ty=relax.AnyType()
             )
             scope.open.append(Open(work, [send], [recv]))
         else:
             self.packed(name, *operands)
-        self.made_of.add(f"post of {name}" if post else name)
+        self.made_of.add(f"start of {name}" if post else name)
         self.runs.append(run)
 
     def draw_collective(self, scope: Scope) -> Any:
@@ -323,12 +323,12 @@ class HostProgram:
             return
         group = [other for other in scope.open if other.team == one.team]
         hidden = [other for other in group if other is one or self.rng.random() < 0.6]
-        self.packed("hide", self.teams[one.team][0], *(other.var for other in hidden))
+        self.packed("release", self.teams[one.team][0], *(other.var for other in hidden))
         for other in hidden:
             scope.open.remove(other)
-        self.made_of.add("hide")
+        self.made_of.add("release")
 
-    def show(self, scope: Scope) -> None:
+    def expose(self, scope: Scope) -> None:
         count = self.rng.randint(1, CHUNKS)
         part = self.source(scope, count)
         for _ in range(4):
@@ -338,10 +338,10 @@ class HostProgram:
         if part.buffer < 2:
             return  # of the caller: shown is a copy
         team = self.rng.randrange(len(self.teams))
-        shown = self.packed("show", self.at(part), self.teams[team][0], ty=relax.AnyType())
+        shown = self.packed("expose", self.at(part), self.teams[team][0], ty=relax.AnyType())
         scope.open.append(Open(shown, [part], [], team))
 
-    def peer(self, scope: Scope, one: Open) -> None:
+    def peer_view(self, scope: Scope, one: Open) -> None:
         (part,) = one.reads
         teams = self.teams[one.team][1]
         shift = self.rng.randint(-1, len(teams[0]))
@@ -351,11 +351,11 @@ class HostProgram:
             return
         out = self.target(scope, part.count, [own, part], bound)
         shape, ty = [part.count * CHUNK], relax.TensorType([part.count * CHUNK], "int32")
-        seen = self.packed("peer", one.var, shift, relax.ShapeExpr(shape), ty=ty)
+        seen = self.packed("peer_view", one.var, shift, relax.ShapeExpr(shape), ty=ty)
         call = [seen, self.at(own), self.at(out)]
         kernel = self.kernels["sub", part.count]
         self.builder.emit(relax.Call(kernel, call, ty_args=[relax.TupleType([])]))
-        self.made_of.add("peer")
+        self.made_of.add("peer_view")
 
         def run(state: State, ranks: list[int], c: bool) -> None:
             found = {}
@@ -399,7 +399,7 @@ class HostProgram:
         elif draw < 0.8:
             self.collective(scope, post=True)
         else:
-            self.show(scope)
+            self.expose(scope)
 
     def choose(self, condition: Any, then: Any, otherwise: Any) -> None:
         self.builder.emit(relax.If(condition, then, otherwise))

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import numpy as np
-from programs import EXACT, Arrays, Dim, Env, Let, Shape, Value, local
-from random_writer import Scope, Writer
+
+from tests.end_to_end.programs import EXACT, Arrays, Dim, Env, Let, Shape, Value, local
+from tests.end_to_end.random_writer import Scope, Writer
 
 WIDTHS = (1, 2, 4, 8, 16, 40, 64)
 #: How often a program's variables have which type.

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 
 import numpy as np
-from programs import (
+
+from tests.end_to_end.programs import (
     Arrays,
     Branch,
     Dim,
@@ -19,9 +20,9 @@ from programs import (
     as_dtype,
     local,
 )
-from random_collectives import Collectives
-from random_operators import DTYPES, WIDTHS, Operators
-from random_writer import Scope
+from tests.end_to_end.random_collectives import Collectives
+from tests.end_to_end.random_operators import DTYPES, WIDTHS, Operators
+from tests.end_to_end.random_writer import Scope
 
 #: What functions say that n is at most, if they say so.
 BOUND = 64

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from programs import (
+
+from tests.end_to_end.programs import (
     Arrays,
     Branch,
     Dim,

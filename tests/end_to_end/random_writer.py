@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from programs import EXACT, Arrays, Dim, Env, Function, Let, Value, local
+
+from tests.end_to_end.programs import EXACT, Arrays, Dim, Env, Function, Let, Value, local
 
 
 class Scope:

@@ -10,17 +10,17 @@ ranks that wait for each other, or meet in different collectives.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi
-from happens_before import allocated_bytes, number_of
 from tvm import relax, tirx
 
-from tvm_ipc.contract import IPC_MEMORY, CollectiveFlag, Function, Meeting, find
+from tests.end_to_end.happens_before import allocated_bytes, number_of
+from tvm_ipc.packed_functions import IPC_MEMORY, CollectiveFlag, Function, Sync, find
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Where:
     begin: int
     end: int
     shared: bool = False  #: peers read it where it lies
+    dtype: str = ""
+    #: What was allocated there: of two in the same bytes the contents of the first one are lost.
+    owner: Any = None
 
     def overlaps(self, other: Where) -> bool:
         return (
@@ -94,7 +97,11 @@ class Schedule:
     """A function `main` on all ranks, where conditions of the caller are given."""
 
     def __init__(
-        self, mod: tvm.IRModule, world: int, rows: int, decide: Callable[[Any], bool]
+        self,
+        mod: tvm.IRModule,
+        world: int,
+        rows: int | Mapping[str, int],
+        decide: Callable[[Any, int], bool],
     ) -> None:
         self.mod, self.world, self.rows, self.decide = mod, world, rows, decide
         size = 2 * world
@@ -107,6 +114,8 @@ class Schedule:
         self.messages: defaultdict[Any, list[list[int]]] = defaultdict(list)
         self.taken: defaultdict[Any, int] = defaultdict(int)
         self.stored: list[dict[Any, int]] = [{} for _ in range(world)]
+        self.made: defaultdict[Any, int] = defaultdict(int)
+        self.owners: defaultdict[Any, list[Where]] = defaultdict(list)
 
     # ---- running ------------------------------------------------------------------------------
 
@@ -144,6 +153,10 @@ class Schedule:
         if where is None or where.begin >= where.end:
             return
         key = (where.rank, where.storage)
+        if writes:
+            self.owners[key].append(where)
+        elif where.rank == thread.rank and where.owner is not None:
+            self.check_contents(where, self.owners[key], what)
         for other, other_writes, number, time, text in self.accesses[key]:
             knows = number == thread.number or thread.clock[number] >= time
             if (writes or other_writes) and not knows and other.overlaps(where):
@@ -151,13 +164,20 @@ class Schedule:
         time = thread.clock[thread.number] + 1
         self.accesses[key].append((where, writes, thread.number, time, what))
 
+    def check_contents(self, where: Where, written: list[Where], what: str) -> None:
+        """Raise if something else was written where a tensor is, after the tensor was."""
+        mine = [k for k, one in enumerate(written) if one.owner == where.owner]
+        for one in written[mine[-1] :] if mine else ():
+            if one.owner not in (None, where.owner) and one.overlaps(where):
+                raise WrongError(f"{what} of rank {where.rank} reads what was overwritten")
+
     def program(self, thread: Thread) -> Iterator[Any]:
         """Run the program of a rank; yield what tells whether it can go on."""
         rank = thread.rank
         env: dict[Any, Any] = {}
         function = self.mod["main"]
         for parameter in function.params:
-            env[parameter] = Where(rank, parameter.name, 0, 1 << 40)
+            env[parameter] = self.parameter(parameter, rank)
         result = yield from self.body(thread, function.body, env)
         for where in flat(result):
             if isinstance(where, Where):
@@ -177,6 +197,11 @@ class Schedule:
             if one.where.rank == rank
         ):
             raise WrongError(f"rank {rank} does not hide what it shows")
+
+    def parameter(self, parameter: Any, rank: int) -> Where:
+        ty = parameter.ty
+        size = allocated_bytes(relax.ShapeExpr(ty.shape.values), ty.dtype, self.rows)
+        return Where(rank, parameter.name, 0, size, False, name_of(ty.dtype), parameter)
 
     def body(self, thread: Thread, body: Any, env: dict[Any, Any]) -> Any:
         if not isinstance(body, relax.SeqExpr):
@@ -207,7 +232,7 @@ class Schedule:
     def holds(self, condition: Any, env: dict[Any, Any], rank: int) -> bool:
         value = self.value(condition, env)
         if isinstance(value, Where):
-            return self.decide((value.storage, value.begin))
+            return self.decide((value.storage, value.begin), rank)
         numbers = {var: one for var, one in env.items() if isinstance(one, int)}
         analyzer = tvm.sym.Analyzer()
 
@@ -227,7 +252,11 @@ class Schedule:
         args = [self.value(one, env) for one in call.args]
         if isinstance(call.op, tvm.ir.Op):
             return args[0] if call.op.name == "relax.reshape" else None
-        if isinstance(call.op, tvm.ir.GlobalVar):
+        callee = self.mod[call.op] if isinstance(call.op, tvm.ir.GlobalVar) else None
+        if isinstance(callee, relax.Function):
+            inner = dict(zip(callee.params, args, strict=True))
+            return (yield from self.body(thread, callee.body, inner))
+        if callee is not None:
             *reads, write = args
             for one in reads:
                 self.access(
@@ -241,9 +270,9 @@ class Schedule:
         short = name.rpartition(".")[2]
         if short == "worker_rank":
             return rank
-        if short in ("view", "part"):
+        if short in ("view", "own_slice"):
             return self.view(short, args, call, rank)
-        if short == "post":
+        if short == "start":
             inner = Call(str(call.args[0].value), find(str(call.args[0].value)), args[1:])
             self.tick(thread)
             work = Work(inner, list(thread.clock))
@@ -254,16 +283,16 @@ class Schedule:
             yield lambda: work.done is not None
             thread.learn(work.done)
             return None
-        if short == "show":
-            return self.show(thread, args)
-        if short == "peer":
-            return (yield from self.peer(thread, args))
-        if short == "hide":
-            yield from self.meet(thread, "hide", function, args, works=False)
+        if short == "expose":
+            return self.expose(thread, args)
+        if short == "peer_view":
+            return (yield from self.peer_view(thread, args))
+        if short == "release":
+            yield from self.meet(thread, "release", function, args, works=False)
             for one in args[1:]:
                 one.hidden = True
             return None
-        if function.meets is Meeting.PAIR:
+        if function.sync is Sync.P2P:
             yield from self.message(thread, short, args)
             return None
         yield from self.collective(thread, Call(name, function, args), works=False)
@@ -272,19 +301,25 @@ class Schedule:
     def allocated(self, thread: Thread, var: Any, call: relax.Call, env: dict[Any, Any]) -> Any:
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
         rank = thread.rank
+        made = (var, self.made[rank, var])  # a function may be called more than once
+        self.made[rank, var] += 1
         if name == "relax.memory.alloc_storage":
             size = number_of(call.args[0].values[0], self.rows)
-            self.stored[rank][var] = size
-            return Where(rank, var, 0, size, str(call.args[2].value) == IPC_MEMORY)
+            self.stored[rank][made] = size
+            return Where(rank, made, 0, size, str(call.args[2].value) == IPC_MEMORY)
         if name == "relax.builtin.alloc_tensor":
             size = allocated_bytes(call.args[0], call.args[1], self.rows)
-            self.stored[rank][var] = size
-            return Where(rank, var, 0, size, str(call.args[3].value) == IPC_MEMORY)
+            self.stored[rank][made] = size
+            shared = str(call.args[3].value) == IPC_MEMORY
+            return Where(rank, made, 0, size, shared, name_of(call.args[1]), made)
         if name == "relax.memory.alloc_tensor":
             storage = env[call.args[0]]
             begin = number_of(call.args[1], self.rows)
             end = begin + allocated_bytes(call.args[2], call.args[3], self.rows)
-            return Where(rank, storage.storage, begin, end, storage.shared)
+            if end > self.stored[rank].get(storage.storage, end):
+                raise WrongError(f"{var.name} ends outside of its storage")
+            dtype = name_of(call.args[3])
+            return Where(rank, storage.storage, begin, end, storage.shared, dtype, made)
         return None
 
     def view(self, short: str, args: list[Any], call: relax.Call, rank: int) -> Where:
@@ -298,7 +333,7 @@ class Schedule:
             shift, stride, offset = (number_of(one, self.rows) for one in args[2:5])
             begin = (team.index(rank) + shift) % len(team) * stride + offset
         begin += tensor.begin
-        return Where(tensor.rank, tensor.storage, begin, begin + size, tensor.shared)
+        return replace(tensor, begin=begin, end=begin + size)
 
     def team(self, given: Any, rank: int) -> tuple[Any, tuple[int, ...]]:
         """Return the team of a rank, and what tells it from others."""
@@ -311,14 +346,14 @@ class Schedule:
         raise WrongError(f"rank {rank} is in no team")
 
     def team_of(self, function: Function, args: list[Any], rank: int) -> Any:
-        name = function.named("Team")
+        name = function.parameter_of_type("Team")
         if name is None:
             return "world", tuple(range(self.world))
-        (at,) = function.places((name,), len(args))
+        (at,) = function.positions((name,), len(args))
         return self.team(args[at], rank)
 
     def meet(
-        self, thread: Thread, what: str, function: Function, args: list[Any], works: bool
+        self, thread: Thread, what: Any, function: Function, args: list[Any], works: bool
     ) -> Iterator[Any]:
         """Wait until all of the team are there."""
         team = self.team_of(function, args, thread.rank)
@@ -340,11 +375,11 @@ class Schedule:
 
         def of(names: tuple[str, ...]) -> list[Where]:
             return [
-                args[k] for k in function.places(names, len(args)) if isinstance(args[k], Where)
+                args[k] for k in function.positions(names, len(args)) if isinstance(args[k], Where)
             ]
 
         what = f"{call.name}{' as a work' if works else ''} of rank {thread.rank}"
-        if function.meets is Meeting.NONE:
+        if function.sync is Sync.NONE:
             for one in of(function.reads):
                 self.access(thread, one, False, what)
             for one in of(function.writes):
@@ -356,7 +391,7 @@ class Schedule:
         key = (team, works, "inputs", self.counts[(team, works), thread.rank])
         self.meetings[key][thread.rank] = of(function.peers_read)
         name = call.name.rpartition(".")[2]
-        yield from self.meet(thread, name, function, args, works)
+        yield from self.meet(thread, descriptor(name, function, args), function, args, works)
         # What peers have in memory that all map is read where it lies, by the ranks that get it.
         for rank, inputs in self.meetings[key].items():
             for one in inputs:
@@ -380,14 +415,14 @@ class Schedule:
             work.done = list(thread.clock)
             done += 1
 
-    def show(self, thread: Thread, args: list[Any]) -> Shown:
+    def expose(self, thread: Thread, args: list[Any]) -> Shown:
         team = self.team(args[1], thread.rank)
         mine = self.shows[team, thread.rank]
         self.tick(thread)
         mine.append(Shown(args[0], team, len(mine), list(thread.clock)))
         return mine[-1]
 
-    def peer(self, thread: Thread, args: list[Any]) -> Iterator[Any]:
+    def peer_view(self, thread: Thread, args: list[Any]) -> Iterator[Any]:
         shown: Shown = args[0]
         if shown.hidden:
             raise WrongError("what is hidden is asked for")
@@ -422,23 +457,70 @@ def flat(value: Any) -> Iterator[Any]:
         yield value
 
 
+def name_of(dtype: Any) -> str:
+    return str(dtype.value if hasattr(dtype, "value") else getattr(dtype, "dtype", dtype))
+
+
+#: What upstream's names leave open.
+FLAGS = {"flags": 0, "strategy": 0}
+#: The tensor that has to be the same on all ranks.
+COMPARED = {"broadcast": "recv", "scatter": "recv"}
+
+
+def descriptor(name: str, function: Function, args: list[Any]) -> tuple[Any, ...]:
+    """Return what ranks in one collective compare: see `Descriptor` of
+    core/shared_memory_layout.h."""
+    short = name.partition("_from_worker0")[0].partition("_to_worker0")[0]
+    short = short.removeprefix("custom_")
+    numbers = dict(FLAGS) if "allreduce" in short else {"flags": 0}
+    if short != name.removeprefix("custom_"):
+        numbers["root"] = 0
+    numbers |= {key: int(value) for key, value in function.defaults.items() if key != "team"}
+    bound = zip(function.bind(len(args)) or (), args, strict=True)
+    for parameter, arg in bound:
+        if parameter.type in ("Team", "InGroup") or isinstance(arg, Where):
+            continue
+        if isinstance(arg, relax.ShapeExpr):
+            whole = tuple(map(int, arg.values))
+            one = parameter.type == "ReduceKindInShape"
+            numbers["kind" if one else parameter.name] = whole[0] if one else whole
+        elif parameter.type != "Tensor | None":
+            numbers[parameter.name] = getattr(arg, "value", arg)
+    numbers["strategy"] = numbers.get("strategy", 0) % 3  # 0 and 3 are one
+    compared = COMPARED.get(short, "send")
+    (at,) = function.positions((compared,), len(args))
+    tensor = args[at]
+    size = (tensor.dtype, tensor.end - tensor.begin)
+    if numbers.get("parts"):
+        size = (tensor.dtype, 0)
+    return short, tuple(sorted((k, str(v)) for k, v in numbers.items())), size
+
+
 def leaves_out(function: Function, args: list[Any]) -> bool:
-    name = function.named("CollectiveFlag")
+    name = function.parameter_of_type("CollectiveFlag")
     if name is None:
         return False
-    (at,) = function.places((name,), len(args))
+    (at,) = function.positions((name,), len(args))
     return bool(number_of(args[at], 0) & CollectiveFlag.NO_EXIT_BARRIER)
 
 
-def wrongs(mod: tvm.IRModule, world: int, rows: int = 0) -> list[str]:
-    """Return what is wrong on some rank, whatever comes out of the caller's condition."""
+def wrongs(
+    mod: tvm.IRModule,
+    world: int,
+    rows: int | Mapping[str, int] = 0,
+    choices: Iterable[Sequence[bool]] | None = None,
+) -> list[str]:
+    """Return what is wrong on some rank, whatever comes out of the caller's condition.
+
+    It is the same on all ranks; `choices` has what it is on each of them otherwise.
+    """
     found = []
     decided: set[Any] = set()
-    for holds in (True, False):
+    for holds in choices or ([True] * world, [False] * world):
 
-        def decide(of: Any, holds: bool = holds) -> bool:
+        def decide(of: Any, rank: int, holds: Sequence[bool] = holds) -> bool:
             decided.add(of)
-            return holds
+            return holds[rank]
 
         try:
             Schedule(mod, world, rows, decide).run()

@@ -94,6 +94,7 @@ def test_the_compiler_has_60_lines() -> None:
     assert sum(bool(line.strip()) for line in blocks()[0].splitlines()) <= 60
 
 
+@pytest.mark.slow
 def test_every_program_of_the_guide_runs(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("".join(blocks()))
     result = subprocess.run(
@@ -130,6 +131,7 @@ def test_20_batch_sizes_in_workers(library: Path, threads: bool) -> None:
                     )
 
 
+@pytest.mark.slow
 def test_a_model_with_collectives_goes_through_our_pipeline(guide: ModuleType) -> None:
     @I.ir_module
     class Parallel:

@@ -247,6 +247,7 @@ def last() -> None:
     tvm_ffi.register_global_func(SAME, lambda *given: given[-1], override=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["lowered_first", "lowered_by_the_pipeline"])
 @pytest.mark.parametrize("seed", range(9))
 def test_nothing_is_overwritten_that_is_still_wanted(seed: int, late: bool) -> None:

@@ -143,6 +143,7 @@ def by_tvm_itself(functions: tvm.IRModule, options) -> Compiled:
     return Compiled(registered=registered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs(seed: int) -> None:
     source = Source(seed).text()

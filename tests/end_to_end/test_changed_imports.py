@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import tvm
-from harness import AddDelays, Program, parsed, run
 from tvm.relax import transform
 
 import tvm_ipc
 import tvm_ipc.transform
+from tests.end_to_end.harness import AddDelays, Program, parsed, run
 
 PASSES = {"ours": tvm_ipc.transform, "TVM's": transform}
+GRAPHS = {"ours": tvm_ipc.gpu, "TVM's": transform}
 # No plan; or no all-reduce in IPC memory, and so none of the lowering that it needs.
 MIXES = [
     *product(PASSES, [*PASSES, None], PASSES),
@@ -45,7 +46,7 @@ def pipeline(
             *([PASSES[rewrite].IPCAllReduceRewrite(1)] if rewrite else []),
             *([PASSES[plan].StaticPlanBlockMemory()] if plan else []),
             AddDelays(),
-            PASSES[graphs].RewriteCUDAGraph(),
+            GRAPHS[graphs].RewriteCUDAGraph(),
             *([PASSES[lower].LowerGPUIPCAllocStorage()] if lower else []),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),
@@ -60,10 +61,11 @@ def pipeline(
 @pytest.fixture(scope="module")
 def session() -> Iterator[Any]:
     with tvm_ipc.Session(2, timeout=60) as session:
-        session.import_python_module("race_worker")
+        session.import_python_module("tests.end_to_end.race_worker")
         yield session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rewrite", "plan", "lower"), MIXES)
 def test_any_mix_is_right(
     rewrite: str | None, plan: str | None, lower: str | None, session: Any, tmp_path: Path
@@ -76,6 +78,7 @@ def test_any_mix_is_right(
     run(session, programs, path, (5, 17))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", PASSES)
 @pytest.mark.parametrize(("rewrite", "plan", "lower"), MIXES)
 def test_any_mix_understands_cuda_graphs(

@@ -18,8 +18,8 @@ from tvm import relax, tirx
 import tvm_ipc
 from tvm_ipc import comm
 from tvm_ipc.comm import KINDS, Mesh, Teams
-from tvm_ipc.contract import REDUCED_TYPES
 from tvm_ipc.errors import TransformError, WorkerError
+from tvm_ipc.packed_functions import REDUCED_TYPES
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety
 
 Array = np.ndarray[Any, Any]
@@ -99,12 +99,12 @@ def cases(teams: Teams) -> dict[str, tuple[Callable[[Any], relax.Call], Results]
             lambda x: comm.scatter(x, uneven=True, team=teams),
             lambda xs: parts(xs[0], n, 0),
         ),
-        "take_part": (
-            lambda x: comm.take_part(x, axis=1, team=teams),
+        "take_shard": (
+            lambda x: comm.take_shard(x, axis=1, team=teams),
             lambda xs: [parts(x, n, 1)[k] for k, x in enumerate(xs)],
         ),
-        "take_part uneven": (
-            lambda x: comm.take_part(x, uneven=True, team=teams),
+        "take_shard uneven": (
+            lambda x: comm.take_shard(x, uneven=True, team=teams),
             lambda xs: [parts(x, n, 0)[k] for k, x in enumerate(xs)],
         ),
         "all_to_all": (lambda x: comm.all_to_all(x, 1, 0, team=teams), swap),
@@ -190,6 +190,7 @@ def test_every_kind_is_tried() -> None:
     assert {name.split()[0] for name in cases(((0, 1),))} == set(KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_each_kind(ranks: int) -> None:
     teams = (tuple(range(ranks)),)
@@ -231,7 +232,7 @@ def test_along_both_axes_at_once(posts: bool) -> None:
     """Of a mesh; if they are posted, while the program multiplies what it was given."""
     mesh, shape, dtype = Mesh({"x": 2, "y": 2}), (5, 4), "bfloat16"
     kinds = {axis: cases(mesh.teams(axis)) for axis in mesh.axes}
-    names = [name for name in kinds["x"] if not name.startswith("take_part")]
+    names = [name for name in kinds["x"] if not name.startswith("take_shard")]
     builder = relax.BlockBuilder()
     for name in names:
         x = relax.Var("x", relax.TensorType(shape, dtype))
@@ -241,10 +242,10 @@ def test_along_both_axes_at_once(posts: bool) -> None:
                 beside = builder.emit(relax.op.multiply(x, x))
                 out = builder.emit_output(relax.Tuple([*parts, beside]))
             builder.emit_func_output(out)
-    pipeline = tvm_ipc.get_pipeline("llvm", 4, blas=False, post_collectives=posts)
+    pipeline = tvm_ipc.get_pipeline("llvm", 4, blas=False, async_collectives=posts)
     with collect_report() as report:
         program = tvm.compile(builder.get(), "llvm", relax_pipeline=pipeline)
-    posted = {one.function for one in report.decisions if one.verdict == "posted"}
+    posted = {one.function for one in report.decisions if one.verdict == "asynchronous"}
     can_be = {name.replace(" ", "_") for name in names if name not in JOINED_BY_A_KERNEL}
     assert posted == (can_be if posts else set())
     with tvm_ipc.Session(4, threads=True, timeout=60) as session:
@@ -321,12 +322,12 @@ def test_the_world_and_groups(groups: int) -> None:
             lambda xs: [0 * xs[0], xs[3], 0 * xs[0], 0 * xs[0]],
         ),
         "own_of_all": (
-            lambda x: comm.take_part(x, workers=4, uneven=True),
+            lambda x: comm.take_shard(x, workers=4, uneven=True),
             ((0, 1, 2, 3),),
             lambda xs: [parts(x, 4, 0)[k] for k, x in enumerate(xs)],
         ),
         "own_of_the_group": (
-            lambda x: comm.take_part(x, team="group", workers=size, uneven=True),
+            lambda x: comm.take_shard(x, team="group", workers=size, uneven=True),
             team,
             lambda xs: [parts(x, size, 0)[k] for k, x in enumerate(xs)],
         ),
@@ -372,7 +373,7 @@ def test_a_part_of_a_length_that_is_known_where_it_runs() -> None:
     add_function(
         builder,
         "main",
-        lambda x: comm.take_part(x, uneven=True, team=[2, 0, 1]),
+        lambda x: comm.take_shard(x, uneven=True, team=[2, 0, 1]),
         "float32",
         (n, 3),
     )
@@ -390,7 +391,7 @@ def test_a_part_of_a_length_that_is_known_where_it_runs() -> None:
 
 def test_a_session_of_another_size_refuses_parts_that_nobody_sends() -> None:
     builder = relax.BlockBuilder()
-    add_function(builder, "main", lambda x: comm.take_part(x, workers=2), "float32", (4, 2))
+    add_function(builder, "main", lambda x: comm.take_shard(x, workers=2), "float32", (4, 2))
     program = tvm.compile(
         builder.get(), "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 2, blas=False)
     )

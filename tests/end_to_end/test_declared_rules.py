@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from placed_programs import Program, cut, module, put, run, session_of
 from tvm import relax, te
 from tvm.relax import op
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import Program, cut, module, put, run, session_of
 from tvm_ipc.comm import Mesh, Partial, Shard, place
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform import LowerPlacements, declare_rule
+from tvm_ipc.spmd import LowerPlacements, declare_rule
+from tvm_ipc.spmd.rules import table
 
 MESH = Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1])
 ROWS = {"dp": Shard(0)}
@@ -34,6 +35,12 @@ def scaled_rows(x: Any, w: Any, total: Any, scaled: Any) -> None:
 
 
 declare_rule(SCALED, "n k, k -> n, n k", reduced={}, whole="k", zeros=True)
+
+
+@pytest.fixture(autouse=True)
+def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rules that a test declares end with it."""
+    monkeypatch.setattr(table, "_DECLARED", dict(table._DECLARED))
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +149,14 @@ def test_an_operator(session: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("relax.nn.softmax", "n -> n"), "'relax.nn.softmax' has a rule already"),
-        (("relax.nn.softmacks", "n -> n"), "no operator 'relax.nn.softmacks'; there is 'relax.nn"),
-        (("tests.f", "n k -> n"), "'k' is no axis of a result in 'n k -> n'; say in reduced"),
-        (("tests.f", "n -> n k"), "'k' is no axis of an operand in 'n -> n k'; say in whole"),
-        ((SCALED, "n -> n"), "'tests.scaled_rows' has another rule already; found 'n -> n'"),
+        (("relax.nn.softmax", "n -> n"), "'relax.nn.softmax' has a built-in rule"),
+        (
+            ("relax.nn.softmacks", "n -> n"),
+            "no operator 'relax.nn.softmacks'; similar names are 'relax.nn",
+        ),
+        (("tests.f", "n k -> n"), "'k' is no axis of a result in 'n k -> n'; specify the red"),
+        (("tests.f", "n -> n k"), "'k' is no axis of an operand in 'n -> n k'; name it in `whole`"),
+        ((SCALED, "n -> n"), "'tests.scaled_rows' already has another rule, and 'n -> n'"),
     ],
 )
 def test_what_is_refused(arguments: Any, words: str) -> None:
@@ -159,6 +169,6 @@ def test_a_call_with_other_operands_is_refused() -> None:
         return [relax.call_dps_packed(SCALED, (x,), relax.TensorType((5, 6), "float32"))]
 
     program = Program(make, [ROWS, {}], [(5, 6), (6,)], [None], lambda *_: [])
-    words = "its rule is for operands with axes 'n k, k', and gives 2 results; found operands with"
+    words = "its rule is for operands with axes 'n k, k', and 2 results; found operands with"
     with pytest.raises(TransformError, match=re.escape(words)):
         LowerPlacements()(module(MESH, {"main": program}))

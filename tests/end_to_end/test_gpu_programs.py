@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from cuda_double import run
 
 import tvm_ipc
-from tvm_ipc.runtime import gpus
+from tests import cuda_double
+from tvm_ipc.gpu import discovery
 
 pytestmark = pytest.mark.skipif(
     "not __import__('shutil').which('cmake')", reason="the double is built with cmake"
@@ -133,9 +133,9 @@ def check(session, name, world, graphs, overlap, posts=False):
     build, expected, shapes = PROGRAMS[name]
     context = tvm.transform.PassContext(config=GRAPHS if graphs else {})
     with context, collect_report() as report:
-        pipeline = tvm_ipc.get_pipeline(TARGET, world, overlap=overlap, post_collectives=posts)
+        pipeline = tvm_ipc.get_pipeline(TARGET, world, overlap=overlap, async_collectives=posts)
         program = tvm.compile(build(world), TARGET, relax_pipeline=pipeline)
-    posted = [one for one in report.decisions if one.verdict == "posted"]
+    posted = [one for one in report.decisions if one.verdict == "asynchronous"]
     assert len(posted) == (3 if posts else 0)
     main = session.load_vm_module(program)["main"]
     weights = [
@@ -168,13 +168,13 @@ print("right")
 @pytest.fixture(autouse=True)
 def kernels() -> None:
     assert tvm_ipc.Session  # which loads the library
-    if not gpus.find().architectures:
+    if not discovery.find().architectures:
         pytest.skip("this library was built without its CUDA kernels")
 
 
 @pytest.mark.parametrize(("world", "threads"), [(2, False), (3, True)], ids=str)
 def test_programs_on_gpus(world: int, threads: bool) -> None:
-    out, report = run(f"WORLD, THREADS = {world}, {threads}\n{PROGRAM}", devices=world)
+    out, report = cuda_double.run(f"WORLD, THREADS = {world}, {threads}\n{PROGRAM}", devices=world)
     assert out.split() == ["right"]
     assert report.violations == []
     assert threads or report.calls.get("cudaGraphLaunch", 0) > 0

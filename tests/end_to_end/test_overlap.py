@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from overlap_cases import Case
 from tvm import relax
 
 import tvm_ipc
+from tests.end_to_end.overlap_cases import Case
 from tvm_ipc import comm
+from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.transform import verify_cross_rank_safety
-from tvm_ipc.transform.ir.rewrite import calls
 
 
 def check(
@@ -92,6 +92,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_rank_gets_what_numpy_gives(name: str) -> None:
     for chunks in (1, 3):
@@ -179,37 +180,37 @@ def lowered(case: Case, chunks: int) -> tuple[Counter[str], list[Any]]:
 def test_nothing_is_gathered_and_nothing_copied(ranks: int, chunks: int) -> None:
     case = replace(GATHER, ranks=ranks, bias=True)
     called, decisions = lowered(case, chunks)
-    assert called["tvm_ipc.show"] == chunks
-    assert called["tvm_ipc.peer"] == (ranks - 1) * chunks
-    assert called["tvm_ipc.hide"] == 1
-    assert not {"tvm_ipc.join", "tvm_ipc.allgather", "runtime.disco.allgather"} & {*called}
+    assert called["tvm_ipc.expose"] == chunks
+    assert called["tvm_ipc.peer_view"] == (ranks - 1) * chunks
+    assert called["tvm_ipc.release"] == 1
+    assert not {"tvm_ipc.assemble", "tvm_ipc.allgather", "runtime.disco.allgather"} & {*called}
     verdicts = [(one.pass_name, one.verdict) for one in decisions]
     parts = 1 + (ranks - 1) * chunks
-    assert ("PlaceParts", f"{parts} of {parts} parts in their places") in verdicts
+    assert ("ElideConcatCopies", f"{parts} of {parts} slices in place") in verdicts
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_sums_are_of_what_each_rank_shows(ranks: int) -> None:
     called, _ = lowered(replace(SCATTER, ranks=ranks), 2)
-    assert called["tvm_ipc.show"] == called["tvm_ipc.peer"] == 2 * (ranks - 1)
-    assert called["tvm_ipc.reduce_parts"] == 2
-    assert called["tvm_ipc.hide"] == 1
-    assert not {"tvm_ipc.join", "tvm_ipc.reduce_scatter"} & {*called}
+    assert called["tvm_ipc.expose"] == called["tvm_ipc.peer_view"] == 2 * (ranks - 1)
+    assert called["tvm_ipc.reduce_slices"] == 2
+    assert called["tvm_ipc.release"] == 1
+    assert not {"tvm_ipc.assemble", "tvm_ipc.reduce_scatter"} & {*called}
 
 
 def test_what_is_rounded_is_shown() -> None:
     """Half of the bytes of the products, which are wider."""
     called, _ = lowered(replace(SCATTER, dtype="float16", wider=True), 2)
-    assert called["tvm_ipc.show"] == 2
+    assert called["tvm_ipc.expose"] == 2
     assert called["tvm_ipc.reduce_scatter"] == 0
 
 
 def test_of_an_allreduce_sums_are_shown_too() -> None:
     called, _ = lowered(replace(GATHER, kind="allreduce", ranks=3, rows=33), 1)
-    assert called["tvm_ipc.show"] == 3
-    assert called["tvm_ipc.peer"] == 4
-    assert called["tvm_ipc.reduce_parts"] == 1
-    assert called["tvm_ipc.hide"] == 2  # products, before sums are shown
+    assert called["tvm_ipc.expose"] == 3
+    assert called["tvm_ipc.peer_view"] == 4
+    assert called["tvm_ipc.reduce_slices"] == 1
+    assert called["tvm_ipc.release"] == 2  # products, before sums are shown
 
 
 def test_in_a_branch_and_in_wider_numbers() -> None:

@@ -8,17 +8,17 @@ import tvm
 
 import tvm_ipc
 from tvm_ipc import parallelize
-from tvm_ipc.parallel import Parallelized
+from tvm_ipc.spmd import Parallelized
 from tvm_ipc.transform import OverlapCommunication
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
-from test_parallelize_transformers import check
-from transformers_models import SIZES, Imported, imported
 
-from tvm_ipc.hf import dividing, importing
+from tests.end_to_end.test_parallelize_transformers import check
+from tests.end_to_end.transformers_models import SIZES, Imported, imported
+from tvm_ipc.models.hf import sharding, torch_import
 
 NORMS = ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "model.norm")
 #: Rows of a rank begin at multiples of 64 bytes, where kernels expect them.
@@ -61,13 +61,13 @@ def test_all_sites_are_found(workers: int, dynamic: bool, pytestconfig: pytest.C
 def test_sites_of_a_decoder() -> None:
     """The prompt is of any length; the one row of a step of decode cannot be divided."""
     config = transformers.LlamaConfig(**SIZES | ALIGNED | {"num_hidden_layers": 1})
-    decoder = importing.import_decoder(importing.build(config, "float32"), 2)
-    sums = sites_of(dividing.divide(decoder, 2).module, 2)
-    assert sums == {importing.PREFILL: SUMS[:2], importing.DECODE: []}
+    decoder = torch_import.import_decoder(torch_import.build(config, "float32"), 2)
+    sums = sites_of(sharding.shard(decoder, 2).module, 2)
+    assert sums == {torch_import.PREFILL: SUMS[:2], torch_import.DECODE: []}
     plan = {**decoder.plan, **dict.fromkeys(NORMS, "sequence_parallel")}
-    scattered = sites_of(dividing.divide(decoder, 2, plan).module, 2)
+    scattered = sites_of(sharding.shard(decoder, 2, plan).module, 2)
     # The last norm is of all tokens, and the logits of the last one.
-    assert scattered == {importing.PREFILL: SCATTERED[:4], importing.DECODE: []}
+    assert scattered == {torch_import.PREFILL: SCATTERED[:4], torch_import.DECODE: []}
 
 
 FEW = [(2, True, 2), (3, False, 1)]

@@ -13,10 +13,10 @@ import tvm
 from tvm import relax
 
 import tvm_ipc
-from tvm_ipc.contract import IPC_MEMORY, PROGRAMS, CollectiveFlag, Function, Team
+from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.packed_functions import IPC_MEMORY, PROGRAMS, CollectiveFlag, Function, Team
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety
-from tvm_ipc.transform.ir.rewrite import calls
-from tvm_ipc.transform.safety.hazards import HazardKind
+from tvm_ipc.verify.hazards import HazardKind
 
 Array = np.ndarray[Any, Any]
 #: Elements of an input: more than are copied instead of shown where they lie.
@@ -111,7 +111,7 @@ def layers(name: str, ranks: int) -> tvm.IRModule:
 
 
 def test_every_collective_with_flags_is_here() -> None:
-    with_flags = {name for name, one in PROGRAMS.items() if one.named("CollectiveFlag")}
+    with_flags = {name for name, one in PROGRAMS.items() if one.parameter_of_type("CollectiveFlag")}
     # Programs with all-reduces, alone and with a norm, are in other files of this folder.
     elsewhere = {f"tvm_ipc.allreduce{rest}" for rest in ("", "_rms_norm", "_layer_norm")}
     assert {f"tvm_ipc.{name}" for name in COLLECTIVES} == with_flags - elsewhere

@@ -257,6 +257,7 @@ def logits_of(shards: int, pipeline: Any, texts: list[list[int]]) -> list[np.nda
     return [np.stack(one) for one in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["get_pipeline", "mlc-llm"])
 def test_two_shards_say_what_numpy_says(of: str) -> None:
     shards = 2

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from test_parallelize import run
 from tvm import relax
 from tvm.relax import op
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.distributed import Placement as DistPlacement
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tests.end_to_end.test_parallelize import run
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Shard
 
@@ -87,8 +87,8 @@ def test_an_mlp(workers: int) -> None:
     )
     assert made.mesh == Mesh({"axis0": workers})
     assert made.collectives == {"allreduce": 1}
-    assert made.cut["up"].placements == (Shard(1),)
-    assert made.cut["up"].part_shape == (8, -(-10 // workers))
+    assert made.shards["up"].placements == (Shard(1),)
+    assert made.shards["up"].shard_shape == (8, -(-10 // workers))
     for found in run(made, "main", arrays):
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
@@ -103,7 +103,7 @@ def test_a_grid() -> None:
     hidden = x @ up + up_bias
     expected = hidden / (1 + np.exp(-hidden)) @ down + down_bias
     made = parallelize(annotated(mod, plan, grid), {}, 4)
-    assert made.cut["x"].is_input
+    assert made.shards["x"].is_input
     assert made.collectives == {"allreduce": 1, "allgather": 1}
     for found in run(made, "main", arrays):
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
@@ -131,7 +131,7 @@ def test_the_plan_is_first() -> None:
     """What it says of a parameter holds; the annotation moves it."""
     mod = annotated(mlp(5), {"up": "S[1]"}, DeviceMesh((2,), [0, 1]))
     made = parallelize(mod, {"up": Shard(0)}, 2)
-    assert made.cut["up"].placements == (Shard(0),)
+    assert made.shards["up"].placements == (Shard(0),)
     assert made.collectives == {"all_to_all": 1, "allreduce": 1}
 
 
@@ -157,10 +157,10 @@ def test_a_resnet(dtype: str, dynamic: bool, workers: int, pytestconfig: pytest.
         pytest.skip("--every-model runs it")
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from transformers_models import Call
     from tvm.relax.frontend.torch import from_exported_program
 
-    from tvm_ipc.hf.operators import OPERATORS
+    from tests.end_to_end.transformers_models import Call
+    from tvm_ipc.models.hf.torch_operators import OPERATORS
 
     torch.manual_seed(0)
     model = transformers.ResNetForImageClassification(

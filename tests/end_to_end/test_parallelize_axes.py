@@ -8,13 +8,13 @@ from random import Random
 import numpy as np
 import pytest
 import tvm
-from placed_programs import put, session_of
-from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
 from tvm.relax import op
 from tvm.relax.utils import copy_with_new_vars
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import put, session_of
+from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard, place
 
@@ -98,6 +98,7 @@ class Program:
         return self.emit(op.sqrt(self.emit(op.add(op.square(y), relax.const(0.5, "float32")))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 def test_axes_taken_apart(workers: int, pytestconfig: pytest.Config) -> None:
     """Nothing is refused, and every rank gets what one device does."""
@@ -123,7 +124,7 @@ def test_axes_taken_apart(workers: int, pytestconfig: pytest.Config) -> None:
             loaded = session.load_vm_module(executable)
             for name, program in programs.items():
                 x, w = (random.uniform(-1, 1.2, one).astype("float32") for one in program.shapes)
-                parts = [made.cut[f"{name}_w"].part(w, rank) for rank in range(workers)]
+                parts = [made.shards[f"{name}_w"].shard(w, rank) for rank in range(workers)]
                 right = loaded[f"{name}_whole"](
                     put(session, [x] * workers), put(session, [w] * workers)
                 )
@@ -163,7 +164,7 @@ def test_pieces_are_put_back(workers: int, partial: bool) -> None:
     random = np.random.default_rng(0)
     given, weight = (random.uniform(-1, 1.2, one).astype("float32") for one in ((4, 6), (6, 10)))
     with session_of(mesh) as session:
-        parts = [made.cut["w"].part(weight, rank) for rank in range(workers)]
+        parts = [made.shards["w"].shard(weight, rank) for rank in range(workers)]
         function = session.load_vm_module(executable)["main"]
         found = function(put(session, [given] * workers), put(session, parts))
         for rank in range(workers):

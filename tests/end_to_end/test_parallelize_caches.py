@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from placed_programs import put, session_of
-from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax, tirx
 from tvm.relax import op
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import put, session_of
+from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard
-from tvm_ipc.parallel import Parallelized
+from tvm_ipc.spmd import Parallelized
 
 HIDDEN, WIDTH = 12, 4
 PLAN = {"q": Shard(0), "k": Shard(0), "v": Shard(0), "o": Shard(1)}
@@ -70,6 +70,7 @@ def attention(heads: int, kv_heads: int, batch: int = 1) -> tvm.IRModule:
     return builder.get()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "heads", "kv_heads", "kept"),
     [(1, 6, 2, 2), (2, 6, 2, 1), (3, 6, 2, 2), (4, 6, 2, 1), (4, 5, 5, 2), (8, 8, 2, 1)],
@@ -102,7 +103,7 @@ def test_keys_of_a_fused_weight() -> None:
                 out = builder.emit_output(keys)
             builder.emit_func_output(out)
     made = parallelize(builder.get(), {"kv": Shard(1)}, 2, caches=["past"])
-    assert made.cut["past"].placements == (Shard(1),)
+    assert made.shards["past"].placements == (Shard(1),)
     assert made.collectives == {}
 
 
@@ -123,10 +124,10 @@ def test_batches_and_heads(mesh: Mesh) -> None:
 def check(module: tvm.IRModule, made: Parallelized, rows: int, kept: int) -> None:
     """Run a prompt and three tokens, and compare with one device; ranks have rows of the caches."""
     workers = len(made.mesh.ranks)
-    assert made.cut["past_k"].part_shape[1] == made.cut["past_v"].part_shape[1] == kept
+    assert made.shards["past_k"].shard_shape[1] == made.shards["past_v"].shard_shape[1] == kept
     random = np.random.default_rng(0)
     weights = [
-        random.uniform(-1, 1.3, made.cut[one].shape).astype("float32")
+        random.uniform(-1, 1.3, made.shards[one].shape).astype("float32")
         for one in ("q", "k", "v", "o")
     ]
     whole = relax.VirtualMachine(tvm.compile(module, FAST_TO_COMPILE), tvm.cpu())
@@ -135,8 +136,8 @@ def check(module: tvm.IRModule, made: Parallelized, rows: int, kept: int) -> Non
     batch = int(module["decode"].params[0].ty.shape.values[0])
 
     def parts(name: str, array: Any) -> list[Any]:
-        cut = made.cut.get(name)
-        return [array if cut is None else cut.part(array, rank) for rank in range(workers)]
+        cut = made.shards.get(name)
+        return [array if cut is None else cut.shard(array, rank) for rank in range(workers)]
 
     with session_of(made.mesh) as session:
         program = session.load_vm_module(executable)
@@ -172,15 +173,15 @@ def test_caches_of_heads_that_are_not_divided() -> None:
     """Where one product needs parts of heads alone, caches are parts, and weights are whole."""
     module, caches = attention(4, 2), ["past_k", "past_v"]
     made = parallelize(module, {"o": Shard(1)}, 2, caches=caches)
-    assert made.cut["past_k"].placements == (Shard(1),)
-    assert made.cut["k"].placements == (Replica(),)
+    assert made.shards["past_k"].placements == (Shard(1),)
+    assert made.shards["k"].placements == (Replica(),)
     assert made.collectives == {"allreduce": 2}
     made = parallelize(module, {"o": Shard(0)}, 2, caches=caches)
-    assert made.cut["past_k"].placements == (Replica(),)
+    assert made.shards["past_k"].placements == (Replica(),)
 
 
 def test_caches_that_there_are_not() -> None:
-    with pytest.raises(ValueError, match="'pass_k' is the name of no input; there are 'past_k'"):
+    with pytest.raises(ValueError, match="'pass_k' matches no input; similar names are 'past_k'"):
         parallelize(attention(4, 2), PLAN, 2, caches=["pass_k"])
     with pytest.raises(ValueError, match="'past_k' is in caches and in the plan"):
         parallelize(attention(4, 2), {**PLAN, "past_k": Shard(1)}, 2, caches=["past_*"])
@@ -190,7 +191,7 @@ def test_plans_that_are_found_have_caches_follow() -> None:
     """That keys and values stay where they are is free, so that it pays to divide heads."""
     made = parallelize(attention(8, 4), "auto", 2, caches=["past_*"])
     assert made.collectives == {"allreduce": 2}, "one in each function"
-    assert [made.cut[name].placements for name in ("past_k", "q", "o")] == [
+    assert [made.shards[name].placements for name in ("past_k", "q", "o")] == [
         (Shard(1),),
         (Shard(0),),
         (Shard(1),),
@@ -242,7 +243,7 @@ def test_norms_of_all_heads(
     names = ["x", *params, *norms, "o"]
     arrays = {"x": random.uniform(-1, 1.3, (5, HIDDEN)).astype("float32")}
     for one in names[1:]:
-        arrays[one] = random.uniform(-1, 1.3, parallel.cut[one].shape).astype("float32")
+        arrays[one] = random.uniform(-1, 1.3, parallel.shards[one].shape).astype("float32")
 
     def norm(one: str, count: int) -> Any:
         y = arrays["x"] @ arrays[one].T
@@ -256,8 +257,8 @@ def test_norms_of_all_heads(
     with session_of(parallel.mesh) as session:
         given = [put(session, [arrays["x"]] * workers)]
         for one in names[1:]:
-            cut = parallel.cut[one]
-            given.append(put(session, [cut.part(arrays[one], rank) for rank in range(workers)]))
+            cut = parallel.shards[one]
+            given.append(put(session, [cut.shard(arrays[one], rank) for rank in range(workers)]))
         found = session.load_vm_module(executable)["main"](*given)
         for rank in range(workers):
             np.testing.assert_allclose(

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from transformers_decoders import (
+from tests.end_to_end.transformers_decoders import (
     DECODERS,
     check,
     check_with_static_caches,
@@ -16,10 +16,9 @@ from transformers_decoders import (
     text,
     with_static_caches,
 )
-
 from tvm_ipc import parallelize
-from tvm_ipc.hf.dividing import divide
-from tvm_ipc.parallel.costs import Costs, nominal, predicted
+from tvm_ipc.models.hf.sharding import shard
+from tvm_ipc.spmd.op_costs import Costs, nominal, predicted
 
 #: What runs without `--every-model`: experts, of bfloat16, divided by a plan that is found.
 FEW = {("Mixtral", "bfloat16", 3, "auto")}
@@ -40,10 +39,10 @@ def test_logits(
     if not pytestconfig.getoption("--every-model") and (name, dtype, workers, plan) not in FEW:
         pytest.skip("--every-model runs it")
     decoder = decoder_of(name, dtype)
-    made = divide(decoder, workers, None if plan == "own" else plan)
+    made = shard(decoder, workers, None if plan == "own" else plan)
     assert workers == 1 or "allreduce" in made.collectives
     if plan == "auto":
-        costs, own = Costs(nominal(workers)), divide(decoder, workers)
+        costs, own = Costs(nominal(workers)), shard(decoder, workers)
         assert predicted(made.module, costs).total <= 1.1 * predicted(own.module, costs).total
     check(text(name, dtype), decoder, made)
 
@@ -68,9 +67,9 @@ def test_more_workers_than_heads_of_keys(
     if not pytestconfig.getoption("--every-model") and not few:
         pytest.skip("--every-model runs it")
     decoder = decoder_of(name, dtype, 8, **GROUPED)
-    made = divide(decoder, 8, None if plan == "own" else plan)
+    made = shard(decoder, 8, None if plan == "own" else plan)
     if plan == "own":
-        assert made.cut["past_0"].part_shape[1] == 1
+        assert made.shards["past_0"].shard_shape[1] == 1
         # Of a prompt and of a token: the vocabulary, two sums a layer, and the logits.
         assert made.collectives == {"allreduce": 10, "allgather": 2}
     check(text(name, dtype, **GROUPED), decoder, made)
@@ -96,5 +95,5 @@ def test_caches_of_a_fixed_length(
         # GPT-2 has one table, at both ends, which its plan does not divide.
         ends = {} if name == "GPT2" else {"allgather": 2}
         assert made.collectives == {"allreduce": 8 + len(ends) * 2, **ends}
-        assert made.cut["past_0"].part_shape[1] == decoder.caches[0].heads // workers
+        assert made.shards["past_0"].shard_shape[1] == decoder.caches[0].heads // workers
     check_with_static_caches(one, made)

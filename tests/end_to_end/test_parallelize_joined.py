@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from placed_programs import put, session_of
-from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
 from tvm.relax import op
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import put, session_of
+from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
+from tvm_ipc.analysis.rewrite import rewrite
 from tvm_ipc.comm import Mesh, Shard, place
 from tvm_ipc.errors import TransformError
-from tvm_ipc.parallel import Parallelized
-from tvm_ipc.transform import LowerPlacements
-from tvm_ipc.transform.ir.rewrite import rewrite
+from tvm_ipc.spmd import LowerPlacements, Parallelized
 
 ROWS, HIDDEN, WIDTH = 3, 5, 4
 
@@ -36,8 +35,8 @@ def run(made: Parallelized, arrays: list[Any], module: tvm.IRModule | None = Non
     )
     with session_of(made.mesh) as session:
         given = [put(session, dict.fromkeys(ranks, arrays[0]))]
-        for cut, array in zip(made.cut.values(), arrays[1:], strict=True):
-            given.append(put(session, {rank: cut.part(array, rank) for rank in ranks}))
+        for cut, array in zip(made.shards.values(), arrays[1:], strict=True):
+            given.append(put(session, {rank: cut.shard(array, rank) for rank in ranks}))
         out = session.load_vm_module(program)["main"](*given)
         return [session.get(out, rank) for rank in ranks]
 
@@ -74,7 +73,7 @@ def test_an_axis_that_is_joined_of_divided_ones(workers: int) -> None:
     plan = {"one": Shard(0), "two": Shard(0), "down": Shard(1)}
     made = parallelize(Joined, plan, workers)
     assert made.collectives == {"allreduce": 1}
-    (lies,) = made.cut["down"].placements
+    (lies,) = made.shards["down"].placements
     assert str(lies) == f"S[1: 7/{workers}+12/{workers}]"
     x, one, two, down = arrays = draw((3, 5), (7, 5), (12, 5), (5, 19))
     wanted = np.exp(np.concatenate((x @ one.T, x @ two.T), axis=-1)) @ down.T
@@ -170,9 +169,9 @@ def _attended(x: Any, q: Any, k: Any, v: Any, o: Any, queries: int, keys: int) -
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        ({0: "S[2]"}, "heads of keys and values, 2, are not divided as those of queries are"),
-        ({0: "S[2: 6/2]", 1: "S[2: 2/2]"}, "which are different parts of one axis for it"),
-        ({1: "S[2]", 2: "S[2: 2/2]"}, "which are different parts of one axis for it"),
+        ({0: "S[2]"}, "its 2 heads of keys and values do not match the shards of the queries"),
+        ({0: "S[2: 6/2]", 1: "S[2: 2/2]"}, "which are different divisions of one axis for it"),
+        ({1: "S[2]", 2: "S[2: 2/2]"}, "which are different divisions of one axis for it"),
     ],
 )
 def test_heads_that_are_not_divided_alike_are_refused(lie: dict[int, str], reason: str) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from placed_programs import put, session_of
-from test_parallelize import check
-from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
 from tvm.relax import op
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import put, session_of
+from tests.end_to_end.test_parallelize import check
+from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh
 
@@ -264,8 +264,8 @@ def found(request: pytest.FixtureRequest) -> dict[str, list[Array]]:
         for index, (name, one) in enumerate(PITFALLS.items()):
             arguments = []
             for param, array in one.given.items():
-                cut = made.cut[f"f{index}_{param}"]
-                parts = {rank: cut.part(array, rank) for rank in mesh.ranks}
+                cut = made.shards[f"f{index}_{param}"]
+                parts = {rank: cut.shard(array, rank) for rank in mesh.ranks}
                 arguments.append(put(session, parts))
             result = loaded[f"f{index}"](*arguments)
             ranks = [result.debug_get_from_remote(rank) for rank in mesh.ranks]

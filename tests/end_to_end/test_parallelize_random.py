@@ -9,18 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from placed_programs import put, session_of
-from random_graphs import Graph, draw, shrunk
-from test_placed_operators import FAST_TO_COMPILE
 from tvm import relax
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import put, session_of
+from tests.end_to_end.random_graphs import Graph, draw, shrunk
+from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Shard
 
 MESHES = (Mesh({"tp": 2}), Mesh({"tp": 3}), Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1]), Mesh({"tp": 4}))
 #: How many are compiled together.
 TOGETHER = 25
+
+
+def arrays_of(result: Any, rank: int) -> list[Any]:
+    """Return the results of a call on one rank."""
+    return [np.array(one.numpy()) for one in result.debug_get_from_remote(rank)]
 
 
 def differences(session: Any, mesh: Mesh, graphs: dict[str, Graph]) -> tuple[dict[str, str], Any]:
@@ -46,21 +51,23 @@ def differences(session: Any, mesh: Mesh, graphs: dict[str, Graph]) -> tuple[dic
     for name, graph in graphs.items():
         parts, wholes = [], []
         for k, array in enumerate(graph.arrays()):
-            cut = made.cut[f"{name}_p{k}"]
-            parts.append(put(session, {rank: cut.part(array, rank) for rank in mesh.ranks}))
+            cut = made.shards[f"{name}_p{k}"]
+            parts.append(put(session, {rank: cut.shard(array, rank) for rank in mesh.ranks}))
             wholes.append(put(session, dict.fromkeys(mesh.ranks, array)))
         result, right = loaded[name](*parts), loaded[f"{name}_whole"](*wholes)
-        expected = np.array(right.debug_get_from_remote(0).numpy())
-        scale = max(1.0, float(np.abs(expected).max(initial=0)))
-        for rank in mesh.ranks:
-            got = np.array(result.debug_get_from_remote(rank).numpy())
-            if got.shape != expected.shape:
-                found[name] = f"rank {rank} has {got.shape}, not {expected.shape}"
-            elif not np.allclose(got, expected, rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
-                found[name] = f"rank {rank} is off by {np.abs(got - expected).max()}"
+        for k, expected in enumerate(arrays_of(right, 0)):
+            scale = max(1.0, float(np.abs(expected).max(initial=0)))
+            for rank in mesh.ranks:
+                got = arrays_of(result, rank)[k]
+                where = f"result {k} on rank {rank}"
+                if got.shape != expected.shape:
+                    found[name] = f"{where} has the shape {got.shape}, not {expected.shape}"
+                elif not np.allclose(got, expected, rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
+                    found[name] = f"{where} is off by {np.abs(got - expected).max()}"
     return found, made.collectives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_random_graphs(mesh: Mesh, pytestconfig: pytest.Config) -> None:
     count = pytestconfig.getoption("--graphs") // len(MESHES)

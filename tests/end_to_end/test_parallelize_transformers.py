@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import tvm
-from placed_programs import put, session_of
-from test_placed_operators import FAST_TO_COMPILE
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import put, session_of
+from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
-from tvm_ipc.parallel import Parallelized
+from tvm_ipc.spmd import Parallelized
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from transformers_models import MODELS, Imported, imported
+from tests.end_to_end.transformers_models import MODELS, Imported, imported
 
 #: What runs without `--every-model`: each kind of model, number of workers, type and length.
 FEW = {
@@ -45,8 +45,8 @@ def check(one: Imported, made: Parallelized, **options: Any) -> None:
     with session_of(made.mesh) as session:
         function = session.load_vm_module(executable)["main"]
         weights = [
-            put(session, {rank: cut.part(weight.numpy(), rank) for rank in ranks})
-            for cut, weight in zip(made.cut.values(), one.weights, strict=True)
+            put(session, {rank: cut.shard(weight.numpy(), rank) for rank in ranks})
+            for cut, weight in zip(made.shards.values(), one.weights, strict=True)
         ]
         for call in one.calls:
             inputs = [put(session, dict.fromkeys(ranks, array)) for array in call.inputs]

@@ -13,9 +13,9 @@ from tvm import relax, te
 
 import tvm_ipc
 from tvm_ipc import comm
+from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import verify_cross_rank_safety
-from tvm_ipc.transform.ir.rewrite import calls
 
 ROWS, INNER, COLUMNS = 3, 16, 32
 
@@ -59,7 +59,7 @@ class Pipeline:
             def post(chunk: int) -> None:
                 gather = comm.allgather(self.slice(x, chunk, ROWS, INNER), workers=self.ranks)
                 recv = self.slice(gathered, chunk % self.streams, rows, INNER)
-                works[chunk] = self.builder.emit(comm.post(gather, recv))
+                works[chunk] = self.builder.emit(comm.start(gather, recv))
 
             for chunk in range(self.streams - 1):
                 post(chunk)
@@ -105,7 +105,7 @@ def packed_calls(module: tvm.IRModule) -> list[str]:
         for call in calls(module["main"])
         if isinstance(call.op, relax.ExternFunc)
     ]
-    return [name for name in names if name in ("tvm_ipc.post", "tvm_ipc.wait")]
+    return [name for name in names if name in ("tvm_ipc.start", "tvm_ipc.wait")]
 
 
 @pytest.mark.parametrize(
@@ -128,5 +128,5 @@ def test_passes_leave_works_and_waits_in_their_order(transform: tvm.transform.Pa
 
 @pytest.mark.parametrize("forgotten", range(4))
 def test_a_forgotten_wait_is_refused(forgotten: int) -> None:
-    with pytest.raises(TransformError, match="before the work that writes it has ended"):
+    with pytest.raises(TransformError, match="before the request that writes it has ended"):
         tvm_ipc.get_pipeline("llvm", 2)(Pipeline(2, 4, 2, forgotten).module())

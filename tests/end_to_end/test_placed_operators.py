@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from operator_cases import CASES, Case, Draw, Drawn
-from placed_programs import Given, compare, cut, put, session_of
 from tvm import relax
 
 import tvm_ipc
+from tests.end_to_end.operator_cases import CASES, Case, Draw, Drawn
+from tests.end_to_end.placed_programs import Given, compare, cut, put, session_of
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard, place
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform import LowerPlacements
-from tvm_ipc.transform.rules.table import RULES
+from tvm_ipc.spmd import LowerPlacements
+from tvm_ipc.spmd.rules.table import RULES
 
 PAIR = Mesh({"tp": 2})
 MESHES = (Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1]), Mesh({"tp": 3}))
@@ -136,6 +136,7 @@ def test_axes_that_may_be_divided(case: Case) -> None:
     assert found == list(case.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_parts_of_random_tensors(mesh: Mesh, pytestconfig: pytest.Config) -> None:
     rounds = pytestconfig.getoption("--operator-rounds")

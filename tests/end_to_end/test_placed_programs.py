@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from placed_programs import Given, Program, module, run, session_of
 from tvm import relax, tirx
 from tvm.relax import op
 
 import tvm_ipc
+from tests.end_to_end.placed_programs import Given, Program, module, run, session_of
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
 from tvm_ipc.errors import TransformError
 
@@ -46,6 +46,7 @@ def mlp_of_exp(x: Any, w1: Any, w2: Any) -> list[relax.Expr]:
     return [op.matmul(emit(op.exp(emit(op.matmul(x, w1)))), w2)]
 
 
+@pytest.mark.slow
 def test_column_then_row_divided(opened: tuple[Any, Mesh]) -> None:
     """Inner axes that ranks divide, and that they do not; results in every place."""
     session, mesh = opened

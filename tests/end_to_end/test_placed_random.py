@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from placed_programs import Array, Given, Program, module, run, session_of
 from tvm import relax
 from tvm.relax import op
 
+from tests.end_to_end.placed_programs import Array, Given, Program, module, run, session_of
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard, place
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform import LowerPlacements, collect_report
+from tvm_ipc.spmd import LowerPlacements
+from tvm_ipc.transform import collect_report
 
 MESHES = (Mesh({"tp": 2}), Mesh({"tp": 3}), Mesh({"dp": 2, "tp": 2}), Mesh({"tp": 4}))
 PROGRAMS = 16
@@ -186,6 +187,7 @@ def _multiplies(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_random_programs(mesh: Mesh) -> None:
     generators = {f"f{seed}": Generator(seed, mesh) for seed in range(PROGRAMS)}
@@ -193,7 +195,7 @@ def test_random_programs(mesh: Mesh) -> None:
     with collect_report() as report:
         LowerPlacements()(module(mesh, programs))
     kinds = Counter(one.subject.split()[0] for one in report.decisions)
-    wanted = {"allgather", "all_to_all", "allreduce", "reduce_scatter", "take_part"}
+    wanted = {"allgather", "all_to_all", "allreduce", "reduce_scatter", "take_shard"}
     assert wanted <= kinds.keys(), "the programs are of interest"
     assert sum(len(one.steps) for one in generators.values()) > PROGRAMS * STEPS / 2
     with session_of(mesh) as session:

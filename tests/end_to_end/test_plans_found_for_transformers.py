@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 
 from tvm_ipc import parallelize
-from tvm_ipc.parallel.costs import Costs, nominal, predicted
+from tvm_ipc.spmd.op_costs import Costs, nominal, predicted
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from test_parallelize_transformers import check
-from transformers_models import MODELS, imported
+from tests.end_to_end.test_parallelize_transformers import check
+from tests.end_to_end.transformers_models import MODELS, imported
 
 #: What runs without `--every-model`, and on how many workers.
 FEW = {("Llama", "float32"): 2, ("GPT2", "float32"): 3, ("ViT", "bfloat16"): 2}

@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax import transform
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
+from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind
 from tvm_ipc.transform import (
     IPCAllReduceRewrite,
     LowerGPUIPCAllocStorage,
@@ -150,7 +150,7 @@ def ours(world: int) -> tvm.IRModule:
 @pytest.fixture(scope="module", params=[2, 3])
 def session(request: pytest.FixtureRequest) -> Iterator[Any]:
     with tvm_ipc.Session(request.param, timeout=60) as session:
-        session.import_python_module("race_worker")
+        session.import_python_module("tests.end_to_end.race_worker")
         yield session
 
 

@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from happens_before import races
-from harness import AddDelays
-from mutations import mutants
-from overlap_cases import Case
-from random_comm import ROWS, Program
-from random_host import HostProgram
-from schedules import wrongs
 
 import tvm_ipc
 import tvm_ipc.pipeline
+from tests.end_to_end.happens_before import races
+from tests.end_to_end.harness import AddDelays
+from tests.end_to_end.mutations import mutants
+from tests.end_to_end.overlap_cases import Case
+from tests.end_to_end.random_comm import ROWS, Program
+from tests.end_to_end.random_host import HostProgram
+from tests.end_to_end.schedules import wrongs
 from tvm_ipc.comm import KINDS
 from tvm_ipc.transform import VerifyCrossRankSafety, collect_report, verify_cross_rank_safety
 
@@ -100,7 +100,7 @@ def check(
     mod = planned.pop()
     assert verify_cross_rank_safety(mod) == []
     sizes = ROWS if program.symbolic else (program.rows,)
-    for rows in sizes if not options["post_collectives"] else ():
+    for rows in sizes if not options["async_collectives"] else ():
         assert races(mod, program.world, rows) == []
     mutate(mod, program.world, sizes[-1], program.seed, most)
     main = session.load_vm_module(executable)["main"]
@@ -129,10 +129,11 @@ def check(
 @pytest.fixture(scope="module", params=WORLDS)
 def session(request: pytest.FixtureRequest) -> Iterator[Any]:
     with tvm_ipc.Session(request.param, threads=True, timeout=60) as session:
-        session.import_python_module("race_worker")
+        session.import_python_module("tests.end_to_end.race_worker")
         yield session
 
 
+@pytest.mark.slow
 def test_random_programs(
     session: Any, delayed: list[tvm.IRModule], request: pytest.FixtureRequest
 ) -> None:
@@ -146,7 +147,7 @@ def test_random_programs(
         try:
             options = {
                 "barrier_budget": (None, 1 << 30)[seed % 2],
-                "post_collectives": seed % 3 == 2,
+                "async_collectives": seed % 3 == 2,
             }
             most = MUTANTS if count < 30 else None
             verdicts |= {*check(session, program, delayed, most, **options)}
@@ -154,7 +155,7 @@ def test_random_programs(
             pytest.fail(f"program {seed} of {world} ranks: {error}\n{program.module.script()}")
     if count > 30:
         assert kinds == set(KINDS) - ({"send_recv"} if world == 1 else set())
-        assert verdicts >= {"barrier left out", "posted"}
+        assert verdicts >= {"barrier left out", "asynchronous"}
 
 
 def check_host(
@@ -189,6 +190,7 @@ def check_host(
     return outcomes
 
 
+@pytest.mark.slow
 def test_random_host_programs(
     session: Any, delayed: list[tvm.IRModule], request: pytest.FixtureRequest
 ) -> None:
@@ -205,7 +207,14 @@ def test_random_host_programs(
         except Exception as error:
             pytest.fail(f"program {seed} of {world} ranks: {error}\n{program.module.script()}")
     if count > 30:
-        assert made_of >= {"wait", "hide", "peer", "if of all", "if of ranks", "post of permute"}
+        assert made_of >= {
+            "wait",
+            "release",
+            "peer_view",
+            "if of all",
+            "if of ranks",
+            "start of permute",
+        }
         assert world == 1 or "message" in made_of
         assert min(outcomes[True, True], outcomes[False, False]) > 0
 

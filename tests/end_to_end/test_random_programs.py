@@ -15,10 +15,18 @@ from typing import Any
 
 import pytest
 import tvm
-from harness import ROWS, AddDelays, Program, WrongProgramError, build, check_plan, run
 
 import tvm_ipc
 import tvm_ipc.pipeline
+from tests.end_to_end.harness import (
+    ROWS,
+    AddDelays,
+    Program,
+    WrongProgramError,
+    build,
+    check_plan,
+    run,
+)
 from tvm_ipc.transform import VerifyCrossRankSafety
 
 BATCH = 8
@@ -34,7 +42,7 @@ def sessions() -> Iterator[Callable[[str], Any]]:
         if kind not in opened or not opened[kind].usable:
             workers, groups = KINDS[kind]
             opened[kind] = tvm_ipc.Session(workers, num_groups=groups, timeout=60)
-            opened[kind].import_python_module("race_worker")
+            opened[kind].import_python_module("tests.end_to_end.race_worker")
         return opened[kind]
 
     yield get
@@ -46,7 +54,7 @@ def options(seed: int) -> tuple[dict[str, Any], tuple[int, ...]]:
     """How the programs of a batch are built, and which sizes they run with."""
     rng = random.Random(seed)
     chosen = {
-        "allreduce_strategy": rng.choice(("auto", "auto", "oneshot", "twoshot", "ring")),
+        "allreduce_strategy": rng.choice(("auto", "auto", "oneshot", "twoshot", "default")),
         "barrier_budget": rng.choice((None, None, 0, 1 << 30)),
         "blas": False if rng.random() < 0.5 else None,
     }
@@ -134,6 +142,6 @@ def test_a_wrong_result_is_seen_and_made_small(
     sessions: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the all-reduce forgot a rank.
-    monkeypatch.setattr("random_collectives.reduced", lambda arrays, kind: arrays)
+    monkeypatch.setattr("tests.end_to_end.random_collectives.reduced", lambda arrays, kind: arrays)
     found = [smallest("2", sessions, seed, 4, tmp_path / f"{seed}.so") for seed in range(4)]
     assert any("elements differ" in how and "--program-seed" in how for how in found)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import tvm
-from harness import Program, build, parsed, run
-from programs import Arrays
-from random_shapes import Shapes
 
 import tvm_ipc
+from tests.end_to_end.harness import Program, build, parsed, run
+from tests.end_to_end.programs import Arrays
+from tests.end_to_end.random_shapes import Shapes
 from tvm_ipc.transform import collect_report
 
 BATCH = 6
@@ -60,6 +60,7 @@ def check(session: Any, programs: list[Program], path: Path) -> int:
     return sum(one.verdict == "not proved" for one in report.decisions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_random_shapes(world: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     count = request.config.getoption("--shapes") // 2

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 import tvm
 import tvm_ffi
-from placed_programs import put, session_of
-from test_placed_operators import FAST_TO_COMPILE
 from transformers.cache_utils import Cache, StaticLayer
-from transformers_models import MODELS, error_of, random_model
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_ipc
-from tvm_ipc.hf.dividing import caches_of_a_rank
-from tvm_ipc.hf.importing import Decoder, import_decoder
-from tvm_ipc.hf.keeping import keep_in_place
-from tvm_ipc.hf.operators import OPERATORS
-from tvm_ipc.parallel import Parallelized
+from tests.end_to_end.placed_programs import put, session_of
+from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
+from tests.end_to_end.transformers_models import MODELS, error_of, random_model
+from tvm_ipc.models.hf.inplace_kv_cache_update import update_in_place
+from tvm_ipc.models.hf.sharding import kv_cache_specs
+from tvm_ipc.models.hf.torch_import import Decoder, import_decoder
+from tvm_ipc.models.hf.torch_operators import OPERATORS
+from tvm_ipc.spmd import Parallelized
 
 PROMPT = [5, 61, 17, 3, 44, 60, 2, 29, 31]
 #: Tokens after the prompt, each of which is given to the model.
@@ -108,13 +108,13 @@ def decoder_of(key: str, dtype: str = "float32", workers: int = 1, **sizes: Any)
 def check(one: Text, decoder: Decoder, made: Parallelized) -> None:
     """Run what ranks have of a decoder, and compare what each of them says with PyTorch."""
     ranks = made.mesh.ranks
-    module = keep_in_place(made.module, len(decoder.caches))
+    module = update_in_place(made.module, len(decoder.caches))
     found = []
     with session_of(made.mesh) as session:
         program = session.load_vm_module(_compiled(module, len(ranks)))
         pack = session.get_global_func("vm.builtin.make_tuple")
         weights = pack(*_weights(session, one, made))
-        kept = caches_of_a_rank(made, decoder)
+        kept = kv_cache_specs(made, decoder)
         room = len(one.tokens)
         caches = pack(*(session.empty((room, x.heads, x.dim), x.dtype) for x in kept))
         for seen, end in one.steps():
@@ -133,7 +133,7 @@ def _compiled(module: tvm.IRModule, workers: int) -> Any:
 
 
 def _weights(session: Any, one: Text, made: Parallelized) -> list[Any]:
-    cut = {name: each for name, each in made.cut.items() if not each.is_input}
+    cut = {name: each for name, each in made.shards.items() if not each.is_input}
     return list(tvm_ipc.load_weights(session, one.model, cut).values())
 
 
@@ -189,8 +189,8 @@ def check_with_static_caches(one: Text, made: Parallelized) -> None:
         program = session.load_vm_module(_compiled(made.module, len(ranks)))
         weights = _weights(session, one, made)
         past = [
-            put(session, [np.zeros(cut.part_shape, cut.dtype)] * len(ranks))
-            for cut in made.cut.values()
+            put(session, [np.zeros(cut.shard_shape, cut.dtype)] * len(ranks))
+            for cut in made.shards.values()
             if cut.is_input
         ]
         for seen, end in one.steps():

@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
-from tvm_ipc.hf.operators import OPERATORS
+from tvm_ipc.models.hf.torch_operators import OPERATORS
 
 #: Of models that are made of attention with 24 heads, 12 of them of keys and values.
 SIZES = {

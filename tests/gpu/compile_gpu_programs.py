@@ -17,8 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there by itself with `-P`
-import gpu_programs as programs
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from tests.gpu import gpu_programs as programs
 
 #: What TVM's library for GPUs takes from the driver.
 _DRIVER = (

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gpu_sessions import of_kit_or_new, open_session, why_no_gpu
 
 import tvm_ipc
+from tests.gpu.gpu_sessions import of_kit_or_new, open_session, why_no_gpu
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import gpus
+from tvm_ipc.gpu import discovery
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,8 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def devices() -> tuple[gpus.Gpu, ...]:
-    return gpus.find().devices
+def devices() -> tuple[discovery.Gpu, ...]:
+    return discovery.find().devices
 
 
 @pytest.fixture(scope="module")

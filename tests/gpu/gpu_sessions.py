@@ -10,24 +10,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gpu_programs
 import pytest
 import tvm
 
 import tvm_ipc
-from tvm_ipc.contract import BACKENDS
-from tvm_ipc.runtime import gpus
+from tests.gpu import gpu_programs
+from tvm_ipc.gpu import discovery
+from tvm_ipc.packed_functions import BACKENDS
 
 HERE = Path(__file__).resolve().parent
-#: Where `collective_worker` is, whose cases are tried here too.
+#: The folder of `sessions_on_gpus.py`, whose scenarios run here too.
 HELPERS = HERE.parent / "runtime"
 #: Where `cuda_runtime` is.
 BENCHMARKS = HERE.parents[1] / "benchmarks"
-sys.path += [str(HELPERS), str(BENCHMARKS)]
+sys.path.append(str(BENCHMARKS))
 #: Set by a kit: where its compiled programs are.
 COMPILED = "TVM_IPC_TEST_PROGRAMS"
-# Threads capture collectives here, and nobody allocates memory while graphs are replayed.
-os.environ["TVM_IPC_CUDA_GRAPHS_OF_THREADS"] = "1"
 #: In the names of devices of the double of the driver, which runs no machine code.
 DOUBLE = "Pretend"
 
@@ -36,7 +34,7 @@ def why_no_gpu() -> str:
     """Why nothing can be tested on a GPU here; empty if it can."""
     if "cuda" not in BACKENDS:
         return "this version of tvm_ipc has no backend for GPUs"
-    found = gpus.find()
+    found = discovery.find()
     if not found.devices:
         return f"wants an NVIDIA GPU: {found.reason or 'the driver finds none'}"
     if not any(one.kernels for one in found.devices):
@@ -46,7 +44,7 @@ def why_no_gpu() -> str:
 
 def on_devices(workers: int) -> list[int]:
     """The device of each worker: all that there are, in turn."""
-    found = [one.id for one in gpus.find().devices if one.kernels]
+    found = [one.id for one in discovery.find().devices if one.kernels]
     return [found[i % len(found)] for i in range(workers)]
 
 
@@ -55,9 +53,12 @@ def open_session(workers: int, **options: Any) -> tvm_ipc.Session:
     options = {"device": "cuda", "threads": True, "timeout": 60, "arena_limit": "64M", **options}
     if options["device"] == "cuda":
         options.setdefault("device_ids", on_devices(workers))
-    session = tvm_ipc.Session(workers, **options)
-    session.import_python_module("collective_worker")
-    session.import_python_module("gpu_worker")
+    with pytest.MonkeyPatch.context() as patch:
+        # Threads capture collectives here, and nobody allocates memory while graphs are replayed.
+        patch.setenv("TVM_IPC_CUDA_GRAPHS_OF_THREADS", "1")
+        session = tvm_ipc.Session(workers, **options)
+    session.import_python_module("tests.runtime.collective_worker")
+    session.import_python_module("tests.gpu.gpu_worker")
     here = workers if options["threads"] else 1
     session.get_global_func("tests.gpu.share_process")(str(time.monotonic_ns()), here)
     return session
@@ -75,7 +76,7 @@ def of_kit_or_new(target: str, made: Path) -> Path:
     return made
 
 
-def target_of(device: gpus.Gpu) -> str:
+def target_of(device: discovery.Gpu) -> str:
     """The target of the kit whose machine code runs on a device."""
     if DOUBLE in device.name and COMPILED in os.environ:
         pytest.skip("the double of the driver cannot run what was compiled for a GPU")

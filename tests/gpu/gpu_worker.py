@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import collective_cases as cases
 import numpy as np
-import places
-from collective_cases import Array, Case
-from collective_worker import Memory
 from cuda_runtime import Graph, meet, new_stream, share_process
 from tvm_ffi import get_global_func, register_global_func
 
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
+from tests.runtime import collective_cases as cases
+from tests.runtime import places
+from tests.runtime.collective_cases import Array, Case
+from tests.runtime.collective_worker import Memory
+from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 
 
 def register(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import tvm_ffi
-from gpu_sessions import HELPERS
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+from tests.gpu.gpu_sessions import HELPERS
+from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind
 
 pytestmark = pytest.mark.gpu
 assert HELPERS.is_dir()

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_programs import PROGRAMS, RANKS
-from gpu_sessions import target_of
 
 import tvm_ipc
+from tests.gpu.gpu_programs import PROGRAMS, RANKS
+from tests.gpu.gpu_sessions import target_of
 
 Program = Callable[[str, str], Path]
 CALLS = 5  #: an odd number of replays, where there are graphs: the first call captures

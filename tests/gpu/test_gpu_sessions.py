@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_sessions import HELPERS, HERE
 
-from tvm_ipc.runtime import gpus
+from tests.gpu.gpu_sessions import HELPERS
+from tvm_ipc.gpu import discovery
 
 pytestmark = pytest.mark.gpu
 MOST_SECONDS = 300
@@ -28,7 +28,7 @@ MOST_SECONDS = 300
 def test_scenarios_of_sessions(scenario: str, workers: int, kind: str) -> None:
     if kind == "threads" and scenario == "death":
         pytest.skip("a thread cannot be killed")
-    if kind == "threads" and workers > len(gpus.find().devices):
+    if kind == "threads" and workers > len(discovery.find().devices):
         pytest.skip(
             f"wants {workers} GPUs: those that share one are tried in test_gpu_collectives.py"
         )
@@ -45,9 +45,8 @@ def test_scenarios_of_sessions(scenario: str, workers: int, kind: str) -> None:
 
 
 COLLECTIVES = """
-import sys
-sys.path[:0] = {paths!r}
-import gpu_sessions, tvm_ffi
+import tvm_ffi
+from tests.gpu import gpu_sessions
 
 with gpu_sessions.open_session(2) as session:
     for strategy in range(4):
@@ -64,7 +63,7 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).exists():
         pytest.skip("compute-sanitizer is not installed")
-    code = COLLECTIVES.format(paths=[str(HERE), str(HELPERS)])
+    code = COLLECTIVES
     done = subprocess.run(
         [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code],
         stdout=subprocess.PIPE,

@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_sessions import BENCHMARKS, HERE
 
-from tvm_ipc.runtime import gpus
+from tests.gpu.gpu_sessions import BENCHMARKS, HERE
+from tvm_ipc.gpu import discovery
 
-cuda_double = pytest.importorskip("cuda_double", reason="a kit has no double of CUDA")
+cuda_double = pytest.importorskip("tests.cuda_double", reason="a kit has no double of CUDA")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        "TVM_IPC_DOUBLE_KERNELS" in os.environ or not gpus.find().architectures,
+        "TVM_IPC_DOUBLE_KERNELS" in os.environ or not discovery.find().architectures,
         reason="runs on the double already, or tvm_ipc was built without CUDA kernels",
     ),
 ]

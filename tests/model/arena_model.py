@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing the arena, and peers that read what lies in it.
 
-Mirrors arena.cc `Allocate`, `Grow` and `Trim`, group.cc `MakeArena` (commit and release pages),
+Mirrors arena.cc `Allocate`, `Grow` and `Trim`, rank.cc `MakeArena` (commit and release pages),
 allreduce.cc `AllReduce` and `Direct` (offsets travel with the step; nothing is exchanged when an
 arena grows). Every rank allocates a block, writes it, shows its offset, reads the blocks of its
 peers, frees its own after the exit step, and gives the pages back. Ranks keep other blocks in
@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from model_checker import Memory, Model, Step, WrongError, expect
+from tests.model.model_checker import Memory, Model, Step, WrongError, expect
 
 PAGES = 3
 

@@ -23,7 +23,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_checker import Model, Step, expect
+from tests.model.model_checker import Model, Step, expect
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hubs of two nodes and the controller's: a failure on one node, a recovery, and a round more.
 
-Mirrors core/nodes.cc `TellAborts`, `AskToRecover`, `AnswerRecovery`, `Handle` and
-core/monitor_of_nodes.cc `HearAbort`, `RecoverNodes`, core/monitor.cc `Begin`. A node has one rank.
+Mirrors core/internode_control.cc `TellAborts`, `AskToRecover`, `AnswerRecovery`, `Handle` and
+core/session_server_workers.cc `HearAbort`, `RecoverNodes`, `Begin`. A node has one rank.
+
 In a round rank a waits for what rank b has done, or for an abort on its node. In the first round
 rank b may fail, and the deadline of rank a may be over; in the other model rank b dies when its
 node has recovered, before the other hubs have or after.
@@ -17,7 +18,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from model_checker import Memory, Model, Step, WrongError
+from tests.model.model_checker import Memory, Model, Step, WrongError
 
 NODES = ("a", "b")
 

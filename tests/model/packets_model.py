@@ -13,8 +13,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_checker import Model, Step, expect
-from steps_model import STEPS, reached
+from tests.model.model_checker import Model, Step, expect
+from tests.model.steps_model import STEPS, reached
 
 #: A message of so many packets, or one that is read where it lies.
 Message = int | str

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank fails at any point of a collective, and the session starts afresh.
 
-Mirrors worker.cc `Guard` and `ReportError`, group.cc `FailSession`, `Abort` and `CheckSession`,
-wait.cc `WaitFor` (reached comes before aborted), hub.cc `WaitDone` and `Recover`. One rank may
+Mirrors disco/worker_functions.cc `Guard` and disco/error_reports.cc `ReportError`, rank.cc
+`FailSession`, `Abort` and `CheckSession`, wait.cc `WaitFor` (reached comes before aborted),
+session_server.cc `WaitDone` and `Recover`. One rank may
 fail before any of its steps; the others are stopped in their next wait. When all have passed the
 ticket the controller clears the seats and the abort and counts a generation; a rank that sees a
 new generation starts at step 0. The collective after that must be right.
@@ -14,7 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model_checker import Memory, Model, Step, expect
+from tests.model.model_checker import Memory, Model, Step, expect
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,10 @@ def _collective(me: int, size: int, c: int, ticket: str) -> list[Step]:
 def helper(protocol: Protocol | None = None) -> Model:
     """A thread that acts for rank 1 is in a collective of its own team while rank 0 fails.
 
-    Mirrors core/group.cc `Begin` (the mark, then the look at abort, and at the recoveries since
-    the thread began to act) and `Idle`, core/monitor.cc `Recover`. The worker's own thread of rank
-    1 has passed its ticket: only the mark says that the helper has still to come out. After the
-    recovery rank 0 does the first step of that team.
+    Mirrors core/rank.cc `Begin` (the mark, then the look at abort, and at the recoveries since the
+    thread began to act) and `Idle`, core/session_server_workers.cc `Recover`. The worker's own
+    thread of rank 1 has passed its ticket: only the mark says that the helper has still to come
+    out. After the recovery rank 0 does the first step of that team.
     """
     protocol = protocol or Protocol()
     cells: dict[Hashable, Any] = {

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step that collectives are made of, and the ways to do an all-reduce with it.
 
-Mirrors, by function (csrc): core/meeting.cc `Meeting::Enter` (publish, and wait for every
-peer), shm/team.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity), control.h
-`Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`, `Relayed`, collectives.cc
-`Run`, which is eager, or direct.
+Mirrors, by function (csrc): core/team_barrier.cc `Meeting::Enter` (publish, and wait for every
+peer), shm/team.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity),
+shared_memory_layout.h `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`,
+`Relayed`, collectives.cc `Run`, which is eager, or direct.
 
 The input lies in memory that peers map, and each collective writes its own input as soon as the
 one before it has returned: immediate reuse. Data is the number of the collective and who made it,
@@ -17,14 +17,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_checker import Model, Step, expect
+from tests.model.model_checker import Model, Step, expect
 
 STEPS = 8
 PIECES = 2
 
 
 def reached(a: int, b: int) -> bool:
-    """control.h Reached, in three bits instead of 32."""
+    """shared_memory_layout.h Reached, in three bits instead of 32."""
     return (a - b) % STEPS < STEPS // 2
 
 

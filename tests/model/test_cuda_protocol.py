@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-import cuda_model
 import pytest
-from cuda_model import Protocol
-from model_checker import check
+
+from tests.model import cuda_model
+from tests.model.cuda_model import Protocol
+from tests.model.model_checker import check
+
+pytestmark = pytest.mark.slow  # explores all interleavings
 
 WAYS = ("push", "root", "pull", "move")
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-import launch_model
 import pytest
-from launch_model import Protocol
-from model_checker import check
+
+from tests.model import launch_model
+from tests.model.launch_model import Protocol
+from tests.model.model_checker import check
+
+pytestmark = pytest.mark.slow  # explores all interleavings
 
 #: What two ranks do together, one after the other.
 TOGETHER = [

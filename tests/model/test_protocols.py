@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import itertools
 
-import arena_model
-import nodes_model
-import packets_model
 import pytest
-import recovery_model
-import shows_model
-import sleep_model
-import steps_model
-import traces
-from model_checker import Model, Step, check, expect
+
+from tests.model import (
+    arena_model,
+    exposed_model,
+    nodes_model,
+    packets_model,
+    recovery_model,
+    sleep_model,
+    steps_model,
+    traces,
+)
+from tests.model.model_checker import Model, Step, check, expect
+
+pytestmark = pytest.mark.slow  # explores all interleavings
 
 
 def holds(model: Model) -> None:
@@ -136,15 +141,16 @@ def test_each_part_of_a_step_is_needed(size, mutation, ways, how):
 
 
 def test_a_flag_that_only_grows_needs_no_second_one_but_its_descriptor_does():
-    """Two slots because a flag shares its cache line with the descriptor (control.h Slot)."""
+    """Two slots because a flag shares its cache line with the descriptor (shared_memory_layout.h
+    Slot)."""
     holds(steps_model.collectives(("eager",) * 4, 3, steps_model.Protocol(flags=1)))
     equality = steps_model.Protocol(compares_by_equality=True)
     holds(steps_model.collectives(("eager",) * 4, 3, equality))
 
 
 def test_the_native_code_does_what_the_model_does():
-    """tests/native/test_trace.cc compares the native code with this file."""
-    assert traces.FILE.read_text() == traces.traces(), "python tests/model/traces.py writes it"
+    """tests/native/test_protocol_trace.cc compares the native code with this file."""
+    assert traces.FILE.read_text() == traces.traces(), "python -m tests.model.traces writes it"
 
 
 # ---- teams ----------------------------------------------------------------------------------
@@ -221,65 +227,65 @@ def test_two_ranks_may_both_send_first_what_fits_into_the_packets():
 # ---- shows ----------------------------------------------------------------------------------
 
 SHOWS = [
-    shows_model.in_turn(1),
-    shows_model.in_turn(3),
-    shows_model.overlapping(4),
-    [("show", 0), ("hide", 0), ("show", 1), ("read", 1), ("hide", 1)],
+    exposed_model.in_turn(1),
+    exposed_model.in_turn(3),
+    exposed_model.overlapping(4),
+    [("expose", 0), ("release", 0), ("expose", 1), ("read", 1), ("release", 1)],
 ]
 
 
 @pytest.mark.parametrize("first_number", [0, 6], ids=["", "numbers wrap"])
 @pytest.mark.parametrize("program", SHOWS, ids=range(len(SHOWS)))
 def test_what_is_shown_is_read_as_it_was_shown(program, first_number):
-    protocol = shows_model.Protocol(first_number=first_number)
-    holds(shows_model.shows([program, program], protocol))
+    protocol = exposed_model.Protocol(first_number=first_number)
+    holds(exposed_model.of_programs([program, program], protocol))
 
 
 def test_three_ranks_read_what_each_shows():
-    for program in (shows_model.in_turn(1), shows_model.overlapping(2)):
-        holds(shows_model.shows([program] * 3))
+    for program in (exposed_model.in_turn(1), exposed_model.overlapping(2)):
+        holds(exposed_model.of_programs([program] * 3))
 
 
 def test_ranks_may_read_in_other_orders_than_they_show():
-    one = [("show", 0), ("show", 1), ("read", 1), ("read", 0), ("read", 1), ("hide", 0, 1)]
-    other = [("show", 0), ("read", 0), ("show", 1), ("hide", 0, 1)]
-    again = [("show", 2), ("read", 2), ("hide", 2)]
-    holds(shows_model.shows([one + again, other + again]))
+    one = [("expose", 0), ("expose", 1), ("read", 1), ("read", 0), ("read", 1), ("release", 0, 1)]
+    other = [("expose", 0), ("read", 0), ("expose", 1), ("release", 0, 1)]
+    again = [("expose", 2), ("read", 2), ("release", 2)]
+    holds(exposed_model.of_programs([one + again, other + again]))
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     ("mutation", "program"),
     [
-        ({"hide_is_a_meeting": False}, shows_model.overlapping(2)),
-        ({"publishes_before_it_writes": True}, shows_model.in_turn(1)),
-        ({"waits_for_the_number": False}, shows_model.in_turn(1)),
-        ({"waits_for_any_number": True}, shows_model.in_turn(1)),
+        ({"release_is_a_barrier": False}, exposed_model.overlapping(2)),
+        ({"publishes_before_it_writes": True}, exposed_model.in_turn(1)),
+        ({"waits_for_the_number": False}, exposed_model.in_turn(1)),
+        ({"waits_for_any_number": True}, exposed_model.in_turn(1)),
         (
             {"refuses_a_place_that_is_open": False},
-            [("show", 0), ("show", 1), ("show", 2), ("read", 0), ("hide", 0, 1, 2)],
+            [("expose", 0), ("expose", 1), ("expose", 2), ("read", 0), ("release", 0, 1, 2)],
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_each_part_of_a_show_is_needed(size, mutation, program):
-    protocol = shows_model.Protocol(**mutation)
-    fails(shows_model.shows([program] * size, protocol), "wrong: ")
+    protocol = exposed_model.Protocol(**mutation)
+    fails(exposed_model.of_programs([program] * size, protocol), "wrong: ")
 
 
 def test_a_place_that_is_open_is_refused():
-    program = [("show", 0), ("show", 1), ("show", 2)]
-    fails(shows_model.shows([program, program]), "wrong: rank 0: is refused")
+    program = [("expose", 0), ("expose", 1), ("expose", 2)]
+    fails(exposed_model.of_programs([program, program]), "wrong: rank 0: is refused")
 
 
 def test_ranks_that_hide_different_tensors_are_told():
     """Else one would write what the other still reads."""
-    begin = [("show", 0), ("show", 1)]
-    one = [*begin, ("hide", 0), ("show", 2), ("hide", 1)]
-    other = [*begin, ("hide", 1), ("read", 0), ("hide", 0)]
-    fails(shows_model.shows([one, other]), "wrong: rank 0: compare: disagreement")
-    untold = shows_model.Protocol(compares_what_is_hidden=False)
-    fails(shows_model.shows([one, other], untold), "wrong: rank 1: read what rank 0 shows")
+    begin = [("expose", 0), ("expose", 1)]
+    one = [*begin, ("release", 0), ("expose", 2), ("release", 1)]
+    other = [*begin, ("release", 1), ("read", 0), ("release", 0)]
+    fails(exposed_model.of_programs([one, other]), "wrong: rank 0: compare: disagreement")
+    untold = exposed_model.Protocol(compares_what_is_hidden=False)
+    fails(exposed_model.of_programs([one, other], untold), "wrong: rank 1: read what rank 0 shows")
 
 
 # ---- sleeping -------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each rank does in each way of an all-reduce, as the model has it: steps.trace beside this.
 
-The model is compared with that file here, and the native code in tests/native/test_trace.cc, so
-neither can change without the other one. `python tests/model/traces.py` writes the file.
+The model is compared with that file here, and the native code in
+tests/native/test_protocol_trace.cc, so neither can change without the other one. `python -m
+tests.model.traces` writes the file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import steps_model
+from tests.model import steps_model
 
 FILE = Path(__file__).with_name("steps.trace")
 WAYS = ("eager", "direct", "sliced", "in_place", "relayed")

@@ -18,14 +18,14 @@
 
 #include "backends.h"
 #include "core/frame.h"
-#include "core/hub.h"
-#include "core/join.h"
+#include "core/session_server.h"
+#include "core/worker_handshake.h"
 #include "expect.h"
 
 namespace tvm_ipc {
 
-inline HubOptions Options(int num_ranks, double timeout_seconds = 60) {
-  HubOptions options;
+inline SessionServerOptions Options(int num_ranks, double timeout_seconds = 60) {
+  SessionServerOptions options;
   options.backend = &FindBackend("shm");
   options.num_ranks = num_ranks;
   options.timeout_seconds = timeout_seconds;
@@ -56,7 +56,8 @@ class Caller {
 /*! \brief Something that speaks to the hub without being a rank. */
 class Client {
  public:
-  explicit Client(const Hub& hub) : invitation_(Invitation::Unpack(hub.invitation())) {
+  explicit Client(const SessionServer& server)
+      : invitation_(Invitation::Unpack(server.invitation())) {
     Caller connection(invitation_);
     EXPECT(connection.connected_);
     socket_ = std::exchange(connection.socket_, -1);

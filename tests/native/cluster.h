@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "client.h"
-#include "core/group.h"
-#include "core/hub.h"
-#include "core/join.h"
+#include "core/rank.h"
+#include "core/session_server.h"
+#include "core/worker_handshake.h"
 #include "ranks.h"
 
 namespace tvm_ipc {
@@ -53,9 +53,9 @@ inline std::pair<File, File> UnixPair() {
 }
 
 /*! \brief Carries bytes between two connections until it is told to hold them back. */
-class Wire {
+class RingFixture {
  public:
-  Wire() {
+  RingFixture() {
     auto [left, left_here] = UnixPair();
     auto [right, right_here] = UnixPair();
     ends_ = {std::move(left), std::move(right)};
@@ -63,7 +63,7 @@ class Wire {
     here_[1] = std::move(right_here);
     thread_ = std::thread([this] { Carry(); });
   }
-  ~Wire() {
+  ~RingFixture() {
     Cut();
     thread_.join();
   }
@@ -117,10 +117,10 @@ struct ClusterSettings {
 };
 
 /*! \brief The options of the hub on a node, or of the controller's (-1). */
-inline HubOptions NodeOptions(const std::vector<int>& sizes, int node,
-                              const ClusterSettings& settings) {
+inline SessionServerOptions NodeOptions(const std::vector<int>& sizes, int node,
+                                        const ClusterSettings& settings) {
   int n = 0;
-  HubOptions options = Options(1, settings.timeout_seconds);
+  SessionServerOptions options = Options(1, settings.timeout_seconds);
   options.backend = &FindBackend(settings.backend);
   options.flat = settings.flat;
   if (settings.arena_bytes != 0) options.arena_bytes = settings.arena_bytes;
@@ -149,10 +149,10 @@ class Cluster {
     int rank = 0;
     for (size_t node = 0; node < sizes.size(); ++node) {
       const int number = static_cast<int>(node);
-      nodes_.push_back(std::make_unique<Hub>(NodeOptions(sizes, number, settings)));
-      wires_.push_back(std::make_unique<Wire>());
-      controller_.Attach(number, std::move(wires_[node]->ends_.first));
-      nodes_[node]->Attach(-1, std::move(wires_[node]->ends_.second));
+      nodes_.push_back(std::make_unique<SessionServer>(NodeOptions(sizes, number, settings)));
+      rings_.push_back(std::make_unique<RingFixture>());
+      controller_.Attach(number, std::move(rings_[node]->ends_.first));
+      nodes_[node]->Attach(-1, std::move(rings_[node]->ends_.second));
       for (int i = 0; i < sizes[node]; ++i, ++rank) {
         const std::string invitation = nodes_[node]->invitation();
         const int n = Total(sizes);
@@ -162,14 +162,14 @@ class Cluster {
             [this, invitation, rank, n, groups] { Serve(invitation, rank, n, groups); });
       }
     }
-    if (!controller_.monitor().WaitJoined(60)) Die("the ranks did not join");
+    if (!controller_.worker_table().WaitJoined(60)) Die("the ranks did not join");
   }
   ~Cluster() {
     Order order;
     order.last = 1;
     Give(order);
     for (std::thread& thread : threads_) thread.join();
-    if (!controller_.monitor().WaitLeft(60)) Die("the ranks did not leave");
+    if (!controller_.worker_table().WaitLeft(60)) Die("the ranks did not leave");
   }
 
   uint64_t Begin(int action, uint64_t seed) {
@@ -184,13 +184,13 @@ class Cluster {
   /*! \brief Do a round on every rank and return what went wrong, recovered from. */
   std::vector<RankReport> Round(int action, uint64_t seed) {
     Begin(action, seed);
-    const Monitor::Progress progress = controller_.monitor().WaitDone(ticket_, 120);
-    if (progress == Monitor::Progress::kDone) return {};
-    if (progress == Monitor::Progress::kPending) Die("a round hangs");
-    const SessionReport report = controller_.monitor().Report();
+    const WorkerTable::Progress progress = controller_.worker_table().WaitDone(ticket_, 120);
+    if (progress == WorkerTable::Progress::kDone) return {};
+    if (progress == WorkerTable::Progress::kPending) Die("a round hangs");
+    const SessionReport report = controller_.worker_table().Report();
     if (!report.lost.empty()) Die(report.lost[0]);
     if (!report.dead.empty()) Die("a rank died");
-    controller_.monitor().Recover();
+    controller_.worker_table().Recover();
     return report.errors;
   }
 
@@ -200,10 +200,10 @@ class Cluster {
     for (const auto& node : nodes_) all.push_back(node->segments());
     return all;
   }
-  Monitor& monitor() { return controller_.monitor(); }
-  Hub& controller() { return controller_; }
-  Hub& node(int number) { return *nodes_[number]; }
-  Wire& wire(int node) { return *wires_[node]; }
+  WorkerTable& worker_table() { return controller_.worker_table(); }
+  SessionServer& controller() { return controller_; }
+  SessionServer& node(int number) { return *nodes_[number]; }
+  RingFixture& ring(int node) { return *rings_[node]; }
   uint64_t ticket() const { return ticket_; }
 
  private:
@@ -246,9 +246,9 @@ class Cluster {
   std::condition_variable given_;
   std::vector<Order> orders_;
   uint64_t ticket_ = 0;
-  Hub controller_;
-  std::vector<std::unique_ptr<Hub>> nodes_;
-  std::vector<std::unique_ptr<Wire>> wires_;
+  SessionServer controller_;
+  std::vector<std::unique_ptr<SessionServer>> nodes_;
+  std::vector<std::unique_ptr<RingFixture>> rings_;
   std::vector<std::thread> threads_;
 };
 

@@ -111,6 +111,8 @@ TVM_IPC_DEVICE void WritePair(void* p, Pair v) {
   words[1] = v.high;
 }
 
+TVM_IPC_DEVICE void Prefetch(const void*) {}
+
 TVM_IPC_DEVICE uint64_t Clock() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -110,8 +110,8 @@ void Messages() {
         MessageArgs args{};
         args.guard = members.GuardOf(place, &members.channels(place).failed);
         args.header.operation = kSend;
-        args.outbox = &members.channels(0).out[1];
-        args.inbox = &members.channels(1).in[0];
+        args.send_queue = &members.channels(0).out[1];
+        args.receive_queue = &members.channels(1).in[0];
         args.send = args.recv = data.data();
         for (int round = 0; round < 12; ++round) {
           args.bytes = round % 4 == 3 ? data.size() : 1000;
@@ -139,7 +139,7 @@ void Wrap() {
   small.count = 1;
   uint64_t seed = 0;
   const auto run = [&](uint32_t epoch, const std::vector<Case>& cases, uint32_t late) {
-    for (int place = 0; place < 2; ++place) members.seat(place).epoch = epoch - 1;
+    for (int place = 0; place < 2; ++place) members.team_slot(place).epoch = epoch - 1;
     ++seed;
     members.Run([&](int place, Stream& stream) {
       if (place == 1) usleep(late);

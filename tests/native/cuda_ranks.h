@@ -120,7 +120,7 @@ class Stream {
 
  private:
   struct Running : CpuThread {
-    BlockBarrier* meeting;
+    BlockBarrier* block_barrier;
     uint32_t dawdle;
     uint32_t state;
     uint32_t turn;
@@ -154,14 +154,14 @@ class Stream {
     me.block_size = {threads_, 1, 1};
     me.grid = {blocks_, 1, 1};
     me.static_shared = shared_[block].data();
-    me.meeting = barriers_[block].get();
+    me.block_barrier = barriers_[block].get();
     me.dawdle = dawdle_;
     me.state = static_cast<uint32_t>(launch_ * 7919 + number * 104729 +
                                      reinterpret_cast<uintptr_t>(this) / 64);
     me.barrier = [](CpuThread* thread) {
       auto* running = static_cast<Running*>(thread);
       running->Dawdle();
-      running->meeting->Wait();
+      running->block_barrier->Wait();
       running->Dawdle();
     };
     me.pause = [](CpuThread* thread) {
@@ -215,7 +215,7 @@ class Members {
 
   explicit Members(int size, double seconds = 60) : size_(size), seconds_(seconds) {
     for (int place = 0; place < size; ++place) {
-      seats_.push_back(ZeroedMemory<SeatMemory>());
+      team_slots_.push_back(ZeroedMemory<TeamSlotMemory>());
       regions_.push_back(ZeroedMemory<uint8_t>(kRegionBytes));
       channels_.push_back(ZeroedMemory<ChannelMemory>());
       errors_.push_back(ZeroedMemory<ErrorRecord>());
@@ -223,7 +223,7 @@ class Members {
   }
 
   int size() const { return size_; }
-  SeatMemory& seat(int place) { return *seats_[place]; }
+  TeamSlotMemory& team_slot(int place) { return *team_slots_[place]; }
   uint8_t* region(int place) { return regions_[place].get(); }
   ChannelMemory& channels(int place) { return *channels_[place]; }
   ErrorRecord& error(int place) { return *errors_[place]; }
@@ -234,10 +234,10 @@ class Members {
     args.size = size_;
     args.place = place;
     for (int i = 0; i < size_; ++i) {
-      args.seat[i] = seats_[i].get();
+      args.team_slot[i] = team_slots_[i].get();
       args.region[i] = regions_[i].get();
     }
-    args.guard = GuardOf(place, &seats_[place]->failed);
+    args.guard = GuardOf(place, &team_slots_[place]->failed);
     return args;
   }
   Guard GuardOf(int place, uint32_t* failed) {
@@ -248,7 +248,7 @@ class Members {
   /*! \brief What the host does after an error, with no kernel running. */
   void Zero() {
     for (int place = 0; place < size_; ++place) {
-      std::memset(static_cast<void*>(seats_[place].get()), 0, sizeof(SeatMemory));
+      std::memset(static_cast<void*>(team_slots_[place].get()), 0, sizeof(TeamSlotMemory));
       std::memset(static_cast<void*>(channels_[place].get()), 0, sizeof(ChannelMemory));
       std::memset(static_cast<void*>(errors_[place].get()), 0, sizeof(ErrorRecord));
     }
@@ -279,7 +279,7 @@ class Members {
  private:
   int size_;
   double seconds_;
-  std::vector<std::shared_ptr<SeatMemory>> seats_;
+  std::vector<std::shared_ptr<TeamSlotMemory>> team_slots_;
   std::vector<std::shared_ptr<uint8_t>> regions_;
   std::vector<std::shared_ptr<ChannelMemory>> channels_;
   std::vector<std::shared_ptr<ErrorRecord>> errors_;

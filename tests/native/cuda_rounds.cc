@@ -34,7 +34,7 @@ std::vector<int32_t> Sums(const std::vector<int>& ranks, size_t count, size_t fr
 void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count, bool in_arena) {
   Endpoint& endpoint = rank.endpoint();
   const size_t n = ranks.size();
-  const size_t me = static_cast<size_t>(rank.PlaceIn(team, "a test"));
+  const size_t me = static_cast<size_t>(rank.TeamIndex(team, "a test"));
   const std::vector<int32_t> mine = Values(rank.id(), count);
   const std::vector<int32_t> sums = Sums(ranks, count);
   OnDevice send(rank, mine, in_arena);
@@ -101,7 +101,7 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
   EXPECT(same.Get() == (me == 0 ? std::vector<int32_t>(count, 0) : Values(ranks[me - 1], count)),
          "permute of ", count);
   // Member i gives i + j + count elements to member j.
-  Parts parts(n * n);
+  SplitCounts parts(n * n);
   for (size_t i = 0; i < n * n; ++i) parts[i] = static_cast<int64_t>(i / n + i % n + count);
   size_t given = 0;
   size_t taken = 0;
@@ -121,15 +121,15 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
   EXPECT(came.Get() == all, "uneven all-to-all of ", count);
   if (count == 0) return;
   // What peers show, read and reduced.
-  Shown shown = endpoint.Show(send.buffer, team, nullptr);
+  ExposedBuffer exposed = endpoint.Expose(send.buffer, team, nullptr);
   std::vector<Buffer> of_all;
   for (size_t before = 0; before < n; ++before) {
     Buffer theirs = send.buffer;
-    theirs.data = endpoint.Peer(shown, -static_cast<int64_t>(before)).data;
+    theirs.data = endpoint.PeerView(exposed, -static_cast<int64_t>(before)).data;
     of_all.push_back(theirs);
   }
-  endpoint.ReduceParts(ReduceKind::kSum, team, of_all, same.buffer);
-  endpoint.Hide(team, {&shown});
+  endpoint.ReduceSlices(ReduceKind::kSum, team, of_all, same.buffer);
+  endpoint.Release(team, {&exposed});
   send.Put(std::vector<int32_t>(count, 0));  // nobody reads it any more
   EXPECT(same.Get() == sums, "parts of ", count);
 }

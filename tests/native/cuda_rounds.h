@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/group.h"
-#include "core/streams.h"
+#include "core/current_stream.h"
+#include "core/rank.h"
 #include "driver/device.h"
 
 namespace tvm_ipc {

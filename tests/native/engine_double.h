@@ -27,10 +27,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/engine_wire.h"
-#include "engine/engine.h"
+#include "core/internode_request_consumer.h"
 #include "engine/mpi_transport.h"
-#include "engine/turns.h"
+#include "engine/progress_engine.h"
+#include "engine/send_scheduler.h"
 #include "expect.h"
 #include "ranks.h"
 
@@ -136,7 +136,7 @@ class MpiDouble {
     if (comm == static_cast<int>(World().messages)) {
       sent_[{node_here, to}] += static_cast<size_t>(count) - kLine;
     }
-    if (GoInTurn(tag)) {
+    if (IsSequential(tag)) {
       const auto same = [&](const auto& one) {
         return one.second.tag == tag && one.second.data == nullptr;
       };
@@ -282,15 +282,15 @@ class EngineDouble {
   EngineDouble(std::vector<std::shared_ptr<Segments>> nodes, uint64_t seed, int most = 100)
       : mpi_(seed, most) {
     for (auto& segments : nodes) {
-      wires_.push_back(std::make_unique<EngineWire>(std::move(segments)));
+      rings_.push_back(std::make_unique<EngineRing>(std::move(segments)));
     }
-    for (size_t node = 0; node < wires_.size(); ++node) {
+    for (size_t node = 0; node < rings_.size(); ++node) {
       threads_.emplace_back([this, node] { Run(static_cast<int>(node)); });
     }
   }
   ~EngineDouble() {
     stopped_ = true;
-    for (auto& wire : wires_) wire->Ring();
+    for (auto& ring : rings_) ring->WakeEngine();
     for (std::thread& thread : threads_) thread.join();
   }
   /*! \brief What has been sent since this was asked for. */
@@ -300,16 +300,16 @@ class EngineDouble {
   void Run(int node) {
     mpi_.Enter(node);
     try {
-      EXPECT(wires_[node]->node() == node);
-      engine::MpiTransport transport(mpi_.functions(), mpi_.World(), wires_[node]->nodes(), node);
-      engine::Serve(*wires_[node], transport, stopped_);
+      EXPECT(rings_[node]->node() == node);
+      engine::MpiTransport transport(mpi_.functions(), mpi_.World(), rings_[node]->nodes(), node);
+      engine::Serve(*rings_[node], transport, stopped_);
     } catch (const Error& error) {
       Die(error.what());
     }
   }
 
   MpiDouble mpi_;
-  std::vector<std::unique_ptr<EngineWire>> wires_;
+  std::vector<std::unique_ptr<EngineRing>> rings_;
   std::atomic<bool> stopped_{false};
   std::vector<std::thread> threads_;
 };

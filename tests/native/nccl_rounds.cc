@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/streams.h"
+#include "core/current_stream.h"
 #include "core/teams.h"
 #include "nccl_values.h"
 
@@ -54,7 +54,7 @@ void DoAll(Rank& rank, const Members& team, ElementType type, size_t count, uint
     endpoint.Settle();
     recv.Expect("allreduce", expected);
     in_place.Fill(mine);
-    endpoint.AllReduce(in_place, kind, team.id, Strategy::kRing, 0, in_place);
+    endpoint.AllReduce(in_place, kind, team.id, Strategy::kDefault, 0, in_place);
     endpoint.Reduce(send, kind, root, team.id, 0, &recv.buffer());
     OnDevice part(rank, type, count);
     endpoint.ReduceScatter(parts, kind, team.id, 0, part);
@@ -67,7 +67,7 @@ void DoAll(Rank& rank, const Members& team, ElementType type, size_t count, uint
   endpoint.AllGather(send, team.id, 0, all);
   endpoint.Settle();
   all.Expect("allgather", from_all);
-  const Buffer own = all.Part(team.me * count, count);
+  const Buffer own = all.Slice(team.me * count, count);
   endpoint.AllGather(own, team.id, 0, all);
   endpoint.Broadcast(&send.buffer(), root, team.id, 0, recv);
   endpoint.Settle();
@@ -103,7 +103,7 @@ void DoAll(Rank& rank, const Members& team, ElementType type, size_t count, uint
 
 void DoUnequalParts(Rank& rank, const Members& team, uint64_t seed) {
   const size_t n = team.size();
-  Parts parts(n * n);
+  SplitCounts parts(n * n);
   for (size_t i = 0; i < n * n; ++i) parts[i] = static_cast<int64_t>((seed * i * 7 + i) % 3 * i);
   auto part = [&](size_t from, size_t to) { return static_cast<size_t>(parts[from * n + to]); };
   size_t given = 0, taken = 0;

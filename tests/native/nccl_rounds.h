@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/group.h"
+#include "core/rank.h"
 #include "expect.h"
 
 namespace tvm_ipc {
@@ -76,7 +76,7 @@ Members World(const Rank& rank);
 
 /*! \brief Every collective of one type and size in a team. */
 void DoAll(Rank& rank, const Members& team, ElementType type, size_t count, uint64_t seed);
-/*! \brief Parts of every size, none at all among them. */
+/*! \brief SplitCounts of every size, none at all among them. */
 void DoUnequalParts(Rank& rank, const Members& team, uint64_t seed);
 /*! \brief Teams that overlap, which the ranks make and use in orders of their own. */
 void DoTeams(Rank& rank, uint64_t seed);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/group.h"
+#include "core/rank.h"
 #include "expect.h"
 #include "reduce_reference.h"
 
@@ -93,7 +93,7 @@ class OnDevice {
     }
   }
   /*! \brief A part of it. */
-  Buffer Part(size_t at, size_t count) const {
+  Buffer Slice(size_t at, size_t count) const {
     return Buffer{buffer_.begin() + at * buffer_.type.bytes(), count, buffer_.type};
   }
 

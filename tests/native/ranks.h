@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "backends.h"
-#include "core/group.h"
-#include "core/hub.h"
-#include "core/join.h"
+#include "core/rank.h"
+#include "core/session_server.h"
+#include "core/worker_handshake.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
@@ -49,7 +49,7 @@ class Ranks {
   enum class Kind { kThreads, kProcesses };
 
   /*! \brief Processes are forked before the hub has its thread, so make it the only session. */
-  Ranks(Kind kind, HubOptions options, int num_groups, Body body)
+  Ranks(Kind kind, SessionServerOptions options, int num_groups, Body body)
       : num_ranks_(options.num_ranks), num_groups_(num_groups), body_(std::move(body)) {
     if (options.backend == nullptr) options.backend = &FindBackend("shm");
     backend_ = options.backend;
@@ -71,8 +71,8 @@ class Ranks {
         children_.push_back(child);
       }
     }
-    hub_ = std::make_unique<Hub>(options);
-    const std::string invitation = hub_->invitation();
+    server_ = std::make_unique<SessionServer>(options);
+    const std::string invitation = server_->invitation();
     for (auto& pipe_ends : orders_) {
       const size_t size = invitation.size();
       Write(pipe_ends.second, &size, sizeof(size));
@@ -83,7 +83,7 @@ class Ranks {
         threads_.emplace_back([this, rank] { Serve(rank); });
       }
     }
-    if (!hub_->monitor().WaitJoined(60)) Die("the ranks did not join");
+    if (!server_->worker_table().WaitJoined(60)) Die("the ranks did not join");
   }
 
   ~Ranks() {
@@ -92,8 +92,9 @@ class Ranks {
     order.last = 1;
     Send(order);
     for (std::thread& thread : threads_) thread.join();
-    if (!hub_->monitor().WaitLeft(60)) Die("the ranks did not leave");
-    if (!hub_->monitor().Report().dead.empty()) Die("a rank that said goodbye counts as dead");
+    if (!server_->worker_table().WaitLeft(60)) Die("the ranks did not leave");
+    if (!server_->worker_table().Report().dead.empty())
+      Die("a rank that said goodbye counts as dead");
     for (pid_t child : children_) {
       int status = 0;
       waitpid(child, &status, 0);
@@ -118,12 +119,12 @@ class Ranks {
   /*! \brief Do a round on every rank and return what went wrong, recovered from. */
   std::vector<RankReport> Round(int action, uint64_t seed, double seconds = 120) {
     Begin(action, seed);
-    const Monitor::Progress progress = hub_->monitor().WaitDone(ticket_, seconds);
-    if (progress == Monitor::Progress::kDone) return {};
-    if (progress == Monitor::Progress::kPending) Die("a round hangs");
-    const SessionReport report = hub_->monitor().Report();
+    const WorkerTable::Progress progress = server_->worker_table().WaitDone(ticket_, seconds);
+    if (progress == WorkerTable::Progress::kDone) return {};
+    if (progress == WorkerTable::Progress::kPending) Die("a round hangs");
+    const SessionReport report = server_->worker_table().Report();
     if (!report.dead.empty()) Die("a rank died");
-    hub_->monitor().Recover();
+    server_->worker_table().Recover();
     return report.errors;
   }
 
@@ -132,7 +133,7 @@ class Ranks {
   /*! \brief End the processes of a session that lost one. */
   void GiveUp() {
     given_up_ = true;
-    hub_.reset();
+    server_.reset();
     for (pid_t child : children_) {
       kill(child, SIGKILL);
       waitpid(child, nullptr, 0);
@@ -143,7 +144,7 @@ class Ranks {
     }
   }
 
-  Hub& hub() { return *hub_; }
+  SessionServer& server() { return *server_; }
   pid_t pid(int rank) const { return children_[rank]; }
 
  private:
@@ -198,7 +199,7 @@ class Ranks {
   int num_ranks_;
   int num_groups_;
   Body body_;
-  std::unique_ptr<Hub> hub_;
+  std::unique_ptr<SessionServer> server_;
   std::vector<std::pair<int, int>> orders_;
   std::vector<std::thread> threads_;
   std::vector<pid_t> children_;

@@ -120,7 +120,7 @@ enum class Act {
   kAllReduceNorm,
   kLast = kAllReduceNorm  // up to here they are drawn
 };
-enum class Place { kArena, kOwn, kMixed };
+enum class BufferKind { kArena, kOwn, kMixed };
 
 /*! \brief What all members of a team draw alike. */
 struct Plan {
@@ -130,7 +130,7 @@ struct Plan {
   ReduceKind kind;
   Strategy strategy;
   bool no_exit_barrier;
-  Place place;
+  BufferKind place;
   bool may_be_in_place;
   int distance;
   uint64_t salt;
@@ -167,7 +167,7 @@ inline Plan DrawPlan(Random& random, TeamId team, size_t width) {
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
   plan.no_exit_barrier = plan.act != Act::kExchange && Draw(random, 4) == 0;
-  plan.place = static_cast<Place>(Draw(random, 3));
+  plan.place = static_cast<BufferKind>(Draw(random, 3));
   plan.may_be_in_place = Draw(random, 4) == 0;
   plan.distance = static_cast<int>(Draw(random, 64));
   plan.salt = random();
@@ -252,8 +252,8 @@ class Operation {
 
  private:
   std::unique_ptr<Block> NewBlock(size_t elements) {
-    const bool in_arena =
-        plan_.place == Place::kArena || (plan_.place == Place::kMixed && Draw(own_, 2) == 0);
+    const bool in_arena = plan_.place == BufferKind::kArena ||
+                          (plan_.place == BufferKind::kMixed && Draw(own_, 2) == 0);
     auto block = std::make_unique<Block>(rank_, in_arena, (elements + 8) * sizeof(T));
     block->Spoil(0x55);
     return block;
@@ -264,12 +264,12 @@ class Operation {
                                8 * sizeof(T), 1};
     return Buffer{reinterpret_cast<T*>(block.data()) + (plan_.salt & 7), elements, type};
   }
-  static Buffer Part(const Buffer& whole, size_t begin, size_t elements) {
+  static Buffer Slice(const Buffer& whole, size_t begin, size_t elements) {
     return Buffer{static_cast<T*>(whole.data) + begin, elements, whole.type};
   }
-  void Fill(const Buffer& buffer, int shown_by, size_t from = 0) {
+  void Fill(const Buffer& buffer, int exposed_by, size_t from = 0) {
     for (size_t i = 0; i < buffer.count; ++i) {
-      static_cast<T*>(buffer.data)[i] = Element<T>(plan_.salt, shown_by, from + i);
+      static_cast<T*>(buffer.data)[i] = Element<T>(plan_.salt, exposed_by, from + i);
     }
     Jitter(own_);
   }
@@ -357,7 +357,7 @@ class Operation {
     auto output = NewBlock(part);
     const Buffer send = Take(*input, part * size_);
     const bool in_place = plan_.may_be_in_place && Draw(own_, 2) == 0;
-    const Buffer recv = in_place ? Part(send, index_ * part, part) : Take(*output, part);
+    const Buffer recv = in_place ? Slice(send, index_ * part, part) : Take(*output, part);
     Fill(send, rank_.id());
     ReduceScatter(rank_, send, Kind(), plan_.team, Flags(), recv);
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
@@ -384,7 +384,7 @@ class Operation {
 
   std::unique_ptr<Block> DoAllToAll() {
     const size_t part = count_ / size_;
-    Parts parts;
+    SplitCounts parts;
     if (plan_.may_be_in_place) {  // no all-to-all is; here it says that the parts differ
       Random drawn(plan_.salt);
       for (int i = 0; i < size_ * size_; ++i) {
@@ -425,7 +425,7 @@ class Operation {
     auto output = NewBlock(part * size_);
     const Buffer recv = Take(*output, part * size_);
     const bool in_place = receives && plan_.may_be_in_place;
-    const Buffer send = in_place ? Part(recv, index_ * part, part) : Take(*input, part);
+    const Buffer send = in_place ? Slice(recv, index_ * part, part) : Take(*input, part);
     Fill(send, rank_.id());
     if (plan_.act == Act::kAllGather) {
       AllGather(rank_, send, plan_.team, Flags(), recv);
@@ -453,7 +453,7 @@ class Operation {
     const Buffer send = Take(*input, whole);
     const bool in_place = root && plan_.may_be_in_place;
     const Buffer recv =
-        in_place ? Part(send, scatter ? index_ * part : 0, part) : Take(*output, part);
+        in_place ? Slice(send, scatter ? index_ * part : 0, part) : Take(*output, part);
     if (root) Fill(send, rank_.id());
     if (scatter) {
       Scatter(rank_, root ? &send : nullptr, from, plan_.team, Flags(), recv);

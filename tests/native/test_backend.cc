@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends.h"
-#include "core/exchange.h"
+#include "core/handle_allgather.h"
 #include "expect.h"
 #include "ranks.h"
 
@@ -27,7 +27,7 @@ class CourierEndpoint final : public Endpoint {
   void AllReduce(const Buffer& send, ReduceKind, TeamId, Strategy, uint8_t,
                  const Buffer& recv) final {
     std::vector<float> sum(send.count);
-    for (const std::string& bytes : ShowAll("allreduce", send)) {
+    for (const std::string& bytes : ExposeAll("allreduce", send)) {
       for (size_t i = 0; i < sum.size(); ++i) {
         float value;
         memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
@@ -38,7 +38,7 @@ class CourierEndpoint final : public Endpoint {
   }
   void AllGather(const Buffer& send, TeamId, uint8_t, const Buffer& recv) final {
     size_t at = 0;
-    for (const std::string& bytes : ShowAll("allgather", send)) {
+    for (const std::string& bytes : ExposeAll("allgather", send)) {
       memcpy(recv.begin() + at, bytes.data(), bytes.size());
       at += bytes.size();
     }
@@ -55,11 +55,11 @@ class CourierEndpoint final : public Endpoint {
 
  private:
   [[noreturn]] void Refuse() { Fail(kind::kValue, "couriers carry sums only"); }
-  std::vector<std::string> ShowAll(const std::string& what, const Buffer& send) {
+  std::vector<std::string> ExposeAll(const std::string& what, const Buffer& send) {
     Exported mine;
     mine.bytes.assign(reinterpret_cast<char*>(send.begin()), send.bytes());
     std::vector<std::string> all;
-    for (Exported& one : ExchangeWithAll(rank_, what, std::move(mine))) {
+    for (Exported& one : AllGatherHandles(rank_, what, std::move(mine))) {
       all.push_back(std::move(one.bytes));
     }
     return all;
@@ -111,7 +111,7 @@ void Do(Rank& rank, const Order& order) {
 
 /*! \brief Errors come home and a session recovers, whatever moves its data. */
 void TestSessionOf(const Backend& backend) {
-  HubOptions options;
+  SessionServerOptions options;
   options.num_ranks = 3;
   options.timeout_seconds = 60;
   options.arena_bytes = 4 << 20;
@@ -121,7 +121,8 @@ void TestSessionOf(const Backend& backend) {
   if (std::string(backend.name()) == "courier") {
     for (const auto& [action, message] :
          {std::pair(1, "couriers carry sums only"),
-          std::pair(2, "reduce_scatter: the backend of this session does not have it")}) {
+          std::pair(
+              2, "reduce_scatter: the backend of this session does not support this operation")}) {
       const std::vector<RankReport> reports = ranks.Round(action, 3);
       EXPECT(!reports.empty());
       EXPECT(reports[0].message == message, reports[0].message);

@@ -16,9 +16,9 @@
  * That the test sees a missing order was tried on a copy of the sources, one change at a time.
  * ThreadSanitizer reports each of these within seconds:
  *   core/wait.cc    Publish stores relaxed; WaitFor loads relaxed
- *   core/meeting.cc  Enter publishes the step before it writes the descriptor
+ *   core/team_barrier.cc  Enter publishes the step before it writes the descriptor
  *   shm/team.h      one staging buffer instead of two
- *   shm/allreduce.cc   Direct without the exit step; shm/collectives.cc, Run without it
+ *   shm/allreduce.cc   Direct without the exit step; shm/data_movement.cc, Run without it
  *   shm/point_to_point.cc  Send of an offset does not wait until it is taken
  * and the results are wrong without it, too, where Send fills a packet one too early.
  */
@@ -146,8 +146,9 @@ void DoBurst(Rank& rank, const Order& order) {
   }
   // The last inputs go back to the arena here, and may be overwritten in the next burst.
   DoAnyType(rank, DrawPlan(world, kWorld, sizeof(float)), own);
-  const Plan last{Act::kAllReduce, kWorld, 1, ReduceKind::kSum, Strategy::kAuto, false, Place::kOwn,
-                  false,           0,      0};
+  const Plan last{
+      Act::kAllReduce, kWorld, 1, ReduceKind::kSum, Strategy::kAuto, false, BufferKind::kOwn,
+      false,           0,      0};
   Do<float>(rank, last, own);
 }
 
@@ -158,7 +159,7 @@ void PrepareWrap(Rank& rank, const Order& order) {
     const TeamId team = static_cast<TeamId>(id);
     if (team >= kFirstTeam && FindTeam(rank.control(), team) == nullptr) break;
     const uint32_t step = 0u - static_cast<uint32_t>(Draw(random, 60));
-    if (IsMember(rank, team)) rank.Begin(team).meeting.SkipTo(step);
+    if (IsMember(rank, team)) rank.Begin(team).barrier.SkipTo(step);
   }
   const uint32_t packet = 0u - static_cast<uint32_t>(Draw(random, 12));
   for (int peer = 0; peer < rank.num_ranks(); ++peer) {
@@ -178,13 +179,14 @@ void DoLarge(Rank& rank) {
   std::vector<int32_t> data(n * part, 1), result(n * part);
   const Buffer send{data.data(), data.size(), type}, recv{result.data(), result.size(), type};
   const Buffer own{result.data(), part, type};
-  Parts parts(n * n);  // each gives half a part more to itself, and half a part less to the next
+  SplitCounts parts(n *
+                    n);  // each gives half a part more to itself, and half a part less to the next
   for (size_t i = 0; i < n * n; ++i) {
     parts[i] = part + (i / n == i % n ? part / 2 : 0) - ((i / n + 1) % n == i % n ? part / 2 : 0);
   }
   for (int round = 0; round < 2; ++round) {  // a step for each of two buffers
     AllToAll(rank, send, parts, kWorld, 0, recv);
-    AllToAll(rank, send, Parts(), kWorld, 0, recv);
+    AllToAll(rank, send, SplitCounts(), kWorld, 0, recv);
     ReduceScatter(rank, send, ReduceKind::kMax, kWorld, 0, own);
     Scatter(rank, &send, 0, kWorld, 0, own);
     AllGather(rank, Buffer{data.data(), part, type}, kWorld, 0, recv);
@@ -222,7 +224,7 @@ struct World {
 };
 
 int RunWorld(Ranks::Kind kind, const World& world, double seconds, uint64_t seed) {
-  HubOptions options;
+  SessionServerOptions options;
   options.num_ranks = world.num_ranks;
   options.arena_bytes = 48 << 20;
   options.timeout_seconds = 100;

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/streams.h"
+#include "core/current_stream.h"
 #include "core/teams.h"
 #include "cuda/images.h"
 #include "cuda_rounds.h"
@@ -43,7 +43,7 @@ const char kImage[] = ".version 9.0 "
 #undef TYPE
             "tvm_ipc_push_norm_float16 tvm_ipc_push_norm_bfloat16 tvm_ipc_push_norm_float32 "
             "tvm_ipc_norm_float16 tvm_ipc_norm_bfloat16 tvm_ipc_norm_float32 "
-            "tvm_ipc_move tvm_ipc_move_push tvm_ipc_meet tvm_ipc_show tvm_ipc_await "
+            "tvm_ipc_move tvm_ipc_move_push tvm_ipc_barrier tvm_ipc_expose tvm_ipc_await "
             "tvm_ipc_send tvm_ipc_receive tvm_ipc_write_pattern tvm_ipc_check_pattern";
 
 const uint8_t* ImageBytes() { return reinterpret_cast<const uint8_t*>(kImage); }
@@ -52,8 +52,10 @@ const uint8_t* ImageBytes() { return reinterpret_cast<const uint8_t*>(kImage); }
 
 // In the place of those that a build without NVRTC has not got.
 const KernelImage kKernelImages[] = {
-    {"all", 80, true, ImageBytes(), ImageBytes() + sizeof(kImage)}};
-const size_t kNumKernelImages = 1;
+    {"move", 80, true, ImageBytes(), ImageBytes() + sizeof(kImage)},
+    {"norm", 80, true, ImageBytes(), ImageBytes() + sizeof(kImage)},
+    {"reduce", 80, true, ImageBytes(), ImageBytes() + sizeof(kImage)}};
+const size_t kNumKernelImages = 3;
 
 }  // namespace cuda
 
@@ -126,8 +128,8 @@ void Do(Rank& rank, const Order& order) {
   }
 }
 
-HubOptions Options(int ranks, double timeout) {
-  HubOptions options;
+SessionServerOptions Options(int ranks, double timeout) {
+  SessionServerOptions options;
   options.num_ranks = ranks;
   options.timeout_seconds = timeout;
   options.arena_bytes = 16 << 20;
@@ -174,14 +176,14 @@ void TestSession(Ranks::Kind kind, int n) {
 int Once() {
   std::mutex mutex;
   std::vector<std::string> errors;
-  auto hub = std::make_unique<Hub>(Options(2, 20));
+  auto server = std::make_unique<SessionServer>(Options(2, 20));
   std::vector<std::thread> threads;
   const Backend& backend = FindBackend("cuda");
   for (int id = 0; id < 2; ++id) {
     threads.emplace_back([&, id] {
       Rank* rank = nullptr;
       try {
-        SetCurrentRank(Join(Invitation::Unpack(hub->invitation()), backend, id, 2, 1, id));
+        SetCurrentRank(Join(Invitation::Unpack(server->invitation()), backend, id, 2, 1, id));
         rank = CurrentRank();
         DoAll(*rank, kWorld, {0, 1}, 70001, false);
         DoMessages(*rank, 5, true);
@@ -192,7 +194,7 @@ int Once() {
         if (rank != nullptr)
           rank->FailSession();
         else
-          hub->AbortClosed();
+          server->AbortClosed();
       }
       SetCurrentRank(nullptr);
     });

@@ -102,8 +102,9 @@ MessageArgs Message(Members& members, int place, int peer, bool sends, uint64_t 
   args.header.operation = kSend;
   args.header.count = bytes;
   args.peer = peer;
-  args.outbox = sends ? &members.channels(place).out[peer] : &members.channels(peer).out[place];
-  args.inbox = sends ? &members.channels(peer).in[place] : &members.channels(place).in[peer];
+  args.send_queue = sends ? &members.channels(place).out[peer] : &members.channels(peer).out[place];
+  args.receive_queue =
+      sends ? &members.channels(peer).in[place] : &members.channels(place).in[peer];
   args.bytes = bytes;
   return args;
 }
@@ -148,25 +149,25 @@ void Messages(int size) {
 }
 
 /*! \brief Who has seen a number sees what was written before it was shown. */
-void ShownNumbers(int size) {
+void ExposedNumbers(int size) {
   Members members(size);
   std::vector<uint32_t> values(size);
   members.Run([&](int place, Stream& stream) {
     for (uint32_t number = 1; number <= 20; ++number) {
       values[place] = number * 100 + place;
-      ShowArgs args{};
+      ExposeArgs args{};
       args.team = members.Args(place);
       args.number = number;
-      stream.Launch("tvm_ipc_show", args, {1, 2, 1});
+      stream.Launch("tvm_ipc_expose", args, {1, 2, 1});
       for (int shift = 0; shift < size; ++shift) {
         args.member = (place + shift) % size;
         stream.Launch("tvm_ipc_await", args, {1, 2, 1});
         EXPECT(values[args.member] == number * 100 + args.member);
       }
-      MeetArgs meet{};
+      BarrierArgs meet{};
       meet.team = members.Args(place);
-      meet.header.operation = kMeet;
-      stream.Launch("tvm_ipc_meet", meet, {1, 2, 1});
+      meet.header.operation = kBarrier;
+      stream.Launch("tvm_ipc_barrier", meet, {1, 2, 1});
     }
   });
   members.ExpectNoError();
@@ -331,7 +332,7 @@ int main() {
   for (int size : {2, 3, 4}) {
     if (!kSanitized || size == 3) Messages(size);
   }
-  ShownNumbers(3);
+  ExposedNumbers(3);
   Patterns();
   for (int size : {1, 2, 3, 8}) {
     if (!kSanitized || size == 3) NormsOfRows(size);

@@ -35,10 +35,10 @@ Case CaseOf(uint64_t round, int size, Launch launch) {
 }
 
 void Meet(Members& members, int place, Stream& stream) {
-  MeetArgs args{};
+  BarrierArgs args{};
   args.team = members.Args(place);
-  args.header.operation = kMeet;
-  stream.Launch("tvm_ipc_meet", args, {1, 1, 1});
+  args.header.operation = kBarrier;
+  stream.Launch("tvm_ipc_barrier", args, {1, 1, 1});
 }
 
 /*!
@@ -47,7 +47,7 @@ void Meet(Members& members, int place, Stream& stream) {
  */
 void ManyRounds(int size, int rounds, Launch launch, uint32_t dawdle, uint32_t epoch = 0) {
   Members members(size);
-  for (int place = 0; place < size; ++place) members.seat(place).epoch = epoch;
+  for (int place = 0; place < size; ++place) members.team_slot(place).epoch = epoch;
   members.Run(
       [&](int place, Stream& stream) {
         for (int round = 1; round <= rounds; ++round) {
@@ -59,10 +59,10 @@ void ManyRounds(int size, int rounds, Launch launch, uint32_t dawdle, uint32_t e
       },
       dawdle);
   members.ExpectNoError();
-  const uint32_t last = members.seat(0).epoch;
+  const uint32_t last = members.team_slot(0).epoch;
   for (int place = 0; place < size; ++place) {
-    EXPECT(members.seat(place).epoch == last, "all have done as many");
-    EXPECT(members.seat(place).arrived == 0 && members.seat(place).failed == 0);
+    EXPECT(members.team_slot(place).epoch == last, "all have done as many");
+    EXPECT(members.team_slot(place).arrived == 0 && members.team_slot(place).failed == 0);
   }
 }
 
@@ -103,7 +103,7 @@ void EpochsComeBack() {
   Case small = large;
   small.count = 10;
   const auto run = [&](uint32_t epoch, std::vector<Case> cases) {
-    for (int place = 0; place < kSize; ++place) members.seat(place).epoch = epoch - 1;
+    for (int place = 0; place < kSize; ++place) members.team_slot(place).epoch = epoch - 1;
     members.Run([&](int place, Stream& stream) {
       for (const Case& one : cases) Reduce(members, place, stream, one);
     });
@@ -113,14 +113,15 @@ void EpochsComeBack() {
   // Two to the thirty-two epochs later; few of those between have to be done.
   for (uint32_t epoch : {1u << 30, 2u << 30, 3u << 30}) {
     run(epoch - 1, {small, small, small});
-    EXPECT(members.seat(0).epoch == epoch + 1);
+    EXPECT(members.team_slot(0).epoch == epoch + 1);
   }
   run(~0u - 1, {small, small, small, small});
-  EXPECT(members.seat(0).epoch == 3, members.seat(0).epoch);
+  EXPECT(members.team_slot(0).epoch == 3, members.team_slot(0).epoch);
   large.seed = 2;
   // A rank that is ready first finds none of the words of then.
   for (int place = 0; place < kSize; ++place) {
-    const auto* words = reinterpret_cast<const uint64_t*>(members.seat(place).stage[kThen & 1]);
+    const auto* words =
+        reinterpret_cast<const uint64_t*>(members.team_slot(place).stage[kThen & 1]);
     for (uint64_t i = 0; i < kStageBytes / 8; ++i) {
       // Of each member the small ones have left some.
       EXPECT(words[i] == 0 || i % (kStageBytes / 16) < 16, i);
@@ -160,7 +161,7 @@ void Disagreement(int size, Path path, const std::function<void(Header&)>& chang
     EXPECT(std::memcmp(&error.mine, &error.theirs, kComparedWords * 4) != 0, place);
     // What follows leaves at once.
     stream.Launch(std::string("tvm_ipc_") + NameOf(path) + "float32", args, {2, 2, 1});
-    EXPECT(members.seat(place).epoch == 0);
+    EXPECT(members.team_slot(place).epoch == 0);
   });
   members.Zero();
   members.Run([&](int place, Stream& stream) {
@@ -197,7 +198,7 @@ void Absence(int size, Path path, bool aborted) {
     EXPECT(error.code == (aborted ? kAborted : kDeadline), error.code);
     EXPECT(aborted || error.member == 1, error.member);
     EXPECT(error.mine.count == 100);
-    EXPECT(members.seat(place).failed == 1 && members.seat(place).epoch == 0);
+    EXPECT(members.team_slot(place).failed == 1 && members.team_slot(place).epoch == 0);
   });
   members.Zero();
   members.Run([&](int place, Stream& stream) {
@@ -211,11 +212,11 @@ void LongestDeadline() {
   Members members(2);
   members.Run([&](int place, Stream& stream) {
     if (place == 1) usleep(30000);
-    MeetArgs args{};
+    BarrierArgs args{};
     args.team = members.Args(place);
     args.team.guard.timeout = ~0ull;
-    args.header.operation = kMeet;
-    stream.Launch("tvm_ipc_meet", args);
+    args.header.operation = kBarrier;
+    stream.Launch("tvm_ipc_barrier", args);
   });
   members.ExpectNoError();
 }
@@ -227,8 +228,9 @@ MessageArgs Message(Members& members, int place, bool sends, uint64_t bytes) {
   args.header.operation = kSend;
   args.header.count = bytes;
   args.peer = peer;
-  args.outbox = sends ? &members.channels(place).out[peer] : &members.channels(peer).out[place];
-  args.inbox = sends ? &members.channels(peer).in[place] : &members.channels(place).in[peer];
+  args.send_queue = sends ? &members.channels(place).out[peer] : &members.channels(peer).out[place];
+  args.receive_queue =
+      sends ? &members.channels(peer).in[place] : &members.channels(place).in[peer];
   args.send = args.recv = members.region(place);
   args.bytes = bytes;
   return args;
@@ -251,12 +253,12 @@ void MessagesThatFail() {
   stream.Launch("tvm_ipc_receive", Message(members, 1, false, 64));
   EXPECT(members.error(1).code == kDeadline && members.error(1).phase == kForMessage);
   members.Zero();
-  ShowArgs args{};
+  ExposeArgs args{};
   args.team = members.Args(0);
   args.member = 1;
   args.number = 1;
   stream.Launch("tvm_ipc_await", args);
-  EXPECT(members.error(0).code == kDeadline && members.error(0).phase == kForShow);
+  EXPECT(members.error(0).code == kDeadline && members.error(0).phase == kForExposed);
   members.Zero();
   stream.Launch("tvm_ipc_send", Message(members, 0, true, 64));
   stream.Launch("tvm_ipc_receive", Message(members, 1, false, 64));

@@ -31,10 +31,10 @@ class PlainHeap final : public Heap {
   std::atomic<int>* ended_;
 };
 
-class TestLender final : public Lender {
+class TestLender final : public SharedAllocator {
  public:
   TestLender(std::shared_ptr<Heap> heap, std::atomic<int>* ended)
-      : Lender(std::move(heap)), ended_(ended) {}
+      : SharedAllocator(std::move(heap)), ended_(ended) {}
   /*! \brief Each user writes a place of its own, which the end reads. */
   int written[16] = {};
 
@@ -58,14 +58,14 @@ void TestLastUserEndsIt(int rounds) {
     auto* lender = new TestLender(std::make_shared<PlainHeap>(&heap_ended), &lender_ended);
     constexpr int kBlocks = 8;
     void* blocks[kBlocks];
-    for (void*& block : blocks) block = lender->Lend(100);
+    for (void*& block : blocks) block = lender->AllocateBlock(100);
     lender->expected = kBlocks;
     std::vector<std::thread> threads;
     const int first = static_cast<int>(random() % kBlocks);
     for (int i = 0; i < kBlocks; ++i) {
       threads.emplace_back([&, i] {
         lender->written[i] = 1;
-        lender->TakeBack(blocks[i], 100);
+        lender->FreeBlock(blocks[i], 100);
       });
       if (i == first) lender->Release();  // the maker goes before some of the blocks
     }
@@ -82,16 +82,16 @@ void TestArenaHeap() {
   auto heap = std::make_shared<ArenaHeap>(arena, memory.data());
   std::atomic<int> ended{0};
   auto* lender = new TestLender(heap, &ended);
-  void* first = lender->Lend(1000);
+  void* first = lender->AllocateBlock(1000);
   EXPECT(heap->Offset(first) == 0 && first == memory.data());
-  void* second = lender->Lend(10);
+  void* second = lender->AllocateBlock(10);
   EXPECT(heap->Offset(second) == 1024 && heap->stats().in_use == 1024 + 256);
   EXPECT(heap->Offset(&ended) == -1);
-  lender->TakeBack(first, 1000);
+  lender->FreeBlock(first, 1000);
   EXPECT(heap->stats().in_use == 256 && ended == 0);
   lender->Release();
   EXPECT(ended == 0, "the lender went before a block");
-  lender->TakeBack(second, 10);
+  lender->FreeBlock(second, 10);
   EXPECT(ended == 1 && heap->stats().in_use == 0);
 }
 

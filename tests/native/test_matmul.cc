@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "blas/matmul.h"
+#include "blas/matmul_multi_thread.h"
 #include "blas/select.h"
 #include "expect.h"
 using namespace tvm_ipc;

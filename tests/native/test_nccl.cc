@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/streams.h"
+#include "core/current_stream.h"
 #include "core/teams.h"
 #include "driver/device.h"
 #include "expect.h"
@@ -113,12 +113,12 @@ void Do(Rank& rank, const Order& order) {
     case kMessages:
       return DoMessages(rank, seed);
     case kMismatch: {
-      const Buffer less = some.Part(0, me == 0 ? 64 : 63);
+      const Buffer less = some.Slice(0, me == 0 ? 64 : 63);
       return rank.endpoint().AllReduce(less, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, less);
     }
     case kMessageMismatch:
       if (me == 0) rank.endpoint().Send(some, 1);
-      if (me == 1) rank.endpoint().Receive(some.Part(0, 63), 0);
+      if (me == 1) rank.endpoint().Receive(some.Slice(0, 63), 0);
       return rank.endpoint().Settle();
     case kThrow:
       if (me == 1) Fail(kind::kValue, "the program of this rank is wrong");
@@ -157,8 +157,8 @@ void Do(Rank& rank, const Order& order) {
   }
 }
 
-HubOptions OptionsFor(int num_ranks, double timeout) {
-  HubOptions options;
+SessionServerOptions OptionsFor(int num_ranks, double timeout) {
+  SessionServerOptions options;
   options.backend = &FindBackend("nccl");
   options.num_ranks = num_ranks;
   options.timeout_seconds = timeout;
@@ -230,14 +230,15 @@ void TestGraphs(Ranks::Kind kind) {
 
 void TestStart() {
   FailNccl("ncclCommInitRankConfig", 1, 3);
-  HubOptions options = OptionsFor(2, 10);
-  Hub hub(options);
+  SessionServerOptions options = OptionsFor(2, 10);
+  SessionServer server(options);
   std::vector<std::thread> threads;
   std::atomic<int> told{0};
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      const Error error = ErrorOf(
-          [&] { Join(Invitation::Unpack(hub.invitation()), *options.backend, rank, 2, 1, rank); });
+      const Error error = ErrorOf([&] {
+        Join(Invitation::Unpack(server.invitation()), *options.backend, rank, 2, 1, rank);
+      });
       told += Contains(error.what(), "the communicator: ncclCommInitRankConfig: internal error");
       if (!Contains(error.what(), "internal error")) {
         EXPECT(Contains(error.what(), "NCCL waited 10 s") || Contains(error.what(), "stopped"),
@@ -258,11 +259,11 @@ void TestDeath() {
   const uint64_t ticket = ranks.Begin(kStuck, 1);
   usleep(300000);
   ranks.Kill(1);
-  EXPECT(ranks.hub().monitor().WaitDone(ticket, 30) == Monitor::Progress::kAttention);
+  EXPECT(ranks.server().worker_table().WaitDone(ticket, 30) == WorkerTable::Progress::kAttention);
   int told = 0;
   for (int i = 0; i < 600 && told < 2; ++i) {
     told = 0;
-    for (const RankReport& report : ranks.hub().monitor().Report().errors) {
+    for (const RankReport& report : ranks.server().worker_table().Report().errors) {
       EXPECT(report.kind == kind::kPeer, report.message);
       EXPECT(Contains(report.message,
                       "allreduce(sum, strategy 3, flags 0) of 64 x float32 was "
@@ -288,8 +289,8 @@ const char* const kDriverCalls[] = {
 
 /*! \brief TVM_IPC_DOUBLE_FAIL says which call of the driver fails in this process. */
 void TestFaultOfTheDriver(const std::string& call) {
-  const HubOptions options = OptionsFor(2, 10);
-  Hub hub(options);
+  const SessionServerOptions options = OptionsFor(2, 10);
+  SessionServer server(options);
   std::vector<std::thread> threads;
   std::mutex mutex;
   std::vector<Error> errors;
@@ -297,7 +298,7 @@ void TestFaultOfTheDriver(const std::string& call) {
     threads.emplace_back([&, rank] {
       try {
         SetCurrentRank(
-            Join(Invitation::Unpack(hub.invitation()), *options.backend, rank, 2, 1, rank));
+            Join(Invitation::Unpack(server.invitation()), *options.backend, rank, 2, 1, rank));
         DoAll(*CurrentRank(), World(*CurrentRank()), kFloat32, 500, 1);
         DoMessages(*CurrentRank(), 1);
       } catch (const Error& error) {
@@ -306,7 +307,7 @@ void TestFaultOfTheDriver(const std::string& call) {
         if (CurrentRank() != nullptr) {
           CurrentRank()->FailSession();
         } else {
-          hub.AbortClosed();  // as the controller does when it hears of it
+          server.AbortClosed();  // as the controller does when it hears of it
         }
       }
       SetCurrentRank(nullptr);

@@ -18,16 +18,16 @@
 namespace tvm_ipc {
 namespace {
 
-using About = NodeMessage::About;
+using Type = NodeMessage::Type;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-enum Action { kOnce, kFail, kDie, kLoop, kAcross, kFetch };
+enum Action { kOnce, kFail, kDie, kLoop, kInternode, kFetch };
 
 void Sum(Rank& rank) {
   float value = 5;
   const Buffer buffer{&value, 1, ElementType{2, 32, 1}};
-  AllReduce(rank, buffer, ReduceKind::kSum, kGroup, Strategy::kRing, 0, buffer);
+  AllReduce(rank, buffer, ReduceKind::kSum, kGroup, Strategy::kDefault, 0, buffer);
   EXPECT(value == 5 * static_cast<float>(rank.SizeOf(kGroup)));
 }
 
@@ -58,12 +58,12 @@ void Do(Rank& rank, const Order& order) {
         shutdown(copy.get(), SHUT_RDWR);
       }
       while (true) Sum(rank);
-    case kAcross:
+    case kInternode:
       if (rank.id() == 0) {
         const Error refused = ErrorOf([&] { Send(rank, buffer, rank.num_ranks() - 1); });
         EXPECT(Contains(refused.what(), "ranks 0 and 3 are on several nodes"), refused.what());
       }
-      return AllReduce(rank, buffer, ReduceKind::kSum, kWorld, Strategy::kRing, 0, buffer);
+      return AllReduce(rank, buffer, ReduceKind::kSum, kWorld, Strategy::kDefault, 0, buffer);
     case kFetch:
       if (chosen) {
         rank.connection().Send(FrameType::kValue, AsBytes(order.seed) + Long(order.seed) +
@@ -77,10 +77,10 @@ void Do(Rank& rank, const Order& order) {
 }
 
 /*! \brief The reports once so many have come. */
-SessionReport Reports(Monitor& monitor, size_t count) {
+SessionReport Reports(WorkerTable& worker_table, size_t count) {
   const auto end = Clock::now() + std::chrono::seconds(60);
   while (true) {
-    const SessionReport report = monitor.Report();
+    const SessionReport report = worker_table.Report();
     if (report.errors.size() >= count) return report;
     EXPECT(Clock::now() < end, "only ", report.errors.size(), " of ", count, " errors came");
     usleep(500);
@@ -98,7 +98,7 @@ void ExpectPeers(const std::vector<RankReport>& reports, const std::string& text
 /*! \brief Errors, long ones too, come home from any node; all ranks stop, and then go on. */
 void TestErrorsAndRecovery() {
   Cluster cluster({2, 2}, Do);
-  const SessionReport start = cluster.monitor().Report();
+  const SessionReport start = cluster.worker_table().Report();
   EXPECT((start.joined == std::vector<int>{0, 1, 2, 3}) && start.pids[3] == getpid());
   for (uint64_t i = 0; i < 4; ++i) {
     EXPECT(cluster.Round(kOnce, 0).empty());
@@ -113,14 +113,14 @@ void TestErrorsAndRecovery() {
     EXPECT(found, "the error is not whole in round ", i);
     ExpectPeers(reports, Text("rank ", rank, rank < 2 ? " on node a" : " on node b", " failed"), 1);
   }
-  for (const RankReport& report : cluster.Round(kAcross, 0)) {
+  for (const RankReport& report : cluster.Round(kInternode, 0)) {
     EXPECT(report.kind == kind::kPeer ||
                Contains(report.message, "are on several nodes, and the backend shm"),
            report.message);
   }
-  cluster.monitor().WantValue(7);
+  cluster.worker_table().ExpectValue(7);
   EXPECT(cluster.Round(kFetch, 7).empty());
-  EXPECT(cluster.monitor().TakeValue(7) ==
+  EXPECT(cluster.worker_table().TakeValue(7) ==
          Long(7) + Long(8) + Long(9) + Long(3) + Long(4) + Long(5));
 }
 
@@ -130,8 +130,8 @@ void TestDeathOfARank() {
     Cluster cluster({2, 2}, Do);
     EXPECT(cluster.Round(kOnce, 0).empty());
     const uint64_t ticket = cluster.Begin(kDie, victim);
-    EXPECT(cluster.monitor().WaitDone(ticket, 60) == Monitor::Progress::kAttention);
-    const SessionReport report = Reports(cluster.monitor(), 3);
+    EXPECT(cluster.worker_table().WaitDone(ticket, 60) == WorkerTable::Progress::kAttention);
+    const SessionReport report = Reports(cluster.worker_table(), 3);
     EXPECT(report.dead == std::vector<int>{static_cast<int>(victim)} && report.lost.empty());
     ExpectPeers(report.errors, Text("rank ", victim, " (pid ", getpid(), " on node ",
                                     victim < 2 ? "a" : "b", ") died"));
@@ -146,19 +146,20 @@ void TestLossOfANode(bool silent) {
   const uint64_t ticket = cluster.Begin(kLoop, 0);
   usleep(5000);
   if (silent) {
-    cluster.wire(1).Hold();
+    cluster.ring(1).Hold();
   } else {
-    cluster.wire(1).Cut();
+    cluster.ring(1).Cut();
   }
-  EXPECT(cluster.monitor().WaitDone(ticket, 60) == Monitor::Progress::kAttention);
-  const SessionReport report = Reports(cluster.monitor(), 2);
+  EXPECT(cluster.worker_table().WaitDone(ticket, 60) == WorkerTable::Progress::kAttention);
+  const SessionReport report = Reports(cluster.worker_table(), 2);
   EXPECT((report.dead == std::vector<int>{2, 3}));
   EXPECT(report.lost.size() == 1 && Contains(report.lost[0], "node b (ranks 2 to 3) is lost: "));
-  EXPECT(Contains(report.lost[0], silent ? "nothing came from it for 1 s" : "its connection"),
+  EXPECT(Contains(report.lost[0], silent ? "it sent nothing for 1 s" : "its connection"),
          report.lost[0]);
   ExpectPeers(report.errors, "node b (ranks 2 to 3) is lost");
-  ExpectPeers(Reports(cluster.node(1).monitor(), 2).errors, "connection to the controller is lost");
-  const Error refused = ErrorOf([&] { cluster.monitor().Recover(); });
+  ExpectPeers(Reports(cluster.node(1).worker_table(), 2).errors,
+              "connection to the controller is lost");
+  const Error refused = ErrorOf([&] { cluster.worker_table().Recover(); });
   EXPECT(Contains(refused.what(), "cannot recover: node b (ranks 2 to 3) is lost"), refused.what());
 }
 
@@ -167,23 +168,24 @@ void TestClosed() {
   Cluster cluster({1, 1, 1}, Do);
   const uint64_t ticket = cluster.Begin(kLoop, 0);
   cluster.controller().AbortClosed();
-  EXPECT(cluster.monitor().WaitDone(ticket, 60) == Monitor::Progress::kAttention);
-  const SessionReport report = Reports(cluster.monitor(), 3);
+  EXPECT(cluster.worker_table().WaitDone(ticket, 60) == WorkerTable::Progress::kAttention);
+  const SessionReport report = Reports(cluster.worker_table(), 3);
   ExpectPeers(report.errors, "the session was closed");
 }
 
 /*! \brief What a node says, by hand. */
 class Speaker {
  public:
-  Speaker(Hub& hub, int node, const LinkTimes& times = {}) : link_(Connect(hub, node), times) {}
+  Speaker(SessionServer& server, int node, const LinkTimes& times = {})
+      : link_(Connect(server, node), times) {}
   Speaker(File socket, const LinkTimes& times) : link_(std::move(socket), times) {}
 
-  void Say(About about, int rank, uint64_t number = 0, const std::string& text = "") {
-    link_.Send({about, rank, number, text});
+  void Say(Type type, int rank, uint64_t number = 0, const std::string& text = "") {
+    link_.Send({type, rank, number, text});
     link_.Tick();
   }
   void SayAbort(uint32_t generation, AbortReason reason, int about) {
-    link_.SendFirst({About::kAbort, 77, uint64_t{generation} << 32 | AbortWord(reason, about), ""});
+    link_.SendFirst({Type::kAbort, 77, uint64_t{generation} << 32 | AbortWord(reason, about), ""});
     link_.Tick();
   }
   /*! \brief The next message; false if the link breaks before, or none comes. */
@@ -194,7 +196,7 @@ class Speaker {
       std::vector<pollfd> polled;
       link_.Watch(&polled);
       const int patience = std::min(link_.Tick(), 5);
-      if (poll(polled.data(), 1, patience) > 0 && polled[0].revents & POLLIN) link_.Hear();
+      if (poll(polled.data(), 1, patience) > 0 && polled[0].revents & POLLIN) link_.Receive();
     }
     return true;
   }
@@ -205,16 +207,16 @@ class Speaker {
   }
   void Come(int first, int last) {
     for (int rank = first; rank <= last; ++rank) {
-      Say(About::kGreeted, rank, 1000 + static_cast<uint64_t>(rank));
-      Say(About::kJoined, rank);
+      Say(Type::kGreeted, rank, 1000 + static_cast<uint64_t>(rank));
+      Say(Type::kJoined, rank);
     }
   }
   NodeLink& link() { return link_; }
 
  private:
-  static File Connect(Hub& hub, int node) {
+  static File Connect(SessionServer& server, int node) {
     auto [here, there] = TcpPair();
-    hub.Attach(node, std::move(there));
+    server.Attach(node, std::move(there));
     return std::move(here);
   }
   NodeLink link_;
@@ -222,79 +224,79 @@ class Speaker {
 
 /*! \brief What comes late, of a generation that is over, ends nothing; what comes early is kept. */
 void TestAbortsOfOtherGenerations() {
-  Hub hub(NodeOptions({1, 1}, -1, {}));
-  Speaker a(hub, 0), b(hub, 1);
+  SessionServer server(NodeOptions({1, 1}, -1, {}));
+  Speaker a(server, 0), b(server, 1);
   a.Come(0, 0);
   b.Come(1, 1);
-  EXPECT(hub.monitor().WaitJoined(30));
-  b.Say(About::kError, 1, 0, PackError("ValueError", "first", ""));
+  EXPECT(server.worker_table().WaitJoined(30));
+  b.Say(Type::kError, 1, 0, PackError("ValueError", "first", ""));
   b.SayAbort(0, AbortReason::kFailed, 1);
   NodeMessage heard = a.Heard();
-  EXPECT(heard.about == About::kAbort && heard.rank == 77 &&
+  EXPECT(heard.type == Type::kAbort && heard.rank == 77 &&
          heard.number == AbortWord(AbortReason::kFailed, 1));
-  a.Say(About::kDone, 0, 1);
-  b.Say(About::kDone, 1, 1);
-  EXPECT(hub.monitor().WaitDone(1, 30) == Monitor::Progress::kAttention);
-  std::thread recovery([&] { hub.monitor().Recover(); });
+  a.Say(Type::kDone, 0, 1);
+  b.Say(Type::kDone, 1, 1);
+  EXPECT(server.worker_table().WaitDone(1, 30) == WorkerTable::Progress::kAttention);
+  std::thread recovery([&] { server.worker_table().Recover(); });
   heard = a.Heard();
-  EXPECT(heard.about == About::kRecover && heard.number == 1);
-  a.Say(About::kRecovered, -1, 1);
+  EXPECT(heard.type == Type::kRecover && heard.number == 1);
+  a.Say(Type::kRecovered, -1, 1);
   a.SayAbort(1, AbortReason::kDied, 0);  // right after, while the others are still at it
   NodeMessage none;
-  EXPECT(b.Heard().about == About::kRecover && !b.Hear(&none, 20));
+  EXPECT(b.Heard().type == Type::kRecover && !b.Hear(&none, 20));
   b.SayAbort(0, AbortReason::kFailed, 1);  // once more, late
-  b.Say(About::kRecovered, -1, 1);
+  b.Say(Type::kRecovered, -1, 1);
   recovery.join();
-  EXPECT(hub.monitor().Report().errors.empty());
+  EXPECT(server.worker_table().Report().errors.empty());
   heard = b.Heard();
-  EXPECT(heard.about == About::kAbort &&
+  EXPECT(heard.type == Type::kAbort &&
          heard.number == (uint64_t{1} << 32 | AbortWord(AbortReason::kDied, 0)));
   b.SayAbort(0, AbortReason::kFailed, 1);
   EXPECT(!b.Hear(&none, 20) && !a.Hear(&none, 20), "nothing more is to be told");
-  EXPECT(hub.monitor().Report().lost.empty() && b.link().broken().empty());
+  EXPECT(server.worker_table().Report().lost.empty() && b.link().broken().empty());
 }
 
 /*! \brief Every node is told of every team, in order, and an answer comes after what was asked for.
  */
 void TestTeams() {
-  Hub hub(NodeOptions({1, 1}, -1, {}));
+  SessionServer server(NodeOptions({1, 1}, -1, {}));
   const std::string ranks[] = {std::string("\0\1", 2), std::string("\1\0", 2)};
   const uint64_t ids[] = {uint64_t{kFirstTeam} << 32 | 5, uint64_t{kFirstTeam + 1} << 32};
-  Speaker a(hub, 0);
-  EXPECT(hub.TeamOf({0, 1}, 5) == kFirstTeam);
+  Speaker a(server, 0);
+  EXPECT(server.TeamOf({0, 1}, 5) == kFirstTeam);
   NodeMessage heard = a.Heard();
-  EXPECT(heard.about == About::kTeam && heard.number == ids[0] && heard.text == ranks[0]);
-  Speaker b(hub, 1);  // comes late
-  b.Say(About::kTeam, 1, 0, ranks[1]);
+  EXPECT(heard.type == Type::kTeam && heard.number == ids[0] && heard.text == ranks[0]);
+  Speaker b(server, 1);  // comes late
+  b.Say(Type::kTeam, 1, 0, ranks[1]);
   for (int i : {0, 1}) {
     heard = b.Heard();
-    EXPECT(heard.about == About::kTeam && heard.number == ids[i] && heard.text == ranks[i]);
+    EXPECT(heard.type == Type::kTeam && heard.number == ids[i] && heard.text == ranks[i]);
   }
   heard = b.Heard();
-  EXPECT(heard.about == About::kTeamsSaid && heard.rank == 1);
+  EXPECT(heard.type == Type::kTeamsSent && heard.rank == 1);
   heard = a.Heard();
-  EXPECT(heard.about == About::kTeam && heard.number == ids[1] && heard.text == ranks[1]);
-  b.Say(About::kTeam, 1);  // nothing but an answer
-  EXPECT(b.Heard().about == About::kTeamsSaid);
+  EXPECT(heard.type == Type::kTeam && heard.number == ids[1] && heard.text == ranks[1]);
+  b.Say(Type::kTeam, 1);  // nothing but an answer
+  EXPECT(b.Heard().type == Type::kTeamsSent);
 }
 
 /*! \brief A node that cannot recover says why, and another attempt may succeed. */
 void TestRefusedRecovery() {
-  Hub hub(NodeOptions({1, 1}, -1, {}));
-  Speaker a(hub, 0), b(hub, 1);
+  SessionServer server(NodeOptions({1, 1}, -1, {}));
+  Speaker a(server, 0), b(server, 1);
   for (const char* why : {"it is busy", ""}) {
     std::string said;
     std::thread recovery([&] {
       try {
-        hub.monitor().Recover();
+        server.worker_table().Recover();
       } catch (const Error& error) {
         said = error.what();
       }
     });
     for (Speaker* node : {&a, &b}) {
       const NodeMessage heard = node->Heard();
-      EXPECT(heard.about == About::kRecover && heard.number == 1);
-      node->Say(About::kRecovered, -1, 1, node == &b ? why : "");
+      EXPECT(heard.type == Type::kRecover && heard.number == 1);
+      node->Say(Type::kRecovered, -1, 1, node == &b ? why : "");
     }
     recovery.join();
     EXPECT(*why ? Contains(said, "cannot recover: node b: it is busy") : said.empty(), said);
@@ -308,35 +310,35 @@ void TestRefusedRecovery() {
 void TestLies() {
   const uint64_t died = AbortWord(AbortReason::kDied, 0);
   const std::vector<NodeMessage> lies = {
-      {About::kDone, 0, 5, ""},
-      {About::kDied, 0, 0, ""},
-      {About::kJoined, -1, 0, ""},
-      {About::kLeft, 1 << 30, 0, ""},
-      {About::kRecovered, -1, 1, ""},
-      {About::kRecover, -1, 1, ""},
-      {About::kError, 1, 0, "no fields"},
-      {About::kTeam, 0, 0, std::string(1, 0)},
-      {About::kTeam, 1, 0, std::string(2, 0)},
-      {About::kTeam, 1, 0, std::string(1, 2)},
-      {About::kTeamsSaid, 1, 0, ""},
-      {About::kAbort, -1, died, ""},
-      {About::kAbort, -1, AbortWord(AbortReason::kClosed, 0), ""},
-      {About::kAbort, -1, AbortWord(AbortReason::kFailed, 1000), ""},
-      {About::kAbort, -1, 0xff, ""},
+      {Type::kDone, 0, 5, ""},
+      {Type::kDied, 0, 0, ""},
+      {Type::kJoined, -1, 0, ""},
+      {Type::kLeft, 1 << 30, 0, ""},
+      {Type::kRecovered, -1, 1, ""},
+      {Type::kRecover, -1, 1, ""},
+      {Type::kError, 1, 0, "no fields"},
+      {Type::kTeam, 0, 0, std::string(1, 0)},
+      {Type::kTeam, 1, 0, std::string(2, 0)},
+      {Type::kTeam, 1, 0, std::string(1, 2)},
+      {Type::kTeamsSent, 1, 0, ""},
+      {Type::kAbort, -1, died, ""},
+      {Type::kAbort, -1, AbortWord(AbortReason::kClosed, 0), ""},
+      {Type::kAbort, -1, AbortWord(AbortReason::kFailed, 1000), ""},
+      {Type::kAbort, -1, 0xff, ""},
   };
   for (const NodeMessage& lie : lies) {
-    Hub hub(NodeOptions({1, 1}, -1, {}));
-    Speaker a(hub, 0), b(hub, 1);
+    SessionServer server(NodeOptions({1, 1}, -1, {}));
+    Speaker a(server, 0), b(server, 1);
     a.Come(0, 0);
     b.Come(1, 1);
-    EXPECT(hub.monitor().WaitJoined(30));
+    EXPECT(server.worker_table().WaitJoined(30));
     b.link().Send(lie);
     b.link().Tick();
     const NodeMessage heard = a.Heard();
-    EXPECT(heard.about == About::kAbort && heard.number == AbortWord(AbortReason::kNodeLost, 1));
-    const SessionReport report = hub.monitor().Report();
+    EXPECT(heard.type == Type::kAbort && heard.number == AbortWord(AbortReason::kNodeLost, 1));
+    const SessionReport report = server.worker_table().Report();
     EXPECT(report.dead == std::vector<int>{1} && report.done[0] == 0);
-    EXPECT(Contains(report.lost.at(0), "it said what it may not say"), report.lost[0]);
+    EXPECT(Contains(report.lost.at(0), "it sent a message that is not allowed"), report.lost[0]);
   }
 }
 
@@ -346,15 +348,15 @@ void TestNonsense(double seconds, uint64_t seed) {
   size_t rounds = 0, lost = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   for (; Clock::now() < end; ++rounds) {
-    Hub hub(NodeOptions({1, 1}, -1, {}));
-    Speaker good(hub, 0);
+    SessionServer server(NodeOptions({1, 1}, -1, {}));
+    Speaker good(server, 0);
     good.Come(0, 0);
     auto [bad, there] = TcpPair();
-    hub.Attach(1, std::move(there));
+    server.Attach(1, std::move(there));
     std::string bytes;
     for (uint64_t i = 1 + random() % 8; i-- > 0;) {
       NodeMessage message;
-      message.about = static_cast<About>(1 + random() % 14);
+      message.type = static_cast<Type>(1 + random() % 14);
       message.rank = random() % 4 == 0 ? static_cast<int>(random() % 4) - 1 : 1;
       if (random() % 8 == 0) message.rank = static_cast<int>(random());
       message.number = random() % 8 == 0 ? random() : random() % 3;
@@ -373,15 +375,15 @@ void TestNonsense(double seconds, uint64_t seed) {
       if (random() % 4 == 0) bytes.resize(at + 1);
     }
     EXPECT(send(bad.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0);
-    good.Say(About::kDone, 0, 3);
+    good.Say(Type::kDone, 0, 3);
     const auto patience = Clock::now() + std::chrono::seconds(30);
     SessionReport report;
     do {
-      report = hub.monitor().Report();
+      report = server.worker_table().Report();
       EXPECT(Clock::now() < patience, "a good node is not heard any more");
     } while (report.done[0] != 3);
     bad = File();
-    while ((report = hub.monitor().Report()).left.empty() && report.dead.empty()) {
+    while ((report = server.worker_table().Report()).left.empty() && report.dead.empty()) {
       EXPECT(Clock::now() < patience, "the end of a node is not seen");
     }
     EXPECT(std::find(report.dead.begin(), report.dead.end(), 0) == report.dead.end());
@@ -397,7 +399,7 @@ void TestSlowReader() {
   std::string large;
   for (int i = 0; i < 6; ++i) large += Long(i);
   const auto before = Clock::now();
-  for (int rank : {1, 2}) sends.Say(About::kValue, rank, 5, large);
+  for (int rank : {1, 2}) sends.Say(Type::kValue, rank, 5, large);
   sends.SayAbort(4, AbortReason::kDied, 3);
   EXPECT(sends.link().full() && Clock::now() - before < std::chrono::seconds(20));
   {
@@ -407,10 +409,10 @@ void TestSlowReader() {
       EXPECT(!sends.Hear(&none));
       EXPECT(!sends.link().broken().empty());
     });
-    EXPECT(reads.Heard().about == About::kAbort);
+    EXPECT(reads.Heard().type == Type::kAbort);
     for (int rank : {1, 2}) {
       const NodeMessage heard = reads.Heard();
-      EXPECT(heard.about == About::kValue && heard.rank == rank && heard.text == large);
+      EXPECT(heard.type == Type::kValue && heard.rank == rank && heard.text == large);
     }
     reads.link().GiveUp("");
     shutdown(reads.link().socket(), SHUT_RDWR);
@@ -418,7 +420,7 @@ void TestSlowReader() {
   }
   auto [writer, deaf] = UnixPair();
   Speaker waits(std::move(writer), {milliseconds(20), milliseconds(400)});
-  for (int rank : {1, 2}) waits.Say(About::kValue, rank, 5, large);
+  for (int rank : {1, 2}) waits.Say(Type::kValue, rank, 5, large);
   NodeMessage none;
   EXPECT(!waits.Hear(&none) && Contains(waits.link().broken(), " for 0.4 s"),
          waits.link().broken());
@@ -439,21 +441,23 @@ void TestInvitations() {
 }
 
 void TestOptions() {
-  auto refusal = [](HubOptions options) {
-    return std::string(ErrorOf([&] { Hub hub(options); }).what());
+  auto refusal = [](SessionServerOptions options) {
+    return std::string(ErrorOf([&] { SessionServer server(options); }).what());
   };
-  HubOptions options = NodeOptions({2, 2}, 0, {});
+  SessionServerOptions options = NodeOptions({2, 2}, 0, {});
   options.num_ranks = 5;
   EXPECT(Contains(refusal(options), "the nodes have 4 ranks, the session has 5"));
-  EXPECT(Contains(refusal(NodeOptions({2, 2}, 2, {})), "not on number 2"));
+  EXPECT(
+      Contains(refusal(NodeOptions({2, 2}, 2, {})), "got 2 nodes, and this server is for node 2"));
   EXPECT(Contains(refusal(NodeOptions({2, 0}, 0, {})), "b has 0 ranks"));
-  Hub alone(Options(1));
+  SessionServer alone(Options(1));
   EXPECT(Contains(ErrorOf([&] { alone.Attach(0, File()); }).what(), "on one machine"));
-  Hub hub(NodeOptions({2, 2}, 1, {}));
-  Client client(hub);
+  SessionServer server(NodeOptions({2, 2}, 1, {}));
+  Client client(server);
   const Frame answer = client.Introduce(client.hello(1, 4));
-  EXPECT(Contains(answer.payload, "rank 1 is none of this node's, which are 2 to 3"),
-         answer.payload);
+  EXPECT(
+      Contains(answer.payload, "rank 1 does not belong to this node, which has the ranks 2 to 3"),
+      answer.payload);
 }
 
 /*! \brief Both ends of a link stand still for longer than they bear silence, and then one alone. */
@@ -469,18 +473,36 @@ void TestStandstill() {
   b.link().Tick();
   EXPECT(none_broke(), a.link().broken(), b.link().broken());
   NodeMessage none;
-  EXPECT(!a.Hear(&none) && Contains(a.link().broken(), "nothing came from it for 0.4 s"),
+  EXPECT(!a.Hear(&none) && Contains(a.link().broken(), "it sent nothing for 0.4 s"),
          a.link().broken());
 }
 
 /*! \brief A node that is ready long before others hears nothing of the controller until they are.
  */
 void TestLateController() {
-  HubOptions options = NodeOptions({1, 1}, 0, {});
+  SessionServerOptions options = NodeOptions({1, 1}, 0, {});
   options.link_times = {milliseconds(20), milliseconds(300)};
-  Hub hub(options);
+  SessionServer server(options);
   auto [here, there] = TcpPair();
-  hub.Attach(-1, std::move(there));
+  server.Attach(-1, std::move(there));
+  std::this_thread::sleep_for(milliseconds(700));
+  Speaker controller(std::move(here), options.link_times);
+  NodeMessage none;
+  EXPECT(!controller.Hear(&none, 100));
+  EXPECT(controller.link().broken().empty(), controller.link().broken());
+  // It has spoken, and its user stops it: its machine still acknowledges what comes.
+  std::this_thread::sleep_for(milliseconds(700));
+  EXPECT(!controller.Hear(&none, 100));
+  EXPECT(controller.link().broken().empty(), controller.link().broken());
+}
+
+/*! \brief Where no kernel says whether the other end is there, silence ends a link. */
+void TestSilentController() {
+  SessionServerOptions options = NodeOptions({1, 1}, 0, {});
+  options.link_times = {milliseconds(20), milliseconds(300)};
+  SessionServer server(options);
+  auto [here, there] = UnixPair();
+  server.Attach(-1, std::move(there));
   std::this_thread::sleep_for(milliseconds(700));
   Speaker controller(std::move(here), options.link_times);
   NodeMessage none;
@@ -501,6 +523,7 @@ int main(int argc, char** argv) {
   std::thread slow(TestSlowReader);  // it mostly waits, and so do others
   std::thread still(TestStandstill);
   std::thread late(TestLateController);
+  std::thread silent(TestSilentController);
   TestAbortsOfOtherGenerations();
   TestRefusedRecovery();
   TestTeams();
@@ -513,6 +536,7 @@ int main(int argc, char** argv) {
   slow.join();
   still.join();
   late.join();
+  silent.join();
   TestClosed();
   std::printf("passed\n");
   return 0;

@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "cluster.h"
-#include "core/engine_wire.h"
-#include "core/node_message.h"
+#include "core/internode_control_message.h"
+#include "core/internode_request_consumer.h"
 #include "core/teams.h"
 #include "expect.h"
 
 namespace tvm_ipc {
 namespace {
 
-using About = NodeMessage::About;
+using Type = NodeMessage::Type;
 using Clock = std::chrono::steady_clock;
 using Random = std::mt19937_64;
 
@@ -32,10 +32,10 @@ Clock::time_point In(double seconds) {
 
 NodeMessage RandomMessage(Random& random) {
   NodeMessage message;
-  message.about = static_cast<About>(1 + random() % 15);
+  message.type = static_cast<Type>(1 + random() % 15);
   message.rank = static_cast<int32_t>(random() % 4 == 0 ? random() : random() % 5 - 1);
   if (random() % 8 == 0) message.rank = INT32_MIN;
-  if (random() % 3 == 0) message.about = About::kTeam;
+  if (random() % 3 == 0) message.type = Type::kTeam;
   message.number = random() % 4;
   if (random() % 2 == 0) message.number |= (kFirstTeam + random() % 2) << 32;
   if (random() % 8 == 0) message.number = random();
@@ -49,9 +49,9 @@ NodeMessage RandomMessage(Random& random) {
 void TestController(double seconds, Random& random) {
   size_t rounds = 0, teams = 0;
   for (const auto end = In(seconds); Clock::now() < end; ++rounds) {
-    Hub hub(NodeOptions({1, 2}, 1, {}));
+    SessionServer server(NodeOptions({1, 2}, 1, {}));
     auto [bad, there] = UnixPair();
-    hub.Attach(-1, std::move(there));
+    server.Attach(-1, std::move(there));
     std::string bytes;
     for (uint64_t i = 1 + random() % 20; i-- > 0;) {
       const uint64_t type = static_cast<uint64_t>(FrameType::kPiece) + random() % 3;
@@ -64,7 +64,7 @@ void TestController(double seconds, Random& random) {
     }
     EXPECT(send(bad.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0);
     bad = File();
-    const Control& control = hub.segments()->control();
+    const Control& control = server.segments()->control();
     const auto patience = In(30);
     while (control.abort.load() == 0) {
       EXPECT(Clock::now() < patience, "the end of the controller is not seen");
@@ -83,27 +83,27 @@ void TestController(double seconds, Random& random) {
 
 /*! \brief Whatever is in the wire, the engine is given messages that lie in it, or an error. */
 void TestTable(double seconds, Random& random) {
-  Hub hub(NodeOptions({1, 2}, 1, {}));
-  const Segments& segments = *hub.segments();
-  std::vector<WireWork> works(64);
+  SessionServer server(NodeOptions({1, 2}, 1, {}));
+  const Segments& segments = *server.segments();
+  std::vector<RingMessage> messages(64);
   size_t rounds = 0, taken = 0, refused = 0;
   for (const auto end = In(seconds); Clock::now() < end; ++rounds) {
-    EngineWire wire(hub.segments());
-    wire.Flushed(0);
+    EngineRing ring(server.segments());
+    ring.Flushed(0);
     for (int rank : {1, 2}) {
-      auto& table = *reinterpret_cast<WireTable*>(segments.base(rank) + WireStart(3));
+      auto& table = *reinterpret_cast<RingTable*>(segments.base(rank) + RingStart(3));
       const uint32_t posted = table.posted.load();
       const auto some = static_cast<uint32_t>(random() % 100);
       for (uint32_t i = 0; i < some; ++i) {
         // Mostly well formed, with one field that is not.
-        const auto number = static_cast<uint16_t>(random() % kWireRequests);
-        WireRequest& request = table.requests[number];
+        const auto number = static_cast<uint16_t>(random() % kRingRequests);
+        RingRequest& request = table.requests[number];
         request.sends = static_cast<int32_t>(random() % 2);
         request.peer = 0;
-        request.tag = WireTag(kWorld, rank, 0, kFirstPhase);
+        request.tag = RingTag(kWorld, rank, 0, kFirstPhase);
         request.generation = 0;
-        request.bytes = random() % (kWireBuffer + 1);
-        request.offset = WireStart(3) + kWireTable + random() % WireBuffers(3) * kWireBuffer;
+        request.bytes = random() % (kRingBuffer + 1);
+        request.offset = RingStart(3) + kRingTable + random() % RingBuffers(3) * kRingBuffer;
         switch (random() % 2000) {
           case 0:
             request.peer = static_cast<int32_t>(random());
@@ -124,32 +124,32 @@ void TestTable(double seconds, Random& random) {
             request.offset = random() >> (random() % 64);
             break;
         }
-        table.queue[(posted + i) % kWireRequests] =
+        table.queue[(posted + i) % kRingRequests] =
             static_cast<uint16_t>(random() % 500 == 0 ? random() : number);
       }
       table.posted.store(random() % 20 == 0 ? static_cast<uint32_t>(random()) : posted + some);
     }
     const auto patience = In(10);
     try {
-      while (const size_t count = wire.Take(works.data(), 1 + random() % works.size())) {
+      while (const size_t count = ring.Take(messages.data(), 1 + random() % messages.size())) {
         taken += count;
         for (size_t i = 0; i < count; ++i) {
-          const WireWork& work = works[i];
-          EXPECT(work.rank == 1 || work.rank == 2);
-          const uint64_t base = reinterpret_cast<uint64_t>(segments.base(work.rank));
-          EXPECT(work.address >= base + WireStart(3) + kWireTable &&
-                     work.address + work.bytes <= base + segments.segment_bytes() &&
-                     work.address + work.bytes >= work.address,
-                 work.bytes, " bytes at ", work.address - base);
-          EXPECT(work.peer == 0 && work.tag >= 0 && work.tag <= kLargestTag &&
-                 work.generation == 0);
-          wire.Done(work.rank, work.request, work.bytes);
+          const RingMessage& ring_message = messages[i];
+          EXPECT(ring_message.rank == 1 || ring_message.rank == 2);
+          const uint64_t base = reinterpret_cast<uint64_t>(segments.base(ring_message.rank));
+          EXPECT(ring_message.address >= base + RingStart(3) + kRingTable &&
+                     ring_message.address + ring_message.bytes <= base + segments.segment_bytes() &&
+                     ring_message.address + ring_message.bytes >= ring_message.address,
+                 ring_message.bytes, " bytes at ", ring_message.address - base);
+          EXPECT(ring_message.peer == 0 && ring_message.tag >= 0 &&
+                 ring_message.tag <= kLargestTag && ring_message.generation == 0);
+          ring.Done(ring_message.rank, ring_message.request, ring_message.bytes);
         }
         EXPECT(Clock::now() < patience, "the engine takes without end");
       }
     } catch (const Error& error) {
       ++refused;
-      EXPECT(Contains(error.what(), "its memory has been written over"), error.what());
+      EXPECT(Contains(error.what(), "its memory has been overwritten"), error.what());
     }
     EXPECT(Clock::now() < patience, "the engine looked for long");
   }

@@ -84,7 +84,7 @@ void Use(Rank& rank, TeamId team) {
   if (rank.id() < 2) return;
   float value = 3;
   const Buffer buffer{&value, 1, ElementType{2, 32, 1}};
-  AllReduce(rank, buffer, ReduceKind::kSum, team, Strategy::kRing, 0, buffer);
+  AllReduce(rank, buffer, ReduceKind::kSum, team, Strategy::kDefault, 0, buffer);
   EXPECT(value == 6);
 }
 
@@ -99,7 +99,7 @@ void Fill(const Rank& rank) {
     }
   });
   EXPECT(full.kind() == std::string(kind::kRuntime));
-  EXPECT(Contains(full.what(), Text("is in ", kMaxSeats - kFirstTeam, " teams already")));
+  EXPECT(Contains(full.what(), Text("is already in ", kMaxTeamSlots - kFirstTeam, " teams")));
   EXPECT(TeamOf(rank, {0, kRanks - 1}, 1000) == mine[0]);
   std::lock_guard<std::mutex> lock(told_mutex);
   if (told[0].empty()) told[0].assign(mine.begin(), mine.end());
@@ -136,7 +136,7 @@ void ExpectSame(Cluster& cluster, int nodes) {
     Control& other = cluster.node(node).segments()->control();
     EXPECT(other.num_teams.load() == count);
     EXPECT(memcmp(first.teams, other.teams, count * sizeof(TeamRecord)) == 0);
-    for (int r = 0; r < kRanks; ++r) EXPECT(first.num_seats(r) == other.num_seats(r));
+    for (int r = 0; r < kRanks; ++r) EXPECT(first.num_team_slots(r) == other.num_team_slots(r));
   }
   for (uint32_t i = 0; i < count; ++i) {
     const TeamRecord& record = first.teams[i];
@@ -166,31 +166,31 @@ void TestNumbers(const std::vector<int>& sizes) {
   EXPECT(cluster.Round(kUnknown, 0).empty());
   ExpectSame(cluster, static_cast<int>(sizes.size()));
   const Error refused = ErrorOf([&] { cluster.node(0).TeamOf({0}, 9); });
-  EXPECT(Contains(refused.what(), "the controller's does"), refused.what());
+  EXPECT(Contains(refused.what(), "only the controller's can"), refused.what());
 }
 
 /*! \brief Who asks ends with an error where no answer comes: at the deadline, or when a peer fails.
  */
 void TestNoAnswer(bool fails) {
-  HubOptions options = NodeOptions({2, 1}, 0, {});
+  SessionServerOptions options = NodeOptions({2, 1}, 0, {});
   options.timeout_seconds = fails ? 60 : 0.2;
-  Hub hub(options);  // which nobody has told of a controller
-  const Invitation invitation = Invitation::Unpack(hub.invitation());
+  SessionServer server(options);  // which nobody has told of a controller
+  const Invitation invitation = Invitation::Unpack(server.invitation());
   auto join = [&](int rank) { return Join(invitation, FindBackend("shm"), rank, 3, 1); };
   std::thread other([&] {
     const auto rank = join(1);
-    EXPECT(hub.monitor().WaitJoined(30));
+    EXPECT(server.worker_table().WaitJoined(30));
     usleep(10000);
     if (fails) rank->FailSession();
-    while (hub.monitor().Report().left.empty()) usleep(1000);
+    while (server.worker_table().Report().left.empty()) usleep(1000);
   });
   if (const auto rank = join(0); true) {
-    EXPECT(hub.monitor().WaitJoined(30));
+    EXPECT(server.worker_table().WaitJoined(30));
     const Error error = ErrorOf([&] { TeamOf(*rank, {0, 2}, 0); });
     EXPECT(error.kind() == std::string(fails ? kind::kPeer : kind::kDeadline), error.what());
-    const char* text = fails
-                           ? "the making of a team was stopped: rank 1 "
-                           : "rank 0 waited 0.2 s for the controller to tell node a (ranks 0 to 1)";
+    const char* text =
+        fails ? "the creation of a team was stopped: rank 1 "
+              : "rank 0 waited 0.2 s for the controller to send a team to node a (ranks 0 to 1)";
     EXPECT(Contains(error.what(), text), error.what());
   }
   other.join();

@@ -113,7 +113,7 @@ void DoSameTeam(Rank& rank, const Order& order) {
   auto reduce = [&](Rank& same) {
     int32_t one = 1, sum = 0;
     const ElementType type{0, 32, 1};
-    AllReduce(same, Buffer{&one, 1, type}, ReduceKind::kSum, team, Strategy::kRing, 0,
+    AllReduce(same, Buffer{&one, 1, type}, ReduceKind::kSum, team, Strategy::kDefault, 0,
               Buffer{&sum, 1, type});
     EXPECT(sum == kRanks);
   };
@@ -165,7 +165,7 @@ void Serve(Rank& rank, const Order& order) {
 }
 
 void Run(uint64_t seed) {
-  HubOptions options;
+  SessionServerOptions options;
   options.num_ranks = kRanks;
   options.arena_bytes = 64 << 20;
   options.timeout_seconds = 100;

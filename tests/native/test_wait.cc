@@ -4,9 +4,15 @@
  * \brief Waiting in all three ways: nobody is missed, nothing is seen too early, and every wait
  *        has an end.
  */
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -206,9 +212,36 @@ void TestPolicy() {
   EXPECT(crowded.yields > 0);
 }
 
+/*!
+ * \brief A process that was stopped for longer than its deadline gives peers the time that was
+ * left.
+ */
+void TestStopped() {
+  void* shared =
+      mmap(nullptr, sizeof(Pair), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  EXPECT(shared != MAP_FAILED);
+  auto* pair = new (shared) Pair;
+  const pid_t child = fork();
+  if (child == 0) {
+    const WaitResult result =
+        WaitFor(pair->one.step, 1, pair->one.sleepers, pair->abort, kSleep, milliseconds(3000));
+    _exit(result == WaitResult::kReached ? 0 : 1);
+  }
+  std::this_thread::sleep_for(milliseconds(300));
+  EXPECT(kill(child, SIGSTOP) == 0);
+  std::this_thread::sleep_for(milliseconds(4000));
+  EXPECT(kill(child, SIGCONT) == 0);
+  std::this_thread::sleep_for(milliseconds(500));
+  Tell(pair->one, 1, Ordered::kBySleeper);
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0, "it did not wait any longer");
+  munmap(shared, sizeof(Pair));
+}
+
 }  // namespace
 
 int main() {
+  TestStopped();  // it forks, and there is no other thread yet
   TestSteps();
   TestPolicy();
   TestDeadline();

@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from collective_cases import EXCHANGES, GATHERS, MEMORIES, REDUCTIONS, Case
-
-from tvm_ipc.contract import ReduceKind
+from tests.runtime.collective_cases import EXCHANGES, GATHERS, MEMORIES, REDUCTIONS, Case
+from tvm_ipc.packed_functions import ReduceKind
 
 _INTEGERS = ("int8", "uint8", "int32", "int64", "uint64", "bool")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from node_processes import MARK, SECONDS, marked
 
+from tests.nodes.node_processes import MARK, SECONDS, marked
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.mpi import Mpi, find_mpi
 

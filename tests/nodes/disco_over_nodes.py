@@ -13,8 +13,8 @@ from tvm.runtime import disco
 
 import tvm_ipc  # noqa: F401
 from tvm_ipc.nodes.controller import Nodes, Workers
-from tvm_ipc.nodes.interface import address_towards
-from tvm_ipc.nodes.launcher import Places
+from tvm_ipc.nodes.listen_address import address_towards
+from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 
 started: dict[str, Nodes] = {}
 
@@ -36,7 +36,7 @@ class Session(disco.Session):
 
 def main(ranks: list[list[int]], what: str, **places: Any) -> None:
     count = sum(map(len, ranks)) + 1  # worker 0 is a thread of this process
-    where = Places(**places) if places else Places(len(ranks))
+    where = NodeAddresses(**places) if places else NodeAddresses(len(ranks))
     address = address_towards(places.get("hosts", ()))
     started["nodes"] = nodes = Nodes(where, Workers(ranks, count), address=address, timeout=60.0)
     told = [{**(node.facts or {}), "shares_memory": node.shares_memory} for node in nodes.nodes]

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parent / "runtime")]
+sys.path.append(str(HERE.parents[1]))
 
-import test_allreduce_norm as norms  # noqa: E402
-import test_shows as shows  # noqa: E402
-from disco_kinds import on_workers  # noqa: E402
 from tvm_ffi import Shape  # noqa: E402
 
 import tvm_ipc  # noqa: E402
-from tvm_ipc.contract import REDUCED_TYPES  # noqa: E402
-from tvm_ipc.nodes.launcher import Places  # noqa: E402
+from tests.runtime import test_allreduce_norm as norms  # noqa: E402
+from tests.runtime import test_exposed_buffers as shows  # noqa: E402
+from tests.runtime.disco_kinds import on_workers  # noqa: E402
+from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses  # noqa: E402
+from tvm_ipc.packed_functions import REDUCED_TYPES  # noqa: E402
 
 #: Sessions are slow where there are more workers than cores.
 SECONDS = 600.0
@@ -73,7 +73,11 @@ class Layout:
 @contextlib.contextmanager
 def opened(ranks: int, groups: int = 1, **where: Any) -> Iterator[tvm_ipc.Session]:
     with tvm_ipc.Session(ranks, num_groups=groups, timeout=SECONDS, **where) as session:
-        for module in ("collective_worker", "layout_functions", "worker_functions"):
+        for module in (
+            "tests.runtime.collective_worker",
+            "tests.nodes.layout_functions",
+            "tests.runtime.worker_functions",
+        ):
             session.import_python_module(module)
         say_backend = session.get_global_func("tests.this_session_has")
         say_backend(session.backend)
@@ -151,7 +155,7 @@ def sums(layout: Layout) -> list[list[str]]:
 
 
 def main(hosts: list[str], workers: int, groups: int, **where: Any) -> None:
-    places = Places(tuple(hosts), where["network"], Path(where["shell"]))
+    places = NodeAddresses(tuple(hosts), where["network"], Path(where["shell"]))
     ranks, begin = len(hosts) * workers, time.monotonic()
 
     def done(what: str) -> None:

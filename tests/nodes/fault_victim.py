@@ -27,9 +27,9 @@ def told() -> bool:
 
 def run(given: dict[str, Any]) -> None:
     import tvm_ipc
-    from tvm_ipc.nodes.launcher import Places
+    from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 
-    places = Places(tuple(given["hosts"]), given["network"], Path(given["shell"]))
+    places = NodeAddresses(tuple(given["hosts"]), given["network"], Path(given["shell"]))
     rounds = 0
     heard: list[IPCError] = []
 
@@ -41,7 +41,7 @@ def run(given: dict[str, Any]) -> None:
     try:
         with tvm_ipc.Session(given["workers"], hosts=places, timeout=given["timeout"]) as session:
             try:
-                session.import_python_module("fault_step")
+                session.import_python_module("tests.nodes.fault_step")
                 play = session.get_global_func("tests.nodes.fault_step")
                 while not told():
                     play(rounds)
@@ -64,7 +64,7 @@ def run(given: dict[str, Any]) -> None:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # for workers
     import tvm_ipc  # noqa: F401  (before a session is timed)
 
     while sys.stdin.readline():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disturbs sessions over nodes at random moments, and looks what becomes of them.
 
-    sudo python tests/nodes/faults.py --rounds 100                  # two hours
-    sudo python tests/nodes/faults.py --kinds worker loss --rounds 5
-    sudo python tests/nodes/faults.py --kinds agent --start         # while the session starts
+    sudo python -m tests.nodes.faults --rounds 100                  # two hours
+    sudo python -m tests.nodes.faults --kinds worker loss --rounds 5
+    sudo python -m tests.nodes.faults --kinds agent --start         # while the session starts
 
 Nodes are network namespaces. A program (`fault_victim.py`) opens one session after the other. In
 each round one thing is done to its session, at a random moment:
@@ -40,8 +40,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from network import Network, Node
-from node_processes import MARK, marked
+from tests.nodes.network import Network, Node
+from tests.nodes.node_processes import MARK, marked
 
 KINDS = ("worker", "agent", "launcher", "down", "blink", "loss", "stop")
 #: Those that a session may survive.

@@ -29,13 +29,15 @@ SECONDS = 60
 def open_session(workers: int, **options: Any) -> tvm_ipc.Session:
     settings: dict[str, Any] = {"hosts": 2, "device": "cuda", "timeout": SECONDS, **options}
     session = tvm_ipc.Session(workers, **settings)
-    session.import_python_module("collective_worker")
-    session.import_python_module("node_functions")
+    session.import_python_module("tests.runtime.collective_worker")
+    session.import_python_module("tests.nodes.node_functions")
     return session
 
 
 def run(session: tvm_ipc.Session, plan: str, groups: int = 1, in_group: bool = False) -> None:
-    session.get_global_func("tests.run_collectives")(groups, in_group, f"cases_on_gpus.{plan}")
+    session.get_global_func("tests.run_collectives")(
+        groups, in_group, f"tests.nodes.cases_on_gpus.{plan}"
+    )
 
 
 def adds(session: Any) -> None:
@@ -66,14 +68,14 @@ def check_teams(session: Any) -> None:
     run(session, "few_on_gpus", 2, True)
     both = session.get_global_func("tests.collectives_in_two_teams")
     for posts in (False, True):
-        both(posts, "cases_on_gpus.few_on_gpus")
+        both(posts, "tests.nodes.cases_on_gpus.few_on_gpus")
     session.sync()
     rows = np.arange(4 * 500, dtype="float32").reshape(4, 500)
     given = session.scatter(rows, in_group=False)
     team = session.team([3, 0, 2])
     gathered, total = session.empty((1500,), "float32"), session.empty((500,), "float32")
-    session.allgather(given, gathered, in_group=team)
-    session.allreduce(given, total, in_group=team)
+    session.allgather(given, gathered, team=team)
+    session.allreduce(given, total, team=team)
     for rank in team.ranks:
         np.testing.assert_array_equal(session.get(gathered, rank), rows[[3, 0, 2]].reshape(-1))
         np.testing.assert_array_equal(session.get(total, rank), rows[[3, 0, 2]].sum(axis=0))
@@ -146,17 +148,15 @@ def two() -> None:
 
 def check_files(session: Any) -> None:
     """Worker 0 reads what the other node does not have, and sends each worker its part."""
-    from tvm_ipc.runtime.shipping import ship
-
-    sys.path.insert(0, str(HERE.parent / "weights"))
-    import weight_files
+    from tests.models.weights import weight_files
+    from tvm_ipc.runtime.distribute_module import distribute_module
 
     arrays = {
         "w": np.arange(35000, dtype="float32").reshape(500, 70),
         "n": np.array(3, "int32"),
     }
     cuts = weight_files.cuts_of(arrays, 2)
-    session.import_python_module("tvm_ipc.weights.worker")
+    session.import_python_module("tvm_ipc.models.weights.worker")
     session.get_global_func("tests.nodes.has_no_files")(1)
     with tempfile.TemporaryDirectory() as folder:
         path = weight_files.write(Path(folder, "model.safetensors"), arrays)
@@ -164,10 +164,10 @@ def check_files(session: Any) -> None:
         for name, cut in cuts.items():
             for rank in range(2):
                 found = session.get(weights[name], rank)
-                np.testing.assert_array_equal(found, cut.part(arrays[name], rank), strict=True)
+                np.testing.assert_array_equal(found, cut.shard(arrays[name], rank), strict=True)
         library = Path(folder, "library.so")
         library.write_bytes(os.urandom(1 << 20))
-        digest = ship(session, library, (0, 1))
+        digest = distribute_module(session, library, (0, 1))
         has = session.get_global_func("tvm_ipc.worker.has_library")(str(library), digest)
         assert has.debug_get_from_remote(1), "it was not kept, or not as it was sent"
 
@@ -184,11 +184,11 @@ def refused() -> None:
         tvm_ipc.Session(2, hosts=2, device="cuda", device_ids=[1, 1])
     with pytest.raises(ValueError, match="2 and 3, of one machine, would share cuda:7; give other"):
         tvm_ipc.Session(4, hosts=["localhost", "b"], device="cuda", device_ids=[0, 1, 7, 7])
-    with pytest.raises(ValueError, match="which is no GPU here: this machine has 4"):
+    with pytest.raises(ValueError, match="but this machine has 4 GPUs"):
         tvm_ipc.Session(2, hosts=["localhost", "b"], device="cuda", device_ids=[5, 0])
     # As if the other node were another machine, whose GPUs nobody can look at from here.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ipc.nodes.hosts.Hosts.machines", lambda *_: [0, 1])
+        patch.setattr("tvm_ipc.nodes.hosts_argument.Hosts.machines", lambda *_: [0, 1])
         begun = time.monotonic()
         with pytest.raises(
             IPCError, match=r"worker 1 of node 1 \(.*\): there is no device cuda:9"
@@ -200,7 +200,5 @@ def refused() -> None:
 SCENARIOS: dict[str, Callable[[], None]] = {one.__name__: one for one in (four, two, refused)}
 
 if __name__ == "__main__":
-    # Workers import modules from there.
-    sys.path[:0] = [str(HERE), str(HERE.parent / "runtime")]
     SCENARIOS[sys.argv[1]]()
     print("done")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives in any team of workers of several nodes, and large ones, checked on each worker.
 
-`every_layout.py` makes them known with `import_python_module("layout_functions")`.
+`every_layout.py` makes them known with `import_python_module("tests.nodes.layout_functions")`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import cases_across  # noqa: F401  what plans are looked for in
 import numpy as np
-import places
-from collective_cases import Array, numpy_type, reduce, same
-from collective_worker import Member, _run
 from tvm_ffi import Shape, get_global_func, register_global_func
 
-from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+from tests.nodes import internode_cases  # noqa: F401  what plans are looked for in
+from tests.runtime import places
+from tests.runtime.collective_cases import Array, numpy_type, reduce, same
+from tests.runtime.collective_worker import Member, _run
+from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind
 
 
 class Mate(Member):
@@ -45,7 +45,7 @@ def in_team(
     if mate.size == 0:
         return ""
     on = tuple(nodes[rank] for rank in mate.ranks)
-    return _run(mate, f"cases_across.{plan}", on, *arguments)
+    return _run(mate, f"tests.nodes.internode_cases.{plan}", on, *arguments)
 
 
 #: Rows repeat after this many elements, so that pieces, which are even, never have the same ones.

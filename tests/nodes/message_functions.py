@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers do in `test_engine.py`: all draw the same plan of messages from the same seed, and
-each sends and receives its part."""
+"""Functions that run in the workers of `test_mpi_progress_engine.py`.
+
+All workers draw the same plan of messages from the same seed, and each sends and receives its part.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from tvm.script import relax as R
 
 import tvm_ipc
 from tvm_ipc.comm import Mesh, Shard
-from tvm_ipc.nodes.launcher import Places
-from tvm_ipc.parallel import Cut
+from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
+from tvm_ipc.spmd import ShardSpec
 
 #: Each node has one of its own.
 FOLDER = Path("/dev/shm")
@@ -32,7 +32,7 @@ class Sum:
         return total
 
 
-def main(places: Places) -> None:
+def main(places: NodeAddresses) -> None:
     library = FOLDER / "sum.so"
     pipeline = tvm_ipc.get_pipeline(tvm.target.Target("llvm"), world_size=2)
     tvm.compile(Sum, target="llvm", relax_pipeline=pipeline).export_library(str(library))
@@ -55,12 +55,16 @@ def check_weights(session: tvm_ipc.Session, numbers: np.ndarray[Any, Any]) -> No
     header = json.dumps({"w": of_w}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + numbers.tobytes())
     shape = tuple(of_w["shape"])
-    cut = Cut("w", "w", shape, "float32", Mesh({"tp": 2}), (Shard(0),))
+    cut = ShardSpec("w", "w", shape, "float32", Mesh({"tp": 2}), (Shard(0),))
     weights = tvm_ipc.load_weights(session, file, {"w": cut})
     for rank in (0, 1):
-        assert (session.get(weights["w"], rank) == cut.part(numbers.reshape(shape), rank)).all()
+        assert (session.get(weights["w"], rank) == cut.shard(numbers.reshape(shape), rank)).all()
     file.unlink()
 
 
 if __name__ == "__main__":
-    main(Places(**{**json.loads(sys.argv[1]), "shell": Path(json.loads(sys.argv[1])["shell"])}))
+    main(
+        NodeAddresses(
+            **{**json.loads(sys.argv[1]), "shell": Path(json.loads(sys.argv[1])["shell"])}
+        )
+    )

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import tvm_ffi
@@ -25,6 +27,17 @@ def _where() -> str:
 def _rank_as_tensor(count: int) -> Tensor:
     rank = tvm_ffi.get_global_func("tvm_ipc.worker.rank")()
     return as_tensor(np.full(count, rank, "float32"))
+
+
+@tvm_ffi.register_global_func("tests.nodes.write_to_standard_streams")
+def _write_to_standard_streams(text: str) -> str:
+    """Print, as Python and as native code do; return what the descriptors lead to."""
+    rank = int(tvm_ffi.get_global_func("runtime.disco.worker_rank")())
+    print(f"rank {rank} {text}", flush=True)
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            os.write(number, f"rank {rank} {text}\n".encode())
+    return " ".join(str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3))
 
 
 @tvm_ffi.register_global_func("tests.nodes.add_one")
@@ -83,12 +96,12 @@ def _reduce_for_ever() -> None:
 def _has_no_files(rank: int) -> None:
     """From now on a rank finds none of the files that others have, but what it was sent."""
     if tvm_ffi.get_global_func("tvm_ipc.worker.rank")() == rank:
-        from tvm_ipc.runtime import shipping
-        from tvm_ipc.weights import worker
+        from tvm_ipc.models.weights import worker
+        from tvm_ipc.runtime import distribute_module
 
-        found = shipping._found
-        worker._is_there = lambda *_: False  # type: ignore[assignment]
-        shipping._found = lambda _, digest: found("/dev/null", digest)
+        found = distribute_module._find_library
+        worker._is_same_file = lambda *_: False  # type: ignore[assignment]
+        distribute_module._find_library = lambda _, digest: found("/dev/null", digest)
 
 
 def _of_device(count: int) -> Tensor:

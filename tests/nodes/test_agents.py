@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from node_processes import SECONDS
 
+from tests.nodes.node_processes import SECONDS
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
 from tvm_ipc.nodes import controller
 from tvm_ipc.nodes.controller import Nodes, Workers
 from tvm_ipc.nodes.handshake import Key
-from tvm_ipc.nodes.launcher import Places
-from tvm_ipc.nodes.mpi import Mpi
+from tvm_ipc.nodes.mpi import OPEN_MPI, Mpi
+from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
+from tvm_ipc.runtime.python_subprocess import python_module
 
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent
@@ -34,7 +35,7 @@ def program(ranks: list[list[int]], what: str) -> list[str]:
 
 def two_nodes(mpi: Mpi) -> Nodes:
     """Worker 1 on node 0, worker 2 on node 1."""
-    return Nodes(Places(2), Workers([[1], [2]], 3), address=HOST, timeout=SECONDS, mpi=mpi)
+    return Nodes(NodeAddresses(2), Workers([[1], [2]], 3), address=HOST, timeout=SECONDS, mpi=mpi)
 
 
 def until_error(nodes: Nodes) -> IPCError:
@@ -114,10 +115,10 @@ def test_disco_over_connections(mpi: Mpi, started: Started) -> None:
 
 def test_a_rank_that_is_alone(mpi: Mpi, started: Started) -> None:
     """As all are where the launcher is another MPI's."""
-    command = [*controller._AGENT, "2", "60"]
+    command = [*controller._AGENT, *python_module("tvm_ipc.nodes.agent"), "2", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 1
-    assert "rank 0 of 1, and there should be 2 agents" in done.stderr
+    assert "rank 0 of 1; expected 2 agents" in done.stderr
 
 
 def test_an_agent_that_is_cut_off_ends_the_daemon_that_waits_for_the_launcher(
@@ -177,10 +178,36 @@ def test_an_agent_whose_daemon_has_died_does_not_kill_who_inherits_it(
 def test_errors_of_the_start(mpi: Mpi, started: Started) -> None:
     workers = Workers([[1], [2]], 3)
     program = [sys.executable, "-c", "import sys; sys.exit('no agent')"]
-    with pytest.raises(IPCError, match=r"ended with exit code 1\nIt said:\n[^~]*no agent"):
-        Nodes(Places(2), workers, address=HOST, timeout=SECONDS, mpi=mpi, program=program)
+    with pytest.raises(IPCError, match=r"ended with exit code 1\n[^~]*It printed:\n[^~]*no agent"):
+        Nodes(NodeAddresses(2), workers, address=HOST, timeout=SECONDS, mpi=mpi, program=program)
     program = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(DeadlineError, match=r"within 0\.5 s: agent of node 0, agent of node 1;"):
-        Nodes(Places(2), workers, address=HOST, timeout=0.5, mpi=mpi, program=program)
-    with pytest.raises(IPCError, match="2 nodes have ranks of 3"):
-        Nodes(Places(2), Workers([[1], [], [2]], 3), address=HOST, timeout=1.0, mpi=mpi)
+        Nodes(NodeAddresses(2), workers, address=HOST, timeout=0.5, mpi=mpi, program=program)
+    with pytest.raises(IPCError, match=r"on 2 nodes of this machine, over the network nowhere0, "):
+        places = NodeAddresses(2, "nowhere0")  # of which Open MPI says "None of the TCP networks"
+        Nodes(places, workers, address=HOST, timeout=SECONDS, mpi=mpi)
+    with pytest.raises(IPCError, match="there are 2 nodes, and ranks for 3; pass"):
+        Nodes(NodeAddresses(2), Workers([[1], [], [2]], 3), address=HOST, timeout=1.0, mpi=mpi)
+
+
+@pytest.mark.slow
+def test_the_start_ends_at_its_deadline_whatever_mpi_does(
+    tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI is found late, and its launcher neither starts agents nor ends when it is asked to."""
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text("#!/bin/sh\ntrap '' TERM\nsleep 60 &\nwhile :; do sleep 60; done\n")
+    launcher.chmod(0o755)
+
+    def find() -> Mpi:
+        time.sleep(2.0)
+        return Mpi(OPEN_MPI, launcher, "Open MPI 5")
+
+    monkeypatch.setattr(controller, "find_mpi", find)
+    begin = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"within 3 s: agent of node 0, agent of node 1;"):
+        Nodes(NodeAddresses(2), Workers([[1], [2]], 3), address=HOST, timeout=3.0)
+    # Beyond 3 s are what a launcher has to end in (3 s) and to say its last words (2 s).
+    assert time.monotonic() - begin < 3.0 + 5.0 + 1.0
+    for process in started():
+        os.kill(process, signal.SIGKILL)

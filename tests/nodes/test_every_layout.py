@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from network import Network, NoNetworkError
 
+from tests.nodes.network import Network, NoNetworkError
 from tvm_ipc.nodes.mpi import Mpi
 
 #: Nodes, workers on each, and groups: of one rank, inside of nodes, across them, and both.

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import cuda_double
 import pytest
 
+from tests import cuda_double
 from tvm_ipc.nodes.mpi import Mpi
 
 SCENARIOS = Path(__file__).with_name("gpus_over_nodes.py")

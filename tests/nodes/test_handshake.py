@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tvm_ipc.errors import DeadlineError, IPCError
-from tvm_ipc.nodes import door as door_module
-from tvm_ipc.nodes.door import MOST_STRANGERS, Door
+from tvm_ipc.nodes import admission as door_module
+from tvm_ipc.nodes.admission import MOST_PENDING, Admission
 from tvm_ipc.nodes.handshake import (
     ANSWER,
     HEAD,
@@ -27,7 +27,7 @@ from tvm_ipc.nodes.handshake import (
     NONCE_BYTES,
     PROOF_BYTES,
     Key,
-    Place,
+    PeerIdentity,
     enter,
     pack_answer,
     pack_claim,
@@ -36,9 +36,9 @@ from tvm_ipc.nodes.handshake import (
 )
 
 HOST = "127.0.0.1"
-AGENT = Place(0, "agent")
-OTHER = Place(1, "agent")
-WORKER = Place(1, "worker", 3)
+AGENT = PeerIdentity(0, "agent")
+OTHER = PeerIdentity(1, "agent")
+WORKER = PeerIdentity(1, "worker", 3)
 SECONDS = 20.0  # for what takes milliseconds
 
 
@@ -53,7 +53,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def attend(door: Door, *waited: Future[Any]) -> None:
+def attend(door: Admission, *waited: Future[Any]) -> None:
     """Hear who comes until all of these have ended."""
     end = time.monotonic() + SECONDS
     while not all(future.done() for future in waited):
@@ -61,7 +61,7 @@ def attend(door: Door, *waited: Future[Any]) -> None:
         door.poll(0.01)
 
 
-def stranger(door: Door) -> socket.socket:
+def stranger(door: Admission) -> socket.socket:
     return socket.create_connection(door.address, SECONDS)
 
 
@@ -76,7 +76,7 @@ def first_message(connection: socket.socket) -> bytes:
     return data[len(HELLO) :]
 
 
-def second_message(key: Key, nonce: bytes, place: Place = AGENT) -> bytes:
+def second_message(key: Key, nonce: bytes, place: PeerIdentity = AGENT) -> bytes:
     own, claim = bytes(NONCE_BYTES), pack_claim(place, versions())
     return HEAD.pack(HELLO, own, len(claim)) + claim + key.of_joiner(nonce, own, claim)
 
@@ -92,22 +92,22 @@ def heard_to_the_end(connection: socket.socket) -> bytes:
 
 
 def test_all_join_and_the_door_closes(key: Key, pool: ThreadPoolExecutor) -> None:
-    places = [AGENT, OTHER, *(Place(k // 2, "worker", k) for k in range(4))]
+    places = [AGENT, OTHER, *(PeerIdentity(k // 2, "worker", k) for k in range(4))]
 
-    def join(place: Place) -> socket.socket:
+    def join(place: PeerIdentity) -> socket.socket:
         connection = enter(key, place, [door.address], SECONDS)
         connection.sendall(f"I am {place}\n".encode())  # at once: nothing of it may get lost
         return connection
 
-    with Door(key, places, HOST) as door:
+    with Admission(key, places, HOST) as door:
         inside = {place: pool.submit(join, place) for place in places}
         door.wait(SECONDS)
-        assert door.strangers == 0 and not door.missing
+        assert door.pending == 0 and not door.missing
         with pytest.raises(ConnectionRefusedError):
             stranger(door)
         assert door.poll() == {}
     for place, future in inside.items():
-        with future.result() as joiner, door.joined[place] as controller:
+        with future.result() as joiner, door.admitted[place] as controller:
             assert controller.gettimeout() is None and joiner.gettimeout() is None
             assert not controller.get_inheritable()
             assert controller.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -118,17 +118,17 @@ def test_all_join_and_the_door_closes(key: Key, pool: ThreadPoolExecutor) -> Non
 
 
 def test_wrong_secret(key: Key, pool: ThreadPoolExecutor) -> None:
-    with Door(key, [AGENT], HOST) as door:
+    with Admission(key, [AGENT], HOST) as door:
         for other in (Key.new(), Key(key.secret, bytes(16)), Key(bytes(32), key.session)):
             future = pool.submit(enter, other, AGENT, [door.address], SECONDS)
             attend(door, future)
             with pytest.raises(IPCError, match=r"agent of node 0 .* does not know the secret"):
                 future.result()
-        assert door.missing == (AGENT,) and door.strangers == 3
+        assert door.missing == (AGENT,) and door.pending == 3
 
 
 def test_what_was_recorded_proves_nothing(key: Key, pool: ThreadPoolExecutor) -> None:
-    with Door(key, [AGENT], HOST) as door, stranger(door) as first, stranger(door) as second:
+    with Admission(key, [AGENT], HOST) as door, stranger(door) as first, stranger(door) as second:
         message = pool.submit(first_message, first)
         other = pool.submit(first_message, second)
         attend(door, message, other)
@@ -141,12 +141,12 @@ def test_what_was_recorded_proves_nothing(key: Key, pool: ThreadPoolExecutor) ->
         assert door.missing
         first.sendall(recorded)
         door.wait(SECONDS)
-        door.joined[AGENT].close()
+        door.admitted[AGENT].close()
 
 
 def test_a_proof_sent_back_proves_nothing(key: Key, pool: ThreadPoolExecutor) -> None:
-    assert key.of_door(b"a") != key.of_joiner(b"a")
-    assert key.of_door(b"a", b"b") != key.of_door(b"ab")
+    assert key.of_listener(b"a") != key.of_joiner(b"a")
+    assert key.of_listener(b"a", b"b") != key.of_listener(b"ab")
     with socket.create_server((HOST, 0)) as mirror:
         future = pool.submit(enter, key, AGENT, [mirror.getsockname()[:2]], SECONDS)
         with mirror.accept()[0] as connection:
@@ -158,7 +158,7 @@ def test_a_proof_sent_back_proves_nothing(key: Key, pool: ThreadPoolExecutor) ->
 
 
 def test_a_claim_that_was_changed_on_its_way(key: Key, pool: ThreadPoolExecutor) -> None:
-    with Door(key, [AGENT, OTHER], HOST) as door, socket.create_server((HOST, 0)) as middle:
+    with Admission(key, [AGENT, OTHER], HOST) as door, socket.create_server((HOST, 0)) as middle:
         future = pool.submit(enter, key, AGENT, [middle.getsockname()[:2]], SECONDS)
         with middle.accept()[0] as joiner, stranger(door) as connection:
             nonce = pool.submit(first_message, connection)
@@ -177,25 +177,25 @@ def test_a_claim_that_was_changed_on_its_way(key: Key, pool: ThreadPoolExecutor)
 
 
 def test_a_place_is_taken_once(key: Key, pool: ThreadPoolExecutor) -> None:
-    with Door(key, [AGENT, WORKER], HOST) as door:
+    with Admission(key, [AGENT, WORKER], HOST) as door:
         first = pool.submit(enter, key, AGENT, [door.address], SECONDS)
         attend(door, first)
         again = pool.submit(enter, key, AGENT, [door.address], SECONDS)
-        unknown = pool.submit(enter, key, Place(1, "worker", 4), [door.address], SECONDS)
+        unknown = pool.submit(enter, key, PeerIdentity(1, "worker", 4), [door.address], SECONDS)
         attend(door, again, unknown)
-        with pytest.raises(IPCError, match="agent of node 0 in: somebody else has joined as that"):
+        with pytest.raises(IPCError, match="agent of node 0: another process has joined under th"):
             again.result()
-        with pytest.raises(IPCError, match="worker 4 of node 1 in: the session has no such place"):
+        with pytest.raises(IPCError, match="worker 4 of node 1: the session expects no such proc"):
             unknown.result()
         assert door.missing == (WORKER,) and not door.refused
         first.result().close()
-        door.joined[AGENT].close()
+        door.admitted[AGENT].close()
 
 
 def test_other_versions_are_refused_and_both_named(key: Key, pool: ThreadPoolExecutor) -> None:
     assert "tvm-ipc " in versions() and "apache-tvm " in versions() and "Python 3." in versions()
     both = "it runs tvm-ipc 9, and the controller tvm-ipc 8"
-    with Door(key, [AGENT, OTHER], HOST, runs="tvm-ipc 8") as door:
+    with Admission(key, [AGENT, OTHER], HOST, runs="tvm-ipc 8") as door:
         future = pool.submit(enter, key, OTHER, [door.address], SECONDS, "tvm-ipc 9")
         with pytest.raises(IPCError, match=f"agent of node 1 at 127.0.0.1:.*{both}"):
             door.wait(SECONDS)
@@ -214,7 +214,7 @@ HOSTILE = {
 
 
 def test_strangers_are_sent_away(key: Key, pool: ThreadPoolExecutor) -> None:
-    with Door(key, [AGENT], HOST) as door:
+    with Admission(key, [AGENT], HOST) as door:
         for sent in HOSTILE.values():
             with stranger(door) as early:
                 early.sendall(sent)
@@ -227,19 +227,19 @@ def test_strangers_are_sent_away(key: Key, pool: ThreadPoolExecutor) -> None:
             connection.sendall(sent)
         future = pool.submit(enter, key, AGENT, [door.address], SECONDS)
         door.wait(SECONDS)
-        assert door.strangers == 3 * len(HOSTILE)
+        assert door.pending == 3 * len(HOSTILE)
         for connection in staying:  # those that were still allowed to try, too
             assert len(heard_to_the_end(connection)) <= len(HELLO) + NONCE_BYTES
             connection.close()
         future.result().close()
-        door.joined[AGENT].close()
+        door.admitted[AGENT].close()
 
 
 def test_who_is_slow_is_sent_away(
     key: Key, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "STRANGER_SECONDS", 0.3)
-    with Door(key, [AGENT], HOST) as door, stranger(door) as loris:
+    monkeypatch.setattr(door_module, "PENDING_SECONDS", 0.3)
+    with Admission(key, [AGENT], HOST) as door, stranger(door) as loris:
 
         def drip() -> None:
             nonce = first_message(loris)
@@ -250,7 +250,7 @@ def test_who_is_slow_is_sent_away(
         future = pool.submit(drip)
         attend(door, future)  # each byte comes soon after the one before, but all of them do not
         assert isinstance(future.exception(), OSError)
-        assert door.missing and door.strangers == 1
+        assert door.missing and door.pending == 1
 
 
 CROWD = """
@@ -266,8 +266,8 @@ sys.stdin.read()
 
 
 def test_ten_thousand_strangers(key: Key, pool: ThreadPoolExecutor) -> None:
-    places = [AGENT, *(Place(0, "worker", k) for k in range(20))]
-    with Door(key, [*places, OTHER], HOST) as door:
+    places = [AGENT, *(PeerIdentity(0, "worker", k) for k in range(20))]
+    with Admission(key, [*places, OTHER], HOST) as door:
         crowd = subprocess.Popen(
             [sys.executable, "-S", "-c", CROWD, str(door.address[1])],
             stdin=subprocess.PIPE,
@@ -281,19 +281,19 @@ def test_ten_thousand_strangers(key: Key, pool: ThreadPoolExecutor) -> None:
             joining.result().close()
         attend(door, done)
         assert done.result() == b"done\n"
-        while door.poll(0.0) or len(door._waiting) + door.strangers < 10_000:
-            assert len(door._waiting) <= MOST_STRANGERS
+        while door.poll(0.0) or len(door._waiting) + door.pending < 10_000:
+            assert len(door._waiting) <= MOST_PENDING
         last = pool.submit(enter, key, OTHER, [door.address], SECONDS)
         door.wait(SECONDS)
         last.result().close()
-        assert door.strangers >= 10_000
+        assert door.pending >= 10_000
         crowd.communicate(timeout=SECONDS)
-        for connection in door.joined.values():
+        for connection in door.admitted.values():
             connection.close()
 
 
 def test_no_descriptors_left(key: Key, pool: ThreadPoolExecutor) -> None:
-    with Door(key, [AGENT], HOST) as door:
+    with Admission(key, [AGENT], HOST) as door:
         listener: Any = door._listener
 
         class Poor:
@@ -308,9 +308,9 @@ def test_no_descriptors_left(key: Key, pool: ThreadPoolExecutor) -> None:
         crowd = [stranger(door) for _ in range(20)]
         future = pool.submit(enter, key, AGENT, [door.address], SECONDS)
         door.wait(SECONDS)
-        assert door.strangers == 20
+        assert door.pending == 20
         future.result().close()
-        door.joined[AGENT].close()
+        door.admitted[AGENT].close()
         for connection in crowd:
             connection.close()
 
@@ -331,7 +331,7 @@ def damaged(message: bytes, random_: random.Random) -> bytes:
 
 def test_damaged_messages_let_nobody_in(key: Key, pytestconfig: pytest.Config) -> None:
     random_ = random.Random(7)
-    with Door(key, [AGENT, OTHER], HOST) as door:
+    with Admission(key, [AGENT, OTHER], HOST) as door:
         for _ in range(50 * pytestconfig.getoption("--fault-rounds")):
             with stranger(door) as connection:
                 door.poll(1.0)
@@ -342,9 +342,9 @@ def test_damaged_messages_let_nobody_in(key: Key, pytestconfig: pytest.Config) -
                 while door._waiting:
                     door.poll(1.0)
                 whole = sent.startswith(message)  # bytes behind it are those of its user
-                assert (AGENT in door.joined) == whole
+                assert (AGENT in door.admitted) == whole
                 if whole:
-                    door.joined.pop(AGENT).close()
+                    door.admitted.pop(AGENT).close()
 
 
 def test_damaged_answers_are_not_believed(key: Key, pytestconfig: pytest.Config) -> None:
@@ -394,21 +394,21 @@ def listeners() -> list[str]:
 
 def test_listens_on_one_interface(key: Key) -> None:
     before = listeners()
-    with Door(key, [AGENT], HOST) as door:
+    with Admission(key, [AGENT], HOST) as door:
         assert set(listeners()) - set(before) == {f"0100007F:{door.address[1]:04X}"}
     assert listeners() == before
     for host in ("0.0.0.0", "::", "", "localhost", "224.0.0.1"):
         with pytest.raises(IPCError, match="one interface"):
-            Door(key, [AGENT], host)
+            Admission(key, [AGENT], host)
     with pytest.raises(IPCError, match=r"cannot listen on 192\.0\.2\.1"):
-        Door(key, [AGENT], "192.0.2.1")  # of nobody
+        Admission(key, [AGENT], "192.0.2.1")  # of nobody
     assert listeners() == before
 
 
 def test_addresses_are_tried_in_turn(key: Key, pool: ThreadPoolExecutor) -> None:
     with socket.create_server((HOST, 0)) as gone:
         nobody = gone.getsockname()[:2]
-    with socket.create_server((HOST, 0)) as other, Door(key, [AGENT], HOST) as door:
+    with socket.create_server((HOST, 0)) as other, Admission(key, [AGENT], HOST) as door:
 
         def speak() -> None:
             with other.accept()[0] as connection:
@@ -419,25 +419,25 @@ def test_addresses_are_tried_in_turn(key: Key, pool: ThreadPoolExecutor) -> None
         future = pool.submit(enter, key, AGENT, addresses, SECONDS)
         door.wait(SECONDS)
         future.result().close()
-        door.joined[AGENT].close()
+        door.admitted[AGENT].close()
     with pytest.raises(IPCError, match=f"agent of node 0 .*{nobody[1]}: nothing listens there"):
         enter(key, AGENT, [nobody], SECONDS)
 
 
 def test_deadlines_name_who_is_missing(key: Key, pool: ThreadPoolExecutor) -> None:
-    with Door(key, [AGENT, WORKER, OTHER], HOST) as door, stranger(door):
+    with Admission(key, [AGENT, WORKER, OTHER], HOST) as door, stranger(door):
         future = pool.submit(enter, key, AGENT, [door.address], SECONDS)
         attend(door, future)
-        missing = "agent of node 1, worker 3 of node 1. 1 of 3 did"
+        missing = "agent of node 1, worker 3 of node 1. 1 of 3 joined at"
         with pytest.raises(DeadlineError, match=f"within 0.05 s: {missing}"):
             door.wait(0.05)
         future.result().close()
-        door.joined[AGENT].close()
+        door.admitted[AGENT].close()
 
     def check() -> None:
         raise IPCError("the launcher ended")
 
-    with Door(key, [AGENT], HOST) as door, pytest.raises(IPCError, match="the launcher ended"):
+    with Admission(key, [AGENT], HOST) as door, pytest.raises(IPCError, match="the launcher ended"):
         door.wait(SECONDS, check)
     with socket.create_server((HOST, 0)) as silent:  # whose backlog takes the connection
         where = silent.getsockname()[:2]

@@ -25,17 +25,17 @@ def ends() -> Iterator[tuple[Messages, Messages]]:
 
 def test_messages_come_whole_and_in_order(ends: tuple[Messages, Messages]) -> None:
     here, there = ends
-    assert there.hear() == []
+    assert there.receive() == []
     here.send("facts", host="näme", cores=2)
     line = pack("read", path="/a\nb")
     here.connection.sendall(line[:5])
-    assert there.hear() == [{"what": "facts", "host": "näme", "cores": 2}]
+    assert there.receive() == [{"kind": "facts", "host": "näme", "cores": 2}]
     here.connection.sendall(line[5:] + pack("ended", rank=1)[:-1])
-    assert there.hear() == [{"what": "read", "path": "/a\nb"}]
+    assert there.receive() == [{"kind": "read", "path": "/a\nb"}]
     here.connection.sendall(b"\n")
     here.connection.close()
-    assert there.hear() == [{"what": "ended", "rank": 1}] and there.ended
-    assert there.hear() == []
+    assert there.receive() == [{"kind": "ended", "rank": 1}] and there.ended
+    assert there.receive() == []
     there.send("facts")  # to nobody
     assert there.ended
 
@@ -49,7 +49,7 @@ class _Broken:
     def recv(self, *_: object) -> bytes:
         raise self._error
 
-    def sendall(self, _: bytes) -> None:
+    def sendall(self, _data: bytes, _flags: int = 0) -> None:
         raise self._error
 
 
@@ -63,7 +63,7 @@ def test_who_is_cut_off_is_told_from_who_has_ended(hears: bool) -> None:
         (errno.EPIPE, False),
     ):
         messages = Messages(_Broken(number))  # type: ignore[arg-type]
-        assert messages.hear() == [] if hears else messages.send("facts") is None
+        assert messages.receive() == [] if hears else messages.send("facts") is None
         assert messages.ended and messages.cut_off is cut_off
 
 
@@ -76,29 +76,29 @@ def test_messages_have_a_limit(ends: tuple[Messages, Messages]) -> None:
     with pytest.raises(IPCError, match="more than 65536 bytes"):
         for _ in range(1000):
             sent += here.connection.send(bytes(1000))
-            there.hear()
+            there.receive()
     assert sent <= 2 * MOST_BYTES + 1000
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"[1]", b"{}", b'{"what": 1}', b"\xff", b"nan", b"[" * 50_000, b"__import__('os')"],
+    [b"", b"[1]", b"{}", b'{"kind": 1}', b"\xff", b"nan", b"[" * 50_000, b"__import__('os')"],
 )
 def test_what_is_no_message(line: bytes) -> None:
-    with pytest.raises(IPCError, match="a message is no"):
+    with pytest.raises(IPCError, match="a message is not valid"):
         unpack(line)
 
 
 WRONG = [
-    {"what": "dance"},
-    {"what": "facts"},
-    {"what": "read", "digest": "x"},  # nobody asked
-    {"what": "started", "processes": [1]},
-    {"what": "started", "processes": {"one": "two"}},
-    {"what": "ended", "rank": 7, "code": 0},  # of another node
-    {"what": "ended", "rank": [1], "code": 0},
-    {"what": "ended", "rank": 1, "code": None},
-    {"what": "failed", "why": "no memory"},
+    {"kind": "dance"},
+    {"kind": "facts"},
+    {"kind": "read", "digest": "x"},  # nobody asked
+    {"kind": "started", "processes": [1]},
+    {"kind": "started", "processes": {"one": "two"}},
+    {"kind": "ended", "rank": 7, "code": 0},  # of another node
+    {"kind": "ended", "rank": [1], "code": 0},
+    {"kind": "ended", "rank": 1, "code": None},
+    {"kind": "failed", "why": "no memory"},
 ]
 
 
@@ -108,10 +108,10 @@ def test_the_controller_names_the_node_that_says_it(
 ) -> None:
     here, there = ends
     nodes = Nodes.__new__(Nodes)  # without agents
-    nodes.nodes, nodes._ended, nodes._why = (_Node(4, (1,), there),), {}, None
+    nodes.nodes, nodes.ended, nodes._failure = (_Node(4, (1,), there),), {}, None
     here.connection.sendall(pack(**message))  # type: ignore[arg-type]
     for _ in range(2):  # it stays what it is
-        with pytest.raises(IPCError, match=r"the agent of node 4 (says|failed)"):
+        with pytest.raises(IPCError, match=r"the agent of node 4 (sent|failed)"):
             nodes.check()
 
 
@@ -123,4 +123,4 @@ def test_noise_is_an_error_or_nothing(ends: tuple[Messages, Messages]) -> None:
         for _ in range(random_.randrange(1, 4)):
             spoilt[random_.randrange(len(spoilt))] = random_.randrange(256)
         with contextlib.suppress(IPCError):
-            assert isinstance(unpack(bytes(spoilt))["what"], str)
+            assert isinstance(unpack(bytes(spoilt))["kind"], str)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network import Network, NoNetworkError
-from node_processes import SECONDS
 
+from tests.nodes.network import Network, NoNetworkError
+from tests.nodes.node_processes import SECONDS
 from tvm_ipc.nodes.mpi import Mpi
 
 #: Seconds that agents have to join in `STARTING`.
@@ -24,9 +24,9 @@ STARTING = f"""
 import json, sys
 from pathlib import Path
 from tvm_ipc.nodes.controller import Nodes, Workers
-from tvm_ipc.nodes.launcher import Places
+from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 given = json.loads(sys.argv[1])
-places = Places(tuple(given["hosts"]), given["network"], Path(given["shell"]))
+places = NodeAddresses(tuple(given["hosts"]), given["network"], Path(given["shell"]))
 Nodes(places, Workers([[1], [2]], 3), address=given["hosts"][0], timeout={START})
 """
 
@@ -122,7 +122,7 @@ def test_a_node_that_is_cut_off_while_mpi_starts_ends_by_itself(
         text=True,
     ) as program:
         end = time.monotonic() + SECONDS
-        while sum("nodes/watcher.py" in line for line in started().values()) < 2:
+        while sum("nodes/startup_watchdog.py" in line for line in started().values()) < 2:
             assert time.monotonic() < end and program.poll() is None
         last.run("ip", "link", "set", "eth0", "down")
         cut = time.monotonic()

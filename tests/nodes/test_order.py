@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from node_processes import SECONDS
 
 import tvm_ipc
+from tests.nodes.node_processes import SECONDS
 from tvm_ipc.nodes.mpi import Mpi
 
 WORKERS = 4

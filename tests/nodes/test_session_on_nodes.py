@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from node_processes import SECONDS
 
 import tvm_ipc
-from tvm_ipc import contract
+from tests.nodes.node_processes import SECONDS
+from tvm_ipc import packed_functions
 from tvm_ipc.errors import IPCError, SessionClosedError, WorkerDiedError, WorkerError
-from tvm_ipc.nodes.hosts import ranks_of_nodes
+from tvm_ipc.nodes.hosts_argument import ranks_of_nodes
 from tvm_ipc.nodes.mpi import Mpi
 
 Started = Callable[[], dict[int, str]]
@@ -31,7 +31,7 @@ Started = Callable[[], dict[int, str]]
 def session(mpi: Mpi) -> Iterator[tvm_ipc.Session]:
     """Each node is a group."""
     with tvm_ipc.Session(4, num_groups=2, hosts=2, timeout=SECONDS) as opened:
-        opened.import_python_module("node_functions")
+        opened.import_python_module("tests.nodes.node_functions")
         yield opened
 
 
@@ -47,7 +47,11 @@ def until_error(session: tvm_ipc.Session) -> IPCError:
 
 
 def agent_of(session: Any, node: int) -> int:
-    return int(session._pool._nodes.nodes[node].facts["process"])
+    return int(session._dispatcher.pool._nodes.nodes[node].facts["process"])
+
+
+def launcher_of(session: Any) -> int:
+    return int(session._dispatcher.pool._nodes._launcher.process.pid)
 
 
 def test_what_a_session_does(session: tvm_ipc.Session) -> None:
@@ -81,7 +85,7 @@ def check_groups(session: tvm_ipc.Session) -> None:
 
 
 def test_values_go_to_all_nodes_and_come_from_them(session: tvm_ipc.Session) -> None:
-    assert session.backend == contract.backend_of_nodes()
+    assert session.backend == packed_functions.backend_of_nodes()
     rows = np.arange(4 * 300000, dtype="float32").reshape(4, -1)
     parts, whole = session.scatter(rows, in_group=False), session.put(rows[1])
     total = session.empty(rows.shape[1:], "float32")
@@ -99,7 +103,7 @@ def test_values_go_to_all_nodes_and_come_from_them(session: tvm_ipc.Session) -> 
 def test_large_tensors_come_by_themselves(
     session: tvm_ipc.Session, monkeypatch: pytest.MonkeyPatch, dtype: str, rank: int
 ) -> None:
-    monkeypatch.setattr("tvm_ipc.runtime.values.FETCHED_ALONE", 1000)
+    monkeypatch.setattr("tvm_ipc.runtime.value_transfer.FETCHED_SEPARATELY", 1000)
     random = np.random.default_rng(rank)
     for shape in ((0, 7), (1000,), (1001,), (3, 5, 67), (251,), (125, 8)):
         array = random.integers(0, 99, shape).astype(dtype)
@@ -141,7 +145,7 @@ def test_what_comes_is_of_one_moment(
     session: tvm_ipc.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread changes a tensor that is on its way."""
-    monkeypatch.setattr("tvm_ipc.runtime.values.FETCHED_ALONE", 1000)
+    monkeypatch.setattr("tvm_ipc.runtime.value_transfer.FETCHED_SEPARATELY", 1000)
     made = session.put(np.zeros(50000, "float32"))
     fill = session.get_global_func("tests.nodes.add_one")
     stop = threading.Event()
@@ -186,7 +190,7 @@ def test_an_error_on_another_node_and_what_comes_after(session: tvm_ipc.Session)
 def test_a_death_ends_waits_and_names_the_node(who: str, mpi: Mpi, started: Started) -> None:
     session: Any = tvm_ipc.Session(4, num_groups=2, hosts=2, timeout=SECONDS)
     try:
-        session.import_python_module("node_functions")
+        session.import_python_module("tests.nodes.node_functions")
         session.sync()
         # Worker 0, a thread of ours, waits in a collective for worker 1.
         x = session.empty((8,), "float32")
@@ -195,7 +199,7 @@ def test_a_death_ends_waits_and_names_the_node(who: str, mpi: Mpi, started: Star
         process, said, ranks = {
             "worker": (session.pids[3], r"worker 3 of node 1 \(.*\) died of SIGKILL;", (3,)),
             "agent": (agent_of(session, 0), r"the agent of node 0 \(.*workers \[0, 1\];", (0, 1)),
-            "launcher": (session._pool._nodes._launcher.process.pid, "ended with SIGKILL", ()),
+            "launcher": (launcher_of(session), "ended with SIGKILL", ()),
         }[who]
         threading.Timer(0.3, os.kill, (process, signal.SIGKILL)).start()
         error = until_error(session)
@@ -211,7 +215,7 @@ PROGRAM = """
 import gc, os, sys
 import tvm_ipc
 session = tvm_ipc.Session(2, hosts=2, timeout=60)
-session.import_python_module("node_functions")
+session.import_python_module("tests.nodes.node_functions")
 session.sync()
 print("started", flush=True)
 if sys.argv[1] == "interrupt":
@@ -236,7 +240,6 @@ def test_the_end_of_a_program_is_the_end_of_all(how: str, mpi: Mpi, started: Sta
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "started\n", program.communicate()

@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, ReduceKind
+from tvm_ipc.packed_functions import REDUCED_TYPES, AllReduceStrategy, ReduceKind
 
 Array = np.ndarray[Any, Any]
 SOURCES = Path(__file__).resolve().parents[2] / "tvm_ipc" / "csrc"
@@ -43,8 +43,8 @@ def threshold(file: str, name: str) -> int:
 
 EAGER = threshold("shm/collectives.h", "kEagerBytes")
 SLICE = threshold("shm/allreduce.cc", "kSliceBytes")
-STAGE = threshold("core/control.h", "kStageBytes")
-PACKET = threshold("core/control.h", "kPacketBytes")
+STAGE = threshold("core/shared_memory_layout.h", "kStageBytes")
+PACKET = threshold("core/shared_memory_layout.h", "kPacketBytes")
 STREAM = threshold("shm/collectives.h", "kStreamBytes")
 
 
@@ -56,7 +56,7 @@ class Case:
     count: int
     dtype: str = "float32"
     kind: int = ReduceKind.SUM
-    strategy: int = AllReduceStrategy.RING
+    strategy: int = AllReduceStrategy.DEFAULT
     flags: int = 0
     #: Where inputs lie: "arena", "private", or "mixed", which is one on even ranks, one on odd.
     memory: str = "private"

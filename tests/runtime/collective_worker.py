@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the cases of `collective_cases` on a worker, which checks its own results.
 
-A session makes `tests.run_collectives` known with `import_python_module("collective_worker")`.
+A session loads it with `import_python_module("tests.runtime.collective_worker")`, which registers
+`tests.run_collectives`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import collective_cases as cases
 import numpy as np
-import places
 import tvm
-from collective_cases import Array, Case
 from tvm_ffi import Shape, get_global_func, register_global_func
+
+from tests.runtime import collective_cases as cases
+from tests.runtime import places
+from tests.runtime.collective_cases import Array, Case
 
 _CANARY = 0xA5
 _MARGIN = 64
@@ -104,7 +106,7 @@ class Member:
             return get_global_func(function)
 
         def post(*arguments: Any) -> None:
-            self.work = get_global_func("tvm_ipc.post")(function, *arguments)
+            self.work = get_global_func("tvm_ipc.start")(function, *arguments)
 
         return post
 
@@ -260,7 +262,7 @@ def run_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> 
 
 
 @register_global_func("tests.post_collectives", override=True)
-def post_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> str:
+def async_collectives(groups: int, in_group: bool, plan: str, *arguments: Any) -> str:
     """Run the cases of a plan as works, as far as these are collectives with flags."""
     return _run(Member(groups, in_group, posts=True), plan, *arguments)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disco_kinds import RANKS, Opened, on_workers, open_session
+
+from tests.runtime.disco_kinds import RANKS, Opened, on_workers, open_session
 
 
 @pytest.fixture(scope="session")

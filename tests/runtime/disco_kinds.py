@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import places  # noqa: F401  puts sessions on GPUs, if it is asked for
 import pytest
 
 import tvm_ipc
+from tests.runtime import places  # noqa: F401  puts sessions on GPUs, if it is asked for
 from tvm_ipc.errors import WorkerError
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +26,7 @@ class Opened:
 
     def __init__(self, session: Any) -> None:
         self.session = session
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         session._sync_all()
 
     @property

@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from places import ON_GPUS
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+
+from tests.runtime.places import ON_GPUS
 
 
 def build(module: Any) -> Any:

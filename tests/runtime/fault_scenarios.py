@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there by itself with `-P`
-import places
 from tvm_ffi import Shape, get_global_func, register_global_func
 
 import tvm_ipc
+from tests.runtime import places
 from tvm_ipc.errors import DeadlineError, IPCError, SessionClosedError, WorkerDiedError
 
 #: A death is to be known within this time; the test machine may be busy.
@@ -57,7 +55,7 @@ def sleep_on(rank: int, seconds: float) -> None:
 
 def open_session(workers: int, **options: Any) -> tvm_ipc.Session:
     session = tvm_ipc.Session(workers, **options)
-    session.import_python_module("fault_scenarios")
+    session.import_python_module("tests.runtime.fault_scenarios")
     session.sync()
     return session
 
@@ -335,8 +333,6 @@ SCENARIOS: dict[str, Callable[[int, random.Random], None]] = {
 
 if __name__ == "__main__":
     name, rounds_text, seed_text = sys.argv[1:]
-    # Workers import this file by its name too.
-    sys.path.insert(0, str(Path(__file__).parent))
     randomness = random.Random(int(seed_text))
     if name == "controller":
         controller(int(rounds_text), randomness)

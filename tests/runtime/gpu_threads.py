@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import places
 from tvm_ffi import Shape, get_global_func, register_global_func
 
-from tvm_ipc.contract import AllReduceStrategy, ReduceKind, Team
+from tests.runtime import places
+from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind, Team
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from cuda_runtime import Graph, new_stream
@@ -68,14 +68,14 @@ class Worker:
             self.wait_for_device()
         self.expect(recv, self.values(before, count))
 
-    def show(self, count: int) -> None:
+    def expose(self, count: int) -> None:
         """Each rank reads what others show as often as it likes, some not at all."""
-        shown = get_global_func("tvm_ipc.show")(self.tensor(count), WORLD)
+        shown = get_global_func("tvm_ipc.expose")(self.tensor(count), WORLD)
         self.wait_for_device()
         for shift in range(self.rank):
-            theirs = get_global_func("tvm_ipc.peer")(shown, shift, Shape([count]))
+            theirs = get_global_func("tvm_ipc.peer_view")(shown, shift, Shape([count]))
             self.expect(theirs, self.values((self.rank + shift) % self.size, count))
-        get_global_func("tvm_ipc.hide")(WORLD, shown)
+        get_global_func("tvm_ipc.release")(WORLD, shown)
 
     def wait_for_device(self) -> None:
         """Allocate memory of the driver's, and give it back, which waits for the device."""
@@ -96,7 +96,7 @@ def wait_between(seed: int, rounds: int) -> None:
     worker = Worker()
     alike, alone = random.Random(seed), random.Random(seed * 100 + worker.rank)
     for _ in range(rounds):
-        operation = alike.choice([worker.reduce, worker.gather, worker.exchange, worker.show])
+        operation = alike.choice([worker.reduce, worker.gather, worker.exchange, worker.expose])
         count = alike.choice([1, 7, 3000, 70_000, 300_000])
         for _ in range(alone.randrange(3)):
             worker.wait_for_device()

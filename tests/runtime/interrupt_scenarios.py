@@ -22,9 +22,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
-from fault_scenarios import at_rest, more_than, nothing_left, reduce_once, resources
 
 import tvm_ipc
+from tests.runtime.fault_scenarios import at_rest, more_than, nothing_left, reduce_once, resources
 from tvm_ipc.errors import IPCError, WorkerError
 
 RUNTIME = str(Path(tvm_ipc.__file__).with_name("runtime"))
@@ -116,7 +116,7 @@ def in_another_thread(work: Callable[[], None]) -> None:
 
 def goes_on(stride: int, work: Callable[[tvm_ipc.Session], None], **options: Any) -> None:
     with tvm_ipc.Session(2, threads=True, **options) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         session.sync()
         for _ in interrupted(stride, lambda: work(session)):
             with contextlib.suppress(WorkerError):  # of the work, if it was not heard in there
@@ -155,7 +155,7 @@ def long_commands(stride: int) -> None:
 def errors(stride: int) -> None:
     """An error is heard once Ctrl-C is over, if not before, or as what Ctrl-C interrupted."""
     with tvm_ipc.Session(2, threads=True) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         fail = session.get_global_func("tests.fail_on")
         session.sync()
         state = {}
@@ -255,7 +255,6 @@ SCENARIOS = {
 
 if __name__ == "__main__":
     name, stride_text = sys.argv[1:]
-    sys.path.insert(0, str(Path(__file__).parent))  # workers import files from here by name
     with nothing_left():
         SCENARIOS[name](int(stride_text))
     print("done")

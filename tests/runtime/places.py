@@ -17,7 +17,7 @@ import tvm
 from tvm_ffi import get_global_func, register_global_func
 
 import tvm_ipc
-from tvm_ipc.contract import BACKENDS, DEVICES, backends_of
+from tvm_ipc.packed_functions import BACKENDS, DEVICES, backends_of
 
 #: What moves data between the workers, in their processes too.
 BACKEND: Final = os.environ.get("TVM_IPC_TEST_BACKEND", "shm")
@@ -69,10 +69,11 @@ def empty(shape: tuple[int, ...], dtype: str) -> Any:
 
 def _put_sessions_on_gpus() -> None:
     """From now on sessions that do not say where they compute do it on GPUs."""
-    from tvm_ipc.runtime import disco_sessions, gpus
+    from tvm_ipc.gpu import discovery
+    from tvm_ipc.runtime import patch_disco_sessions
 
-    devices = len(gpus.find().devices)
-    start, init_ccl = tvm_ipc.Session.__init__, disco_sessions.init_ccl
+    devices = len(discovery.find().devices)
+    start, init_ccl = tvm_ipc.Session.__init__, patch_disco_sessions.init_ccl
 
     @functools.wraps(start)
     def start_on_gpus(self: Any, num_workers: Any = 2, **options: Any) -> None:
@@ -90,7 +91,7 @@ def _put_sessions_on_gpus() -> None:
         init_ccl(session, ccl, ids, device)
 
     tvm_ipc.Session.__init__ = start_on_gpus  # type: ignore[method-assign]
-    disco_sessions.init_ccl = init_ccl_on_gpus
+    patch_disco_sessions.init_ccl = init_ccl_on_gpus
 
 
 if ON_GPUS:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,9 @@ from tvm.runtime import disco
 
 import tvm_ipc
 from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
-from tvm_ipc.runtime import gpus
+from tvm_ipc.gpu import discovery
 
-GPUS = len(gpus.find().devices)
+GPUS = len(discovery.find().devices)
 
 
 def open_session(workers: int, threads: bool, **options: Any) -> tvm_ipc.Session:
@@ -31,7 +30,7 @@ def open_session(workers: int, threads: bool, **options: Any) -> tvm_ipc.Session
     settings: dict[str, Any] = {"device_ids": ids, "threads": threads, "timeout": 60, **options}
     session = tvm_ipc.Session(workers, device="cuda", **settings)
     for name in ("collective_worker", "worker_functions"):
-        session.import_python_module(name)
+        session.import_python_module(f"tests.runtime.{name}")
     return session
 
 
@@ -86,7 +85,7 @@ def values(workers: int, threads: bool) -> None:
 def waits(workers: int, threads: bool) -> None:
     """Calls that wait for all of a process's work on GPUs come anywhere between operations."""
     with open_session(workers, threads) as session:
-        session.import_python_module("gpu_threads")
+        session.import_python_module("tests.runtime.gpu_threads")
         for seed in range(4):
             session.get_global_func("tests.wait_between")(seed, 6)
             session.sync()
@@ -143,7 +142,7 @@ def deadline(workers: int, threads: bool) -> None:
 def death(workers: int, threads: bool) -> None:
     """A worker that is killed while others wait for it in a kernel is an error in time."""
     session = open_session(workers, threads)
-    session.import_python_module("fault_scenarios")
+    session.import_python_module("tests.runtime.fault_scenarios")
     session.sync()
     threading.Timer(0.3, os.kill, (session.pids[1], signal.SIGKILL)).start()
     session.get_global_func("tests.reduce_for_ever")(1000)
@@ -198,7 +197,6 @@ SCENARIOS: dict[str, Callable[[int, bool], None]] = {
 }
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))  # workers import modules from there
     name, count, kind = sys.argv[1:]
     SCENARIOS[name](int(count), kind == "threads")
     print("done")

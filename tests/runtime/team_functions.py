@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of two threads of each worker, in teams of their own, against NumPy.
 
-A session makes `tests.two_threads` known with `import_python_module("team_functions")`.
+A session loads it with `import_python_module("tests.runtime.team_functions")`, which registers
+`tests.two_threads`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import places
 from tvm_ffi import Shape, get_global_func, register_global_func
 
 import tvm_ipc
+from tests.runtime import places
 
 
 def values(seed: int, rank: int, count: int) -> np.ndarray:
@@ -105,20 +106,22 @@ _refused = threading.Event()
 def wait_in_two_threads() -> str:
     """One thread of rank 0 waits for what rank 1 shows; another one is refused meanwhile."""
     rank = tvm_ipc.CurrentRank()
-    show, peer, hide = (get_global_func(f"tvm_ipc.{name}") for name in ("show", "peer", "hide"))
+    expose, peer_view, release = (
+        get_global_func(f"tvm_ipc.{name}") for name in ("expose", "peer_view", "release")
+    )
     one = places.tensor(np.ones(3, "float32"))
     if rank.rank == 0:
         _refused.clear()
     get_global_func("tvm_ipc.allreduce")(one, 0, 0, 0, 0, one)
     if rank.rank == 1:
         _refused.wait(30)
-    shown = show(one, 0)
+    shown = expose(one, 0)
 
     def look_at_own() -> str:
         with rank:
             while not _refused.is_set():
                 try:
-                    peer(shown, 0, Shape([3]))
+                    peer_view(shown, 0, Shape([3]))
                 except RuntimeError as error:
                     _refused.set()
                     return str(error)
@@ -126,9 +129,9 @@ def wait_in_two_threads() -> str:
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(look_at_own)
-        peer(shown, 1, Shape([3]))
+        peer_view(shown, 1, Shape([3]))
         refusal = other.result()
-    hide(0, shown)
+    release(0, shown)
     return refusal
 
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from collective_cases import EAGER, STAGE, Array, numpy_type, reduce
 from tvm_ffi import Shape
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, ReduceKind
+from tests.runtime.collective_cases import EAGER, STAGE, Array, numpy_type, reduce
 from tvm_ipc.errors import WorkerError
+from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind
 
 OpenSession = Callable[[int], tvm_ipc.Session]
 HERE = Path(__file__).resolve().parent
@@ -64,7 +64,7 @@ def opened() -> Iterator[Callable[[int], tvm_ipc.Session]]:
     def get(ranks: int) -> tvm_ipc.Session:
         if ranks not in sessions or not sessions[ranks].usable:
             sessions[ranks] = tvm_ipc.Session(ranks, threads=True, timeout=60)
-            sessions[ranks].import_python_module("worker_functions")
+            sessions[ranks].import_python_module("tests.runtime.worker_functions")
         return sessions[ranks]
 
     yield get
@@ -164,6 +164,7 @@ def cases(dtype: str, shapes: tuple[tuple[int, int], ...]) -> Iterator[Case]:
             yield replace(case, strategy=strategy, in_place=i % 3 == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_way(ranks: int, dtype: str, opened: OpenSession) -> None:
@@ -171,6 +172,7 @@ def test_every_way(ranks: int, dtype: str, opened: OpenSession) -> None:
         check(opened(ranks), case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_rows_and_pieces_end_at_different_places(
@@ -242,10 +244,8 @@ def test_a_large_mean_does_not_cancel(opened: OpenSession) -> None:
 
 
 SAME_BITS = """
-import sys
-sys.path.insert(0, {here!r})
 import json, tvm_ffi, tvm_ipc
-from test_allreduce_norm import digest
+from tests.runtime.test_allreduce_norm import digest
 
 found = digest()
 print(found, json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())["instruction_set"])
@@ -256,20 +256,19 @@ def digest() -> str:
     """Of the bits of all results of some cases."""
     found = hashlib.sha256()
     with tvm_ipc.Session(3, threads=True, timeout=60) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         for dtype in DTYPES:
             for case in cases(dtype, ((7, 64), (5, 33), (3, 1000))):
                 found.update(check(session, case))
     return found.hexdigest()
 
 
+@pytest.mark.slow
 def test_one_answer_whatever_the_instruction_set(run_python: Callable[..., str]) -> None:
     info = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())
     answers = set()
     for name in info["instruction_sets"]:
-        answer, used = run_python(
-            SAME_BITS.format(here=str(HERE)), TVM_IPC_ISA=name, TVM_USE_RUNTIME_LIB="1"
-        ).split()
+        answer, used = run_python(SAME_BITS, TVM_IPC_ISA=name, TVM_USE_RUNTIME_LIB="1").split()
         assert used == name
         answers.add(answer)
     assert len(answers) == 1
@@ -296,7 +295,7 @@ def test_a_work(opened: OpenSession) -> None:
     session = opened(2)
     x, weight = session.put(np.ones((3, 700), "float32")), session.put(np.ones(700, "float32"))
     out, norm = session.empty((3, 700), "float32"), session.empty((3, 700), "float32")
-    post = session.get_global_func("tvm_ipc.post")
+    post = session.get_global_func("tvm_ipc.start")
     post("tvm_ipc.allreduce_rms_norm", x, x, weight, 0.0, 0, 3, 0, out, norm)
     assert (session.get(out, 1) == 3).all()
     assert (session.get(norm, 1) == 1).all()

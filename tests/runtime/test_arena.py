@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from disco_kinds import on_workers
 from tvm_ffi import Shape
 
 import tvm_ipc
+from tests.runtime.disco_kinds import on_workers
 from tvm_ipc.errors import WorkerError
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ class Arena:
 
     def __init__(self, ranks: int = 2, **options: Any) -> None:
         self.session = tvm_ipc.Session(ranks, timeout=60, **options)
-        self.session.import_python_module("worker_functions")
+        self.session.import_python_module("tests.runtime.worker_functions")
 
     def allocate(self, *shape: int, dtype: str = "uint8") -> Any:
         allocate = self.session.get_global_func("runtime.disco.cuda_ipc.alloc_storage")

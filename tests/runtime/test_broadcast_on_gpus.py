@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import cuda_double
 import pytest
 
-from tvm_ipc.runtime import gpus
+from tests import cuda_double
+from tvm_ipc.gpu import discovery
 
 pytestmark = pytest.mark.skipif(
     "not __import__('shutil').which('cmake')", reason="the double is built with cmake"
@@ -43,7 +43,7 @@ def launches(count: int, devices: int) -> int:
 
 
 def test_slices_have_a_kernel_more() -> None:
-    if not gpus.find().architectures:
+    if not discovery.find().architectures:
         pytest.skip("this library was built without its CUDA kernels")
     whole = launches(LARGE - 5, 3)
     assert launches(LARGE + 5, 3) - whole == 3 * 3, "a second kernel, of each rank and broadcast"

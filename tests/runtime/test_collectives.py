@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from collective_cases import MEMORIES, MOVED, REDUCED
-from disco_kinds import HERE, on_workers
-from places import PREFIX
 
 import tvm_ipc
-from tvm_ipc.contract import AllReduceStrategy, ReduceKind
+from tests.runtime.collective_cases import MEMORIES, MOVED, REDUCED
+from tests.runtime.disco_kinds import on_workers
+from tests.runtime.places import PREFIX
 from tvm_ipc.errors import WorkerError
+from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind
 
 RANKS = (1, 2, 3, 4, 5, 8)
 
@@ -47,7 +47,7 @@ def opened() -> Iterator[OpenSession]:
         key = (ranks, groups, threads)
         if key not in sessions or not sessions[key].usable:
             session = tvm_ipc.Session(ranks, num_groups=groups, threads=threads, timeout=60)
-            session.import_python_module("collective_worker")
+            session.import_python_module("tests.runtime.collective_worker")
             sessions[key] = session
         return sessions[key]
 
@@ -137,13 +137,11 @@ def test_one_answer_whatever_the_strategy_and_the_memory(
 
 
 SAME_CASES = """
-import sys
-sys.path.insert(0, {here!r})
 import json, tvm, tvm_ffi, tvm_ipc
-from test_collectives import run
+from tests.runtime.test_collectives import run
 
 with tvm_ipc.Session(3, threads=True) as session:
-    session.import_python_module("collective_worker")
+    session.import_python_module("tests.runtime.collective_worker")
     digests = [run(session, "allreduces_of_one", t, 3, "mixed") for t in ("bfloat16", "float32")]
     info = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())
     print(info["instruction_set"], *(digest for ranks in digests for digest in ranks))
@@ -154,9 +152,7 @@ def test_one_answer_whatever_the_instruction_set(run_python: Callable[..., str])
     info = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())
     answers = set()
     for name in info["instruction_sets"]:
-        used, *digests = run_python(
-            SAME_CASES.format(here=str(HERE)), TVM_IPC_ISA=name, TVM_USE_RUNTIME_LIB="1"
-        ).split()
+        used, *digests = run_python(SAME_CASES, TVM_IPC_ISA=name, TVM_USE_RUNTIME_LIB="1").split()
         assert used == name
         answers.add(tuple(digests))
     assert len(answers) == 1
@@ -204,6 +200,7 @@ def test_groups(ranks: int, groups: int, opened: OpenSession) -> None:
     session.sync()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_many_in_a_row_over_the_same_memory(ranks: int, opened: OpenSession) -> None:
     for seed in range(5):
@@ -211,12 +208,14 @@ def test_many_in_a_row_over_the_same_memory(ranks: int, opened: OpenSession) -> 
     opened(ranks).sync()
 
 
+@pytest.mark.slow
 def test_64_ranks() -> None:
     with tvm_ipc.Session(64, threads=True, timeout=100) as session:
-        session.import_python_module("collective_worker")
+        session.import_python_module("tests.runtime.collective_worker")
         run(session, "small_ones")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_between_processes(ranks: int, opened: OpenSession) -> None:
     session = opened(ranks, threads=False)
@@ -309,7 +308,7 @@ def view(session: tvm_ipc.Session, whole: Any, start: int, count: int) -> Any:
 
 
 def test_tensors_that_overlap_in_part(trio: tvm_ipc.Session) -> None:
-    trio.import_python_module("worker_functions")
+    trio.import_python_module("tests.runtime.worker_functions")
     whole = trio.empty((16,), "float32")
     trio.allreduce(view(trio, whole, 0, 8), view(trio, whole, 1, 8))
     refused(trio, "ValueError", "send and recv overlap in part", 0, 1, 2)
@@ -405,7 +404,7 @@ def test_nothing_where_something_is_needed(trio: tvm_ipc.Session) -> None:
 
 def test_messages_to_nobody(opened: OpenSession) -> None:
     session = opened(4, 2)
-    session.import_python_module("worker_functions")
+    session.import_python_module("tests.runtime.worker_functions")
     x = session.empty((3,), "float32")
     call_on = session.get_global_func("tests.call_on")
     for rank, name, peer, message in (
@@ -425,7 +424,7 @@ def test_messages_to_nobody(opened: OpenSession) -> None:
 
 
 def test_tensors_with_gaps(trio: tvm_ipc.Session) -> None:
-    trio.import_python_module("worker_functions")
+    trio.import_python_module("tests.runtime.worker_functions")
     gaps = trio.get_global_func("tests.every_second_column")(4, 2)
     x = trio.empty((4, 2), "float32")
     trio.allreduce(gaps, x)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tvm_ipc.errors import IPCError
+from tvm_ipc.runtime import config
 from tvm_ipc.runtime.config import Config, parse_size, threads_per_worker, worker_environment
 
 VARIABLES = ("TVM_IPC_TIMEOUT", "TVM_IPC_ARENA_LIMIT", "TVM_IPC_ISA")
@@ -73,3 +74,13 @@ def test_workers_load_the_compiler_only_if_asked() -> None:
     assert worker_environment(2, compiler=False)["TVM_USE_RUNTIME_LIB"] == "1"
     assert worker_environment(2, compiler=True)["TVM_USE_RUNTIME_LIB"] == "0"
     assert worker_environment(2, compiler=True)["TVM_NUM_THREADS"] == "2"
+
+
+def test_graphs_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TVM_IPC_CUDA_GRAPHS_OF_THREADS"
+    for text, value in {"": False, "0": False, "1": True}.items():
+        monkeypatch.setenv(name, text)
+        assert config.graphs_of_threads() is value
+    monkeypatch.setenv(name, "yes")
+    with pytest.raises(IPCError, match=f"{name} is 'yes'; it must be 0 or 1"):
+        config.graphs_of_threads()

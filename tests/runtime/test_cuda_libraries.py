@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-import cuda_double
+from tests import cuda_double
 
 LOADED = """
 from pathlib import Path

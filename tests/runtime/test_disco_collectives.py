@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from disco_kinds import KINDS, on_workers, open_session
-from disco_programs import MLP, Collectives, ShardedMLP, attention, build
-from places import PREFIX
 from tvm.runtime.vm import VirtualMachine
 
 import tvm_ipc
+from tests.runtime.disco_kinds import KINDS, on_workers, open_session
+from tests.runtime.disco_programs import MLP, Collectives, ShardedMLP, attention, build
+from tests.runtime.places import PREFIX
 
 OPERATIONS = {
     "sum": np.add,

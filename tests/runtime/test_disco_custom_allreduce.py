@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from disco_kinds import KINDS, on_workers
-from places import ON_GPUS
 from tvm import relax
 from tvm.relax import transform
 from tvm.s_tir import dlight
 from tvm.script import relax as R
 from tvm_ffi import Shape
 
-from tvm_ipc.contract import AllReduceStrategy
+from tests.runtime.disco_kinds import KINDS, on_workers
+from tests.runtime.places import ON_GPUS
 from tvm_ipc.errors import WorkerError
+from tvm_ipc.packed_functions import AllReduceStrategy
 
 SHAPES = [(2, 3), (3, 4), (128, 128)]
 LAYERS = 14

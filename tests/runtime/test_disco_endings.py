@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from disco_kinds import HERE, on_workers, open_session
 from tvm.runtime import disco
 
 import tvm_ipc
+from tests.runtime.disco_kinds import on_workers, open_session
 from tvm_ipc.errors import SessionClosedError, WorkerError
 from tvm_ipc.runtime import disco_state
 
@@ -56,7 +56,7 @@ def run(code: str, **environment: str) -> str:
     result = subprocess.run(
         [sys.executable, "-c", START + code],
         # Without TVM's compiler it starts in half the time.
-        env={**os.environ, "PYTHONPATH": str(HERE), "TVM_USE_RUNTIME_LIB": "1", **environment},
+        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1", **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -91,6 +91,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 def test_references_outlive_the_workers() -> None:
     """A destructor that writes to a worker that is no more used to abort the program."""
     out = run(OUTLIVE)
@@ -116,7 +117,7 @@ def test_more_than_a_pipe_holds_goes_to_a_dead_worker() -> None:
 
 DEATH = """
 session = start()
-session.import_python_module("worker_functions")
+session.import_python_module("tests.runtime.worker_functions")
 x = session.broadcast(np.ones(4, "float32"))
 session._sync_all()
 [pid] = worker_pids()
@@ -147,7 +148,7 @@ def test_a_death_is_raised_by_the_next_command() -> None:
 WAITING = """
 import threading
 session = start(workers=3)
-session.import_python_module("fault_scenarios")
+session.import_python_module("tests.runtime.fault_scenarios")
 session._sync_all()
 victim = worker_pids()[0]
 threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
@@ -157,6 +158,7 @@ session.shutdown()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits_for", [0, 1, 2])
 def test_a_death_is_raised_by_the_wait_for_any_worker(waits_for: int) -> None:
     assert run(WAITING.replace("WAIT", str(waits_for))).startswith("WorkerDiedError: rank ")
@@ -301,6 +303,7 @@ print("tvm.relax" in sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime_only", ["0", "1"])
 def test_programs_may_begin_as_programs_of_tvm_do(runtime_only: str) -> None:
     out = run(BEGIN, TVM_USE_RUNTIME_LIB=runtime_only).splitlines()
@@ -338,6 +341,7 @@ def test_a_worker_that_cannot_start_is_told() -> None:
         tvm_ipc.init_ccl(session)
 
 
+@pytest.mark.slow
 def test_descriptors_do_not_pile_up() -> None:
     def used() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from disco_kinds import KINDS, on_workers
-from disco_programs import LoadsItsParameters, build
 from tvm.contrib import tvmjs
 from tvm_ffi import Shape
+
+from tests.runtime.disco_kinds import KINDS, on_workers
+from tests.runtime.disco_programs import LoadsItsParameters, build
 
 Array = np.ndarray[Any, Any]
 SHARDS = 2

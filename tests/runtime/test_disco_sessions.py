@@ -17,18 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from disco_kinds import HERE, KINDS, Opened, helpers_importable, on_workers, open_session
-from disco_programs import Slices, Transposes
 from tvm.runtime import disco
 from tvm_ffi import Shape
 from tvm_ffi.core import String
 
 import tvm_ipc
+from tests.runtime.disco_kinds import (
+    KINDS,
+    Opened,
+    helpers_importable,
+    on_workers,
+    open_session,
+)
+from tests.runtime.disco_programs import Slices, Transposes
 
 WORKERS = 4
 NODE = """
 import sys, time
-sys.path.insert(0, {here!r})
 import tvm
 serve = tvm.get_global_func("runtime.disco.RemoteSocketSession")
 for attempt in range(200):
@@ -52,7 +57,7 @@ def free_port() -> int:
 def socket_session() -> Iterator[Any]:
     """Two workers here, two of another node, which is this machine too."""
     port = free_port()
-    code = NODE.format(here=str(HERE), port=port, workers=WORKERS // 2)
+    code = NODE.format(port=port, workers=WORKERS // 2)
     with helpers_importable(), subprocess.Popen([sys.executable, "-c", code]) as node:
         try:
             opened = Opened(start_socket_session(port))
@@ -178,6 +183,7 @@ def gathered(session: Any, reference: Any, shape: tuple[int, ...]) -> np.ndarray
     return np.array(received.numpy())
 
 
+@pytest.mark.slow
 def test_one_function_of_a_vm_module(session: Any, library: Callable[..., str]) -> None:
     array = np.arange(128, dtype="float32").reshape(8, 16)
     module = session.load_vm_module(library(Transposes, "transposes"), device=tvm.cpu())
@@ -279,6 +285,7 @@ def test_unknown_backend_is_refused() -> None:
         tvm_ipc.init_ccl(session, "gloo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_sessions_made_and_ended_in_a_row(kind: str) -> None:
     rounds = 10 if kind.endswith("threads") else 2

@@ -41,6 +41,7 @@ def test_data_come_late_until_the_link_is_taken_away(pair: tvm_ipc.Session) -> N
     seconds(pair)  # returns
 
 
+@pytest.mark.slow
 def test_large_data_come_later(pair: tvm_ipc.Session) -> None:
     count = 1000
     pair.emulate_link(bandwidth=4 * count / LATE)
@@ -76,10 +77,11 @@ def test_every_collective_is_late(pair: tvm_ipc.Session) -> None:
         assert time.monotonic() - start >= LATE / 3
 
 
+@pytest.mark.slow
 def test_the_program_goes_on_while_works_travel(pair: tvm_ipc.Session) -> None:
     latency = 2  # longer than to post a work takes on a busy machine
     pair.emulate_link(latency=latency)
-    post, wait = pair.get_global_func("tvm_ipc.post"), pair.get_global_func("tvm_ipc.wait")
+    post, wait = pair.get_global_func("tvm_ipc.start"), pair.get_global_func("tvm_ipc.wait")
     x, y = pair.put(np.arange(4, dtype="float32")), pair.empty((4,), "float32")
     pair.sync()
     start = time.monotonic()

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # kills and stops workers for minutes
+
 SCENARIOS = Path(__file__).with_name("fault_scenarios.py")
 #: Seconds for the start, and for each round on a busy machine.
 START_SECONDS, ROUND_SECONDS = 60, 12
@@ -99,9 +101,10 @@ def test_a_killed_worker_does_not_hang_a_session_that_the_user_made():
     code = """
 import os, signal, threading
 from tvm.runtime import disco
-import tvm_ipc, fault_scenarios
+import tvm_ipc
+from tests.runtime import fault_scenarios
 session = disco.ProcessSession(2)
-session.import_python_module("fault_scenarios")
+session.import_python_module("tests.runtime.fault_scenarios")
 tvm_ipc.init_ccl(session)
 [worker] = fault_scenarios.children()
 threading.Timer(0.2, os.kill, (worker, signal.SIGKILL)).start()
@@ -110,7 +113,7 @@ session._sync_worker(0)
 """
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={**ENVIRONMENT, "PYTHONPATH": str(SCENARIOS.parent)},
+        env=ENVIRONMENT,
         capture_output=True,
         timeout=60,
     )

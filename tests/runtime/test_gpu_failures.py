@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 
-import cuda_double
 import pytest
 
-from tvm_ipc.runtime import gpus
+from tests import cuda_double
+from tvm_ipc.gpu import discovery
 
 pytestmark = pytest.mark.skipif(
     "not __import__('shutil').which('cmake')", reason="the double is built with cmake"
@@ -69,7 +69,7 @@ AT_THE_END = ("cuMemUnmap", "cuMemRelease", "cuStreamDestroy", "cuMemHostUnregis
 @pytest.mark.parametrize("nth", [1, 2])
 def test_each_call_that_fails_once(nth: int) -> None:
     """Ranks are threads here, so one of them meets the failure, and the other hears of it."""
-    if not gpus.find().architectures:
+    if not discovery.find().architectures:
         pytest.skip("the library was built without kernels for GPUs")
     calls = (*ANOTHER_WAY, *NEEDED, *AT_THE_END)
     program = PROGRAM.replace("CALLS", repr(calls)).replace("NTH", str(nth))

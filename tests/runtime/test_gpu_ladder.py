@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import cuda_double
 import pytest
+
+from tests import cuda_double
 
 #: No device reaches another one, and a process fails to pin memory of the host the second time: the
 #: first time it is the control block, the second time the memory of a rank.

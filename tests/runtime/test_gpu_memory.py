@@ -5,10 +5,10 @@ same way, which is tried with data before it is taken, and what is written in it
 
 from __future__ import annotations
 
-import cuda_double
 import pytest
 
-from tvm_ipc.runtime import gpus
+from tests import cuda_double
+from tvm_ipc.gpu import discovery
 
 pytestmark = [
     pytest.mark.skipif(
@@ -20,7 +20,7 @@ SUMS = """
 import numpy as np
 import tvm_ipc
 tvm_ipc.runtime_only()  # starts in half the time
-from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.packed_functions import AllReduceStrategy
 
 with tvm_ipc.Session(3, device="cuda", backend="cuda", timeout=60) as session:
     allreduce = session.get_global_func("tvm_ipc.allreduce")
@@ -41,7 +41,7 @@ FILE, LEGACY = "cuMemImportFromShareableHandle", "cuIpcOpenMemHandle"
 
 
 def run(rounds: int = 1, **settings: object) -> cuda_double.Report:
-    if not gpus.find().architectures:
+    if not discovery.find().architectures:
         pytest.skip("this library was built without its CUDA kernels")
     out, report = cuda_double.run(f"rounds = {rounds}" + SUMS, devices=3, **settings)
     assert out == "right\n"
@@ -90,7 +90,7 @@ with tvm_ipc.Session(2, device="cuda", threads=True, timeout=60) as session:
     [("vmm", {}), ("legacy", {"attributes": "102=0,103=0"}), ("host", {"peers": "none"})],
 )
 def test_a_session_says_how_memory_is_mapped(way: str, settings: dict[str, str]) -> None:
-    if not gpus.find().architectures:
+    if not discovery.find().architectures:
         pytest.skip("this library was built without its CUDA kernels")
     said = cuda_double.run(WAY, **settings)[0]
     assert said == f"<tvm_ipc.Session: 2 threads on cuda 0, 1, memory by {way}, open>\n"

@@ -13,10 +13,11 @@ import pytest
 import tvm
 
 import tvm_ipc
-from tvm_ipc import contract
+from tvm_ipc import packed_functions
 from tvm_ipc.errors import IPCError, LibraryError, WorkerError
-from tvm_ipc.runtime import devices, gpus, library
-from tvm_ipc.runtime.gpus import Gpu, Gpus
+from tvm_ipc.gpu import discovery
+from tvm_ipc.gpu.discovery import Gpu, Gpus
+from tvm_ipc.runtime import device_assignment, shared_libraries
 
 H200 = {"name": "NVIDIA H200", "capability": "9.0", "memory": 141 << 30, "kernels": "sm_90"}
 DRIVER = "NVIDIA's driver is missing: libcuda.so.1 cannot be loaded"
@@ -25,10 +26,13 @@ TWO = Gpus("13.0", "", tuple(Gpu(id=i, reason="", **H200) for i in range(2)), ("
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`devices.place` on a machine with these GPUs, two backends for them, and their refusals."""
-    monkeypatch.setattr(devices, "BACKENDS", {"shm": "cpu", "cuda": "cuda", "nccl": "cuda"})
-    monkeypatch.setattr(contract.values, "BACKENDS", devices.BACKENDS)
-    monkeypatch.setattr(library, "require_cuda", lambda: None)
+    """`device_assignment.assign_devices` on a machine with these GPUs, two backends for
+    them, and their refusals."""
+    monkeypatch.setattr(
+        device_assignment, "BACKENDS", {"shm": "cpu", "cuda": "cuda", "nccl": "cuda"}
+    )
+    monkeypatch.setattr(packed_functions.constants, "BACKENDS", device_assignment.BACKENDS)
+    monkeypatch.setattr(shared_libraries, "require_cuda", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def of(
@@ -38,10 +42,12 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         backend: str = "auto",
         found: Gpus = TWO,
         **refusals: str,
-    ) -> devices.Placement:
-        monkeypatch.setattr(gpus, "find", lambda: found)
-        monkeypatch.setattr(devices, "_refusal", lambda name, _ids: refusals.get(name, ""))
-        return devices.place("Session", workers, device, ids, backend)
+    ) -> device_assignment.DeviceAssignment:
+        monkeypatch.setattr(discovery, "find", lambda: found)
+        monkeypatch.setattr(
+            device_assignment, "_refusal", lambda name, _ids: refusals.get(name, "")
+        )
+        return device_assignment.assign_devices("Session", workers, device, ids, backend)
 
     return of
 
@@ -49,7 +55,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def test_each_worker_has_a_gpu_by_default(place: Callable[..., Any]) -> None:
     placed = place(2)
     assert (placed.device, tuple(placed.ids), placed.backend) == ("cuda", (0, 1), "cuda")
-    assert devices.describe(placed) == " on cuda 0, 1"
+    assert device_assignment.describe(placed) == " on cuda 0, 1"
 
 
 def test_workers_share_a_gpu_where_it_is_said(place: Callable[..., Any]) -> None:
@@ -58,8 +64,8 @@ def test_workers_share_a_gpu_where_it_is_said(place: Callable[..., Any]) -> None
 
 def test_too_few_gpus_say_how_to_share_them(place: Callable[..., Any]) -> None:
     text = (
-        "Session: 3 workers want a GPU each, and this machine has 2: 0 (NVIDIA H200), 1 (NVIDIA "
-        "H200); to let workers share one, say device_ids=[0, 1, 0]"
+        "Session: 3 workers need a GPU each, but this machine has 2 GPUs: 0 (NVIDIA H200), 1 "
+        "(NVIDIA H200); to let workers share a GPU, pass device_ids=[0, 1, 0]"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         place(3)
@@ -70,10 +76,10 @@ def test_a_number_that_no_gpu_has(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     text = (
-        "Session: device_ids has 6, which is no GPU here: this machine has 2: 0 (NVIDIA H200), 1 "
+        "Session: device_ids has 6, but this machine has 2 GPUs: 0 (NVIDIA H200), 1 "
         "(NVIDIA H200) (CUDA_VISIBLE_DEVICES is '4,6')"
     )
-    monkeypatch.setattr(gpus, "find", lambda: TWO)
+    monkeypatch.setattr(discovery, "find", lambda: TWO)
     with pytest.raises(ValueError, match=re.escape(text)):
         place(2, ids=[0, 6])
 
@@ -88,14 +94,16 @@ def test_a_number_that_no_gpu_has(
 def test_no_gpu_at_all(place: Callable[..., Any], found: Gpus, said: str) -> None:
     with pytest.raises(IPCError, match=re.escape(said)) as error:
         place(2, found=found)
-    assert str(error.value).startswith("Session: workers on device 'cuda' want an NVIDIA GPU: ")
-    assert "device='cpu' wants none; `tvm-ipc doctor` says more" in str(error.value)
+    assert str(error.value).startswith("Session: workers on device 'cuda' need an NVIDIA GPU: ")
+    assert "pass device='cpu' to run without one, or run `tvm-ipc doctor` for details" in str(
+        error.value
+    )
 
 
 def test_workers_on_cpus_ask_no_driver(
     place: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "require", lambda *_args, **_given: pytest.fail("asked"))
+    monkeypatch.setattr(discovery, "require", lambda *_args, **_given: pytest.fail("asked"))
     assert place(3, device="cpu").backend == "shm"
 
 
@@ -132,15 +140,15 @@ def test_what_the_library_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         "devices": [device],
     }
     native = types.SimpleNamespace(get_global_func=lambda *_a, **_k: lambda: json.dumps(said))
-    monkeypatch.setattr(gpus, "tvm_ffi", native)
-    assert gpus.find() == Gpus(
+    monkeypatch.setattr(discovery, "tvm_ffi", native)
+    assert discovery.find() == Gpus(
         "13.1", "", (Gpu(id=0, reason="", **H200),), tuple(said["architectures"])
     )
 
 
 def test_a_worker_says_what_tvm_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "load_cuda", lambda: "not loaded: no libcudart.so.13")
-    monkeypatch.setattr(library, "_loaded_libraries", dict)
+    monkeypatch.setattr(shared_libraries, "load_cuda", lambda: "not loaded: no libcudart.so.13")
+    monkeypatch.setattr(shared_libraries, "_loaded_libraries", dict)
     with pytest.raises(LibraryError, match=r"libtvm_runtime_cuda.so, is not loaded: no libcudart"):
         tvm.get_global_func("tvm_ipc.cuda.bring_up")()
 
@@ -148,7 +156,7 @@ def test_a_worker_says_what_tvm_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_session_on_cpus_brings_gpus_up_for_a_tensor_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(library, "load_cuda", lambda: "not loaded: no libcudart.so.13")
+    monkeypatch.setattr(shared_libraries, "load_cuda", lambda: "not loaded: no libcudart.so.13")
     with tvm_ipc.Session(2, threads=True) as session:
         session.empty((3,), "float32", device="cuda:0")
         with pytest.raises(WorkerError, match=r"ranks 0-1: LibraryError: .* no libcudart"):
@@ -159,14 +167,14 @@ def test_a_worker_process_leaves_cuda_out(
     run_python: Callable[..., str],
 ) -> None:
     code = """
-from tvm_ipc.runtime import library
+from tvm_ipc.runtime import shared_libraries
 {first}
 tried = []
-library._load_cuda = lambda loaded: tried.append(1) or "nothing"
+shared_libraries._load_cuda = lambda loaded: tried.append(1) or "nothing"
 import tvm
-print(len(tried), library._cuda)
+print(len(tried), shared_libraries._cuda)
 """
     settings = {"TVM_USE_RUNTIME_LIB": "1"}
     assert run_python(code.format(first=""), **settings) == "1 nothing\n"
-    left_out = code.format(first="library.leave_cuda_out()")
+    left_out = code.format(first="shared_libraries.leave_cuda_out()")
     assert run_python(left_out, **settings) == "0 None\n"

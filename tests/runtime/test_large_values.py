@@ -22,9 +22,9 @@ def session(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
 
 @pytest.fixture(autouse=True)
 def _many_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("given", "values"):
+    for module in ("conversions", "value_transfer"):
         monkeypatch.setattr(f"tvm_ipc.runtime.{module}.READ_IN_PLACE", 100)
-    monkeypatch.setattr("tvm_ipc.runtime.values.FETCHED_ALONE", 100)
+    monkeypatch.setattr("tvm_ipc.runtime.value_transfer.FETCHED_SEPARATELY", 100)
 
 
 def arrays() -> Iterator[np.ndarray[Any, Any]]:
@@ -48,7 +48,7 @@ def test_there_and_back(session: tvm_ipc.Session) -> None:
         everywhere, divided = session.put(array), session.scatter(array)
         at_two = session.empty(array.shape, array.dtype.newbyteorder("="))
         at_two.debug_copy_from(2, array)
-        in_team = session.broadcast(array, in_group=session.team([1, 2]))
+        in_team = session.broadcast(array, team=session.team([1, 2]))
         for rank in range(3):
             same(session.get(everywhere, rank), array)
             same(session.get(divided, rank), array[rank])

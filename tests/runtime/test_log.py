@@ -170,6 +170,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [

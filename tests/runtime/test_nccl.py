@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import cuda_double
 import pytest
 
-from tvm_ipc.contract import LIBRARIES
+from tests import cuda_double
+from tvm_ipc.packed_functions import LIBRARIES
 
 PREAMBLE = """
 import os, signal

@@ -16,14 +16,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from disco_kinds import RANKS, call, errors_at_sync, on_workers
-from disco_programs import Transposes, build
-from places import ON_GPUS
 from tvm_ffi import Shape
 
 import tvm_ipc
-from tvm_ipc.contract import backends_of
+from tests.runtime.disco_kinds import RANKS, call, errors_at_sync, on_workers
+from tests.runtime.disco_programs import Transposes, build
+from tests.runtime.places import ON_GPUS
 from tvm_ipc.errors import SessionClosedError
+from tvm_ipc.packed_functions import backends_of
 from tvm_ipc.runtime.references import DModule
 
 PLACES = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
@@ -251,6 +251,7 @@ def test_arrays_of_the_controller_with_groups(shared_session: Callable[..., Any]
 # ---- functions and modules ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_calls_without_waiting(trio: tvm_ipc.Session) -> None:
     """Thousands of commands, whose results and whose ends also travel, fill no pipe for ever."""
     place = trio.put(np.zeros(1, "int64"))
@@ -364,7 +365,7 @@ def test_threads_are_of_this_process() -> None:
 @pytest.mark.parametrize("compiler", [False, True], ids=["runtime", "compiler"])
 def test_compiler_in_the_workers(compiler: bool) -> None:
     with tvm_ipc.Session(2, compiler=compiler) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         runtime_only = call(session, "tests.environment", "TVM_USE_RUNTIME_LIB")
         assert runtime_only.debug_get_from_remote(1) == ("0" if compiler else "1")
         session.get_global_func("relax.transform.FoldConstant")
@@ -381,7 +382,7 @@ def test_threads_of_kernels_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
     with tvm_ipc.Session(2) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
             value = call(session, "tests.environment", name).debug_get_from_remote(1)
             assert value == str(max(1, cores // 2))

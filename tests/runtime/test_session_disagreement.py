@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from disco_kinds import RANKS, call, errors_at_sync
-from places import PREFIX
 
 import tvm_ipc
+from tests.runtime.disco_kinds import RANKS, call, errors_at_sync
+from tests.runtime.places import PREFIX
 from tvm_ipc.errors import DeadlineError, SessionClosedError
 
 ALLREDUCE = "tvm_ipc.allreduce"
@@ -221,7 +221,7 @@ def test_message_that_is_not_what_the_receiver_wants(
 def impatient(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
     """Two groups of two."""
     with tvm_ipc.Session(4, num_groups=2, threads=request.param, timeout=1.0) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         yield session
 
 
@@ -293,10 +293,11 @@ def test_message_that_nobody_takes(impatient: tvm_ipc.Session) -> None:
     assert impatient.usable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
 def test_rank_that_is_busy_for_longer_than_the_timeout(threads: bool) -> None:
     with tvm_ipc.Session(2, threads=threads, timeout=1.0) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         x = session.empty((4,), "float32")
         call(session, "tests.sleep_on", 1, 4.0)
         session.allreduce(x, x)
@@ -319,7 +320,7 @@ def test_timeout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_IPC_TIMEOUT", "0.3")
     with tvm_ipc.Session(2, threads=True) as session:
         assert session.timeout == 0.3
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         x = session.empty((4,), "float32")
         call(session, "tests.call_on", 1, f"{PREFIX}allreduce", x, 0, False, x)
         with pytest.raises(DeadlineError, match=r"waited 0\.3 s for rank 0"):

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from disco_kinds import HERE, call, on_workers
-from fault_scenarios import at_rest, more_than, resources
 
 import tvm_ipc
+from tests.runtime.disco_kinds import call, on_workers
+from tests.runtime.fault_scenarios import at_rest, more_than, resources
 from tvm_ipc.errors import IPCError, SessionClosedError
 
 PLACES = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
@@ -61,7 +61,7 @@ def test_use_after_close(fresh: tvm_ipc.Session) -> None:
         lambda: fresh.empty((3,), "float32"),
         lambda: fresh.allreduce(x, x),
         lambda: fresh.get_global_func("runtime.disco.worker_rank"),
-        lambda: fresh.import_python_module("worker_functions"),
+        lambda: fresh.import_python_module("tests.runtime.worker_functions"),
         lambda: fresh.load_vm_module(__file__),
         lambda: fresh.copy_from_worker_0(tvm.runtime.empty((3,)), x),
         lambda: x.debug_copy_from(0, np.zeros(3)),
@@ -138,10 +138,11 @@ def interrupt() -> Any:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @PLACES
 def test_interrupt_while_waiting(threads: bool, interrupt: Callable[[float], None]) -> None:
     with tvm_ipc.Session(2, threads=threads, timeout=60) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         session.sync()
         call(session, "tests.sleep_on", 1, 2.5)
         x = session.put(np.ones(3))
@@ -161,7 +162,7 @@ def test_interrupt_ends_the_block(threads: bool, interrupt: Callable[[float], No
         pytest.raises(KeyboardInterrupt),
         tvm_ipc.Session(2, threads=threads, timeout=60) as session,
     ):
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         session.sync()
         call(session, "tests.sleep_on", 1, 1.0)
         interrupt(0.3)
@@ -192,7 +193,7 @@ with tvm_ipc.Session(2) as session:
 
 def run(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r})\n{code}"],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=60,
@@ -226,9 +227,10 @@ ENDINGS = {
     "callback_pending": "c = session.get_global_func('tests.parameters_by_name')()",
 }
 START = """
+import sys
 import numpy as np, tvm_ipc
 session = tvm_ipc.Session(2, threads={threads})
-session.import_python_module("worker_functions")
+session.import_python_module("tests.runtime.worker_functions")
 x0 = np.ones(3)
 x = session.put(x0)
 f = session.get_global_func("tests.next_int")
@@ -236,6 +238,7 @@ print(*session.pids, flush=True)
 """
 
 
+@pytest.mark.slow
 @PLACES
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_interpreter_ends_without_close(ending: str, threads: bool) -> None:
@@ -254,6 +257,7 @@ def test_interpreter_ends_with_an_exception(threads: bool) -> None:
     assert left(result.stdout) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["session.sync()", "time.sleep(100)"])
 def test_one_interrupt_ends_a_program_whose_worker_does_not(where: str) -> None:
     """Without a `with` block: nobody waits for the worker again at the end of the program."""
@@ -279,7 +283,7 @@ def test_what_workers_print_arrives() -> None:
     code = """
 import tvm_ipc
 with tvm_ipc.Session(2) as session:
-    session.import_python_module("worker_functions")
+    session.import_python_module("tests.runtime.worker_functions")
     session.get_global_func("tests.say")("hello")
 """
     result = run(code)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from disco_kinds import RANKS, call, errors_at_sync, on_workers
-from disco_programs import FailsOnRank, build
-from places import ON_GPUS
 from tvm_ffi import Shape
 
 import tvm_ipc
+from tests.runtime.disco_kinds import RANKS, call, errors_at_sync, on_workers
+from tests.runtime.disco_programs import FailsOnRank, build
+from tests.runtime.places import ON_GPUS
 from tvm_ipc.errors import IPCError, RankError, WorkerError, describe
 
 # ---- exceptions in functions ----------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_exit_code_and_own_exceptions_keep_their_names(trio: tvm_ipc.Session) ->
     (one,) = error.value.errors
     assert (one.kind, one.message) == ("OwnError", "mine\na note")
     assert "in fail_with_own_exception" in str(one)
-    assert "python_errors.py" not in str(one)
+    assert "ffi_exceptions.py" not in str(one)
 
 
 @pytest.mark.parametrize("kind", ["surrogate", "no text"])
@@ -160,7 +160,7 @@ def test_error_at_the_next_value_too(trio: tvm_ipc.Session) -> None:
 def test_first_use_of_a_function_after_an_error() -> None:
     """What the session looks up for itself, it looks up again if an error came between."""
     with tvm_ipc.Session(2, threads=True) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         x = call(session, "tests.next_int", 1)
         call(session, "tests.fail_on", 0, "ValueError", "in between")
         with pytest.raises(WorkerError, match="in between"):
@@ -211,7 +211,7 @@ def test_calling_a_function_that_was_never_found(trio: tvm_ipc.Session) -> None:
     missing(1)
     for _, kind, message in errors_at_sync(trio):
         assert kind == "TypeError"
-        assert "what is called is not a function" in message
+        assert "the called object is not a function" in message
 
 
 def test_calling_what_is_no_function(trio: tvm_ipc.Session) -> None:
@@ -342,7 +342,7 @@ def test_python_module_that_is_not_there(trio: tvm_ipc.Session) -> None:
 @pytest.mark.parametrize("timeout", [1e10, 1e300])
 def test_deadline_that_never_comes(timeout: float) -> None:
     with tvm_ipc.Session(2, threads=True, timeout=timeout) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         x = session.put(np.ones(3))
         call(session, "tests.sleep_on", 1, 0.3)
         session.allreduce(x, x)
@@ -354,7 +354,7 @@ def test_deadline_that_never_comes(timeout: float) -> None:
 
 def start_and_fail(threads: bool) -> tvm_ipc.Session:
     session = tvm_ipc.Session(2, threads=threads)
-    session.import_python_module("worker_functions")
+    session.import_python_module("tests.runtime.worker_functions")
     call(session, "tests.fail_on", 1, "ValueError", "just before the end")
     return session
 
@@ -384,7 +384,7 @@ def test_leaving_the_block_with_an_exception_does_not_replace_it() -> None:
 
 def test_errors_of_one_session_are_not_those_of_another(trio: tvm_ipc.Session) -> None:
     with tvm_ipc.Session(2, threads=True) as other:
-        other.import_python_module("worker_functions")
+        other.import_python_module("tests.runtime.worker_functions")
         call(other, "tests.fail_on", 0, "ValueError", "over there")
         trio.sync()
         with pytest.raises(WorkerError, match="over there"):

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disco_kinds import call
 from tvm_ffi import register_global_func
 
 import tvm_ipc
+from tests.runtime.disco_kinds import call
 from tvm_ipc.errors import SessionClosedError, WorkerError
-from tvm_ipc.runtime.folder import Folder, remove_orphans
+from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
 
 
 def memory() -> int:
@@ -33,7 +33,7 @@ def memory() -> int:
 def test_value_that_came_while_another_rank_failed() -> None:
     """From a process: the bytes, which wait in the hub."""
     with tvm_ipc.Session(2) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         x = session.put(np.ones(1 << 20, "int8"))
         session.sync()
 
@@ -52,7 +52,7 @@ def test_value_that_came_while_another_rank_failed() -> None:
 
 def test_value_of_a_thread_that_came_while_another_rank_failed() -> None:
     with tvm_ipc.Session(2, threads=True) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         value = session.get_global_func("tests.tracked")()
         for _ in range(3):
             call(session, "tests.fail_on", 0, "ValueError", "in the way")
@@ -66,7 +66,7 @@ def test_value_of_a_thread_that_came_while_another_rank_failed() -> None:
 
 def test_array_for_a_command_that_was_skipped() -> None:
     with tvm_ipc.Session(2, threads=True) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         target = session.empty((1 << 20,), "int8")
         session.sync()
 
@@ -99,8 +99,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 OWNER = """
 import os, signal, sys
-from tvm_ipc.runtime.folder import Folder
-folder = Folder()
+from tvm_ipc.runtime.scratch_dir import ScratchDir
+folder = ScratchDir()
 (folder.path() / "file").write_text("text")
 print(folder.path(), flush=True)
 sys.stdin.read()
@@ -131,7 +131,7 @@ def test_folder_of_a_killed_program_is_removed_by_the_next(
 
 
 def test_folders_of_others_are_left_alone(temporary: Path) -> None:
-    own = Folder()
+    own = ScratchDir()
     own.path()
     kept = [temporary / "tvm_ipc-other", temporary / "something"]
     for path in kept:
@@ -161,7 +161,7 @@ def test_folder_that_is_removed_while_it_is_made_is_made_again(temporary: Path) 
     thread.start()
     try:
         for _ in range(200):
-            folder = Folder()
+            folder = ScratchDir()
             (folder.path() / "file").write_text("text")
             assert (folder.path() / "file").read_text() == "text"
             folder.remove()
@@ -175,7 +175,7 @@ def test_folder_that_is_removed_while_it_is_made_is_made_again(temporary: Path) 
 def test_folder_is_made_when_it_is_needed_and_removed_at_the_end(temporary: Path) -> None:
     with tvm_ipc.Session(1) as session:
         assert list(temporary.iterdir()) == []
-        session._folder.path()
+        session._shutdown.scratch_dir.path()
         assert len(list(temporary.iterdir())) == 1
     assert list(temporary.iterdir()) == []
 
@@ -199,13 +199,13 @@ def test_exception_that_the_ffi_loses_is_an_error_all_the_same(rank: int) -> Non
     with tvm_ipc.Session(2, threads=True) as session:
         function = session.get_global_func("tests.speechless")()
         session.sync()
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         # An unrelated error before it, which must not come home for it.
         call(session, "tests.fail_on", rank, "ValueError", "unrelated")
         with pytest.raises(WorkerError, match="unrelated"):
             session.sync()
         session.call_packed(function)
-        with pytest.raises(WorkerError, match="a Python exception whose text cannot be told"):
+        with pytest.raises(WorkerError, match="a Python exception without a printable text"):
             session.sync()
         session.sync()
 

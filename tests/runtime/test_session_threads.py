@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import places
 import pytest
-import worker_functions
-from disco_kinds import KINDS, RANKS, call, on_workers, open_session
 
 import tvm_ipc
+from tests.runtime import places, worker_functions
+from tests.runtime.disco_kinds import KINDS, RANKS, call, on_workers, open_session
 from tvm_ipc.errors import IPCError, SessionClosedError, WorkerDiedError, WorkerError
 
 PLACES = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
@@ -150,7 +149,7 @@ def test_thread_hears_at_its_next_command(trio: tvm_ipc.Session) -> None:
 def test_death_reaches_every_thread(rounds: int) -> None:
     for _ in range(1 + rounds // 10):
         session = tvm_ipc.Session(3)
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         x = session.put(np.ones(1000))
         session.sync()
 
@@ -221,16 +220,17 @@ def test_closed_by_many_threads() -> None:
     assert together(*[session.close] * 4) == [None] * 4
 
 
+@pytest.mark.slow
 def test_interrupt_while_another_thread_recovers() -> None:
     """It holds the lock until every worker rests; the main thread does not wait for that."""
     with tvm_ipc.Session(2, threads=True) as session:
-        session.import_python_module("worker_functions")
+        session.import_python_module("tests.runtime.worker_functions")
         session.sync()
-        call(session, "tests.sleep_on", 0, 4.0)
+        call(session, "tests.sleep_on", 0, 8.0)
         call(session, "tests.fail_on", 1, "ValueError", "while the other sleeps")
 
         def recover() -> None:
-            with session._lock, pytest.raises(IPCError, match="while the other sleeps"):
+            with session._dispatcher.lock, pytest.raises(IPCError, match="while the other sleeps"):
                 session.sync()
 
         thread = threading.Thread(target=recover)
@@ -291,7 +291,7 @@ def test_worker_that_lets_go_of_its_session_last() -> None:
     tvm_ipc.Session(2, threads=True).close()
     threads, sent, dropped = threads_here(), threading.Event(), threading.Event()
     opened = [tvm_ipc.Session(2, threads=True)]
-    opened[0].import_python_module("worker_functions")
+    opened[0].import_python_module("tests.runtime.worker_functions")
     opened[0].sync()
 
     def drop() -> None:

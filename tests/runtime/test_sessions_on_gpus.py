@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cuda_double
 import pytest
+
+from tests import cuda_double
 
 SCENARIOS = Path(__file__).with_name("sessions_on_gpus.py")
 

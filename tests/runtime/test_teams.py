@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
-import places
 import pytest
-from places import ON_GPUS
 
 import tvm_ipc
+from tests.runtime import places
+from tests.runtime.places import ON_GPUS
 from tvm_ipc.errors import WorkerError
 
 #: Of each thread in the long test; a long run has 10000.
@@ -21,7 +22,7 @@ OPERATIONS = int(os.environ.get("TEAM_OPERATIONS", "20" if ON_GPUS else "300"))
 @pytest.fixture(scope="module")
 def session() -> Iterator[tvm_ipc.Session]:
     with tvm_ipc.Session(4, num_groups=2, timeout=60) as session:
-        session.import_python_module("team_functions")
+        session.import_python_module("tests.runtime.team_functions")
         yield session
 
 
@@ -39,7 +40,9 @@ def of_two_threads(session: tvm_ipc.Session, name: str, *arguments: int) -> list
     """What each rank returns; on GPUs the second thread is refused, and the session goes on."""
     result = session.get_global_func(name)(*arguments)
     if places.ON_GPUS:
-        with pytest.raises(WorkerError, match="there only the worker's own thread does") as error:
+        with pytest.raises(
+            WorkerError, match="on it only the worker's own thread can call collectives"
+        ) as error:
             session.sync()
         # Of all ranks, but those that another one's error stopped before.
         assert {one.kind for one in error.value.errors} == {"RuntimeError"}
@@ -53,7 +56,7 @@ def test_a_session_has_more_teams_than_anybody_needs(session: tvm_ipc.Session) -
     assert len({team.id for team in teams}) == 64
     x, y = session.put(np.ones(4, "float32")), session.put(np.zeros(4, "float32"))
     for team in teams:
-        session.allreduce(x, y, in_group=team)
+        session.allreduce(x, y, team=team)
     assert session.get(y, 1).tolist() == session.get(y, 3).tolist() == [2] * 4
     assert session.get(y, 0).tolist() == [0] * 4  # which is no member
 
@@ -61,34 +64,36 @@ def test_a_session_has_more_teams_than_anybody_needs(session: tvm_ipc.Session) -
 def test_collectives_over_a_team(session: tvm_ipc.Session) -> None:
     team = session.team([3, 0, 2])
     rows = np.arange(12, dtype="float32").reshape(3, 4)
-    part = session.scatter(rows, in_group=team)
+    part = session.scatter(rows, team=team)
     for rank, row in zip(team.ranks, rows, strict=True):
         assert session.get(part, rank).tolist() == row.tolist()
     whole = session.empty((12,), "float32")
-    session.allgather(part, whole, in_group=team)
+    session.allgather(part, whole, team=team)
     assert session.get(whole, 2).tolist() == list(range(12))
     total = session.empty((4,), "float32")
-    session.allreduce(part, total, "max", in_group=team)
+    session.allreduce(part, total, "max", team=team)
     assert session.get(total, 0).tolist() == rows.max(axis=0).tolist()
     gathered = session.empty((12,), "float32")
-    session.gather_to_worker0(part, gathered, in_group=team)
+    session.gather_to_worker0(part, gathered, team=team)
     assert session.get(gathered, 3).tolist() == list(range(12))
-    shown = session.broadcast(rows[1], in_group=team)
+    shown = session.broadcast(rows[1], team=team)
     assert all(session.get(shown, rank).tolist() == rows[1].tolist() for rank in team.ranks)
 
 
 @pytest.mark.parametrize("members", [None, [3, 0, 2]])
 def test_collectives_that_disco_lacks(session: tvm_ipc.Session, members: list[int] | None) -> None:
     """In the world, and in a team in another order."""
-    team = False if members is None else session.team(members)
+    scope: dict[str, Any] = (
+        {"in_group": False} if members is None else {"team": session.team(members)}
+    )
     ranks = members or list(range(4))
     count = len(ranks)
     rows = np.arange(100, 100 + count * count, dtype="float32").reshape(count, count)
-    own = session.scatter(rows, in_group=team)
+    own = session.scatter(rows, **scope)
 
     def got(do: Callable[..., None], count: int, *options: object) -> list[list[float]]:
         y = session.put(np.zeros(count, "float32"))
-        do(own, y, *options, in_group=team)
+        do(own, y, *options, **scope)
         return [session.get(y, rank).tolist() for rank in ranks]
 
     total = rows.sum(axis=0).tolist()
@@ -109,8 +114,32 @@ def test_a_team_of_another_session_is_refused(session: tvm_ipc.Session) -> None:
     with tvm_ipc.Session(2, threads=True) as other:
         team = other.team([0, 1])
     x = session.put(np.ones(2, "float32"))
-    with pytest.raises(ValueError, match="in_group is a team of another session"):
-        session.allreduce(x, x, in_group=team)
+    with pytest.raises(ValueError, match="allreduce: team is a team of another session"):
+        session.allreduce(x, x, team=team)
+
+
+def test_in_group_takes_no_team(session: tvm_ipc.Session) -> None:
+    x, team = session.put(np.ones(2, "float32")), session.team([0, 1])
+    message = r"allreduce: in_group is True or False, not a team; pass team=Team\("
+    with pytest.raises(TypeError, match=message):
+        session.allreduce(x, x, in_group=team)  # type: ignore[arg-type]
+
+
+def test_a_team_and_all_workers_are_refused(session: tvm_ipc.Session) -> None:
+    x, team = session.put(np.ones(2, "float32")), session.team([0, 1])
+    message = (
+        r"reduce: in_group=False selects all workers, and team selects the workers \[0, 1\]; pass "
+        "only one of them"
+    )
+    with pytest.raises(ValueError, match=message):
+        session.reduce(x, x, in_group=False, team=team)
+
+
+def test_ranks_are_no_team(session: tvm_ipc.Session) -> None:
+    x = session.put(np.ones(2, "float32"))
+    message = r"scatter_from_worker0: team is a team that session.team returned, .*, not \[0, 1\]$"
+    with pytest.raises(TypeError, match=message):
+        session.scatter_from_worker0(x, x, team=[0, 1])  # type: ignore[arg-type]
 
 
 def test_a_rank_that_is_no_member_may_not_call(session: tvm_ipc.Session) -> None:
@@ -122,7 +151,7 @@ def test_a_rank_that_is_no_member_may_not_call(session: tvm_ipc.Session) -> None
     with pytest.raises(WorkerError, match="there is no team 4000"):
         call(4000)
         session.sync()
-    session.allreduce(*[session.put(np.ones(1, "float32"))] * 2, in_group=team)
+    session.allreduce(*[session.put(np.ones(1, "float32"))] * 2, team=team)
     session.sync()
 
 

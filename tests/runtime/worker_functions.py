@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that the tests call on workers, registered as `tests.*`.
 
-A session makes them known with `import_python_module("worker_functions")`.
+A session makes them known with `import_python_module("tests.runtime.worker_functions")`.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import os
 import sys
@@ -14,13 +15,15 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import places
 import tvm_ffi
 from tvm.runtime import DataType, Tensor, empty, tensor
 from tvm_ffi import Shape, get_global_func, register_global_func
+
+from tests.runtime import places
 
 
 def worker_rank() -> int:
@@ -104,6 +107,17 @@ def parameters_by_name() -> Callable[[str, int], Tensor]:
 @register
 def say(text: str) -> None:
     sys.stdout.write(f"{text} from rank {worker_rank()}\n")  # at once, the line's end included
+
+
+@register
+def write_to_standard_streams(text: str) -> str:
+    """Print, as Python and as native code do; return what the descriptors lead to."""
+    line = f"rank {worker_rank()} {text}"
+    print(line, flush=True)
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            os.write(number, f"{line}\n".encode())
+    return json.dumps([str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3)])
 
 
 _tracked: defaultdict[int, weakref.WeakSet[Any]] = defaultdict(weakref.WeakSet)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from byoc_modules import apply, functions, tensor
 from tvm import relax
 from tvm.script import tirx as T
 
+from tests.transform.byoc_modules import apply, functions, tensor
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     Compiled,

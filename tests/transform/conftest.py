@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from codegen_programs import HEAD, SCALED, Compile
+
+from tests.transform.codegen_programs import HEAD, SCALED, Compile
 
 
 @pytest.fixture(scope="session")

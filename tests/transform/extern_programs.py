@@ -7,9 +7,9 @@ import itertools
 
 import numpy as np
 import tvm
-from byoc_modules import apply
 from tvm import relax
 
+from tests.transform.byoc_modules import apply
 from tvm_ipc.transform import (
     MarkCompilerFunctionsAsExtern,
 )

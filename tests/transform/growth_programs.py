@@ -74,6 +74,23 @@ def ifs(count: int) -> tvm.IRModule:
     return lowered(body)
 
 
+def reducing_ifs(count: int) -> tvm.IRModule:
+    """Ifs with nothing but an all-reduce in each branch, as the pipeline takes them."""
+
+    def build(body: Body) -> Any:
+        x = body.params[0]
+        for _ in range(count):
+            x = body.branches(
+                lambda x=x: body.allreduce(x),  # type: ignore[misc]
+                lambda x=x: body.allreduce(x),  # type: ignore[misc]
+            )
+        return x
+
+    body = Body(TENSOR, CONDITION)
+    body.function(build)
+    return body.builder.get()
+
+
 def ifs_and_values(count: int) -> tvm.IRModule:
     """As many values live through the ifs, each until one of them reads it."""
 

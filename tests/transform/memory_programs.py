@@ -11,9 +11,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import transform
 
+from tvm_ipc.analysis.binding_builders import dtype_of
+from tvm_ipc.analysis.rewrite import rewrite, typed
 from tvm_ipc.transform import LowerGPUIPCAllocStorage, LowerPackedAllocTensor
-from tvm_ipc.transform.ir.build import dtype_of
-from tvm_ipc.transform.ir.rewrite import rewrite, typed
 
 _ALLOC_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 

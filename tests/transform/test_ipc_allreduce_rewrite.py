@@ -10,7 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.contract import AllReduceStrategy
+from tvm_ipc.packed_functions import AllReduceStrategy
 from tvm_ipc.transform import IPCAllReduceRewrite, PlanMemoryScopes, collect_report
 from tvm_ipc.transform.ipc_allreduce_rewrite import rewrite_allreduces
 
@@ -207,7 +207,7 @@ def test_left_alone_because_the_runtime_cannot(dtype, kind, reason):
     before = reducing(dtype, kind)
     assert rewrite(before).same_as(before)
     ((verdict, why),) = reasons(before)
-    assert verdict == "left alone" and why.startswith(reason)
+    assert verdict == "skipped" and why.startswith(reason)
 
 
 def test_left_alone_because_it_comes_too_early():
@@ -225,8 +225,8 @@ def test_left_alone_because_it_comes_too_early():
 
     assert rewrite(Before).same_as(Before)
     assert reasons(Before) == [
-        ("left alone", "it is not lowered yet; run LegalizeOps before"),
-        ("left alone", "its output is not allocated; run CallTIRRewrite before"),
+        ("skipped", "it is not lowered yet; run LegalizeOps before"),
+        ("skipped", "its output is not allocated; run CallTIRRewrite before"),
     ]
 
 
@@ -239,7 +239,9 @@ def test_left_alone_because_nothing_is_known_of_the_input():
             return R.tuple()
 
     assert rewrite(Before).same_as(Before)
-    assert reasons(Before)[0][1].startswith("the type of its input says not enough of it")
+    assert reasons(Before)[0][1].startswith(
+        "the type of its input does not suffice to allocate a copy"
+    )
 
 
 def test_one_call_that_is_bound_twice_is_two_allocations():
@@ -261,10 +263,8 @@ def test_one_call_that_is_bound_twice_is_two_allocations():
 def test_the_result_does_not_depend_on_what_is_registered(run_python):
     """Without our library, upstream's pass would change nothing."""
     code = """
-import sys
-sys.path.insert(0, "tests/transform")
 import tvm
-from test_ipc_allreduce_rewrite import Summed, rewrite
+from tests.transform.test_ipc_allreduce_rewrite import Summed, rewrite
 name = "runtime.disco.cuda_ipc.custom_allreduce"
 print(tvm.get_global_func(name, allow_missing=True) is None)
 print("custom_allreduce" in rewrite(Summed).script())
@@ -272,13 +272,13 @@ print("custom_allreduce" in rewrite(Summed).script())
     assert run_python(code, TVM_DEVICE_BACKEND_AUTOLOAD="0").split() == ["True", "True"]
 
 
-@pytest.mark.parametrize("name", ["ring", "oneshot", "twoshot", "auto"])
+@pytest.mark.parametrize("name", ["default", "oneshot", "twoshot", "auto"])
 def test_a_strategy_has_a_name_too(name):
     assert IPCAllReduceRewrite(name).allreduce_strategy == AllReduceStrategy[name.upper()]
 
 
 @pytest.mark.parametrize("strategy", [-1, 4, 1.5, "fastest", None, True])
 def test_refused_because_the_strategy_is_unknown(strategy):
-    known = r"'ring' \(0\), 'oneshot' \(1\), 'twoshot' \(2\), 'auto' \(3\)"
+    known = r"'default' \(0\), 'oneshot' \(1\), 'twoshot' \(2\), 'auto' \(3\)"
     with pytest.raises(ValueError, match=rf"no all-reduce strategy .*; there are {known}"):
         IPCAllReduceRewrite(strategy)

@@ -13,13 +13,13 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.demo.config import Config
-from tvm_ipc.demo.model import build
+from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.model import build
 from tvm_ipc.transform import LegalizeOps
 
 
 @I.ir_module
-class Alike:
+class SameOps:
     @R.function
     def main(x: R.Tensor(("n", 4), "float32"), y: R.Tensor(("n", 4), "float32")):
         with R.dataflow():
@@ -182,7 +182,7 @@ def decoder() -> tvm.IRModule:
 
 
 MODULES = {
-    **{one.__name__: lambda one=one: one for one in (Alike, Unlike, Tuples, Collectives)},
+    **{one.__name__: lambda one=one: one for one in (SameOps, Unlike, Tuples, Collectives)},
     **{one.__name__: lambda one=one: one for one in (Shapes, Devices, Branches)},
     "constants": constants,
     "decoder": decoder,
@@ -224,8 +224,8 @@ def test_as_tvm_does(name: str) -> None:
 
 def test_calls_that_are_alike_are_legalized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # add(x, y), add(c, c), multiply; the same of x and y in other: their sizes are other variables
-    assert kernels_made(monkeypatch, LegalizeOps(), Alike) == 5
-    assert kernels_made(monkeypatch, relax.transform.LegalizeOps(), Alike) == 8
+    assert kernels_made(monkeypatch, LegalizeOps(), SameOps) == 5
+    assert kernels_made(monkeypatch, relax.transform.LegalizeOps(), SameOps) == 8
     three, six = (
         kernels_made(
             monkeypatch, LegalizeOps(), build(Config(n, 64, 4, 2, 128, 256, context=64), 2)
@@ -237,8 +237,8 @@ def test_calls_that_are_alike_are_legalized_once(monkeypatch: pytest.MonkeyPatch
 
 def test_each_run_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     one = LegalizeOps()
-    assert legalized(one, Alike) == legalized(one, Alike)
-    assert kernels_made(monkeypatch, one, Alike) == 5
+    assert legalized(one, SameOps) == legalized(one, SameOps)
+    assert kernels_made(monkeypatch, one, SameOps) == 5
 
 
 def test_functions_of_the_user_are_called_for_each_call() -> None:
@@ -249,15 +249,15 @@ def test_functions_of_the_user_are_called_for_each_call() -> None:
         return builder.call_te(topi.subtract, *call.args)
 
     given = {"relax.add": subtract}
-    expected = legalized(relax.transform.LegalizeOps(given), Alike)
-    assert legalized(LegalizeOps(given), Alike) == expected
+    expected = legalized(relax.transform.LegalizeOps(given), SameOps)
+    assert legalized(LegalizeOps(given), SameOps) == expected
     assert len(seen) == 2 * 6
     assert "subtract" in expected
 
 
 def test_operators_that_are_skipped() -> None:
-    text = legalized(LegalizeOps(skip_ops=["relax.add"]), Alike)
-    assert text == legalized(relax.transform.LegalizeOps(skip_ops=["relax.add"]), Alike)
+    text = legalized(LegalizeOps(skip_ops=["relax.add"]), SameOps)
+    assert text == legalized(relax.transform.LegalizeOps(skip_ops=["relax.add"]), SameOps)
     assert "R.add" in text
     assert "R.multiply" not in text
 
@@ -267,4 +267,4 @@ def test_an_error_of_a_legalization_is_raised() -> None:
         raise ValueError("no kernel of mine")
 
     with pytest.raises(ValueError, match="no kernel of mine"):
-        legalized(LegalizeOps({"relax.add": broken}), Alike)
+        legalized(LegalizeOps({"relax.add": broken}), SameOps)

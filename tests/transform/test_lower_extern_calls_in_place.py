@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from byoc_modules import apply
-from extern_programs import TO_CALLS, declared, lowered_calls, run
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.transform.byoc_modules import apply
+from tests.transform.extern_programs import TO_CALLS, declared, lowered_calls, run
 from tvm_ipc.transform import (
     LowerExternCalls,
 )
@@ -101,7 +101,7 @@ def test_a_chain_in_place_uses_one_buffer(register):
 
 def test_what_a_tuple_a_view_or_a_branch_holds_is_not_overwritten(register):
     @I.ir_module
-    class Held:
+    class AliasedInputs:
         @R.function
         def negated(a: R.Tensor(("m",), "float32")) -> R.Tensor(("m",), "float32"):
             R.func_attr({"Codegen": "cc"})
@@ -110,7 +110,7 @@ def test_what_a_tuple_a_view_or_a_branch_holds_is_not_overwritten(register):
 
         @R.function
         def main(c: R.Tensor((), "bool"), x: R.Tensor((4,), "float32")):
-            cls = Held
+            cls = AliasedInputs
             y = R.exp(x)
             pair = (y, x)
             a = cls.negated(y)
@@ -126,7 +126,7 @@ def test_what_a_tuple_a_view_or_a_branch_holds_is_not_overwritten(register):
             return (pair, view, e)
 
     register("negated", lambda a: a.copyfrom(-a.numpy()))
-    after = apply(LowerExternCalls(), TO_CALLS(declared(Held, inplace_outputs=[0])))
+    after = apply(LowerExternCalls(), TO_CALLS(declared(AliasedInputs, inplace_outputs=[0])))
     value = np.random.rand(4).astype("float32")
     for condition in (True, False):
         pair, view, e = run(after, np.array(condition), value)

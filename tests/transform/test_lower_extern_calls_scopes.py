@@ -6,13 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from byoc_modules import Elementwise, apply
-from extern_programs import TO_CALLS, declared, lowered_calls
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tests.transform.byoc_modules import Elementwise, apply
+from tests.transform.extern_programs import TO_CALLS, declared, lowered_calls
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     LowerExternCalls,

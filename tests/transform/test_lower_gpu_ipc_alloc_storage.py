@@ -176,7 +176,7 @@ def test_bytes_that_a_program_takes_in_real_workers(lowering, factor, tmp_path):
                 passes.ToNonDataflow(),
                 passes.RemovePurityChecking(),
                 passes.CallTIRRewrite(),
-                passes.IPCAllReduceRewrite(int(tvm_ipc.contract.AllReduceStrategy.ONESHOT)),
+                passes.IPCAllReduceRewrite(int(tvm_ipc.packed_functions.AllReduceStrategy.ONESHOT)),
                 passes.StaticPlanBlockMemory(),
                 lowering(),
                 passes.LowerAllocTensor(),

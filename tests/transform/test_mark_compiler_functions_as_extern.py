@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import tvm
 import tvm_ffi
-from byoc_modules import Elementwise, apply, functions, partitioned
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.transform.byoc_modules import Elementwise, apply, functions, partitioned
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     ExistingGlobalSymbols,
@@ -85,10 +85,10 @@ def test_what_a_type_cannot_say_is_kept():
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("tvm_ipc.argument_scopes", ["global"], "argument_scopes has 1 entries, and needs 2"),
-        ("tvm_ipc.output_scopes", ["", ""], "output_scopes has 2 entries, and needs 1"),
-        ("tvm_ipc.inplace_outputs", [2], "names parameter 2 of 2"),
-        ("tvm_ipc.inplace_outputs", [1], "cannot be in place of parameter 1"),
+        ("tvm_ipc.argument_scopes", ["global"], "argument_scopes has 1 entries; expected 2"),
+        ("tvm_ipc.output_scopes", ["", ""], "output_scopes has 2 entries; expected 1"),
+        ("tvm_ipc.inplace_outputs", [2], "has the index 2, but there are 2 parameters"),
+        ("tvm_ipc.inplace_outputs", [1], "cannot overwrite parameter 1"),
     ],
 )
 def test_refused_declarations_that_the_signature_does_not_allow(key, value, reason):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from scope_programs import copies, plan, scopes
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+
+from tests.transform.scope_programs import copies, plan, scopes
 
 
 def test_a_copy_is_shared():

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from scope_programs import copies, plan
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_ipc.transform.scopes.collect import collect
-from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY
-from tvm_ipc.transform.scopes.primfunc import PrimFuncs
-from tvm_ipc.transform.scopes.sizes import describe, estimate, find_frequencies
+from tests.transform.scope_programs import copies, plan
+from tvm_ipc.transform.memory_scopes.collect import collect
+from tvm_ipc.transform.memory_scopes.copy_costs import describe, estimate, find_frequencies
+from tvm_ipc.transform.memory_scopes.prim_func_params import PrimFuncParams
+from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY
 
 N = tvm.tirx.Var("n", "int64")
 
@@ -64,7 +64,7 @@ def test_one_copy_after_an_if_is_better_than_one_in_each_branch():
 
 def frequencies(module: tvm.IRModule) -> dict[str, float]:
     """How often each function runs while each one that is called from outside runs once."""
-    program = collect(module, DEFAULT_REGISTRY, PrimFuncs(module), every=False)
+    program = collect(module, DEFAULT_REGISTRY, PrimFuncParams(module), every=False)
     find_frequencies(program)
     return {facts.name: facts.frequency for facts in program.functions}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from scope_programs import copies, plan, reported, scopes
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tests.transform.scope_programs import copies, plan, reported, scopes
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     ANY,
@@ -373,7 +373,8 @@ def test_refused_because_the_scope_of_an_allocation_is_unknown():
             return x
 
     with pytest.raises(
-        TransformError, match=r"allocation of x names the unknown memory scope 'icp_memory'; known"
+        TransformError,
+        match=r"allocation of x names the unknown memory scope 'icp_memory'; expected",
     ):
         plan(Before)
 
@@ -444,7 +445,7 @@ def test_refused_because_a_function_is_called_with_too_few_arguments():
     block = relax.BindingBlock([relax.VarBinding(r, relax.Call(callee, []))])
     main = relax.Function([], relax.SeqExpr([block], r), x.ty).with_attr("global_symbol", "main")
     module = tvm.IRModule({callee: one, "main": main})
-    with pytest.raises(TransformError, match="'main' calls 'f' with 0 arguments; it has 1"):
+    with pytest.raises(TransformError, match="'main' calls 'f' with 0 arguments, but it has 1"):
         plan(module)
 
 
@@ -465,7 +466,7 @@ def test_refused_because_the_module_lacks_what_it_calls():
     r = relax.Var("r", relax.TensorType((8,), "float32"))
     block = relax.BindingBlock([relax.VarBinding(r, relax.Call(tvm.ir.GlobalVar("f"), []))])
     main = relax.Function([], relax.SeqExpr([block], r), r.ty).with_attr("global_symbol", "main")
-    with pytest.raises(TransformError, match="'main' calls 'f', which the module does not have"):
+    with pytest.raises(TransformError, match="'main' calls 'f', which is not in the module"):
         plan(tvm.IRModule({"main": main}))
 
 
@@ -483,14 +484,20 @@ def test_refused_because_a_call_is_nested_in_another():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: r.demand_scope("f", "nowhere"), "unknown memory scope 'nowhere'; known are"),
-        (lambda r: r.demand_scope("f", ANY, operand=RESULT), "not in ANY"),
+        (
+            lambda r: r.demand_scope("f", "nowhere"),
+            "unknown memory scope 'nowhere'; expected one of",
+        ),
+        (lambda r: r.demand_scope("f", ANY, operand=RESULT), "a result cannot be in ANY"),
         (lambda r: r.demand_scope("tvm_ipc.allreduce", "global"), "already demands 'ipc_memory'"),
         (
             lambda r: r.demand_scope("tvm_ipc.allreduce", "ipc_memory", writes=()),
-            r"known to write operands \(5,\), not operands \(\)",
+            r"already declared to write operands \(5,\), but writes is \(\)",
         ),
-        (lambda r: r.register_scope("global", transparent=False), "known already, and transparent"),
+        (
+            lambda r: r.register_scope("global", transparent=False),
+            "already registered as transparent",
+        ),
     ],
 )
 def test_refused_because_a_demand_is_wrong(call, message):
@@ -536,7 +543,7 @@ def test_scopes_flow_through_parts_of_tensors():
                 "tvm_ipc.view", x, 32, R.shape([8]), ty_args=R.Tensor((8,), "float32")
             )
             own = R.call_packed(
-                "tvm_ipc.part", x, 0, 0, 32, 0, R.shape([8]), ty_args=R.Tensor((8,), "float32")
+                "tvm_ipc.own_slice", x, 0, 0, 32, 0, R.shape([8]), ty_args=R.Tensor((8,), "float32")
             )
             flat = R.call_packed(
                 "vm.builtin.reshape", own, R.shape([8]), ty_args=R.Tensor((8,), "float32")

@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from byoc_modules import Elementwise, apply, functions, literal, partitioned, tensor
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tests.transform.byoc_modules import Elementwise, apply, functions, literal, partitioned, tensor
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     ExistingGlobalSymbols,
@@ -441,7 +441,8 @@ def test_refused_different_functions_with_one_symbol(symbols: tuple[str, str]):
     name = "of_f1" if symbols[0] == "f" else "of_main"
     with pytest.raises(
         TransformError,
-        match=rf"ExistingGlobalSymbols gave the 'cc' function '{name}' in 'main' the",
+        match=rf"ExistingGlobalSymbols returned the symbol '{symbols[0]}' for the 'cc' function "
+        rf"'{name}' in 'main', but a different function of the module has this symbol",
     ):
         outline(module, cache=ExistingGlobalSymbols())
     assert set(functions(outline(module, cache=FreshGlobalSymbols()))) == {
@@ -477,7 +478,7 @@ def test_symbols_come_from_a_map():
     assert after["cosine"].attrs["global_symbol"] == "cosine"
     after = outline(module, cache=MappedGlobalSymbols({"main.of_f": "a"}, FreshGlobalSymbols("b")))
     assert set(functions(after)) == {"main", "a", "b_0"}
-    with pytest.raises(TransformError, match=r"no key 'g' or 'main.of_g', only 'f'"):
+    with pytest.raises(TransformError, match=r"expected a key 'g' or 'main.of_g', found 'f'"):
         outline(module, cache=MappedGlobalSymbols({"f": "a"}))
 
 

@@ -15,6 +15,7 @@ from tvm.script import relax as R
 import tvm_ipc
 from tvm_ipc import comm  # R.comm
 from tvm_ipc.transform import OverlapCommunication
+from tvm_ipc.transform.overlap.cost_model import Choice, Workload
 
 
 def test_rows_that_are_gathered_are_shown() -> None:
@@ -45,7 +46,7 @@ def test_rows_that_are_gathered_are_shown() -> None:
                 x0 = R.call_pure_packed(
                     "tvm_ipc.view", x, 0, R.shape([16, 16]), ty_args=R.Tensor((16, 16), "float32")
                 )
-                shown0 = R.call_pure_packed("tvm_ipc.show", x0, 0, ty_args=R.Any)
+                shown0 = R.call_pure_packed("tvm_ipc.expose", x0, 0, ty_args=R.Any)
                 x1 = R.call_pure_packed(
                     "tvm_ipc.view",
                     x,
@@ -53,11 +54,11 @@ def test_rows_that_are_gathered_are_shown() -> None:
                     R.shape([16, 16]),
                     ty_args=R.Tensor((16, 16), "float32"),
                 )
-                shown1 = R.call_pure_packed("tvm_ipc.show", x1, 0, ty_args=R.Any)
+                shown1 = R.call_pure_packed("tvm_ipc.expose", x1, 0, ty_args=R.Any)
                 own = R.matmul(x, w)
                 own_z = R.add(own, b)
                 rows0 = R.call_pure_packed(
-                    "tvm_ipc.peer",
+                    "tvm_ipc.peer_view",
                     shown0,
                     1,
                     R.shape([16, 16]),
@@ -66,7 +67,7 @@ def test_rows_that_are_gathered_are_shown() -> None:
                 h0 = R.matmul(rows0, w)
                 z0 = R.add(h0, b)
                 rows1 = R.call_pure_packed(
-                    "tvm_ipc.peer",
+                    "tvm_ipc.peer_view",
                     shown1,
                     1,
                     R.shape([16, 16]),
@@ -75,7 +76,7 @@ def test_rows_that_are_gathered_are_shown() -> None:
                 h1 = R.matmul(rows1, w)
                 z1 = R.add(h1, b)
                 z = R.call_dps_packed(
-                    "tvm_ipc.join",
+                    "tvm_ipc.assemble",
                     (0, R.shape([0, 2048, 0, 1, 2048, 0, 1, 2048, 1024]), own_z, z0, z1),
                     out_ty=R.Tensor((64, 16), "float32"),
                 )
@@ -102,7 +103,7 @@ def test_sums_that_are_scattered_are_shown() -> None:
         def main(x: R.Tensor((32, 16), "float32"), w: R.Tensor((16, 16), "float32")):
             with R.dataflow():
                 rows = R.call_pure_packed(
-                    "tvm_ipc.part",
+                    "tvm_ipc.own_slice",
                     x,
                     0,
                     1,
@@ -112,9 +113,9 @@ def test_sums_that_are_scattered_are_shown() -> None:
                     ty_args=R.Tensor((16, 16), "float32"),
                 )
                 y0 = R.matmul(rows, w)
-                shown = R.call_pure_packed("tvm_ipc.show", y0, 0, ty_args=R.Any)
+                shown = R.call_pure_packed("tvm_ipc.expose", y0, 0, ty_args=R.Any)
                 mine = R.call_pure_packed(
-                    "tvm_ipc.part",
+                    "tvm_ipc.own_slice",
                     x,
                     0,
                     0,
@@ -125,19 +126,19 @@ def test_sums_that_are_scattered_are_shown() -> None:
                 )
                 own = R.matmul(mine, w)
                 theirs = R.call_pure_packed(
-                    "tvm_ipc.peer",
+                    "tvm_ipc.peer_view",
                     shown,
                     -1,
                     R.shape([16, 16]),
                     ty_args=R.Tensor((16, 16), "float32"),
                 )
                 total = R.call_dps_packed(
-                    "tvm_ipc.reduce_parts",
+                    "tvm_ipc.reduce_slices",
                     (0, 0, own, theirs),
                     out_ty=R.Tensor((16, 16), "float32"),
                 )
                 z = R.call_dps_packed(
-                    "tvm_ipc.join",
+                    "tvm_ipc.assemble",
                     (0, R.shape([0, 0, 0]), total),
                     out_ty=R.Tensor((16, 16), "float32"),
                 )
@@ -169,7 +170,7 @@ def test_rows_that_are_left_over_are_summed_by_all() -> None:
             with R.dataflow():
                 rows = R.reshape(x, R.shape([5, 16]))
                 part = R.call_pure_packed(
-                    "tvm_ipc.part",
+                    "tvm_ipc.own_slice",
                     rows,
                     0,
                     1,
@@ -179,7 +180,7 @@ def test_rows_that_are_left_over_are_summed_by_all() -> None:
                     ty_args=R.Tensor((2, 16), "float32"),
                 )
                 y0 = R.matmul(part, w)
-                shown = R.call_pure_packed("tvm_ipc.show", y0, 0, ty_args=R.Any)
+                shown = R.call_pure_packed("tvm_ipc.expose", y0, 0, ty_args=R.Any)
                 last = R.call_pure_packed(
                     "tvm_ipc.view",
                     rows,
@@ -188,9 +189,9 @@ def test_rows_that_are_left_over_are_summed_by_all() -> None:
                     ty_args=R.Tensor((1, 16), "float32"),
                 )
                 left_over = R.matmul(last, w)
-                left_over_shown = R.call_pure_packed("tvm_ipc.show", left_over, 0, ty_args=R.Any)
+                left_over_shown = R.call_pure_packed("tvm_ipc.expose", left_over, 0, ty_args=R.Any)
                 mine = R.call_pure_packed(
-                    "tvm_ipc.part",
+                    "tvm_ipc.own_slice",
                     rows,
                     0,
                     0,
@@ -201,39 +202,39 @@ def test_rows_that_are_left_over_are_summed_by_all() -> None:
                 )
                 own = R.matmul(mine, w)
                 theirs = R.call_pure_packed(
-                    "tvm_ipc.peer",
+                    "tvm_ipc.peer_view",
                     shown,
                     -1,
                     R.shape([2, 16]),
                     ty_args=R.Tensor((2, 16), "float32"),
                 )
                 total = R.call_dps_packed(
-                    "tvm_ipc.reduce_parts",
+                    "tvm_ipc.reduce_slices",
                     (0, 0, own, theirs),
                     out_ty=R.Tensor((2, 16), "float32"),
                 )
-                total_shown = R.call_pure_packed("tvm_ipc.show", total, 0, ty_args=R.Any)
+                total_shown = R.call_pure_packed("tvm_ipc.expose", total, 0, ty_args=R.Any)
                 others = R.call_pure_packed(
-                    "tvm_ipc.peer",
+                    "tvm_ipc.peer_view",
                     left_over_shown,
                     -1,
                     R.shape([1, 16]),
                     ty_args=R.Tensor((1, 16), "float32"),
                 )
                 rest = R.call_dps_packed(
-                    "tvm_ipc.reduce_parts",
+                    "tvm_ipc.reduce_slices",
                     (0, 0, left_over, others),
                     out_ty=R.Tensor((1, 16), "float32"),
                 )
                 their_total = R.call_pure_packed(
-                    "tvm_ipc.peer",
+                    "tvm_ipc.peer_view",
                     total_shown,
                     1,
                     R.shape([2, 16]),
                     ty_args=R.Tensor((2, 16), "float32"),
                 )
                 z = R.call_dps_packed(
-                    "tvm_ipc.join",
+                    "tvm_ipc.assemble",
                     (0, R.shape([0, 128, 0, 0, 0, 256, 1, 128, 0]), total, rest, their_total),
                     out_ty=R.Tensor((1, 5, 16), "float32"),
                 )
@@ -262,10 +263,10 @@ def test_what_is_gathered_ends_before_the_rows_beyond_the_end() -> None:
         @R.function
         def main(x: R.Tensor((1, 2, 16), "float32"), w: R.Tensor((16, 16), "float32")):
             with R.dataflow():
-                shown = R.call_pure_packed("tvm_ipc.show", x, 0, ty_args=R.Any)
+                shown = R.call_pure_packed("tvm_ipc.expose", x, 0, ty_args=R.Any)
                 own = R.matmul(x, w)
                 rows = R.call_pure_packed(
-                    "tvm_ipc.peer",
+                    "tvm_ipc.peer_view",
                     shown,
                     1,
                     R.shape([1, 2, 16]),
@@ -273,7 +274,7 @@ def test_what_is_gathered_ends_before_the_rows_beyond_the_end() -> None:
                 )
                 theirs = R.matmul(rows, w)
                 joined = R.call_dps_packed(
-                    "tvm_ipc.join",
+                    "tvm_ipc.assemble",
                     (0, R.shape([0, 128, 0, 1, 128, 0]), own, theirs),
                     out_ty=R.Tensor((1, 4, 16), "float32"),
                 )
@@ -324,11 +325,11 @@ def scattered(
 
 LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
     "one rank": (
-        "it is of one rank",
+        "its team has one rank",
         program(lambda b, x, w: relax.op.matmul(gather(b, x, workers=1), w)),
     ),
     "uneven": (
-        "what follows the matrix product makes something of the zeros beyond the end",
+        "an operator after the matmul does not map the padding, which is zero, to zeros",
         program(
             lambda b, x, w: comm.reduce_scatter(
                 b.emit(relax.op.exp(b.emit(relax.op.matmul(x, w)))), workers=2, uneven=True
@@ -337,46 +338,46 @@ LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
         ),
     ),
     "fewer rows than ranks": (
-        "it has 1 rows, too few for 2 ranks to have 1 row each",
+        "it has 1 rows; expected at least 1 row for each of 2 ranks",
         program(
             lambda b, x, w: comm.allreduce(b.emit(relax.op.matmul(x, w)), team=[[0, 1]]),
             shape=(1, 16),
         ),
     ),
     "columns are reshaped": (
-        "something else than a matrix product uses",
+        "an operator other than a matmul uses",
         program(
             lambda b, x, w: relax.op.matmul(b.emit(relax.op.reshape(gather(b, x), (128, 8))), w),
             weight=(8, 16),
         ),
     ),
-    "another use": ("something else than a matrix product uses", program(used_twice)),
-    "no use": ("something else than a matrix product uses", program(lambda b, x, w: gather(b, x))),
+    "another use": ("an operator other than a matmul uses", program(used_twice)),
+    "no use": ("an operator other than a matmul uses", program(lambda b, x, w: gather(b, x))),
     "right operand": (
-        "it is not the left operand",
+        "its rows are not those of the matmul's left operand",
         program(lambda b, x, w: relax.op.matmul(w, gather(b, x)), (8, 16)),
     ),
     "summed over": (
-        "it is along the axis over which",
+        "its axis is the last one",
         program(lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w), (32, 8)),
     ),
     "blocks of unknown number": (
-        "how many blocks of rows there are is not known",
+        "the number of its blocks of rows is unknown",
         program(
             lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w),
             (tirx.Var("n", "int64"), 8, 16),
         ),
     ),
     "ranks of unknown number": (
-        "of how many ranks it is, the pass was not told",
+        "the number of ranks in its team is unknown",
         program(lambda b, x, w: comm.allreduce(b.emit(relax.op.matmul(x, w)))),
     ),
     "no product": (
-        "what it reduces is no matrix product",
+        "its operand is not the result of a matmul",
         program(scattered(lambda b, x, w: b.emit(relax.op.add(x, x)))),
     ),
     "other rows": (
-        "what follows the matrix product needs other rows, too",
+        "an operator after the matmul also needs other rows",
         program(scattered(lambda b, x, w: b.emit(relax.op.add(b.emit(relax.op.matmul(x, w)), x)))),
     ),
     "not aligned": (
@@ -386,7 +387,7 @@ LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
         ),
     ),
     "too many": (
-        "a rank would show more than 64 chunks",
+        "a rank would expose ",
         program(lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w), (65, 4, 16)),
     ),
 }
@@ -399,7 +400,7 @@ def test_what_cannot_be_divided_is_left_alone(name: str) -> None:
         after = OverlapCommunication(chunks=2)(before)
     tvm.ir.assert_structural_equal(after, before)
     (decision,) = report.decisions
-    assert decision.verdict == "left alone"
+    assert decision.verdict == "skipped"
     assert reason in decision.reason
 
 
@@ -413,9 +414,60 @@ def test_sites_have_chunks_of_their_own() -> None:
     before = program(two)
     with tvm_ipc.transform.collect_report() as report:
         OverlapCommunication(chunks=4, sites={"first": 0, "second": 2})(before)
-    assert [one.verdict for one in report.decisions] == ["left alone", "in 2 chunks"]
-    with pytest.raises(ValueError, match="there is no collective 'third' before or after"):
+    assert [one.verdict for one in report.decisions] == ["skipped", "in 2 chunks"]
+    with pytest.raises(
+        ValueError, match="'third' is not the variable of a collective before or after"
+    ):
         OverlapCommunication(chunks=4, sites={"third": 2})(before)
+
+
+def between(kind: str) -> Any:
+    """Return a program with a matmul between a gather and a reduction."""
+
+    def build(builder: relax.BlockBuilder, x: Any, w: Any) -> Any:
+        whole = builder.emit(comm.allgather(x, workers=2), "whole")
+        h = builder.emit(relax.op.matmul(whole, w), "h")
+        reduce_scatter = comm.reduce_scatter(h, workers=2)
+        return builder.emit(comm.allreduce(h) if kind == "allreduce" else reduce_scatter, "z")
+
+    return program(build)
+
+
+SITES_OF_ONE_MATMUL: dict[str, tuple[dict[str, int] | None, list[str]]] = {
+    "the first one": (None, ["in 2 chunks", "skipped"]),
+    "the one that is named": ({"z": 4}, ["skipped", "in 4 chunks"]),
+    "the first of two that are named": ({"whole": 1, "z": 4}, ["in 1 chunks", "skipped"]),
+    "the one that is wanted": ({"whole": 0}, ["skipped", "in 2 chunks"]),
+    "none": ({"whole": 0, "z": 0}, ["skipped", "skipped"]),
+}
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
+@pytest.mark.parametrize("name", SITES_OF_ONE_MATMUL)
+def test_a_matmul_between_two_collectives_is_of_one_site(kind: str, name: str) -> None:
+    sites, verdicts = SITES_OF_ONE_MATMUL[name]
+    with tvm_ipc.transform.collect_report() as report:
+        after = OverlapCommunication(chunks=2, sites=sites, world_size=2)(between(kind))
+    relax.analysis.well_formed(after)
+    assert [one.verdict for one in report.decisions] == verdicts
+    reasons = [one.reason for one in report.decisions]
+    if verdicts[0].startswith("in "):
+        assert reasons[1] == "its matmul is overlapped with the allgather of x instead"
+    elif verdicts[1].startswith("in ") and name != "the one that is wanted":
+        assert reasons[0] == f"its matmul is overlapped with the {kind} of h instead"
+
+
+def test_a_matmul_is_of_the_site_that_gains_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds in (0.5, 2.0):
+
+        def choose(workload: Workload, *_: Any, gather: float = seconds) -> Choice:
+            return Choice("direct", 2, gather if workload.kind == "allgather" else 1.0, 4.0, "")
+
+        monkeypatch.setattr(tvm_ipc.transform.overlap_communication, "choose", choose)
+        with tvm_ipc.transform.collect_report() as report:
+            OverlapCommunication(chunks=2)(between("reduce_scatter"))
+        overlapped = [one.subject for one in report.decisions if one.verdict == "in 2 chunks"]
+        assert overlapped == ["allgather of x" if seconds < 1 else "reduce_scatter of h"]
 
 
 def test_what_peers_ask_for_first_is_made_first() -> None:
@@ -432,18 +484,20 @@ def test_what_peers_ask_for_first_is_made_first() -> None:
             return z
 
     after = tvm.transform.Sequential([OverlapCommunication(chunks=2)])(Before)
-    shift = {"tvm_ipc.part": 3, "tvm_ipc.peer": 2}  # after the function itself
+    shift = {"tvm_ipc.own_slice": 3, "tvm_ipc.peer_view": 2}  # after the function itself
     order: dict[str, list[int]] = {name: [] for name in shift}
     for binding in after["main"].body.blocks[0].bindings:
         called = binding.value.args[0] if isinstance(binding.value, relax.Call) else None
         if isinstance(called, relax.ExternFunc) and called.global_symbol in shift:
             name = str(called.global_symbol)
             order[name].append(int(binding.value.args[shift[name]].value))
-    assert order == {"tvm_ipc.part": [1, 2, 1, 2, 0], "tvm_ipc.peer": [-1, -2, -1, -2]}
+    assert order == {"tvm_ipc.own_slice": [1, 2, 1, 2, 0], "tvm_ipc.peer_view": [-1, -2, -1, -2]}
 
 
 def test_it_wants_a_calibration_or_a_number() -> None:
-    with pytest.raises(ValueError, match="give either a calibration, which tells how many"):
+    with pytest.raises(
+        ValueError, match="expected either a calibration, which determines the number"
+    ):
         OverlapCommunication()
     with pytest.raises(ValueError, match="a number of chunks, 0 to 64"):
         OverlapCommunication(chunks=65)
@@ -467,7 +521,7 @@ def test_products_are_made_where_all_is_there_that_they_need() -> None:
     relax.analysis.well_formed(after)
     names = [
         str(call.args[0].global_symbol)
-        for call in tvm_ipc.transform.ir.rewrite.calls(after["main"])
+        for call in tvm_ipc.analysis.rewrite.calls(after["main"])
         if call.op.name == "relax.call_dps_packed"
     ]
-    assert names == ["tvm_ipc.join"] * 3
+    assert names == ["tvm_ipc.assemble"] * 3

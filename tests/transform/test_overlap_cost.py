@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
-from tvm_ipc.transform.overlap.cost import (
+from tvm_ipc.transform.overlap.cost_model import (
     LEAST_GAIN,
     Choice,
     PredictedStep,
     Workload,
     choose,
     predict,
-    predict_alone,
+    predict_sequential,
     schedule,
 )
 
@@ -58,14 +58,14 @@ def like(seconds: float) -> Any:
 def test_gather_then_matmul() -> None:
     # The own 8 rows take 8 s; the peer's 8 bytes 16 s over the link, with a latency of 1 s.
     slow = machine(bandwidth=0.5, latency=1.0)
-    assert predict_alone(GATHER, slow) == like(1 + 16 + 16)
+    assert predict_sequential(GATHER, slow) == like(1 + 16 + 16)
     assert predict(GATHER, 1, slow) == like(1 + 16 + 8)
     # Halves are there at 9 and 17, and take 4 s each; quarters at 5, 9, 13, 17, and take 2 s.
     assert predict(GATHER, 2, slow) == like(17 + 4)
     assert predict(GATHER, 4, slow) == like(17 + 2)
     # Over a fast one the peer's rows are there when the own ones are done.
     fast = machine(bandwidth=4.0)
-    assert predict_alone(GATHER, fast) == like(2 + 16)
+    assert predict_sequential(GATHER, fast) == like(2 + 16)
     assert predict(GATHER, 2, fast) == like(16)
     # The own rows and both chunks cost something, and the end does.
     costs = machine(bandwidth=4.0, chunk=0.5, hide=0.25)
@@ -74,7 +74,7 @@ def test_gather_then_matmul() -> None:
 
 def test_who_waits_for_the_link_wakes_late() -> None:
     slow = machine(bandwidth=0.5, wake=0.25)
-    assert predict_alone(GATHER, slow) == like(16 + 0.25 + 16)
+    assert predict_sequential(GATHER, slow) == like(16 + 0.25 + 16)
     # Both halves are waited for; here only the first, which is there at 9.5; here none.
     assert predict(GATHER, 2, slow) == like(16 + 0.25 + 4)
     far = machine(bandwidth=8.0, latency=9.0, wake=0.25)
@@ -82,17 +82,17 @@ def test_who_waits_for_the_link_wakes_late() -> None:
     assert predict(GATHER, 2, machine(bandwidth=4.0, wake=0.25)) == like(16)
     assert predict(SCATTER, 2, slow) == like(20 + 0.25)
     # Where there is no link nobody sleeps.
-    assert predict_alone(GATHER, machine(wake=0.25)) == like(16)
+    assert predict_sequential(GATHER, machine(wake=0.25)) == like(16)
 
 
 def test_what_a_rank_does_when() -> None:
     slow = machine(bandwidth=0.5)
-    steps = [(one.doing, one.begin, one.end) for one in schedule(GATHER, 2, slow)]
+    steps = [(one.activity, one.begin, one.end) for one in schedule(GATHER, 2, slow)]
     assert steps == [
         *(("compute", 0, 8), ("compute", 8, 12), ("wait", 12, 16), ("compute", 16, 20)),
         ("hide", 20, 20),
     ]
-    assert [one.doing for one in schedule(GATHER, 0, slow)] == ["communicate", "compute"]
+    assert [one.activity for one in schedule(GATHER, 0, slow)] == ["communicate", "compute"]
     product, scatter = schedule(SCATTER, 0, slow)
     assert product == PredictedStep("compute", 0.0, like(16))
     assert scatter == PredictedStep("communicate", like(16), like(32))
@@ -102,7 +102,7 @@ def test_gather_from_three_peers() -> None:
     # A chunk of 4 bytes each 8 s, from one peer after the other: at 8, 16, ..., 48.
     site = dataclasses.replace(GATHER, ranks=4)
     slow = machine(workers=4, bandwidth=0.5)
-    assert predict_alone(site, slow) == like(48 + 32)
+    assert predict_sequential(site, slow) == like(48 + 32)
     assert predict(site, 2, slow) == like(48 + 4)
     # Chunks of 4 bytes at 3, 6, ..., 18, each of which is multiplied for 4 s, after the own 8 s.
     assert predict(site, 2, machine(workers=4, bandwidth=4 / 3)) == like(8 + 6 * 4)
@@ -111,7 +111,7 @@ def test_gather_from_three_peers() -> None:
 def test_matmul_then_reduce_scatter() -> None:
     # What the peer needs is shown at 8, the own is there at 16; 8 bytes take 16 s.
     slow = machine(bandwidth=0.5, latency=1.0)
-    assert predict_alone(SCATTER, slow) == like(16 + 1 + 16)
+    assert predict_sequential(SCATTER, slow) == like(16 + 1 + 16)
     assert predict(SCATTER, 1, slow) == like(8 + 16 + 1)
     # Halves are shown at 4 and 8, over the link at 12 and 20, and there at 13 and 21.
     assert predict(SCATTER, 2, slow) == like(21)
@@ -145,7 +145,7 @@ def test_more_ranks_gain_from_chunks_too() -> None:
 def test_matmul_then_allreduce() -> None:
     # As a reduce-scatter: chunks at 12 and 20. They are shown then, and the peer's come as late.
     slow = machine(bandwidth=0.5)
-    assert predict_alone(SUM, slow) == like(16 + 2 * 16)
+    assert predict_sequential(SUM, slow) == like(16 + 2 * 16)
     # Of the peer's reduced chunks, shown at 16 and 20, the first travels from 20 to 28.
     assert predict(SUM, 2, slow) == like(36)
     copied = Times(((1, 2),), (1.0, 2.0))
@@ -169,7 +169,7 @@ def test_it_takes_the_best_number_of_chunks() -> None:
     assert choice.overlaps
     assert choice.chunks == min(every, key=lambda count: every[count]) == 8
     assert choice.seconds == every[8]
-    assert choice.alone_seconds == predict_alone(GATHER, slow)
+    assert choice.sequential_seconds == predict_sequential(GATHER, slow)
     assert choice.reason == "8 chunks, 1.7e+04 ms predicted, 3.2e+04 ms without overlap"
     # Fewer where more would gain nothing, and where each costs.
     assert choose(GATHER, machine(bandwidth=4.0)).chunks == 1
@@ -178,7 +178,7 @@ def test_it_takes_the_best_number_of_chunks() -> None:
 
 def test_it_leaves_alone_what_gains_too_little() -> None:
     choice = choose(GATHER, machine())
-    assert (choice.algorithm, choice.chunks, choice.overlaps) == ("alone", 0, False)
+    assert (choice.algorithm, choice.chunks, choice.overlaps) == ("sequential", 0, False)
     assert choice.reason.startswith(f"overlap would gain less than {LEAST_GAIN:.0%}: 1 chunk, ")
     # 2 s of 18 s are more than a tenth, and less than twice a noise of 6%.
     some = machine(bandwidth=4.0)
@@ -192,18 +192,18 @@ def test_it_leaves_alone_what_gains_too_little() -> None:
     ("site", "calibration", "reason"),
     [
         (GATHER, None, "there is no calibration"),
-        (dataclasses.replace(GATHER, rows=None), IDEAL, "a size is known only when"),
-        (dataclasses.replace(GATHER, inner=None), IDEAL, "a size is known only when"),
-        (dataclasses.replace(GATHER, columns=None), IDEAL, "a size is known only when"),
+        (dataclasses.replace(GATHER, rows=None), IDEAL, "an extent is only known when"),
+        (dataclasses.replace(GATHER, inner=None), IDEAL, "an extent is only known when"),
+        (dataclasses.replace(GATHER, columns=None), IDEAL, "an extent is only known when"),
         (dataclasses.replace(GATHER, ranks=4), IDEAL, "the team has 4 ranks"),
-        (dataclasses.replace(GATHER, blas=True), IDEAL, "measured without the BLAS"),
+        (dataclasses.replace(GATHER, blas=True), IDEAL, "measured without BLAS"),
     ],
 )
 def test_what_cannot_be_predicted_is_left_alone_unless_asked_for(
     site: Workload, calibration: Calibration | None, reason: str
 ) -> None:
     left = choose(site, calibration)
-    assert left == Choice("alone", 0, None, None, left.reason)
+    assert left == Choice("sequential", 0, None, None, left.reason)
     assert reason in left.reason
     forced = choose(site, calibration, chunks=4)
     assert forced == Choice("direct", 4, None, None, forced.reason)
@@ -214,10 +214,10 @@ def test_what_is_asked_for_is_done() -> None:
     choice = choose(GATHER, IDEAL, chunks=3)
     assert (choice.algorithm, choice.chunks) == ("direct", 3)
     assert choice.seconds == predict(GATHER, 3, IDEAL)
-    assert choice.reason.startswith("as asked for; 3 chunks, ")
+    assert choice.reason.startswith("as requested; 3 chunks, ")
     left = choose(GATHER, machine(bandwidth=1e-3), chunks=0)
-    assert (left.algorithm, left.chunks, left.seconds) == ("alone", 0, left.alone_seconds)
-    assert left.reason.startswith("as asked for; left alone, ")
+    assert (left.algorithm, left.chunks, left.seconds) == ("sequential", 0, left.sequential_seconds)
+    assert left.reason.startswith("as requested; not overlapped, ")
 
 
 def test_few_rows_are_not_taken_to_be_faster_than_many() -> None:
@@ -228,7 +228,7 @@ def test_few_rows_are_not_taken_to_be_faster_than_many() -> None:
 def test_the_blas_has_times_of_its_own() -> None:
     fast = Times(((1, 2), (1,), (1,)), (0.5, 1.0))
     site = dataclasses.replace(GATHER, blas=True)
-    assert predict_alone(site, machine(blas_matmul=fast)) == like(8)
+    assert predict_sequential(site, machine(blas_matmul=fast)) == like(8)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +246,7 @@ def test_no_more_chunks_than_can_be_shown(kind: str, ranks: int, most: int) -> N
     assert choice.chunks <= most
 
 
+@pytest.mark.slow
 def test_what_is_worse_never_seems_better() -> None:
     """A slower link, a slower machine, more rows: none is predicted to take less time."""
     draw = random.Random(0)
@@ -283,13 +284,15 @@ def test_what_is_worse_never_seems_better() -> None:
         for count in (1, 2, 5):
             best = predict(site, count, better)
             assert all(predict(site, count, one) >= best for one in worse)
-        assert all(predict_alone(site, one) >= predict_alone(site, better) for one in worse)
-        assert predict_alone(more, better) >= predict_alone(site, better)
+        assert all(
+            predict_sequential(site, one) >= predict_sequential(site, better) for one in worse
+        )
+        assert predict_sequential(more, better) >= predict_sequential(site, better)
         choice = choose(site, better)
-        assert choice.alone_seconds is not None
+        assert choice.sequential_seconds is not None
         assert choice == choose(site, better)
         if choice.overlaps:
-            assert choice.seconds <= choice.alone_seconds * (1 - LEAST_GAIN)
+            assert choice.seconds <= choice.sequential_seconds * (1 - LEAST_GAIN)
             assert choice.chunks <= site.most_chunks
 
 
@@ -324,5 +327,5 @@ def test_wrong_arguments() -> None:
     for which in itertools.product((4, None), repeat=3):
         if None in which:
             extents = dict(zip(("rows", "inner", "columns"), which, strict=True))
-            with pytest.raises(ValueError, match="workload has sizes that are known"):
+            with pytest.raises(ValueError, match="expected known extents"):
                 predict(dataclasses.replace(GATHER, **extents), 1, IDEAL)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import tvm
 import tvm_ffi
-from scope_programs import copies, names_in, plan, reported, scopes
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tests.transform.scope_programs import copies, names_in, plan, reported, scopes
 from tvm_ipc.transform import EraseMemoryScopes
 
 A = "global.texture"
@@ -115,7 +115,7 @@ def test_refused_to_specialise_because_a_pointer_leaves_the_primfunc():
     assert copies(after["main"]) == [("a", "a_global"), ("a_global", "a")]
     assert [str(p.ty.storage_scope) for p in after["f_texture"].params] == ["global", A]
     reasons = [d.reason for d in report.decisions if d.verdict == "copied"]
-    assert "not specialised: parameter 0 of 'f' has its pointer handed to" in reasons[0]
+    assert "not specialised: parameter 0 of 'f' has its pointer passed to" in reasons[0]
 
 
 def test_all_names_of_a_buffer_take_its_scope():

@@ -41,7 +41,7 @@ class Summed:
 
 
 @I.ir_module
-class Alone:
+class Local:
     @R.function
     def main(x: R.Tensor((4,), "float32")):
         with R.dataflow():
@@ -111,15 +111,15 @@ def test_functions_that_meet_others_ask_first():
     # Two blocks of bindings in a row are one in a script.
     after = tvm.script.from_source(after.script())
     tvm.ir.assert_structural_equal(after, Expected)
-    tvm.ir.assert_structural_equal(RequireWorkers(4, 2)(Alone), Alone)
+    tvm.ir.assert_structural_equal(RequireWorkers(4, 2)(Local), Local)
 
 
 @I.ir_module
 class Showing:
     @R.function(pure=False)
     def main(x: R.Tensor((4,), "float32")) -> R.Tuple:
-        s = R.comm.show(x)
-        _ = R.comm.hide(s)
+        s = R.comm.expose(x)
+        _ = R.comm.release(s)
         return R.tuple()
 
 
@@ -127,7 +127,7 @@ class Showing:
 class OfAPart:
     @R.function(pure=False)
     def main(x: R.Tensor((4,), "float32")) -> R.Tensor((2,), "float32"):
-        y = R.comm.part(x, 1, (2,))
+        y = R.comm.own_slice(x, 1, (2,))
         return y
 
 
@@ -145,7 +145,9 @@ def test_the_name_of_the_check_is_taken() -> None:
             _ = R.call_packed("tvm_ipc.allreduce", x, 0, 0, 0, 0, x, ty_args=(R.Tuple([]),))
             return R.tuple()
 
-    with pytest.raises(TransformError, match="'tvm_ipc_require_workers' already"):
+    with pytest.raises(
+        TransformError, match="already has a function named 'tvm_ipc_require_workers'"
+    ):
         RequireWorkers(2)(Taken)
 
 
@@ -154,7 +156,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     folder = tmp_path_factory.mktemp("libraries")
 
     def compiled(mod: tvm.IRModule, *world: int) -> str:
-        name = "Alone" if mod is Alone else "Summed"
+        name = "Local" if mod is Local else "Summed"
         path: Path = folder / f"{name}-{'-'.join(map(str, world))}.so"
         if not path.exists():
             size, groups = world if world else (None, None)
@@ -205,9 +207,9 @@ def test_what_does_not_depend_on_the_workers_loads_anywhere(
     session: Any, library: Callable[..., str]
 ) -> None:
     x = np.arange(4, dtype="float32")
-    for path in (library(Alone, 3, 1), library(Alone), library(Summed)):
+    for path in (library(Local, 3, 1), library(Local), library(Summed)):
         module = session.load_vm_module(path)
-        name = "main" if "Alone" in path else "alone"
+        name = "main" if "Local" in path else "alone"
         assert np.array_equal(session.get(module[name](session.put(x))), 2 * x)
 
 

@@ -13,8 +13,9 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.transform import RewriteCUDAGraph, collect_report
-from tvm_ipc.transform.ir.rewrite import calls
+from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.gpu import RewriteCUDAGraph
+from tvm_ipc.transform import collect_report
 
 GRAPHS = {"relax.backend.use_cuda_graph": True}
 
@@ -36,14 +37,14 @@ class Shown:
         a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
         b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
         _ = cls.step(b, a)
-        shown: R.Any = R.call_packed("tvm_ipc.show", a, 0, ty_args=(R.Any,))
+        shown: R.Any = R.call_packed("tvm_ipc.expose", a, 0, ty_args=(R.Any,))
         _1 = cls.step(a, b)
         rows: R.Tensor((16,), "float32") = R.call_packed(
-            "tvm_ipc.peer", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
+            "tvm_ipc.peer_view", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
         )
         out = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
         _2 = cls.step(rows, out)
-        _3: R.Tuple = R.call_packed("tvm_ipc.hide", 0, shown, ty_args=(R.Tuple,))
+        _3: R.Tuple = R.call_packed("tvm_ipc.release", 0, shown, ty_args=(R.Tuple,))
         _4 = cls.step(b, a)
         return out
 
@@ -89,18 +90,18 @@ class Expected:
             (cls.main_cuda_graph_capture, (b, a), 0),
             ty_args=(R.Tuple,),
         )
-        shown: R.Any = R.call_packed("tvm_ipc.show", a, 0, ty_args=(R.Any,))
+        shown: R.Any = R.call_packed("tvm_ipc.expose", a, 0, ty_args=(R.Any,))
         _1: R.Tuple = R.call_builtin_with_ctx(
             "vm.builtin.cuda_graph.run_or_capture",
             (cls.main_cuda_graph_capture, (a, b), 1),
             ty_args=(R.Tuple,),
         )
         rows: R.Tensor((16,), "float32") = R.call_packed(
-            "tvm_ipc.peer", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
+            "tvm_ipc.peer_view", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
         )
         out: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
         _2 = cls.step(rows, out)
-        _3: R.Tuple = R.call_packed("tvm_ipc.hide", 0, shown, ty_args=(R.Tuple,))
+        _3: R.Tuple = R.call_packed("tvm_ipc.release", 0, shown, ty_args=(R.Tuple,))
         _4: R.Tuple = R.call_builtin_with_ctx(
             "vm.builtin.cuda_graph.run_or_capture",
             (cls.main_cuda_graph_capture, (b, a), 2),
@@ -119,7 +120,7 @@ def test_what_peers_are_told_of_is_done_each_time() -> None:
         "main",
         "3 captured",
     )
-    assert "1 x tvm_ipc.show, of which peers are told each time" in said.reason
+    assert "1 x tvm_ipc.expose and their users stay outside" in said.reason
 
 
 def test_works_are_posted_each_time() -> None:
@@ -132,7 +133,7 @@ def test_works_are_posted_each_time() -> None:
             a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
             b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
             work: R.Any = R.call_packed(
-                "tvm_ipc.post", "tvm_ipc.allreduce", a, 0, 0, 3, 0, b, ty_args=(R.Any,)
+                "tvm_ipc.start", "tvm_ipc.allreduce", a, 0, 0, 3, 0, b, ty_args=(R.Any,)
             )
             _: R.Tuple = R.call_packed("tvm_ipc.wait", work, ty_args=(R.Tuple,))
             _1: R.Tuple = R.call_packed("tvm_ipc.allreduce", b, 0, 0, 3, 0, a, ty_args=(R.Tuple,))
@@ -141,9 +142,9 @@ def test_works_are_posted_each_time() -> None:
     with tvm.transform.PassContext(config=GRAPHS):
         found = RewriteCUDAGraph()(Module)
     main, captured = found["main"].script(), found["main_cuda_graph_capture"].script()
-    assert '"tvm_ipc.post"' in main and '"tvm_ipc.wait"' in main
+    assert '"tvm_ipc.start"' in main and '"tvm_ipc.wait"' in main
     assert "tvm_ipc.allreduce" in captured  # the state of a collective is on the device
-    assert "tvm_ipc.post" not in captured
+    assert "tvm_ipc.start" not in captured
     assert "tvm_ipc.wait" not in captured
 
 
@@ -156,15 +157,15 @@ class Views:
         R.func_attr({"relax.force_pure": True})
         s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
         a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
-        first: R.Any = R.call_packed("tvm_ipc.show", a, 0, ty_args=(R.Any,))
+        first: R.Any = R.call_packed("tvm_ipc.expose", a, 0, ty_args=(R.Any,))
         half: R.Tensor((8,), "float32") = R.call_packed(
             "tvm_ipc.view", a, 32, R.shape([8]), ty_args=(R.Tensor((8,), "float32"),)
         )
-        second: R.Any = R.call_packed("tvm_ipc.show", half, 0, ty_args=(R.Any,))
+        second: R.Any = R.call_packed("tvm_ipc.expose", half, 0, ty_args=(R.Any,))
         rows: R.Tensor((8,), "float32") = R.call_packed(
-            "tvm_ipc.peer", second, 1, R.shape([8]), ty_args=(R.Tensor((8,), "float32"),)
+            "tvm_ipc.peer_view", second, 1, R.shape([8]), ty_args=(R.Tensor((8,), "float32"),)
         )
-        _: R.Tuple = R.call_packed("tvm_ipc.hide", 0, first, second, ty_args=(R.Tuple,))
+        _: R.Tuple = R.call_packed("tvm_ipc.release", 0, first, second, ty_args=(R.Tuple,))
         return rows
 
 
@@ -207,22 +208,22 @@ def test_sizes_that_graphs_are_captured_for() -> None:
             b = R.memory.alloc_tensor(s, 256, R.shape([n]), "float32")
             _ = cls.step(x, a)
             _1 = cls.step(a, b)
-            shown: R.Any = R.call_packed("tvm_ipc.show", b, 0, ty_args=(R.Any,))
-            _2: R.Tuple = R.call_packed("tvm_ipc.hide", 0, shown, ty_args=(R.Tuple,))
+            shown: R.Any = R.call_packed("tvm_ipc.expose", b, 0, ty_args=(R.Any,))
+            _2: R.Tuple = R.call_packed("tvm_ipc.release", 0, shown, ty_args=(R.Tuple,))
             half: R.Tensor((n,), "float32") = R.call_packed(
                 "tvm_ipc.view", a, 0, R.shape([n]), ty_args=(R.Tensor((n,), "float32"),)
             )
-            other: R.Any = R.call_packed("tvm_ipc.show", half, 0, ty_args=(R.Any,))
-            _3: R.Tuple = R.call_packed("tvm_ipc.hide", 0, other, ty_args=(R.Tuple,))
+            other: R.Any = R.call_packed("tvm_ipc.expose", half, 0, ty_args=(R.Any,))
+            _3: R.Tuple = R.call_packed("tvm_ipc.release", 0, other, ty_args=(R.Tuple,))
             return x
 
     with tvm.transform.PassContext(config=GRAPHS), collect_report() as report:
         found = RewriteCUDAGraph()(Module)
     text = found.script()
     assert "run_or_capture" in text
-    assert "tvm_ipc.show" in found["main"].script()
+    assert "tvm_ipc.expose" in found["main"].script()
     held = {one.name_hint for one in found.get_global_vars() if "capture" in one.name_hint}
-    assert not any("tvm_ipc.show" in found[name].script() for name in held)
+    assert not any("tvm_ipc.expose" in found[name].script() for name in held)
     assert [one.verdict for one in report.decisions] == [f"{len(held)} captured"]
 
 

@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from byoc_modules import Elementwise, apply, functions, literal, partitioned, tensor
-from codegen_programs import (
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_ipc
+from tests.transform.byoc_modules import Elementwise, apply, functions, literal, partitioned, tensor
+from tests.transform.codegen_programs import (
     SCALED,
     caller_of,
     codegen,
@@ -16,12 +22,6 @@ from codegen_programs import (
     expected,
     run,
 )
-from tvm import relax
-from tvm.script import ir as I
-from tvm.script import relax as R
-from tvm.script import tirx as T
-
-import tvm_ipc
 from tvm_ipc.transform import (
     Compiled,
     ExistingGlobalSymbols,

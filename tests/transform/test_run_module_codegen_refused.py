@@ -6,8 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from byoc_modules import Elementwise, apply, literal, tensor
-from codegen_programs import (
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import tirx as T
+
+import tvm_ipc
+from tests.transform.byoc_modules import Elementwise, apply, literal, tensor
+from tests.transform.codegen_programs import (
     SCALED,
     codegen,
     defined,
@@ -16,11 +21,6 @@ from codegen_programs import (
     registered,
     run,
 )
-from tvm import relax
-from tvm.script import ir as I
-from tvm.script import tirx as T
-
-import tvm_ipc
 from tvm_ipc.errors import TransformError, WorkerError
 from tvm_ipc.transform import (
     Compiled,
@@ -81,17 +81,19 @@ def test_a_compiler_of_one_function_says_which_one_failed():
 
 @pytest.mark.parametrize(
     ("result", "named"),
-    [(None, "nothing"), ("scaled", "a str"), (3, "a int"), ({}, "a dict")],
+    [(None, "None"), ("scaled", "a str"), (3, "a int"), ({}, "a dict")],
     ids=str,
 )
 def test_refused_a_compiler_that_returns_nothing_or_something_else(result, named):
     message = problem(Elementwise, lambda given, options: result)
-    assert f"the compiler 'cc', given 'scaled', returned {named}; a compiler returns" in message
+    assert (
+        f"the compiler 'cc', given 'scaled', returned {named}; expected a runtime module" in message
+    )
 
 
 def test_refused_modules_that_are_none(scaled):
     message = problem(Elementwise, lambda given, options: [scaled, "scaled.o"])
-    assert "returned a str among its modules, which is no runtime module" in message
+    assert "returned a str among its modules; expected runtime modules" in message
 
 
 def test_refused_modules_with_the_wrong_symbols(compile_cpp, scaled):
@@ -106,7 +108,7 @@ def test_refused_modules_with_the_wrong_symbols(compile_cpp, scaled):
 
 def test_refused_a_symbol_that_another_module_has_already(scaled):
     before = Elementwise.with_attr("external_mods", [scaled])
-    with pytest.raises(TransformError, match="so does a module that was attached before"):
+    with pytest.raises(TransformError, match="which an attached module already defines"):
         RunModuleCodegen("cc", lambda given, options: scaled)(before)
 
 
@@ -117,7 +119,7 @@ def test_refused_a_function_of_the_wrong_arity_where_its_module_tells(compile_cp
     """
     wrong = compile_cpp(source, ["scaled"], library=True)
     message = problem(Elementwise, lambda given, options: wrong)
-    assert "compiled the function 'scaled' with 2 parameters, and its calls have 3" in message
+    assert "compiled the function 'scaled' with 2 parameters, but its calls have 3" in message
     assert "scaled(R.Tensor((m, 4), " in message
 
 
@@ -180,14 +182,17 @@ def test_modules_that_tvm_made_are_external_ones_as_well(target, values):
 
 def test_refused_functions_that_were_not_given_or_have_another_signature():
     message = problem(Elementwise, lambda given, options: Compiled(declined=["other"]))
-    assert "declined 'other', which it was not given; it was given 'scaled'" in message
+    assert "declined 'other'; expected names among 'scaled'" in message
     other = literal(relax.op.exp, tensor("a", 4))
     message = problem(Elementwise, lambda given, options: Compiled(functions={"scaled": other}))
     assert "changed the signature of 'scaled': it was R.Callable((R.Tensor((m, 4)" in message
     message = problem(
         Elementwise, lambda given, options: Compiled(declined=["scaled"], functions={"main": other})
     )
-    assert "returned a new function 'main', and the module has one already" in message
+    assert (
+        "returned a new function 'main', but the module already has a function of this name"
+        in message
+    )
 
 
 def other(name: str = "exp") -> relax.Function:
@@ -216,26 +221,29 @@ def calls_nobody(given: tvm.IRModule) -> Compiled:
 MISBEHAVIOURS = {
     "registered as a number": (
         lambda given: registered(registered={"scaled": 7}),
-        "registered 'scaled' as 7, which is no name of a packed function",
+        "registered 'scaled' as 7; expected the name of a packed function",
     ),
     "registered as nothing": (
         lambda given: registered(registered={"scaled": ""}),
-        "registered 'scaled' as '', which is no name",
+        "registered 'scaled' as ''; expected the name",
     ),
     "registered a list": (
         lambda given: registered(registered=["scaled"]),
-        "Compiled(registered=['scaled']); registered are names of packed functions by name",
+        "Compiled(registered=['scaled']); registered must be names of packed functions by name",
     ),
-    "no modules": (lambda given: Compiled(None), "Compiled(modules=None); modules are a list of"),
+    "no modules": (
+        lambda given: Compiled(None),
+        "Compiled(modules=None); modules must be a list of",
+    ),
     "the class": (lambda given: Compiled, "returned a type"),
     "declined a text": (
         lambda given: Compiled(declined="scaled"),
-        "Compiled(declined='scaled'); declined are names of functions",
+        "Compiled(declined='scaled'); declined must be names of functions",
     ),
     "declined a number": (lambda given: Compiled(declined=[7]), "7 as a name in Compiled(decl"),
     "an array for a constant": (
         lambda given: registered(constants={"scaled_c": np.zeros(3)}),
-        "returned a ndarray as the constant 'scaled_c', which is no tensor",
+        "returned a ndarray as the constant 'scaled_c'; expected a tensor",
     ),
     "a constant without a name": (
         lambda given: registered(constants={3: tvm.runtime.tensor(np.zeros(3))}),
@@ -243,7 +251,7 @@ MISBEHAVIOURS = {
     ),
     "functions without names": (
         lambda given: registered(functions=[other()]),
-        "functions are functions by name",
+        "functions must be functions by name",
     ),
     "a name that is none": (
         lambda given: registered(functions={"": other()}),
@@ -251,7 +259,7 @@ MISBEHAVIOURS = {
     ),
     "a new function called main": (
         lambda given: registered(functions={"main": other()}),
-        "a new function 'main', and the module has one already",
+        "a new function 'main', but the module already has a function of this name",
     ),
     "a new function that is none": (
         lambda given: registered(functions={"foo": 7}),
@@ -272,7 +280,7 @@ MISBEHAVIOURS = {
     "a function that calls nobody": (calls_nobody, "'scaled', which uses 'nobody'; neither"),
     "declined and registered": (
         lambda given: registered(declined=["scaled"]),
-        "2 answers for the function 'scaled': it declined it and registered it as 'x'",
+        "contradictory results for the function 'scaled': it declined it and registered it as 'x'",
     ),
     "registered and left to TVM": (
         lambda given: registered(functions={"scaled": given["scaled"].without_attr("Codegen")}),
@@ -284,15 +292,15 @@ MISBEHAVIOURS = {
     ),
     "in place of a text": (
         lambda given: changed(given, inplace_outputs="x"),
-        "inplace_outputs is a list of places of parameters, not 'x'",
+        "inplace_outputs is a list of parameter indices, not 'x'",
     ),
     "in place of a fraction": (
         lambda given: changed(given, inplace_outputs=[0.5]),
-        "inplace_outputs is a list of places of parameters",
+        "inplace_outputs is a list of parameter indices",
     ),
     "in place of nothing": (
         lambda given: changed(given, inplace_outputs=[2]),
-        "inplace_outputs names parameter 2 of 2",
+        "inplace_outputs has the index 2, but there are 2 parameters",
     ),
     "scopes that are letters": (
         lambda given: changed(given, argument_scopes="ab"),
@@ -324,7 +332,7 @@ class NoTextError(Exception):
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (NoTextError(), "failed: NoTextError: (its text cannot be had: ValueError)"),
+        (NoTextError(), "failed: NoTextError: (it cannot be converted to text: ValueError)"),
         (ValueError("\ud800"), r"failed: ValueError: \ud800"),  # which TVM cannot carry
         (SystemExit("no licence"), "failed: SystemExit: no licence"),
         (StopIteration("x"), "failed: StopIteration: x"),

@@ -8,8 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from byoc_modules import Elementwise, functions, literal, tensor
-from codegen_programs import (
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_ipc
+from tests.transform.byoc_modules import Elementwise, functions, literal, tensor
+from tests.transform.codegen_programs import (
     SCALED,
     codegen,
     defined,
@@ -18,12 +24,6 @@ from codegen_programs import (
     registered,
     run,
 )
-from tvm import relax
-from tvm.script import ir as I
-from tvm.script import relax as R
-from tvm.script import tirx as T
-
-import tvm_ipc
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     Compiled,
@@ -124,7 +124,7 @@ def test_refused_functions_that_use_others_of_the_module():
             return y
 
     message = problem(Module, lambda given, options: None)
-    assert "'inner' is for 'cc' and uses 'helper', which is not" in message
+    assert "'inner' is for the compiler 'cc', but uses 'helper', which is not" in message
 
 
 def test_functions_are_named_by_the_policy(compile_cpp, values):
@@ -143,4 +143,4 @@ def test_functions_are_named_by_the_policy(compile_cpp, values):
 
 def test_paths_are_no_modules(tmp_path: Path):
     message = problem(Elementwise, lambda given, options: tmp_path / "kernels.o")
-    assert "returned a PosixPath; a compiler returns a runtime module" in message
+    assert "returned a PosixPath; expected a runtime module" in message

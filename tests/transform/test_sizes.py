@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ipc.transform.memory.sizes import Sizes
+from tvm_ipc.transform.memory_plan.sizes import Sizes
 
 N, M = (tirx.Var(name, "int64") for name in "nm")
 FLOAT32, INT4 = tvm.DataType("float32"), tvm.DataType("int4")

@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from memory_programs import planned, prepared, run, storages
 from tvm import relax
 from tvm.relax import transform
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.transform.memory_programs import planned, prepared, run, storages
 from tvm_ipc.transform import StaticPlanBlockMemory, collect_report, plan_memory
-from tvm_ipc.transform.memory.sizes import Sizes
+from tvm_ipc.transform.memory_plan.sizes import Sizes
 from tvm_ipc.transform.report import FunctionPlan
 
 UPSTREAM = transform.StaticPlanBlockMemory()

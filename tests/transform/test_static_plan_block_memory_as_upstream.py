@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from memory_programs import bytes_storages, planned, storages
 from tvm.relax import transform
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tests.transform.memory_programs import bytes_storages, planned, storages
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import StaticPlanBlockMemory, collect_report
 
@@ -272,7 +272,7 @@ def test_extents_with_an_upper_bound_count_as_that(attributes, sizes):
 def test_bounds_that_are_not_numbers_or_contradict_are_refused():
     for attribute in ("tir_var_upper_bound", "tir_var_lower_bound"):
         module = bounded(Bounded, **{"tir_var_upper_bound": {"n": 4}, attribute: {"n": [4]}})
-        with pytest.raises(TypeError, match=rf"'main'.*'{attribute}' must map names"):
+        with pytest.raises(TypeError, match=rf"'main'.*'{attribute}' is .*; it must map names"):
             OURS(module)
     module = bounded(Bounded, tir_var_upper_bound={"n": 4}, tir_var_lower_bound={"n": 5})
     with pytest.raises(TransformError, match=r"'main': variable 'n' has the lower bound 5"):

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from memory_programs import compiled, prepared, storages
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
-from tvm_ipc.contract import CollectiveFlag
+from tests.transform.memory_programs import compiled, prepared, storages
+from tvm_ipc.analysis.collective_calls import match_collective
+from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.transform import IPCAllReduceRewrite, StaticPlanBlockMemory, collect_report
-from tvm_ipc.transform.ir.collectives import match_collective
 
 LEFT_OUT, KEPT = "left out", "kept"
-NO_PATH = "no later meeting of all ranks is passed on every path to the end of the function"
+NO_PATH = "not every path to the end of the function synchronizes all ranks again"
 
 
 def plan(module: tvm.IRModule, budget: int | None = None) -> tuple[tvm.IRModule, list[str]]:
@@ -289,7 +289,7 @@ def test_all_paths_must_meet(on_workers):
     planned, verdicts = plan(rewritten(Both))
     assert verdicts == [LEFT_OUT, KEPT, KEPT]
     assert reasons(rewritten(Both))[0] == (
-        "its input stays live until both branches that give y have met, which every path passes"
+        "its input stays live until the if that binds y, which every path passes"
     )
     x = random(32, 64)
     for choice, expected in ((True, 8 * x), (False, 6 * x)):
@@ -403,8 +403,8 @@ def test_a_group_whose_members_do_not_meet_again_is_told_from_everybody():
         def main(x: R.Tensor((32, 64), "float32")):
             return R.ccl.allreduce(R.nn.relu(x), "sum", True)
 
-    assert "no later meeting of its group" in reasons(rewritten(Model, num_groups=2))[0]
-    assert "no later meeting of all ranks" in reasons(rewritten(Model))[0]
+    assert "synchronizes its group again" in reasons(rewritten(Model, num_groups=2))[0]
+    assert "synchronizes all ranks again" in reasons(rewritten(Model))[0]
 
 
 def test_a_broadcast_is_no_meeting_but_an_ordinary_allreduce_is():
@@ -473,7 +473,7 @@ def test_an_input_that_is_read_again_may_be_and_one_that_is_written_may_not():
 
     _, verdicts = plan(Writes)
     assert verdicts == [KEPT, LEFT_OUT, KEPT]
-    assert "may write into its input before the next meeting" in reasons(Writes)[0]
+    assert "may write to its input before its team synchronizes again" in reasons(Writes)[0]
 
 
 def written(when: str) -> tvm.IRModule:
@@ -526,7 +526,7 @@ def test_an_input_that_is_written_before_the_next_meeting_has_returned_keeps_its
     when, verdict
 ):
     assert plan(written(when))[1] == [verdict, KEPT]
-    assert ("may write into its input" in reasons(written(when))[0]) == (verdict == KEPT)
+    assert ("may write to its input" in reasons(written(when))[0]) == (verdict == KEPT)
 
 
 def test_the_report_says_until_when_peers_may_read():
@@ -569,9 +569,9 @@ def allreduces(*, kept: bool, in_place: bool, returned: bool) -> tvm.IRModule:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("in_place", "it works in place"),
+        ("in_place", "it runs in place"),
         ("returned", "its input is returned"),
-        ("kept", "its input escapes: it is given to the operator relax.call_builtin_with_ctx"),
+        ("kept", "its input escapes: it is passed to the operator relax.call_builtin_with_ctx"),
     ],
 )
 def test_kept_because_of_the_input(what, reason):

@@ -9,13 +9,13 @@ import random
 import numpy as np
 import pytest
 from tvm import relax
-from work import power
 
-from tvm_ipc.transform.ir.live_ranges import LiveRange
-from tvm_ipc.transform.ir.program import Region, Step, exclusive
-from tvm_ipc.transform.memory import packing
-from tvm_ipc.transform.memory.packing import Item, Packing, most_live, pack
-from tvm_ipc.transform.memory.pooling import Request, pool
+from tests.transform.loads import power
+from tvm_ipc.analysis.live_ranges import LiveRange
+from tvm_ipc.analysis.program_order import Region, Step, exclusive
+from tvm_ipc.transform.memory_plan import packing
+from tvm_ipc.transform.memory_plan.packing import Item, Packing, most_live, pack
+from tvm_ipc.transform.memory_plan.storage_reuse import StorageRequest, pool
 
 BODY = Region(None, 0, 1 << 20)
 
@@ -177,12 +177,12 @@ def test_thousands_that_are_live_at_once():
 
 def test_storages_pass_from_tensor_to_tensor_of_a_kind():
     requests = [
-        Request(1000, "float32", 0, 2, True),
-        Request(900, "float16", 3, 5, True),  # of another kind
-        Request(900, "float32", 6, 8, True),  # takes the first
-        Request(1200, "float32", 9, 10, True),  # which then grows
-        Request(70, "float32", 11, 12, True),  # too small for it by more than 16 times
-        Request(1000, "float32", 13, 14, False),  # one that may not share
+        StorageRequest(1000, "float32", 0, 2, True),
+        StorageRequest(900, "float16", 3, 5, True),  # of another kind
+        StorageRequest(900, "float32", 6, 8, True),  # takes the first
+        StorageRequest(1200, "float32", 9, 10, True),  # which then grows
+        StorageRequest(70, "float32", 11, 12, True),  # too small for it by more than 16 times
+        StorageRequest(1000, "float32", 13, 14, False),  # one that may not share
     ]
     found = pool(requests, exact=False)
     assert [(one.size, one.members) for one in found] == [

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import tvm
-from memory_programs import planned
 from tvm import relax
 
+from tests.transform.memory_programs import planned
 from tvm_ipc.transform import StaticPlanBlockMemory
 
 _ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from memory_programs import prepared, storages
 from tvm import relax
 
 import tvm_ipc
+from tests.transform.memory_programs import prepared, storages
 from tvm_ipc.transform import StaticPlanBlockMemory, collect_report
 
 #: Extents, with what they are.
@@ -89,6 +89,7 @@ def call(machine: Any, name: str, *arguments: Any) -> Any:
     return machine[name](*map(tvm.runtime.tensor, arguments)).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_extents_run(machine: Any, extent: str) -> None:
     name = f"f{list(EXTENTS).index(extent)}"

@@ -6,23 +6,25 @@
     mesh = comm.Mesh({"pp": 2, "tp": 4})
     y = comm.allgather(x, axis=1, team=mesh.teams("tp"))
 
-In TVMScript the same functions are `R.comm.allgather` and so on, once this module is imported. What
-is printed is the operator, `R.comm.collective`, with all of its attributes, which parses again.
+The same functions are available in TVMScript as `R.comm.allgather` and so on. Programs are printed
+with the operator, `R.comm.collective`, and all of its attributes; the printed text parses again.
 
-A collective along an axis divides a tensor into parts of equal extent, one for each rank of a team,
-or joins them. Uneven ones are those of an extent that the ranks do not divide: all ranks but the
-last have the extent divided by the ranks, rounded up, and the last ones what is left, or nothing.
-Their tensors all have the largest part's shape, so that one program serves all ranks.
+A collective along an axis splits a tensor into shards of equal extent, one for each rank of a team,
+or concatenates the shards of all ranks. Uneven shards are for an extent that is not a multiple of
+the ranks: each rank has the extent divided by the ranks, rounded up, and the last ranks have the
+remainder or nothing. Every shard is padded to the shape of the largest one, so that all ranks run
+the same program.
 
-`LegalizeOps` lowers collectives; `get_pipeline` has it.
+The pass `LegalizeOps` lowers collectives; `get_pipeline` contains it.
 
-`post`, `wait` and `view` are for programs that say themselves when communication happens; `show`,
-`peer` and `hide` for those whose ranks read each other's tensors where they lie.
+`start`, `wait` and `view` are for programs that schedule communication explicitly. `expose`,
+`peer_view` and `release` are for programs whose ranks read each other's tensors without a copy.
 
-`comm.place` says of a tensor what each rank of a mesh has of it. Programs that have it are written
-for all ranks together, and `tvm_ipc.transform.LowerPlacements` makes of them what one rank runs.
+`comm.place` specifies which part of a tensor each rank of a mesh has. Programs that use it are
+written for all ranks together; `tvm_ipc.spmd.LowerPlacements` lowers them to what each rank runs.
 
-Meshes and placements are there in a process with TVM's runtime alone too (`tvm_ipc.runtime_only`).
+Meshes and placements also exist in a process that loads only TVM's runtime
+(`tvm_ipc.runtime_only`).
 """
 
 import sys
@@ -30,19 +32,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 import tvm.base
 
-from tvm_ipc.comm.division import Division
+from tvm_ipc.comm.block_sharding import Division
 from tvm_ipc.comm.mesh import Mesh, Teams
 from tvm_ipc.comm.placements import Partial, Placement, Replica, Shard
 
-# The rest is of programs, which a process with TVM's runtime alone cannot have.
+# The rest builds programs, which TVM's runtime without its compiler cannot do.
 if "tvm_compiler" in tvm.base._LOADED_LIBS:
     import tvm.relax.script.parser
 
     from tvm_ipc.comm import legalize as _legalize  # noqa: F401 - registers it
-    from tvm_ipc.comm.attributes import CollectiveAttrs
-    from tvm_ipc.comm.kinds import KINDS, Kind
-    from tvm_ipc.comm.operator import collective
-    from tvm_ipc.comm.operators import (
+    from tvm_ipc.comm.collective_attrs import CollectiveAttrs
+    from tvm_ipc.comm.collective_functions import (
         all_to_all,
         allgather,
         allreduce,
@@ -53,14 +53,22 @@ if "tvm_compiler" in tvm.base._LOADED_LIBS:
         reduce_scatter,
         scatter,
         send_recv,
-        take_part,
+        take_shard,
     )
-    from tvm_ipc.comm.place_operator import PlaceAttrs, place
-    from tvm_ipc.comm.shows import hide, join, part, peer, reduce_parts, show
-    from tvm_ipc.comm.works import post, view, wait
+    from tvm_ipc.comm.collective_kinds import KINDS, Kind
+    from tvm_ipc.comm.collective_op import collective
+    from tvm_ipc.comm.peer_tensors import (
+        assemble,
+        expose,
+        own_slice,
+        peer_view,
+        reduce_slices,
+        release,
+    )
+    from tvm_ipc.comm.place_op import PlaceAttrs, place
+    from tvm_ipc.comm.requests import start, view, wait
 
-    #: TVMScript finds them as `R.comm`: the first module is what programs import, the second what
-    #: parses texts.
+    #: TVMScript finds them as `R.comm`: programs import the first module, the parser the second.
     for _script in (tvm.relax.script, tvm.relax.script.parser):
         setattr(_script, "comm", sys.modules[__name__])  # noqa: B010 - TVM's module declares no such name
 elif not TYPE_CHECKING:
@@ -86,23 +94,23 @@ __all__ = [
     "all_to_all",
     "allgather",
     "allreduce",
+    "assemble",
     "broadcast",
     "collective",
+    "expose",
     "gather",
-    "hide",
-    "join",
-    "part",
-    "peer",
+    "own_slice",
+    "peer_view",
     "permute",
     "place",
-    "post",
     "reduce",
-    "reduce_parts",
     "reduce_scatter",
+    "reduce_slices",
+    "release",
     "scatter",
     "send_recv",
-    "show",
-    "take_part",
+    "start",
+    "take_shard",
     "view",
     "wait",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `LegalizeOps` makes of collectives: calls of packed functions, which know no axes.
+"""Legalization of collectives: `LegalizeOps` lowers them to calls of packed functions.
 
 Before, with 2 workers:
     y = R.comm.allgather(x, axis=1, ...)          # x: (3, 4)
@@ -9,7 +9,8 @@ After:
     lv1 = R.permute_dims(lv, [1, 0, 2])
     y = R.reshape(lv1, (3, 8))
 
-The parts of the ranks lie one after the other in memory: along axis 0 nothing has to be moved.
+Packed functions concatenate shards in memory. Along axis 0 no data has to be moved; along other
+axes the lowered program transposes.
 """
 
 from __future__ import annotations
@@ -19,80 +20,83 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 
-from tvm_ipc.comm.attributes import CollectiveAttrs, kind_of, reduction_of, sources
-from tvm_ipc.comm.extents import constant, divides, largest_part
-from tvm_ipc.comm.kinds import KINDS
-from tvm_ipc.comm.operator import NAME, infer, part
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag, Parameter, Team
-from tvm_ipc.contract.collectives import DISCO_ALLREDUCE
-from tvm_ipc.contract.programs import PLACE_IN_TEAM
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs, kind_of, reduction_of, sources
+from tvm_ipc.comm.collective_kinds import KINDS
+from tvm_ipc.comm.collective_op import NAME, infer, shard_extent
+from tvm_ipc.comm.symbolic_extents import constant, divides, largest_shard
+from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Parameter, Team
+from tvm_ipc.packed_functions.collectives import DISCO_ALLREDUCE
+from tvm_ipc.packed_functions.programs import TEAM_INDEX
 
 
 def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Return what a collective becomes."""
+    """Return the lowered form of a collective."""
     attrs = call.attrs
-    # A module may come from elsewhere with types that nobody has inferred from these attributes.
+    # A module may come from elsewhere with types that were not inferred from these attributes.
     ty = infer(call)
     kind = kind_of(attrs)
     if _differ(ty, call.ty):
-        raise ValueError(f"{kind.name}: it gives {ty}, and the module says {call.ty}")
+        raise ValueError(
+            f"{kind.name}: the module specifies the type {call.ty}; expected {ty}, which its "
+            "arguments determine"
+        )
     tensor, *operands = call.args
     if not isinstance(ty.shape, relax.ShapeExpr) or ty.dtype is None:
         raise ValueError(
-            f"{kind.name}: to lower it, extents and type of x have to be known, and x is "
-            f"{tensor.ty}; name them, with R.match_cast for one"
+            f"{kind.name}: x is {tensor.ty}; expected a tensor with known extents and element "
+            "type; specify them, for example with R.match_cast"
         )
-    extent = operands[-1].values[0] if kind.joins and attrs.uneven else None
+    extent = operands[-1].values[0] if kind.concatenates and attrs.uneven else None
     if extent is not None:
-        tensor = _checked(builder, tensor, int(attrs.concat_axis or 0), attrs.workers, extent)
-    if kind is KINDS["take_part"]:
-        return _own_part(builder, tensor, attrs)
+        tensor = _cast_to_shard(builder, tensor, int(attrs.concat_axis or 0), attrs.workers, extent)
+    if kind is KINDS["take_shard"]:
+        return _own_shard(builder, tensor, attrs)
     if attrs.split_axis is not None:
-        tensor = _parts_first(builder, tensor, attrs, attrs.split_axis)
+        tensor = _shards_first(builder, tensor, attrs, attrs.split_axis)
     received = builder.emit(_call(tensor, operands, attrs))
     if attrs.concat_axis is not None:
-        return _joined(builder, received, attrs.concat_axis, extent)
+        return _concatenated(builder, received, attrs.concat_axis, extent)
     return received
 
 
-def _differ(ty: relax.TensorType, said: object) -> bool:
-    """Whether a type is certainly not the one that a module says."""
-    if not isinstance(said, relax.TensorType):
+def _differ(inferred: relax.TensorType, annotated: object) -> bool:
+    """Return whether the shape that a module annotates provably differs from the inferred one."""
+    if not isinstance(annotated, relax.TensorType):
         return False
-    shapes = [one.shape for one in (ty, said)]
+    shapes = [ty.shape for ty in (inferred, annotated)]
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return False
-    extents, others = ([*shape.values] for shape in shapes)
+    expected, actual = ([*shape.values] for shape in shapes)
     analyzer = tvm.sym.Analyzer()
-    return len(extents) != len(others) or any(
-        analyzer.can_prove(tirx.NE(a, b)) for a, b in zip(extents, others, strict=True)
+    return len(expected) != len(actual) or any(
+        analyzer.can_prove(tirx.NE(a, b)) for a, b in zip(expected, actual, strict=True)
     )
 
 
 def _call(tensor: relax.Expr, operands: list[relax.Expr], attrs: CollectiveAttrs) -> relax.Call:
-    """Return the call of the packed function, with what the ranks receive part after part."""
+    """Return the call of the packed function, whose result has the received shards in axis 0."""
     kind = kind_of(attrs)
     ty = tensor.ty
     dims = list(ty.shape.ty.values)
-    if kind.splits and not kind.joins:
+    if kind.splits and not kind.concatenates:
         dims = dims[1:]
-    elif kind.joins and not kind.splits:
+    elif kind.concatenates and not kind.splits:
         dims = [tirx.IntImm("int64", attrs.workers), *dims]
     out = relax.TensorType(dims, str(ty.dtype.dtype), ty.vdevice)
     if kind is KINDS["allreduce"] and isinstance(attrs.team, str):
-        # As TVM makes it of its own operator, so that passes treat both alike.
+        # The call that TVM lowers its own operator to, so that passes treat both alike.
         reduction = relax.ShapeExpr([reduction_of(attrs)])
         in_group = relax.prim_value(tirx.IntImm("bool", attrs.team == "group"))
-        given = [tensor, reduction, in_group]
-        return relax.op.call_dps_packed(DISCO_ALLREDUCE.name, given, out_ty=out)
-    given = packed_arguments(tensor, operands, attrs)
-    return relax.op.call_dps_packed(kind.function.name, given, out_ty=out)
+        args = [tensor, reduction, in_group]
+        return relax.op.call_dps_packed(DISCO_ALLREDUCE.name, args, out_ty=out)
+    args = packed_arguments(tensor, operands, attrs)
+    return relax.op.call_dps_packed(kind.function.name, args, out_ty=out)
 
 
 def packed_arguments(
     tensor: relax.Expr, operands: list[relax.Expr], attrs: CollectiveAttrs
 ) -> list[relax.Expr]:
-    """Return what the packed function is given, but for its last parameter: what it writes."""
+    """Return the arguments of the packed function, except the last, its output."""
     return [
         tensor if parameter.name == "send" else _argument(parameter, operands, attrs)
         for parameter in kind_of(attrs).function.parameters[:-1]
@@ -102,11 +106,11 @@ def packed_arguments(
 def _argument(
     parameter: Parameter, operands: list[relax.Expr], attrs: CollectiveAttrs
 ) -> relax.Expr:
-    """Return what a parameter of a packed function is given."""
+    """Return the argument for a parameter of a packed function."""
     if parameter.name == "root":
         return operands[0]
     if parameter.name == "parts":
-        return relax.ShapeExpr([])  # all are equal
+        return relax.ShapeExpr([])  # shards of equal size
     if parameter.name == "sources":
         return relax.ShapeExpr(sources(attrs))
     if parameter.type == "Team":
@@ -124,53 +128,53 @@ def team_argument(team: Any) -> relax.Expr:
     return relax.ShapeExpr([len(team[0]), *(rank for ranks in team for rank in ranks)])
 
 
-def _own_part(
+def _own_shard(
     builder: relax.BlockBuilder, tensor: relax.Expr, attrs: CollectiveAttrs
 ) -> relax.Expr:
-    """Return the rank's part of a tensor, which a kernel takes by the rank's place in its team."""
+    """Return the rank's shard of a tensor, copied by a kernel that takes the rank's team index."""
     axis = int(attrs.split_axis or 0)
-    length = part(kind_of(attrs), attrs, tensor.ty.shape.ty.values[axis])
-    told = relax.TensorType((), "int64", tensor.ty.vdevice)
-    call = relax.op.call_dps_packed(PLACE_IN_TEAM.name, [team_argument(attrs.team)], out_ty=told)
-    return builder.call_te(_part_at, tensor, builder.emit(call), axis, length)
+    length = shard_extent(kind_of(attrs), attrs, tensor.ty.shape.ty.values[axis])
+    index_ty = relax.TensorType((), "int64", tensor.ty.vdevice)
+    call = relax.op.call_dps_packed(TEAM_INDEX.name, [team_argument(attrs.team)], out_ty=index_ty)
+    return builder.call_te(_slice_at, tensor, builder.emit(call), axis, length)
 
 
-def _part_at(tensor: te.Tensor, place: te.Tensor, axis: int, length: relax.Expr) -> te.Tensor:
-    """Return so many rows of a tensor along an axis, with zeros for those after its end."""
+def _slice_at(tensor: te.Tensor, team_index: te.Tensor, axis: int, length: relax.Expr) -> te.Tensor:
+    """Return `length` rows of a tensor along an axis, with zeros for rows beyond its end."""
     extent = tensor.shape[axis]
     shape = [*tensor.shape[:axis], length, *tensor.shape[axis + 1 :]]
 
     def element(*index: tirx.Var) -> relax.Expr:
-        at = place() * length + index[axis]
+        at = team_index() * length + index[axis]
         value = tensor(*index[:axis], at, *index[axis + 1 :])
         return tirx.if_then_else(at < extent, value, tirx.const(0, tensor.dtype))
 
     return te.compute(shape, element, name="part")
 
 
-def _parts_first(
+def _shards_first(
     builder: relax.BlockBuilder, tensor: relax.Expr, attrs: CollectiveAttrs, axis: int
 ) -> relax.Expr:
-    """Return the parts of a tensor along an axis, one after the other."""
+    """Return the shards of a tensor along an axis, stacked in a new axis 0."""
     workers = attrs.workers
     extents = list(tensor.ty.shape.ty.values)
-    length = part(kind_of(attrs), attrs, extents[axis])
+    length = shard_extent(kind_of(attrs), attrs, extents[axis])
     if not divides(workers, extents[axis]):
         tensor = builder.emit_te(_padded, tensor, axis, length * workers)
     dims = [*extents[:axis], tirx.IntImm("int64", workers), length, *extents[axis + 1 :]]
-    parts = builder.emit(reshaped(builder, tensor, dims))
+    shards = builder.emit(reshaped(builder, tensor, dims))
     if axis == 0:
-        return parts
+        return shards
     order = [axis, *range(axis), *range(axis + 1, len(dims))]
-    return builder.emit(relax.op.permute_dims(parts, order))
+    return builder.emit(relax.op.permute_dims(shards, order))
 
 
-def _checked(
+def _cast_to_shard(
     builder: relax.BlockBuilder, tensor: relax.Expr, axis: int, workers: int, extent: relax.Expr
 ) -> relax.Expr:
-    """Return a part of which it is sure that it is as long as those of the whole."""
+    """Return the tensor, with a match_cast to the shard's extent unless it is proven."""
     dims = list(tensor.ty.shape.ty.values)
-    length = largest_part(extent, workers)
+    length = largest_shard(extent, workers)
     if tvm.sym.Analyzer().can_prove_equal(length, dims[axis]):
         return tensor
     dims[axis] = length
@@ -179,7 +183,7 @@ def _checked(
 
 
 def _padded(tensor: te.Tensor, axis: int, extent: relax.Expr) -> te.Tensor:
-    """Return the tensor with zeros after its end along an axis."""
+    """Return the tensor padded with zeros at its end along an axis."""
     shape = [*tensor.shape[:axis], extent, *tensor.shape[axis + 1 :]]
 
     def element(*index: tirx.Var) -> relax.Expr:
@@ -189,42 +193,42 @@ def _padded(tensor: te.Tensor, axis: int, extent: relax.Expr) -> te.Tensor:
     return te.compute(shape, element, name="pad")
 
 
-def _joined(
+def _concatenated(
     builder: relax.BlockBuilder,
-    parts: relax.Expr,
+    shards: relax.Expr,
     axis: int,
     extent: relax.Expr | None,
 ) -> relax.Expr:
-    """Return parts that lie one after the other, joined along an axis, up to an extent."""
-    count, *dims = parts.ty.shape.ty.values
+    """Return shards stacked in axis 0, concatenated along an axis and cut off at an extent."""
+    count, *dims = shards.ty.shape.ty.values
     if axis:
         order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims) + 1)]
-        parts = builder.emit(relax.op.permute_dims(parts, order))
+        shards = builder.emit(relax.op.permute_dims(shards, order))
     dims[axis] = dims[axis] * count
-    joined = reshaped(builder, parts, dims)
+    whole = reshaped(builder, shards, dims)
     if extent is None or tvm.sym.Analyzer().can_prove_equal(extent, dims[axis]):
-        return joined
-    return builder.call_te(_cut, builder.emit(joined), axis, extent)
+        return whole
+    return builder.call_te(_slice, builder.emit(whole), axis, extent)
 
 
 def reshaped(builder: relax.BlockBuilder, tensor: relax.Expr, dims: list[relax.Expr]) -> relax.Call:
     """Return a tensor with other extents.
 
-    An extent of 0 means to TVM's operator the extent that was there, and constants without elements
-    cannot be loaded: a kernel makes a tensor that has none.
+    A kernel creates a tensor without elements: TVM's operator takes an extent of 0 to mean the
+    previous extent, and constants without elements cannot be loaded.
     """
     if any(constant(extent) == 0 for extent in dims):
-        return builder.call_te(_nothing, tensor, dims)
+        return builder.call_te(_empty, tensor, dims)
     return relax.op.reshape(tensor, relax.ShapeExpr(dims))
 
 
-def _nothing(tensor: te.Tensor, shape: list[relax.Expr]) -> te.Tensor:
+def _empty(tensor: te.Tensor, shape: list[relax.Expr]) -> te.Tensor:
     """Return a tensor without elements."""
     return te.compute(shape, lambda *_: tirx.const(0, tensor.dtype), name="nothing")
 
 
-def _cut(tensor: te.Tensor, axis: int, extent: relax.Expr) -> te.Tensor:
-    """Return what is before the end along an axis."""
+def _slice(tensor: te.Tensor, axis: int, extent: relax.Expr) -> te.Tensor:
+    """Return the first `extent` rows of a tensor along an axis."""
     shape = [*tensor.shape[:axis], extent, *tensor.shape[axis + 1 :]]
     return te.compute(shape, lambda *index: tensor(*index), name="cut")
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in rows and columns, with a name for each axis.
+"""Meshes: ranks in a grid whose axes have names.
 
-    mesh = Mesh({"pp": 2, "tp": 4})     # ranks 0 to 7, those of an axis "tp" beside each other
+    mesh = Mesh({"pp": 2, "tp": 4})     # ranks 0 to 7; those of a "tp" team are consecutive
     mesh.teams("tp")                    # ((0, 1, 2, 3), (4, 5, 6, 7))
     mesh.teams("pp")                    # ((0, 4), (1, 5), (2, 6), (3, 7))
 
-Along each axis a rank is in one team. What a program says of an axis it says for every rank, so a
-collective over an axis names all the teams into which the axis divides the ranks.
+Along each axis a rank is in one team. All ranks run the same program, so a collective along an axis
+lists all the teams into which the axis splits the ranks.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import TypeAlias
 import numpy as np
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS
+from tvm_ipc.packed_functions import MAX_WORKERS
 
-#: The teams into which ranks are divided, all of one size; the order of ranks in a team counts.
+#: The teams into which ranks are split, all of equal size; the order of ranks in a team matters.
 Teams: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Mesh:
-    """Ranks with named axes, the last of which changes fastest from one rank to the next.
+    """A grid of ranks with named axes, in row-major order: the last axis varies fastest.
 
     Parameters
     ----------
-    axes : the extent of each axis, by its name.
-    ranks : the ranks in the order of the mesh; 0, 1, 2 and so on if None.
+    axes : the extent of each axis by its name.
+    ranks : the ranks in row-major order; 0, 1, 2 and so on if None.
     """
 
     def __init__(self, axes: Mapping[str, int], ranks: Sequence[int] | None = None) -> None:
@@ -51,42 +51,42 @@ class Mesh:
         if size > MAX_WORKERS:
             raise ValueError(f"Mesh: {axes} are {size} ranks; a session has at most {MAX_WORKERS}")
         wanted = f"{size} different ranks, 0 to {MAX_WORKERS - 1}"
-        given = range(size) if ranks is None else ranks
-        found = arguments.integers("Mesh: ranks", given, wanted, 0, MAX_WORKERS - 1)
-        if len(found) != size or len(set(found)) != size:
+        in_order = range(size) if ranks is None else ranks
+        numbers = arguments.integers("Mesh: ranks", in_order, wanted, 0, MAX_WORKERS - 1)
+        if len(numbers) != size or len(set(numbers)) != size:
             raise arguments.wrong_value("Mesh: ranks", wanted, ranks)
-        self._ranks = np.array(found).reshape(shape)
+        self._ranks = np.array(numbers).reshape(shape)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks in the order of the mesh."""
+        """All ranks in row-major order."""
         return tuple(map(int, self._ranks.ravel()))
 
     def extent(self, *names: str) -> int:
-        """Return how many ranks there are along some axes together."""
+        """Return the number of ranks along some axes together."""
         return int(np.prod([self.axes[self._axis(name)] for name in names], dtype=int))
 
     def teams(self, *names: str) -> Teams:
-        """Return the teams of ranks that differ in their places along some axes alone.
+        """Return the teams of ranks whose coordinates differ only along some axes.
 
-        In a team the place along the axis that is named last changes fastest.
+        In a team, the coordinate along the axis that is named last varies fastest.
         """
         if not names:
-            raise ValueError(f"Mesh.teams: no axis is named; there are {self._known()}")
+            raise ValueError(f"Mesh.teams: no axis is named; there are {self._axis_names()}")
         order = list(self.axes)
-        places = [order.index(self._axis(name)) for name in names]
-        if len(set(places)) != len(places):
+        team_axes = [order.index(self._axis(name)) for name in names]
+        if len(set(team_axes)) != len(team_axes):
             raise ValueError(f"Mesh.teams: {', '.join(names)} names an axis twice")
-        others = [place for place in range(len(order)) if place not in places]
-        rows = self._ranks.transpose(*others, *places).reshape(-1, self.extent(*names))
+        outer_axes = [axis for axis in range(len(order)) if axis not in team_axes]
+        rows = self._ranks.transpose(*outer_axes, *team_axes).reshape(-1, self.extent(*names))
         return tuple(tuple(map(int, row)) for row in rows)
 
     def _axis(self, name: str) -> str:
         if arguments.text("Mesh: an axis", name) not in self.axes:
-            raise ValueError(f"Mesh: there is no axis {name!r}; there are {self._known()}")
+            raise ValueError(f"Mesh: there is no axis {name!r}; there are {self._axis_names()}")
         return name
 
-    def _known(self) -> str:
+    def _axis_names(self) -> str:
         return ", ".join(map(repr, self.axes))
 
     def __eq__(self, other: object) -> bool:

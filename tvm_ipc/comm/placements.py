@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks along an axis of a mesh have of a tensor.
+"""Placements: which part of a tensor each rank along an axis of a mesh has.
 
-    Replica()           all of it, the same on each rank           printed as "R"
-    Shard(0)            a part each, along axis 0                  "S[0]"
-    Shard(0, "8/2+4/2") likewise, of 8 indices and of the next 4   "S[0: 8/2+4/2]"
-    Partial("sum")      a tensor each, whose sum is the tensor     "P[sum]"
+    Replica()           the whole tensor on each rank              printed as "R"
+    Shard(0)            a shard on each rank, along axis 0         "S[0]"
+    Shard(0, "8/2+4/2") shards of 8 indices and of the next 4      "S[0: 8/2+4/2]"
+    Partial("sum")      a term on each rank, to be summed          "P[sum]"
 
-Parts along an axis that the ranks do not divide have the extent of the largest one, with zeros
-beyond the end, as those of uneven collectives. Other ways to divide an axis are in `division`.
+If the extent is not a multiple of the ranks, shards have the extent of the largest one, with zeros
+beyond the end, as those of uneven collectives. `block_sharding` describes other divisions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any, Final, TypeAlias
 import tvm_ffi
 
 from tvm_ipc import arguments
-from tvm_ipc.comm.division import Division
+from tvm_ipc.comm.block_sharding import Division
 from tvm_ipc.comm.mesh import Mesh
-from tvm_ipc.contract import REDUCED_TYPES, ReduceKind
+from tvm_ipc.packed_functions import REDUCED_TYPES, ReduceKind
 
-#: Reductions that may be done later.
+#: Reductions that can be deferred.
 PARTIAL_REDUCTIONS: Final = ("sum", "prod", "min", "max")
 
 
 @dataclass(frozen=True)
 class Replica:
-    """Every rank has the tensor."""
+    """Placement in which every rank has the whole tensor."""
 
     def __str__(self) -> str:
         return "R"
@@ -38,12 +38,12 @@ class Replica:
 
 @dataclass(frozen=True)
 class Shard:
-    """Every rank has a part along an axis of the tensor.
+    """Placement in which every rank has a shard along an axis of the tensor.
 
     Parameters
     ----------
-    axis : of the tensor.
-    division : how it is divided, a `Division` or its text; None for consecutive parts.
+    axis : the axis of the tensor.
+    division : a `Division` of the axis or its text; None for consecutive shards.
     """
 
     axis: int
@@ -52,12 +52,12 @@ class Shard:
     def __post_init__(self) -> None:
         axis = arguments.integer("Shard: axis", self.axis, "an axis of the tensor, from 0 on")
         object.__setattr__(self, "axis", axis)
-        given: Any = self.division
-        if isinstance(given, str):
-            object.__setattr__(self, "division", Division.of("Shard: division", given))
-        elif given is not None:
+        division: Any = self.division
+        if isinstance(division, str):
+            object.__setattr__(self, "division", Division.of("Shard: division", division))
+        elif division is not None:
             wanted = "a Division, its text, or None"
-            arguments.instance("Shard: division", given, Division, wanted)
+            arguments.instance("Shard: division", division, Division, wanted)
 
     def __str__(self) -> str:
         return f"S[{self.axis}]" if self.division is None else f"S[{self.axis}: {self.division}]"
@@ -65,7 +65,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Partial:
-    """Every rank has a tensor, and what a reduction makes of them is the tensor."""
+    """Placement in which the tensor is the reduction of the tensors of the ranks."""
 
     reduction: str = "sum"
 
@@ -77,7 +77,7 @@ class Partial:
 
 
 Placement: TypeAlias = Replica | Shard | Partial
-#: By the axes of a mesh, in their order.
+#: A placement for each axis of a mesh, in order.
 Placements: TypeAlias = tuple[Placement, ...]
 
 _TEXT: Final = re.compile(
@@ -86,52 +86,60 @@ _TEXT: Final = re.compile(
 _WANTED: Final = "placements by axes of the mesh, such as {'tp': comm.Shard(0)}"
 
 
-def placement_of(name: str, given: Any) -> Placement:
-    """Return a placement that is given as it is, or as it is printed."""
-    if isinstance(given, (Replica, Shard, Partial)):
-        return given
-    found = _TEXT.fullmatch(given) if isinstance(given, str) else None
-    if found is None:
+def placement_of(name: str, value: Any) -> Placement:
+    """Return a placement, or parse its printed text; raise an error that begins with `name`."""
+    if isinstance(value, (Replica, Shard, Partial)):
+        return value
+    match = _TEXT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         wanted = "comm.Replica(), comm.Shard(axis) or comm.Partial(reduction)"
-        raise (arguments.wrong_value if isinstance(given, str) else arguments.wrong_type)(
-            name, wanted, given
+        raise (arguments.wrong_value if isinstance(value, str) else arguments.wrong_type)(
+            name, wanted, value
         )
-    if found["axis"] is not None:
-        text = found["division"]
-        return Shard(int(found["axis"]), Division.of(name, text) if text else None)
-    return Replica() if found["reduction"] is None else Partial(found["reduction"])
+    if match["axis"] is not None:
+        text = match["division"]
+        return Shard(int(match["axis"]), Division.of(name, text) if text else None)
+    return Replica() if match["reduction"] is None else Partial(match["reduction"])
 
 
-def placements_of(mesh: Mesh, given: Any) -> Placements:
-    """Return placements by the axes of a mesh, which are given by name, or all in their order.
+def placements_of(mesh: Mesh, placements: Any) -> Placements:
+    """Return a placement for each axis of a mesh from a mapping by name or a list.
 
-    Along axes that are not named a tensor is replicated.
+    A tensor is replicated along axes that a mapping does not name.
     """
-    if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in mesh.axes]
+    if isinstance(placements, Mapping):
+        unknown = [name for name in placements if name not in mesh.axes]
         if unknown:
             raise ValueError(
-                f"place: placements is by axes of the mesh, {', '.join(map(repr, mesh.axes))}, and "
-                f"not by {unknown[0]!r}: {arguments.show(given)}"
+                f"place: placements is {arguments.quote(placements)}, but the mesh has no axis "
+                f"{unknown[0]!r}; its axes are {', '.join(map(repr, mesh.axes))}"
             )
-        listed = [given.get(name, Replica()) for name in mesh.axes]
-    elif isinstance(given, (list, tuple, tvm_ffi.Array)):
-        listed = list(given)
-        if len(listed) != len(mesh.axes):
+        in_order = [placements.get(name, Replica()) for name in mesh.axes]
+    elif isinstance(placements, (list, tuple, tvm_ffi.Array)):
+        in_order = list(placements)
+        if len(in_order) != len(mesh.axes):
             raise ValueError(
-                f"place: placements is one for each axis of {mesh}, not {arguments.show(given)}"
+                f"place: placements is {arguments.quote(placements)}; expected one for each axis "
+                f"of {mesh}"
             )
     else:
-        raise arguments.wrong_type("place: placements", _WANTED, given)
+        raise arguments.wrong_type("place: placements", _WANTED, placements)
     return tuple(
-        along(f"place: placements, along {name!r}", one, workers)
-        for (name, workers), one in zip(mesh.axes.items(), listed, strict=True)
+        along(f"place: placements, along {name!r}", placement, workers)
+        for (name, workers), placement in zip(mesh.axes.items(), in_order, strict=True)
     )
 
 
-def along(name: str, given: Any, workers: int) -> Placement:
-    """Return a placement along an axis of a mesh with some ranks, in the one way to say it."""
-    placement = placement_of(name, given)
+def along(name: str, value: Any, workers: int) -> Placement:
+    """Return a placement along an axis of a mesh, in canonical form.
+
+    Parameters
+    ----------
+    name : the beginning of error messages.
+    value : a placement or its text.
+    workers : the number of ranks along the axis of the mesh.
+    """
+    placement = placement_of(name, value)
     if not isinstance(placement, Shard) or placement.division is None:
         return placement
     why_not = placement.division.why_not(None, workers)
@@ -140,12 +148,13 @@ def along(name: str, given: Any, workers: int) -> Placement:
     return Shard(placement.axis) if placement.division.is_plain(workers) else placement
 
 
-def show(mesh: Mesh, placements: Sequence[Placement]) -> str:
-    """Return placements as messages show them."""
-    shown = [f"{one} along {name!r}" for name, one in zip(mesh.axes, placements, strict=True)]
-    return ", ".join(shown)
+def format_placements(mesh: Mesh, placements: Sequence[Placement]) -> str:
+    """Return placements as messages print them."""
+    return ", ".join(
+        f"{placement} along {name!r}" for name, placement in zip(mesh.axes, placements, strict=True)
+    )
 
 
 def reduces(reduction: str, dtype: str) -> bool:
-    """Whether the runtime has a reduction of tensors of a type."""
+    """Return whether the runtime has a reduction of tensors of an element type."""
     return dtype in REDUCED_TYPES and ReduceKind[reduction.upper()].takes(dtype)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file backends.h
- * \brief The backends that there are.
+ * \brief The table of backends.
  */
 #ifndef TVM_IPC_BACKENDS_H_
 #define TVM_IPC_BACKENDS_H_
@@ -13,12 +13,13 @@
 
 namespace tvm_ipc {
 
-/*! \brief All of them; the first is the one that "auto" means. */
+/*! \brief Return all backends; "auto" means the first one. */
 const std::vector<const Backend*>& Backends();
-/*! \brief One by its name, or "auto"; an error if there is none. */
+/*! \brief Return the backend with a name, or "auto"; throw if there is none. */
 const Backend& FindBackend(const std::string& name);
 
-/*! \brief The one for the devices of this machine; it starts what they need to be found. */
+/*! \brief Return the backend for the devices of this machine. Initializes what is needed to find
+ *         them. */
 const Backend& BackendOfMachine();
 
 }  // namespace tvm_ipc

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file register.cc
- * \brief The table of packed functions, and nothing else that knows their names.
- *        `tvm_ipc/contract` lists them with their types and effects, and a test compares.
+ * \brief The table of packed functions, the only C++ source with their names.
+ *        `tvm_ipc/packed_functions` lists them with their types and effects; a test compares both.
  */
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -12,24 +12,25 @@
 #include <tvm/ffi/extra/json.h>
 #include <unistd.h>
 
+#include "backend_dispatch.h"
 #include "backends.h"
 #include "blas/blas.h"
-#include "core/forked.h"
-#include "core/machine.h"
-#include "core/worker_pipes.h"
-#include "disco/as_packed.h"
-#include "disco/device_allocator.h"
-#include "disco/node.h"
-#include "disco/node_wire.h"
-#include "disco/posting.h"
-#include "disco/session.h"
-#include "disco/shows.h"
+#include "core/atfork_descriptors.h"
+#include "core/host.h"
+#include "core/thread_signals.h"
+#include "core/worker_pipe_watcher.h"
+#include "disco/async_requests.h"
+#include "disco/controller_functions.h"
+#include "disco/exposed_tensors.h"
+#include "disco/node_session_server.h"
+#include "disco/packed_collectives.h"
+#include "disco/per_stream_allocator.h"
 #include "disco/storage.h"
 #include "disco/tensor_view.h"
-#include "disco/typed.h"
-#include "disco/worker.h"
-#include "numbers.h"
-#include "opening.h"
+#include "disco/typed_function.h"
+#include "disco/worker_functions.h"
+#include "engine/progress_engine_ffi.h"
+#include "exported_constants.h"
 
 namespace tvm_ipc {
 
@@ -38,9 +39,9 @@ namespace {
 namespace ffi = tvm::ffi;
 
 /*!
- * \brief A function of a worker, which gets its rank first.
+ * \brief A function of a worker, whose first parameter is the calling thread's rank.
  *
- * With a backend it refuses to run in the sessions of others.
+ * If it belongs to a backend, it fails in sessions of other backends.
  */
 template <auto function>
 struct OfWorker;
@@ -66,7 +67,7 @@ void PlainAllReduce(Rank& rank, ffi::TensorView send, int64_t kind, TeamArgument
                     ffi::TensorView recv) {
   const ReduceKind reduction = ReduceKindOf("allreduce", kind);
   rank.endpoint().AllReduce(ViewOf(rank, "allreduce: send", send), reduction, TeamFor(rank, team),
-                            Strategy::kRing, 0, ViewOf(rank, "allreduce: recv", recv));
+                            Strategy::kDefault, 0, ViewOf(rank, "allreduce: recv", recv));
 }
 
 void PlainAllGather(Rank& rank, ffi::TensorView send, TeamArgument team, ffi::TensorView recv) {
@@ -106,7 +107,7 @@ void CustomAllReduce(Rank& rank, ffi::TensorView send, int64_t strategy, ffi::Te
 void AllReduceRMSNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
                       ffi::TensorView weight, double epsilon, TeamArgument team, int64_t strategy,
                       int64_t flags, ffi::TensorView residual_out, ffi::TensorView norm_out) {
-  // Whole names, which take no time to put together.
+  // Complete names as literals, because concatenating them would take time in every call.
   rank.endpoint().AllReduceNorm(
       ViewOf(rank, "allreduce_rms_norm: send", send),
       ViewOf(rank, "allreduce_rms_norm: residual", residual),
@@ -181,18 +182,18 @@ void ExerciseSend(Rank& rank, ffi::TensorView buffer) {
 }
 
 /*!
- * \brief Write the place of a rank in a team.
+ * \brief Write the team index of the rank to a tensor.
  *
- * Into a tensor, since kernels that read it then depend on it as on all data: passes of TVM move
- * kernels in front of what tells them a shape.
+ * With a tensor, kernels that read the index depend on this call as on all data. A shape would not
+ * order them: passes of TVM move kernels before the call that returns it.
  */
-void PlaceInTeam(Rank& rank, TeamArgument team, ffi::TensorView recv) {
-  const Buffer buffer = ViewOf(rank, "place_in_team: recv", recv);
+void WriteTeamIndex(Rank& rank, TeamArgument team, ffi::TensorView recv) {
+  const Buffer buffer = ViewOf(rank, "team_index: recv", recv);
   const DLDataType dtype = recv.dtype();
   if (dtype.code != kDLInt || dtype.bits != 64 || dtype.lanes != 1 || buffer.count != 1) {
-    Fail(kind::kType, "place_in_team: recv is one int64");
+    Fail(kind::kType, "team_index: recv is one int64");
   }
-  rank.endpoint().WriteNumber(rank.PlaceIn(TeamFor(rank, team), "place_in_team"), buffer);
+  rank.endpoint().WriteNumber(rank.TeamIndex(TeamFor(rank, team), "team_index"), buffer);
 }
 
 ffi::String NativeInfo() {
@@ -245,9 +246,16 @@ ffi::String CompiledCcl() { return BackendOfMachine().name(); }
 
 void KeepFile(int64_t file) { KeepFromChildren(static_cast<int>(file)); }
 
+/*! \brief Call a function that writes to Disco's pipes and sockets; see BlockSigpipe. */
+void CallWithoutSigpipe(ffi::PackedArgs args, ffi::Any* result) {
+  const auto function = args[0].cast<ffi::Function>();
+  BlockSigpipe blocked;
+  function.CallPacked(args.Slice(1), result);
+}
+
 void CloseKeptFile(int64_t file) { CloseKept(static_cast<int>(file)); }
 
-/*! \brief The functions of a backend, in the form that Disco's own dispatch to. */
+/*! \brief Register the functions of a backend, with the signatures that Disco's dispatch to. */
 void RegisterBackend(const Backend* backend) {
   const std::string prefix = PrefixOf(*backend);
   Define<OfBackend<InitWorker>>(prefix + "init_ccl_per_worker", backend);
@@ -268,24 +276,24 @@ void RegisterBackend(const Backend* backend) {
 }
 
 template <typename How>
-void DefinePostable(const char* name) {
+void DefineStartable(const char* name) {
   Define<How>(name);
-  MakePostable(name);
+  MakeStartable(name);
 }
 
-/*! \brief Collectives with teams and flags, which programs call or post. */
+/*! \brief Register collectives with teams and flags, which programs call or start. */
 void RegisterCollectives() {
-  DefinePostable<AsPacked<&Endpoint::AllReduce>>("tvm_ipc.allreduce");
-  DefinePostable<OfWorker<AllReduceRMSNorm>>("tvm_ipc.allreduce_rms_norm");
-  DefinePostable<OfWorker<AllReduceLayerNorm>>("tvm_ipc.allreduce_layer_norm");
-  DefinePostable<AsPacked<&Endpoint::ReduceScatter>>("tvm_ipc.reduce_scatter");
-  DefinePostable<AsPacked<&Endpoint::Reduce>>("tvm_ipc.reduce");
-  DefinePostable<AsPacked<&Endpoint::AllToAll>>("tvm_ipc.all_to_all");
-  DefinePostable<AsPacked<&Endpoint::AllGather>>("tvm_ipc.allgather");
-  DefinePostable<AsPacked<&Endpoint::Broadcast>>("tvm_ipc.broadcast");
-  DefinePostable<AsPacked<&Endpoint::Scatter>>("tvm_ipc.scatter");
-  DefinePostable<AsPacked<&Endpoint::Gather>>("tvm_ipc.gather");
-  DefinePostable<AsPacked<&Endpoint::Permute>>("tvm_ipc.permute");
+  DefineStartable<AsPacked<&Endpoint::AllReduce>>("tvm_ipc.allreduce");
+  DefineStartable<OfWorker<AllReduceRMSNorm>>("tvm_ipc.allreduce_rms_norm");
+  DefineStartable<OfWorker<AllReduceLayerNorm>>("tvm_ipc.allreduce_layer_norm");
+  DefineStartable<AsPacked<&Endpoint::ReduceScatter>>("tvm_ipc.reduce_scatter");
+  DefineStartable<AsPacked<&Endpoint::Reduce>>("tvm_ipc.reduce");
+  DefineStartable<AsPacked<&Endpoint::AllToAll>>("tvm_ipc.all_to_all");
+  DefineStartable<AsPacked<&Endpoint::AllGather>>("tvm_ipc.allgather");
+  DefineStartable<AsPacked<&Endpoint::Broadcast>>("tvm_ipc.broadcast");
+  DefineStartable<AsPacked<&Endpoint::Scatter>>("tvm_ipc.scatter");
+  DefineStartable<AsPacked<&Endpoint::Gather>>("tvm_ipc.gather");
+  DefineStartable<AsPacked<&Endpoint::Permute>>("tvm_ipc.permute");
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
@@ -295,16 +303,16 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<AllocStorage>>("runtime.disco.cuda_ipc.alloc_storage");
   Define<OfWorker<CustomAllReduce>>("runtime.disco.cuda_ipc.custom_allreduce");
   Define<Plain<ClearArena>>("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear");
-  Define<Variadic<Post>>("tvm_ipc.post");
+  Define<Variadic<Start>>("tvm_ipc.start");
   Define<Plain<Wait>>("tvm_ipc.wait");
-  Define<OfWorker<ShowTensor>>("tvm_ipc.show");
-  Define<OfWorker<PeerTensor>>("tvm_ipc.peer");
-  Define<Variadic<HideTensors>>("tvm_ipc.hide");
-  Define<OfWorker<PartTensor>>("tvm_ipc.part");
-  Define<Variadic<ReduceParts>>("tvm_ipc.reduce_parts");
-  Define<Variadic<JoinParts>>("tvm_ipc.join");
+  Define<OfWorker<ExposeTensor>>("tvm_ipc.expose");
+  Define<OfWorker<PeerViewTensor>>("tvm_ipc.peer_view");
+  Define<Variadic<ReleaseTensors>>("tvm_ipc.release");
+  Define<OfWorker<OwnSliceTensor>>("tvm_ipc.own_slice");
+  Define<Variadic<ReduceSlices>>("tvm_ipc.reduce_slices");
+  Define<Variadic<AssembleSlices>>("tvm_ipc.assemble");
   Define<Plain<worker::TeamOfRanks>>("tvm_ipc.team");
-  Define<OfWorker<PlaceInTeam>>("tvm_ipc.place_in_team");
+  Define<OfWorker<WriteTeamIndex>>("tvm_ipc.team_index");
   Define<Plain<AllocTensor>>("tvm_ipc.alloc_tensor");
   Define<Plain<ViewTensor>>("tvm_ipc.view");
   Define<Plain<RequireBounds>>("tvm_ipc.require_bounds");
@@ -314,7 +322,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<UseBlasKernels>>("tvm_ipc.blas.use_kernels");
   Define<Plain<ArenaStatistics>>("tvm_ipc.arena_stats");
   Define<Plain<ArenaOffset>>("tvm_ipc.arena_offset");
-  // The name that TVM asks for, whatever the device.
+  // TVM looks up this name for every device.
   Define<Plain<FindDeviceAllocator>>("DeviceAllocator.");
   Define<Plain<RefusalOf>>("tvm_ipc.refusal");
   Define<Plain<UseLibrary>>("tvm_ipc.use_library");
@@ -330,7 +338,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<node::InvitationTo>>("tvm_ipc.node.invitation");
   Define<Plain<node::Attach>>("tvm_ipc.node.attach");
   Define<Plain<node::Close>>("tvm_ipc.node.close");
-  Define<Plain<node::WireOf>>("tvm_ipc.node.wire");
+  Define<Plain<node::RingOf>>("tvm_ipc.node.ring");
   Define<Plain<node::ServeMpi>>("tvm_ipc.node.serve_mpi");
   Define<Plain<node::Stop>>("tvm_ipc.node.stop");
   Define<Plain<node::LargestTag>>("tvm_ipc.node.largest_tag");
@@ -352,6 +360,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<controller::SessionOf>>("tvm_ipc.session.of");
   Define<Plain<WatchPipe>>("tvm_ipc.pipes.watch");
   Define<Plain<ClosePipe>>("tvm_ipc.pipes.close");
+  Define<Variadic<CallWithoutSigpipe>>("tvm_ipc.call_without_sigpipe");
   Define<Plain<KeepFile>>("tvm_ipc.keep_from_children");
   Define<Plain<CloseKeptFile>>("tvm_ipc.close_kept");
   Define<Plain<worker::ServeParent>>("tvm_ipc.worker.serve_parent");
@@ -365,7 +374,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<worker::GetGlobalFunc>>("tvm_ipc.worker.get_global_func");
   Define<Plain<worker::FindFunction>>("tvm_ipc.worker.find_function");
   Define<Variadic<worker::Append>>("tvm_ipc.worker.append");
-  Define<Plain<worker::JoinPieces>>("tvm_ipc.worker.join_pieces");
+  Define<Plain<worker::ConcatChunks>>("tvm_ipc.worker.concat_chunks");
   Define<Plain<worker::CallWithList>>("tvm_ipc.worker.call_with_list");
   Define<Variadic<worker::CallInTeam>>("tvm_ipc.worker.call_in_team");
   Define<Plain<worker::RankOfThread>>("tvm_ipc.worker.rank");

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions over several machines: who may join, and how nodes start.
+"""Run the workers of a session on several machines.
 
-A node is a machine, or what stands for one. On each runs an agent, an MPI
-rank of its own, which starts that node's workers; the user's program, the controller, is no rank.
+A node is a machine, or a simulated one on this machine. Each node runs an agent, which is a rank of
+MPI and starts the workers of the node. The user's program is the controller, and not a rank of MPI.
 
-- `handshake.py`: two processes prove to each other that they know the session's secret.
-- `door.py`: where the controller lets in those that it expects, and nobody else.
-- `interface.py`: the address where it is.
-- `mpi.py`, `launcher.py`: which MPI is there, and how it starts something on each node.
-- `agent.py`, `controller.py`: the two sides, and `messages.py`, what they say to each other;
-  `proof.py`: which nodes share memory with the controller; `hub.py`: the hub of a node;
-  `watcher.py`: what ends an agent that hangs while it starts.
-- `allocation.py`: `tvm-ipc node`, where a launcher of the user's gives the nodes.
-- `option.py`: the option `--hosts` of commands.
-- `hosts.py`, `pool.py`: what a session gives, and asks of its workers (`runtime/pools.py`).
+- `hosts_argument.py`, `cli_hosts.py`: read the argument `hosts=` and the option `--hosts`.
+- `node_worker_pool.py`: the worker pool of a session on nodes, for
+  `runtime/worker_pool_interface.py`.
+- `controller.py`, `agent.py`: the two sides; `messages.py`: the messages between them.
+- `handshake.py`: mutual authentication with the session's secret; `admission.py`: the listener that
+  admits the expected processes; `listen_address.py`: the address that it listens on.
+- `mpi.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with `mpiexec`.
+- `node_server.py`, `mpi_progress_engine.py`: a node's hub for its workers, and the thread that
+  calls MPI.
+- `shm_probe.py`: tests whether a node shares memory with the controller; `startup_watchdog.py`:
+  ends an agent that hangs during its start.
+- `external_launcher.py`: `tvm-ipc node`, for nodes that the user's own launcher provides.
 """

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of a node: an MPI rank that joins the controller and starts the node's workers.
-
-It ends when its connection to the controller does, and its workers with it. MPI may end agents, as
-it does with all ranks when one of them ends; it never ends the controller, which is no rank.
+"""The agent of a node: a rank of MPI that connects to the controller and starts the node's workers.
 
     python -m tvm_ipc.nodes.agent NODES SECONDS
 
-It has so many seconds to join; then it is ended from outside (`watcher.py`), for MPI may hang.
-What else it must know is one line on the standard input of rank 0: the key of the session, and
-where the controller listens.
+The agent has SECONDS to join. After that, `startup_watchdog.py` ends it from outside, because MPI
+may hang. Rank 0 reads one line from its standard input: the key of the session, and the addresses
+that the controller listens on.
+
+The agent and its workers end when the connection to the controller ends. MPI ends all agents if
+one of them dies. It never ends the controller, which is not a rank.
 """
 
 from __future__ import annotations
@@ -26,85 +26,90 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from tvm_ipc import machine
+from tvm_ipc import host as machine
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes import watcher
-from tvm_ipc.nodes.handshake import Key, Place, enter
-from tvm_ipc.nodes.hub import NodeHub, Settings
+from tvm_ipc.nodes import startup_watchdog
+from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
 from tvm_ipc.nodes.mpi import load_mpi4py
-from tvm_ipc.nodes.proof import digest
-from tvm_ipc.runtime import config
-from tvm_ipc.runtime.folder import Folder, remove_orphans
-from tvm_ipc.runtime.starting import OWN_GROUP, passed
+from tvm_ipc.nodes.node_server import NodeHub, Settings
+from tvm_ipc.nodes.shm_probe import digest
+from tvm_ipc.runtime import config, standard_streams
+from tvm_ipc.runtime.python_subprocess import (
+    OWN_GROUP,
+    ChildProcess,
+    passed,
+    python_script,
+    python_with_path,
+)
+from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
 
 if TYPE_CHECKING:
-    from tvm_ipc.nodes.engine import Engine
+    from tvm_ipc.nodes.mpi_progress_engine import Engine
 
-#: The launcher's daemon that started this process. Where it dies, another process is the parent.
+#: The launcher's daemon that started this process. If it dies, the parent process changes.
 _DAEMON: Final = os.getppid()
-#: Seconds that rank 0 waits for its line: the controller wrote it before MPI started, or is gone.
+#: Seconds that rank 0 waits for its line. The controller writes it before MPI starts, or is dead.
 LINE_SECONDS: Final = 10.0
-#: Seconds that workers have to end by themselves, and MPI.
+#: Seconds that workers have to end by themselves, and that MPI has.
 _GRACE: Final = 2.0
 _MPI_GRACE: Final = 5
 _ROUND: Final = 0.1
 _PAUSE: Final = 0.005
-#: A worker. It ends with its agent even if a signal ends that.
+#: The program of a worker. The kernel kills it when its agent dies, even by a signal.
 _WORKER: Final = """
-import ctypes, json, os, sys
-agent, *numbers, path = map(int, sys.argv[1:])
+import ctypes
+agent, *numbers = map(int, sys.argv[1:])
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != agent:
     sys.exit(1)
-sys.path[:] = json.loads(os.pread(path, os.fstat(path).st_size, 0))
-os.close(path)
 from tvm_ipc.runtime.worker import main
 main(*numbers)
 """
 
 
 class Agent:
-    """What runs on a node, once MPI has told its number and the session's key.
+    """The agent of this node, after the start of MPI.
 
     Parameters
     ----------
-    world : MPI's, of all agents.
-    told : "key", "addresses" where the controller listens, and "timeout" to get in.
+    world : the communicator of all agents. The rank is the number of the node.
+    line : the content of the controller's line: "key", "addresses" that the controller listens on,
+        and "timeout", the seconds to join.
     """
 
-    def __init__(self, world: Any, told: dict[str, Any]) -> None:
+    def __init__(self, world: Any, line: dict[str, Any]) -> None:
         self._world = world
         self._node = int(world.rank)
-        self._key = Key.from_text(str(told["key"]))
-        self._addresses = [(str(host), int(port)) for host, port in told["addresses"]]
-        self._timeout = float(told["timeout"])
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._key = Key.from_text(str(line["key"]))
+        self._addresses = [(str(host), int(port)) for host, port in line["addresses"]]
+        self._timeout = float(line["timeout"])
+        self._workers: dict[int, ChildProcess] = {}
         self._hub: NodeHub | None = None
-        self._folder = Folder()
+        self._folder = ScratchDir()
         self._engine: Engine | None = None
-        #: When the engine was seen to have ended; the end of another node, if that is why, is told
-        #: before.
+        #: When the engine's error was noticed. It is reported after a grace period, so the death of
+        #: another node, which may be the cause, is reported first.
         self._engine_ended = 0.0
-        self._connection = self._enter(Place(self._node, "agent"))
+        self._connection = self._enter(PeerIdentity(self._node, "agent"))
         self._controller = Messages(self._connection)
 
     @property
     def cut_off(self) -> bool:
-        """Whether the controller was not reached any more."""
+        """True if the controller could not be reached any more."""
         return self._controller.cut_off
 
     def serve(self) -> None:
-        """Do what the controller says until it is gone."""
+        """Execute the controller's commands until the connection ends."""
         signal.signal(signal.SIGTERM, self._end_at_once)
         self._controller.send("facts", **self._facts())
         try:
             while not self._controller.ended:
                 select.select([self._connection], [], [], _ROUND)
-                for message in self._controller.hear():
-                    self._obey(message)
-                self._tell_who_ended()
-                self._look_at_engine()
+                for message in self._controller.receive():
+                    self._execute(message)
+                self._report_ended_workers()
+                self._check_engine()
         except Exception as error:
             self._controller.send(
                 "failed", why=f"{type(error).__name__}: {error}"[: MOST_BYTES // 8]
@@ -112,14 +117,14 @@ class Agent:
             raise
         finally:
             self._end_workers(_GRACE)
-            ended = self._engine is None or self._engine.close(_MPI_GRACE)
-            if self._hub is not None and ended:
+            engine_ended = self._engine is None or self._engine.close(_MPI_GRACE)
+            if self._hub is not None and engine_ended:
                 self._hub.close()
             self._folder.remove()
             self._connection.close()
 
-    def _enter(self, place: Place) -> socket.socket:
-        return enter(self._key, place, self._addresses, self._timeout)
+    def _enter(self, identity: PeerIdentity) -> socket.socket:
+        return enter(self._key, identity, self._addresses, self._timeout)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -130,58 +135,58 @@ class Agent:
             "process": os.getpid(),
         }
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        if message["what"] == "read":
+    def _execute(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "read":
             self._controller.send("read", digest=digest(Path(str(message["path"]))))
-        elif message["what"] == "start":
+        elif message["kind"] == "start":
             self._start(message)
-        elif message["what"] == "kill":
+        elif message["kind"] == "kill":
             for worker in self._workers.values():
                 worker.kill()
         else:
-            raise IPCError(f"the controller says {message['what']!r}, which no agent knows")
+            raise IPCError(f"the controller sent the unknown message {message['kind']!r}")
 
     def _start(self, message: dict[str, Any]) -> None:
-        """Start the workers, and open the hub that they join, which they need later."""
-        from tvm_ipc.nodes.engine import Engine  # MPI's, which only agents load
+        """Start the workers first, and then the hub that they join, while they load TVM."""
+        from tvm_ipc.nodes.mpi_progress_engine import Engine  # loads MPI
 
         environment = config.without_mpi(
             config.worker_environment(int(message["threads"]), bool(message["compiler"]))
         )
-        remove_orphans()
         environment = config.with_folder(environment, self._folder.path())
-        told = {str(name): str(text) for name, text in message["environment"].items()}
-        environment = config.with_settings(environment, told)
+        settings = {str(name): str(text) for name, text in message["environment"].items()}
+        environment = config.with_settings(environment, settings)
         numbers = (int(message["num_workers"]), int(message["num_groups"]))
         with passed([str(entry) for entry in message["path"]]) as path:
             for rank in message["ranks"]:
                 self._start_worker(int(rank), numbers, environment, path)
-        link = self._enter(Place(self._node, "hub"))
-        self._hub = NodeHub(Settings.heard(message["hub"]), self._node, link)
+        remove_orphans()  # while the workers load TVM
+        link = self._enter(PeerIdentity(self._node, "hub"))
+        self._hub = NodeHub(Settings.from_message(message["hub"]), self._node, link)
         processes = {str(rank): worker.pid for rank, worker in self._workers.items()}
         self._engine = Engine(self._hub, self._world)
         invitation = self._hub.invitation.hex()
         self._controller.send("started", processes=processes, invitation=invitation)
 
-    def _look_at_engine(self) -> None:
+    def _check_engine(self) -> None:
         if self._engine is None or self._engine.error is None:
             return
         self._engine_ended = self._engine_ended or time.monotonic()
         if time.monotonic() > self._engine_ended + _GRACE:
             raise IPCError(
-                f"messages between nodes do not go on: {self._engine.error}"
+                f"the engine that moves data between nodes has failed: {self._engine.error}"
             ) from self._engine.error
 
     def _start_worker(
         self, rank: int, numbers: tuple[int, int], environment: dict[str, str], path: int
     ) -> None:
-        # Python starts it by vfork and exec: MPI, which this process has initialised, bears that.
-        with self._enter(Place(self._node, "worker", rank)) as pipe:
+        # Python uses vfork and exec here, which is safe after the initialization of MPI.
+        with self._enter(PeerIdentity(self._node, "worker", rank)) as pipe:
             write = os.dup(pipe.fileno())
             try:
-                arguments = (os.getpid(), rank, *numbers, pipe.fileno(), write, path)
-                self._workers[rank] = subprocess.Popen(
-                    [sys.executable, "-c", _WORKER, *map(str, arguments)],
+                arguments = (os.getpid(), rank, *numbers, pipe.fileno(), write)
+                self._workers[rank] = ChildProcess(
+                    python_with_path(path, _WORKER, *arguments),
                     env=environment,
                     pass_fds=(pipe.fileno(), write, path),
                     stdin=subprocess.DEVNULL,
@@ -189,7 +194,7 @@ class Agent:
             finally:
                 os.close(write)
 
-    def _tell_who_ended(self) -> None:
+    def _report_ended_workers(self) -> None:
         for rank, worker in list(self._workers.items()):
             code = worker.poll()
             if code is not None:
@@ -197,7 +202,10 @@ class Agent:
                 self._controller.send("ended", rank=rank, code=code)
 
     def _end_at_once(self, *_: object) -> None:
-        """The launcher ends this agent, mostly since another one died: that one is to be named."""
+        """Handle SIGTERM: the launcher ends this agent, mostly because another agent died.
+
+        The message lets the controller name the other agent as the cause.
+        """
         self._controller.send("ended by the launcher")
         for worker in self._workers.values():
             worker.kill()
@@ -205,7 +213,7 @@ class Agent:
         os._exit(128 + signal.SIGTERM)
 
     def _end_workers(self, seconds: float) -> None:
-        """Workers whose pipes the controller closed end by themselves, unless they are stuck."""
+        """Wait for workers, which end when the controller closes their pipes; kill the others."""
         end = time.monotonic() + seconds
         for worker in self._workers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -216,7 +224,10 @@ class Agent:
 
 
 def line_of(descriptor: int) -> bytes:
-    """Read a line, after which the end need not come: Open MPI's launcher sends none."""
+    """Read a line from a descriptor.
+
+    It does not wait for the end of the file, because Open MPI's launcher sends none.
+    """
     line = bytearray()
     end = time.monotonic() + LINE_SECONDS
     while b"\n" not in line:
@@ -224,7 +235,8 @@ def line_of(descriptor: int) -> bytes:
         data = os.read(descriptor, MOST_BYTES) if ready else b""
         if not data or len(line) > MOST_BYTES:
             raise IPCError(
-                f"the controller's line did not come in {LINE_SECONDS:g} s: {len(line)} bytes did"
+                f"the controller's line did not arrive within {LINE_SECONDS:g} s: {len(line)} "
+                "bytes arrived"
                 if not ready
                 else f"the controller's line ended after {len(line)} bytes"
             )
@@ -233,9 +245,10 @@ def line_of(descriptor: int) -> bytes:
 
 
 def share(world: Any, mpi: Any, line: bytes) -> dict[str, Any]:
-    """Return what rank 0's line says, on all ranks; nothing if that has none.
+    """Broadcast the line of rank 0, and return its JSON object; empty if there is no line.
 
-    Nothing is pickled: it goes as bytes. Ranks may wait for long, and sleep.
+    The line is sent as bytes, and nothing is pickled. Ranks may wait for a long time, so they sleep
+    instead of spinning.
     """
     length = bytearray(len(line).to_bytes(8, "big"))
     _broadcast(world, mpi, length)
@@ -243,10 +256,10 @@ def share(world: Any, mpi: Any, line: bytes) -> dict[str, Any]:
     if not data:
         return {}
     _broadcast(world, mpi, data)
-    told = json.loads(data)
-    if not isinstance(told, dict):
-        raise IPCError("the controller's line is no JSON object")
-    return told
+    content = json.loads(data)
+    if not isinstance(content, dict):
+        raise IPCError("the controller's line is not a JSON object")
+    return content
 
 
 def _broadcast(world: Any, mpi: Any, data: bytearray) -> None:
@@ -256,7 +269,7 @@ def _broadcast(world: Any, mpi: Any, data: bytearray) -> None:
 
 
 def end_with_mpi(mpi: Any) -> None:
-    """End MPI, which waits for the other agents; if one of them never comes, end all."""
+    """Finalize MPI, which waits for the other agents; after a timeout, end all agents."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_MPI_GRACE)
     mpi.Finalize()
@@ -266,15 +279,15 @@ def end_with_mpi(mpi: Any) -> None:
 def end_with_daemon() -> None:
     """End this process, and the launcher's daemon that started it, with its temporary files.
 
-    The launcher cannot be reached, and its daemon would wait for it, a quarter of an hour or more.
-    If the daemon has died, the parent of this process is another one, and none of ours.
+    The launcher cannot be reached, and its daemon would wait for it a quarter of an hour or more.
+    If the daemon has died, the parent of this process is an unrelated one, and is not ended.
     """
-    watcher.end_daemon(_DAEMON, config.folder_of_daemon(), os.getppid())
+    startup_watchdog.end_daemon(_DAEMON, config.folder_of_daemon(), os.getppid())
     os._exit(1)
 
 
 def abort(world: Any, error: Exception) -> NoReturn:
-    """End all agents, since this one has failed."""
+    """End all agents, because this one has failed."""
     sys.stderr.write(f"tvm_ipc: the agent of node {world.rank} ends: {error}\n")
     sys.stderr.flush()
     world.Abort(1)
@@ -283,38 +296,39 @@ def abort(world: Any, error: Exception) -> NoReturn:
 
 @contextlib.contextmanager
 def watched(seconds: float) -> Iterator[None]:
-    """End this process, and the daemon that started it, if the block takes longer.
+    """End this process and the daemon that started it if the block takes longer.
 
-    It is ended too when the daemon dies meanwhile.
+    The process is also ended if the daemon dies meanwhile.
     """
     numbers = (os.getpid(), _DAEMON, seconds)
-    command = [sys.executable, "-I", "-S", watcher.__file__, *map(str, numbers)]
     with subprocess.Popen(
-        [*command, config.folder_of_daemon()],
+        [*python_script(startup_watchdog.__file__), *map(str, numbers), config.folder_of_daemon()],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
         **OWN_GROUP,
-    ) as beside:
+    ) as watchdog:
         try:
             yield
         finally:
-            beside.kill()
+            watchdog.kill()
 
 
 def main(nodes: int, seconds: float) -> None:
-    """Run the agent of this node, which has so many seconds to join the controller."""
+    """Run the agent of this node, which must join the controller within some seconds."""
+    standard_streams.fill()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the exit codes of workers are lost
     with watched(seconds):
         mpi = load_mpi4py()
-        from tvm_ipc.nodes.engine import version
+        from tvm_ipc.nodes.mpi_progress_engine import version
 
         world = mpi.COMM_WORLD
         if world.size != nodes:
             sys.exit(
-                f"tvm_ipc: this agent is rank {world.rank} of {world.size}, and there should be "
-                f"{nodes} agents: the launcher is not of the MPI that mpi4py is for "
-                f"({version()})"
+                f"tvm_ipc: this agent is rank {world.rank} of {world.size}; expected {nodes} "
+                "agents. The launcher belongs to another MPI than that of mpi4py "
+                f"({version()}); use the launcher of that MPI"
             )
         try:
             line = line_of(0) if world.rank == 0 else b""
@@ -324,7 +338,7 @@ def main(nodes: int, seconds: float) -> None:
     try:
         agent.serve()
     except Exception as error:
-        with watched(_MPI_GRACE):  # an abort waits for the launcher too
+        with watched(_MPI_GRACE):  # an abort may hang too, as it waits for the launcher
             abort(world, error)
     if agent.cut_off:
         end_with_daemon()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of nodes: starts agents and workers, hears of deaths, leaves nothing."""
+"""The controller's side of nodes: starts agents and workers, detects deaths, and cleans up."""
 
 from __future__ import annotations
 
@@ -9,53 +9,50 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from tvm_ipc.contract import backend_of_nodes
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
-from tvm_ipc.nodes.allocation import Allocated
-from tvm_ipc.nodes.door import Door
-from tvm_ipc.nodes.handshake import Key, Place
-from tvm_ipc.nodes.hub import Settings
-from tvm_ipc.nodes.launcher import Launcher, Places
+from tvm_ipc.nodes.admission import Admission, describe_refused
+from tvm_ipc.nodes.external_launcher import Allocated
+from tvm_ipc.nodes.handshake import Key, PeerIdentity
 from tvm_ipc.nodes.messages import Messages
 from tvm_ipc.nodes.mpi import Mpi, find_mpi, refuse_launched
-from tvm_ipc.nodes.proof import Proof
+from tvm_ipc.nodes.mpiexec_launcher import Launcher, NodeAddresses
+from tvm_ipc.nodes.node_server import Settings
+from tvm_ipc.nodes.shm_probe import ShmProbe
+from tvm_ipc.packed_functions import backend_of_nodes
 from tvm_ipc.runtime import config
-from tvm_ipc.runtime.starting import import_path
+from tvm_ipc.runtime.python_subprocess import describe_exit_code, import_path, python_module
 
-#: Seconds that agents have to end by themselves: their workers' and MPI's, and some.
+#: Seconds that agents have to end by themselves: more than they grant their workers and MPI.
 _GRACE: Final = 8.0
 _ROUND: Final = 0.02
-#: An agent compiles nothing. A node has one: Open MPI's shared memory would only be left behind
-#: where an agent is killed, or alone under another MPI's launcher.
-_AGENT: Final = (
-    *("/usr/bin/env", "TVM_USE_RUNTIME_LIB=1", "OMPI_MCA_btl=^sm"),
-    *(sys.executable, "-m", "tvm_ipc.nodes.agent"),
-)
-#: Letters of a node's name in errors of the native library.
+#: Agents do not need TVM's compiler. They do not use Open MPI's shared memory either: each node has
+#: one agent, and the files would be left behind if an agent is killed.
+_AGENT: Final = ("/usr/bin/env", "TVM_USE_RUNTIME_LIB=1", "OMPI_MCA_btl=^sm")
+#: The most letters of a node's name in errors of the native library.
 _NAME: Final = 55
-#: Seconds in which the death of an agent is heard after those that it caused.
+#: Seconds to wait for the death of the agent that caused the deaths of others.
 _CAUSE_SECONDS: Final = 1.0
 _log: Final = logging.getLogger("tvm_ipc.nodes")
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that agents are to start, and the hubs that these join.
+    """The workers that agents start, and the settings of the hubs that the workers join.
 
     Attributes
     ----------
-    ranks : of each node, those of its workers. Worker 0, of the first node, is a thread of the
-        controller.
-    num_workers, num_groups : of the session.
-    compiler : whether workers load all of TVM.
-    backend, timeout, arena_limit, instruction_set : of the session; 0 means the configured value.
-    flat : whether sums across nodes have one machine's bits.
+    ranks : the ranks of the worker processes of each node. Worker 0, of the first node, is a thread
+        of the controller, and not among them.
+    num_workers, num_groups : the numbers of workers and groups of the session.
+    compiler : whether workers load TVM with its compiler.
+    backend, timeout, arena_limit, instruction_set : settings of the session; 0 for the configured
+        value.
+    flat : whether sums across nodes have the same bits as on one machine.
     """
 
     ranks: Sequence[Sequence[int]]
@@ -68,9 +65,9 @@ class Workers:
     instruction_set: str = "auto"
     flat: bool = False
 
-    def settings(self, places: Places) -> Settings:
-        """Return what the hubs are opened with."""
-        hosts = [""] * places.count if isinstance(places.hosts, int) else places.hosts
+    def settings(self, addresses: NodeAddresses) -> Settings:
+        """Return the settings that the hubs are opened with."""
+        hosts = [""] * addresses.count if isinstance(addresses.hosts, int) else addresses.hosts
         return Settings(
             [f"{k} at {host}"[:_NAME] if host else str(k) for k, host in enumerate(hosts)],
             [len(ranks) + (k == 0) for k, ranks in enumerate(self.ranks)],
@@ -84,20 +81,20 @@ class Workers:
 
 @dataclass
 class _Node:
-    """What the controller knows of a node."""
+    """The controller's state of a node."""
 
     number: int
     ranks: tuple[int, ...]
     agent: Messages | None = None
     facts: dict[str, Any] | None = None
-    #: Whether a file of the controller's shared memory is there too.
+    #: Whether the node shares memory with the controller; None until it is known.
     shares_memory: bool | None = None
     processes: dict[int, int] | None = None
-    #: What its workers join its hub with.
+    #: The bytes that workers need to join the node's hub.
     invitation: bytes = b""
-    #: How many threads each of its workers may use.
+    #: The number of threads that each worker of the node may use.
     threads: int = 1
-    #: The launcher has ended the agent, mostly since another one died.
+    #: Whether the launcher has ended the agent, mostly because another one died.
     ended_by_launcher: bool = False
 
     def __str__(self) -> str:
@@ -114,26 +111,30 @@ class _Node:
 
 
 class Nodes:
-    """Agents on nodes, and their workers, whose pipes are connections to this process.
+    """The agents and workers of all nodes. The pipes of workers are connections to this process.
 
     Parameters
     ----------
+    addresses : the nodes.
+    workers : the workers to start.
     address : the numeric address of this machine that agents connect to.
-    timeout : seconds for all agents and workers to join.
-    program : what to run instead of the agent, for tests.
-    check : called now and then meanwhile; may raise what ends the start.
+    timeout : the seconds for the whole start: to find MPI, and for all agents and workers to join.
+    mpi : the MPI to use; found by default.
+    program : a program to run instead of the agent, for tests.
+    check : called repeatedly during the start; an exception that it raises ends the start.
 
     Raises
     ------
     IPCError
-        There is no MPI, an agent failed, or runs other versions; it says what the launcher said.
+        There is no MPI, or an agent failed or runs other versions. The message has the output of
+        the launcher.
     DeadlineError
-        Somebody did not join in time; it names who.
+        A process did not join in time.
     """
 
     def __init__(
         self,
-        places: Places,
+        addresses: NodeAddresses,
         workers: Workers,
         *,
         address: str,
@@ -142,33 +143,41 @@ class Nodes:
         program: Sequence[str] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        if len(workers.ranks) != places.count:
-            raise IPCError(f"{places.count} nodes have ranks of {len(workers.ranks)}")
+        end = time.monotonic() + timeout
+        if len(workers.ranks) != addresses.count:
+            raise IPCError(
+                f"there are {addresses.count} nodes, and ranks for {len(workers.ranks)}; pass one "
+                "list of ranks for each node"
+            )
         self._workers = workers
-        self._places = places
-        self.settings = workers.settings(places)
+        self._addresses = addresses
+        self.settings = workers.settings(addresses)
         self.nodes = tuple(_Node(k, tuple(ranks)) for k, ranks in enumerate(workers.ranks))
-        #: Of each rank, the connection that is its pipe.
+        #: The connections that are the pipes of the workers, by ranks.
         self.pipes: dict[int, socket.socket] = {}
-        #: Of each node, the connection to its hub.
+        #: The connections to the hubs, by nodes.
         self.links: dict[int, socket.socket] = {}
-        #: How workers have ended.
+        #: The exit codes of the workers that have ended, by ranks.
         self.ended: dict[int, int] = {}
         self._close: Callable[[int], None] = os.close
-        self._why: IPCError | None = None
+        self._failure: IPCError | None = None
         self._muted = False
         key = Key.new()
-        expected = [Place(node.number, "agent") for node in self.nodes]
-        expected += [Place(node.number, "hub") for node in self.nodes]
-        expected += [Place(n.number, "worker", rank) for n in self.nodes for rank in n.ranks]
-        with Door(key, expected, address) as door, Proof() as proof:
-            told = {"key": key.text, "addresses": [door.address], "timeout": timeout}
-            agent = program or [*_AGENT, str(places.count), str(timeout)]
-            self._launcher = _launch(places, json.dumps(told), mpi, agent)
+        expected = [PeerIdentity(node.number, "agent") for node in self.nodes]
+        expected += [PeerIdentity(node.number, "hub") for node in self.nodes]
+        expected += [PeerIdentity(n.number, "worker", rank) for n in self.nodes for rank in n.ranks]
+        with Admission(key, expected, address) as admission, ShmProbe() as probe:
+            line = {"key": key.text, "addresses": [admission.address], "timeout": timeout}
+            agent = program or [
+                *_AGENT,
+                *python_module("tvm_ipc.nodes.agent"),
+                *(str(addresses.count), str(timeout)),
+            ]
+            self._launcher = _launch(addresses, json.dumps(line), mpi, agent)
             try:
-                self._start(door, proof, timeout, check)
+                self._start(admission, probe, timeout, end, check)
             except BaseException:
-                for connection in door.joined.values():
+                for connection in admission.admitted.values():
                     _hang_up(connection)
                 self.pipes.clear()
                 self.links.clear()
@@ -177,51 +186,57 @@ class Nodes:
         self._launcher.pass_on()
 
     def check(self) -> None:
-        """Raise if a worker, an agent or the launcher has ended; from then on always."""
-        if self._why is None:
+        """Raise if a worker, an agent or the launcher has ended, and again at each later call."""
+        if self._failure is None:
             try:
-                self._hear(None)
+                self._receive(None)
                 self._launcher.check()
             except IPCError as error:
-                self._why = error
-        if self._why is not None:
-            raise self._why
+                self._failure = error
+        if self._failure is not None:
+            raise self._failure
 
     def keep(self, keep: Callable[[int], None], close: Callable[[int], None]) -> None:
-        """Keep connections from processes that are forked: by these functions of the library."""
+        """Close the connections in forked children, with two functions of the native library.
+
+        Parameters
+        ----------
+        keep : registers a descriptor.
+        close : closes a descriptor, and removes it from the registered ones.
+        """
         self._close = close
         agents = [node.agent.connection for node in self.nodes if node.agent is not None]
         for connection in [*self.pipes.values(), *agents]:
             keep(connection.fileno())
 
-    def hear(self) -> None:
-        """Take note of what agents have said; who has ended is in `ended`."""
+    def update(self) -> None:
+        """Process the messages of agents that have arrived, which updates `ended`."""
         for node in self.nodes:
-            self._hear_agent(node, None)
+            self._receive_from(node, None)
 
     @property
     def gone(self) -> bool:
-        """Whether no agent is left to say anything."""
+        """True if no agent is left."""
         return all(node.gone for node in self.nodes)
 
     def kill(self) -> None:
-        """Kill the workers, those that agents can reach."""
+        """Ask the agents to kill their workers."""
         for node in self.nodes:
             if node.agent is not None:
                 node.agent.send("kill")
 
     def where(self, rank: int) -> str:
-        """Return the node of a worker, as errors name it."""
+        """Return the name of a worker's node, for error messages."""
         return str(next((node for node in self.nodes if rank in node.ranks), self.nodes[0]))
 
     def close(self, seconds: float = _GRACE) -> None:
-        """End workers, agents and the launcher, for which they have so long.
+        """End workers, agents and the launcher, which have some seconds to end by themselves.
 
-        The descriptors of pipes stay, and lead nowhere: Disco writes to them until its session
-        object is gone, and a write that fails would be the program's end.
+        The descriptors of pipes stay open, and lead to /dev/null: Disco writes to them until its
+        session object is destroyed, and a failed write would end the program.
         """
         self.mute()
-        for connection in self.links.values():  # that no hub has taken
+        for connection in self.links.values():  # those that no hub has taken over
             connection.close()
         self.links.clear()
         for node in self.nodes:
@@ -231,66 +246,79 @@ class Nodes:
         self._launcher.stop(seconds)
 
     def mute(self) -> None:
-        """Let what is still written to workers go nowhere, and their connections end."""
+        """End the connections to workers, and discard what is still written to their pipes."""
         if self._muted:
             return
         self._muted = True
-        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             for connection in self.pipes.values():
-                own = connection.dup()
-                os.dup2(nowhere, connection.fileno(), inheritable=False)
-                _hang_up(own)
+                duplicate = connection.dup()
+                os.dup2(devnull, connection.fileno(), inheritable=False)
+                _hang_up(duplicate)
         finally:
-            os.close(nowhere)
+            os.close(devnull)
 
     def forget(self) -> None:
-        """Close the descriptors of the pipes, once nobody uses them."""
+        """Close the descriptors of the pipes, when they are not used any more."""
         for connection in self.pipes.values():
             self._close(connection.detach())
         self.pipes.clear()
 
-    def _start(self, door: Door, proof: Proof, timeout: float, check: Callable[[], None]) -> None:
-        end = time.monotonic() + timeout
-        while not all(node.ready for node in self.nodes) or door.missing:
-            for place, connection in door.poll(_ROUND).items():
-                if place.role == "agent":
-                    self._greet(self.nodes[place.node], connection, proof)
-                elif place.role == "hub":
-                    self.links[place.node] = connection
+    def _start(
+        self,
+        admission: Admission,
+        probe: ShmProbe,
+        timeout: float,
+        end: float,
+        check: Callable[[], None],
+    ) -> None:
+        """Admit agents, hubs and workers, and answer the agents, until all nodes are ready."""
+        while not all(node.ready for node in self.nodes) or admission.missing:
+            for peer, connection in admission.poll(_ROUND).items():
+                if peer.role == "agent":
+                    self._add_agent(self.nodes[peer.node], connection, probe)
+                elif peer.role == "hub":
+                    self.links[peer.node] = connection
                 else:
-                    self.pipes[place.rank] = connection
-            if not door.missing:
+                    self.pipes[peer.rank] = connection
+            if not admission.missing:
                 time.sleep(_ROUND)
-            if door.refused:
-                raise IPCError("; ".join(f"{who} {why}" for who, why in door.refused.items()))
-            self._hear(proof)
+            if admission.refused:
+                raise IPCError(describe_refused(admission))
+            self._receive(probe)
             self._launcher.check()
             check()
             if time.monotonic() > end:
-                absent = {p.node for p in door.missing if p.role == "agent"}
-                late = [str(p) for p in door.missing if p.role == "agent" or p.node not in absent]
-                late = late or [str(node) for node in self.nodes if not node.ready]
-                raise DeadlineError(
-                    f"nodes did not start within {timeout:g} s: {', '.join(late)}; "
-                    f"{door.strangers} connections to {door.address[0]}:{door.address[1]} came "
-                    f"without the secret. The launcher said:\n{self._launcher.said or '(nothing)'}"
-                )
+                self._raise_late(admission, timeout)
 
-    def _greet(self, node: _Node, connection: socket.socket, proof: Proof) -> None:
+    def _raise_late(self, admission: Admission, timeout: float) -> NoReturn:
+        """Raise a DeadlineError that names the agents, or else the processes, that are missing."""
+        missing = admission.missing
+        absent = {peer.node for peer in missing if peer.role == "agent"}
+        late = [str(peer) for peer in missing if peer.role == "agent" or peer.node not in absent]
+        late = late or [str(node) for node in self.nodes if not node.ready]
+        raise DeadlineError(
+            f"nodes did not start within {timeout:g} s: {', '.join(late)}; {admission.pending} "
+            f"connections to {admission.address[0]}:{admission.address[1]} came without the "
+            f"secret. {self._launcher.asked}. The launcher printed:\n"
+            f"{self._launcher.output or '(nothing)'}"
+        )
+
+    def _add_agent(self, node: _Node, connection: socket.socket, probe: ShmProbe) -> None:
         node.agent = Messages(connection)
-        node.agent.send("read", path=str(proof.path))
+        node.agent.send("read", path=str(probe.path))
 
-    def _let_start(self, node: _Node) -> None:
-        """The agent has told its facts, and whether it shares memory with this process."""
+    def _start_node(self, node: _Node) -> None:
+        """Let an agent start its workers, after its facts and its answer to the probe arrived."""
         assert node.agent is not None and node.facts is not None
         if node.number == 0 and not node.shares_memory:
             raise IPCError(
-                f"hosts: the first node is to be on this machine, for worker 0 is a thread of "
-                f"this program; {node} has other shared memory"
+                f"hosts: {node} does not share memory with this program; the first node must be "
+                "this machine, because worker 0 is a thread of this program"
             )
         workers = self._workers
-        shared = workers.num_workers if self._places.one_machine else 0
+        shared = workers.num_workers if self._addresses.one_machine else 0
         sharing = shared or self.settings.ranks[node.number]
         node.threads = config.threads_per_worker(sharing, int(node.facts["cores"]))
         node.agent.send(
@@ -302,91 +330,102 @@ class Nodes:
             threads=node.threads,
             environment=config.settings_for_nodes(),
             path=import_path(),
-            hub=self.settings.told,
+            hub=self.settings.to_message,
         )
 
-    def _hear(self, proof: Proof | None) -> None:
-        """Hear all agents; raise if one tells of a death or is gone."""
+    def _receive(self, probe: ShmProbe | None) -> None:
+        """Process the messages of all agents; raise if a worker or an agent has died.
+
+        Parameters
+        ----------
+        probe : the shared-memory probe during the start; None later.
+        """
         for node in self.nodes:
-            self._hear_agent(node, proof)
+            self._receive_from(node, probe)
         if self.ended:
-            where = {rank: node for node in self.nodes for rank in node.ranks}
+            node_of = {rank: node for node in self.nodes for rank in node.ranks}
             dead = sorted(self.ended.items())
-            told = [f"worker {rank} of {where[rank]} {_how(code)}" for rank, code in dead]
-            raise WorkerDiedError("; ".join(told), tuple(sorted(self.ended)))
+            deaths = [
+                f"worker {rank} of {node_of[rank]} {_describe_end(code)}" for rank, code in dead
+            ]
+            raise WorkerDiedError("; ".join(deaths), tuple(sorted(self.ended)))
         gone = [node for node in self.nodes if node.gone]
         end = time.monotonic() + _CAUSE_SECONDS
         while gone and all(n.ended_by_launcher for n in gone) and time.monotonic() < end:
-            time.sleep(_ROUND)  # the cause is on its way
+            time.sleep(_ROUND)  # the agent that died first is not known yet
             for node in self.nodes:
-                self._hear_agent(node, proof)
+                self._receive_from(node, probe)
             gone = [node for node in self.nodes if node.gone]
         causes = [node for node in gone if not node.ended_by_launcher]
         if gone and not causes:
             self._launcher.check()
         if gone:
-            which = causes or gone
-            ranks = tuple(sorted(rank for node in which for rank in self._all_ranks(node)))
+            dead_nodes = causes or gone
+            ranks = tuple(sorted(rank for node in dead_nodes for rank in self._all_ranks(node)))
+            output = self._launcher.output
             raise WorkerDiedError(
-                f"the agent of {' and of '.join(map(str, which))} is gone, and with it workers "
-                f"{list(ranks)}"
-                + (f"\nThe launcher said:\n{said}" if (said := self._launcher.said) else ""),
+                f"the agent of {' and of '.join(map(str, dead_nodes))} is gone, and with it "
+                f"workers {list(ranks)}"
+                + (f"\n{self._launcher.asked}" if probe is not None else "")
+                + (f"\nThe launcher printed:\n{output}" if output else ""),
                 ranks,
             )
 
     @staticmethod
     def _all_ranks(node: _Node) -> tuple[int, ...]:
-        """Those of its workers; the first node has rank 0 too."""
+        """Return the ranks of a node, which for the first node include rank 0."""
         return node.ranks if node.number else (0, *node.ranks)
 
-    def _hear_agent(self, node: _Node, proof: Proof | None) -> None:
+    def _receive_from(self, node: _Node, probe: ShmProbe | None) -> None:
         if node.agent is not None:
-            for message in node.agent.hear():
-                self._take(node, message, proof)
+            for message in node.agent.receive():
+                self._process(node, message, probe)
 
-    def _take(self, node: _Node, message: dict[str, Any], proof: Proof | None) -> None:
-        what = message.pop("what")
+    def _process(self, node: _Node, message: dict[str, Any], probe: ShmProbe | None) -> None:
+        kind = message.pop("kind")
         try:
-            if what == "facts":
+            if kind == "facts":
                 node.facts = {**message, "host": str(message["host"])}
                 _log.debug("%s: %s", node, message)
-            elif what == "read" and proof is not None:
-                node.shares_memory = message["digest"] == proof.digest
-                self._let_start(node)
-            elif what == "started":
+            elif kind == "read" and probe is not None:
+                node.shares_memory = message["digest"] == probe.digest
+                self._start_node(node)
+            elif kind == "started":
                 node.invitation = bytes.fromhex(message["invitation"])
                 node.processes = {int(rank): int(p) for rank, p in message["processes"].items()}
-            elif what == "ended":
+            elif kind == "ended":
                 if message["rank"] not in node.ranks:
-                    raise ValueError(f"rank {message['rank']} is another node's")
+                    raise ValueError(f"rank {message['rank']} belongs to another node")
                 self.ended[message["rank"]] = int(message["code"])
-            elif what == "ended by the launcher":
+            elif kind == "ended by the launcher":
                 node.ended_by_launcher = True
-            elif what == "failed":
+            elif kind == "failed":
                 raise IPCError(f"the agent of {node} failed: {message['why']}")
             else:
-                raise IPCError(f"the agent of {node} says {what!r}, which nobody knows")
+                raise IPCError(f"the agent of {node} sent the unexpected message {kind!r}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise IPCError(
-                f"the agent of {node} says {what!r} without what it needs: {error}"
+                f"the agent of {node} sent a malformed message {kind!r}: {error!r}"
             ) from None
 
 
 def _launch(
-    places: Places, first_line: str, mpi: Mpi | None, program: Sequence[str]
+    addresses: NodeAddresses, first_line: str, mpi: Mpi | None, program: Sequence[str]
 ) -> Launcher | Allocated:
-    if places.allocated:
+    if addresses.allocated:
         return Allocated(first_line)
     refuse_launched()
-    return Launcher(find_mpi() if mpi is None else mpi, places, program, first_line)
+    return Launcher(find_mpi() if mpi is None else mpi, addresses, program, first_line)
 
 
 def _hang_up(connection: socket.socket, close: Callable[[int], None] = os.close) -> None:
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)  # whoever else has the descriptor, or waits on it
+        connection.shutdown(socket.SHUT_RDWR)  # ends it for duplicates of the descriptor too
     if connection.fileno() >= 0:
         close(connection.detach())
 
 
-def _how(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"died of {signal.Signals(-code).name}"
+def _describe_end(code: int) -> str:
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    return f"ended with {describe_exit_code(code)}"

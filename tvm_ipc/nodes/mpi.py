@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which MPI is there: a launcher, `mpiexec`, and mpi4py, which must find the same one.
+"""Find the launcher `mpiexec`, and check that mpi4py uses the same MPI.
 
-The controller never loads MPI: it is no rank, and an abort of MPI's must not be its end.
+The controller never loads MPI: it is not a rank, and an abort of MPI must not end it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config
+from tvm_ipc.runtime.python_subprocess import python_text
 
 OPEN_MPI: Final = "Open MPI"
 MPICH: Final = "MPICH"
 _INSTALL: Final = "pip install 'tvm-ipc[mpi]'"
-#: What a launcher says of itself, in small letters.
-_SIGNS: Final = {"open mpi": OPEN_MPI, "openrte": OPEN_MPI, "hydra": MPICH, "mpich": MPICH}
+#: Lower-case words in the output of `mpiexec --version`, and the MPI that they identify.
+_SIGNATURES: Final = {"open mpi": OPEN_MPI, "openrte": OPEN_MPI, "hydra": MPICH, "mpich": MPICH}
 _SECONDS: Final = 30.0
-#: Before Open MPI sends a message that is longer it asks the other side, whose answer comes behind
-#: all that it sends itself. Those of a reduction over two nodes have 128 KB and a head.
+#: Open MPI sends longer messages only after a handshake, whose answer is queued behind the data
+#: that the other side sends. The messages of a reduction over two nodes have 128 KB and a header.
 _SETTINGS: Final = {"OMPI_MCA_btl_tcp_eager_limit": str(160 << 10)}
-_ASK: Final = """
+_PRINT_LIBRARY_VERSION: Final = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -41,7 +42,7 @@ class Mpi:
     ----------
     kind : `OPEN_MPI` or `MPICH`.
     mpiexec : the launcher.
-    version : what it says of itself.
+    version : the name and the version of the MPI.
     """
 
     kind: str
@@ -53,77 +54,80 @@ class Mpi:
 
 
 def find_mpi(python: str = sys.executable) -> Mpi:
-    """Return the MPI of an interpreter's environment; if it has none, that of the system.
+    """Return the MPI of an interpreter's environment, or else that of the system.
 
     Raises
     ------
     IPCError
-        There is no launcher or no mpi4py, or they are of different MPIs; it says what to install.
+        There is no launcher or no mpi4py, or they belong to different MPIs.
     """
-    own = Path(python).parent / "mpiexec"
-    found = own if own.is_file() else shutil.which("mpiexec")
-    if found is None:
+    in_environment = Path(python).parent / "mpiexec"
+    path = in_environment if in_environment.is_file() else shutil.which("mpiexec")
+    if path is None:
         raise IPCError(
-            f"nodes start through MPI, and there is no mpiexec, neither in {own.parent} nor on "
-            f"PATH: {_INSTALL}, or install the system's Open MPI or MPICH"
+            "nodes start through MPI, and there is no mpiexec, neither in "
+            f"{in_environment.parent} nor on PATH: {_INSTALL}, or install the system's Open MPI "
+            "or MPICH"
         )
-    launcher = Path(found)
-    version = _say([str(launcher), "--version"])
-    kind = next((kind for sign, kind in _SIGNS.items() if sign in version.lower()), None)
+    launcher = Path(path)
+    version = _run([str(launcher), "--version"])
+    kind = next((kind for words, kind in _SIGNATURES.items() if words in version.lower()), None)
     if kind is None:
         raise IPCError(
-            f"{launcher} is neither Open MPI's nor MPICH's: it says {version.strip()!r}; "
-            f"{_INSTALL} brings one that works"
+            f"{launcher} is neither Open MPI's nor MPICH's: its version is {version.strip()!r}; "
+            f"install a supported one: {_INSTALL}"
         )
-    mpi = Mpi(kind, launcher, _first_words(version, kind))
-    library = _say(
-        [python, "-c", _ASK],
+    mpi = Mpi(kind, launcher, _short_version(version, kind))
+    library = _run(
+        python_text(_PRINT_LIBRARY_VERSION, python),
         f"nodes start through MPI, and mpi4py does not load in {python}: {_INSTALL}",
     )
     other = MPICH if kind == OPEN_MPI else OPEN_MPI
     if kind.lower() not in library.lower():
         raise IPCError(
-            f"the launcher is {mpi}, and mpi4py of {python} finds another MPI, "
-            f"{library.strip()!r}: each rank would be alone. Use an environment that has {kind} "
-            f"and no {other}, or the other way round: {_INSTALL}"
+            f"the launcher is {mpi}, and mpi4py of {python} loads another MPI, "
+            f"{library.strip()!r}, so the ranks would not find each other; use an environment that "
+            f"has {kind} and no {other}, or the other way round: {_INSTALL}"
         )
     return mpi
 
 
 def load_mpi4py() -> Any:
-    """Return `mpi4py.MPI`, which starts MPI, to a process that a launcher has started.
+    """Import and return `mpi4py.MPI`, which initializes MPI, in a process that a launcher started.
 
-    Settings of MPI that the user has made stay.
+    Settings of MPI in the user's environment take precedence.
 
     Raises
     ------
     IPCError
-        It does not load here; it says what to install.
+        mpi4py does not load.
     """
     config.set_where_unset(_SETTINGS)
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # it is not there; there is no library of MPI
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no library of MPI
+        line = (str(error).splitlines() or [type(error).__name__])[0]
         raise IPCError(
             f"node: each node is a rank of MPI, and mpi4py does not load in {sys.executable}: "
-            f"{_INSTALL}: {why}"
+            f"{_INSTALL}: {line}"
         ) from error
     return MPI
 
 
 def refuse_launched() -> None:
-    """Raise in a process that a launcher of MPI has started: another one in it hangs, or fails."""
+    """Raise in a process that a launcher of MPI has started, where another one hangs or fails."""
     if name := config.started_by_launcher():
         raise IPCError(
-            f"a launcher started this program, as {name} says, and one in another hangs: start the "
-            "program itself without mpiexec or srun, in the allocation's shell"
+            f"a launcher started this program, as the variable {name} shows, and a launcher inside "
+            "another one hangs; start the program without mpiexec or srun, in the shell of the "
+            "allocation"
         )
 
 
-def _say(command: list[str], otherwise: str = "") -> str:
+def _run(command: list[str], problem: str = "") -> str:
+    """Return the output of a command; an error begins with `problem`, or else the command."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -132,15 +136,16 @@ def _say(command: list[str], otherwise: str = "") -> str:
             errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise IPCError(f"{otherwise or command[0]}: {error}") from error
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise IPCError(f"{problem or command[0]}: {error}") from error
+    if completed.returncode:
+        output = completed.stderr.strip() or completed.stdout.strip() or "nothing"
         raise IPCError(
-            f"{otherwise or ' '.join(command)}: exit code {done.returncode}, it said: {last}"
+            f"{problem or ' '.join(command)}: it ended with exit code {completed.returncode} and "
+            f"printed: {output.splitlines()[-1]}"
         )
-    return done.stdout
+    return completed.stdout
 
 
-def _first_words(version: str, kind: str) -> str:
+def _short_version(version: str, kind: str) -> str:
     words = version.replace(":", " ").split()
     return next((f"{kind} {word}" for word in words if word[:1].isdigit()), kind)

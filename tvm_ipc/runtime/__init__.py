@@ -1,38 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries, the repair of Disco, sessions and configuration.
+"""Load the libraries, patch Disco, and run sessions.
 
-Nothing here imports Relax or a pass, so a TVM in runtime-only mode can serve.
+Nothing here imports Relax or a pass, so it runs with a TVM in runtime-only mode.
 """
 
 from __future__ import annotations
+
+import importlib
 
 
 def ready() -> None:
     """Make Disco and the native library usable in this process; repeated calls do nothing.
 
-    Disco is mended in any case: a wrong variable, or a native library that cannot be loaded,
-    leaves the mended Disco behind.
+    Disco is patched in any case, even if an environment variable is wrong or the native library
+    cannot be loaded.
     """
     from tvm_ipc.runtime import (  # noqa: F401
-        blas,
-        cuda_headers,
-        gpus,
-        importing,
-        library,
+        distribute_module,
+        ffi_exceptions,
         log,
-        python_errors,
-        repair,
-        shipping,
+        patch_disco,
+        ready_hooks,
+        shared_libraries,
+        standard_streams,
+        tvm_import,
     )
 
+    for name in ready_hooks.modules:
+        importlib.import_module(name)
+
+    standard_streams.fill()
     try:
         log.start()
     finally:
-        python_errors.install()  # before Disco registers functions of its own
-        with importing.quickly():
-            repair.repair()
-    cuda_headers.mend()
-    library.load()
-    from tvm_ipc.runtime import disco_sessions  # wants the native library
+        ffi_exceptions.install()  # before Disco registers functions of its own
+        with tvm_import.fast_import():
+            patch_disco.patch_disco()
+    for extend in ready_hooks.on_ready:
+        extend()
+    shared_libraries.load()
+    from tvm_ipc.runtime import patch_disco_sessions  # needs the native library
 
-    disco_sessions.mend()
+    patch_disco_sessions.patch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of sessions in which all workers of a team send and receive."""
+"""Teams of a session's workers, and collectives on the values that the workers hold."""
 
 from __future__ import annotations
 
@@ -10,150 +10,155 @@ from typing import Any, Final
 import tvm_ffi
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import CollectiveFlag, ReduceKind
-from tvm_ipc.runtime.given import check_reference
-from tvm_ipc.runtime.references import DRef
-from tvm_ipc.runtime.teams import Team, in_team
-from tvm_ipc.runtime.values import ValueSession
+from tvm_ipc.packed_functions import CollectiveFlag, ReduceKind
+from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
+from tvm_ipc.runtime.conversions import check_reference
+from tvm_ipc.runtime.teams import Team
 
-_KINDS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
-_MOST: Final = (1 << 63) - 1
+_native_team = tvm_ffi.get_global_func("tvm_ipc.session.team")
+_REDUCTIONS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
+_MAX_COUNT: Final = (1 << 63) - 1
+_MAX_COPY: Final = (1 << 31) - 1
+
+#: The workers of a collective: each group (True), all workers (False), or a team.
+Scope = bool | Team
 
 
-class CollectiveSession(ValueSession):
-    """Collectives among all workers, a group, or a team."""
+class Collectives:
+    """The teams and collectives of one session.
 
-    def allreduce(
-        self, src: DRef, dst: DRef, op: str = "sum", in_group: bool | Team = True
-    ) -> None:
-        """Combine all workers' `src` in every worker's `dst`.
+    Attributes
+    ----------
+    backend : the name of the backend that the workers use.
+    num_workers : how many workers the session has.
+    """
 
-        Parameters
-        ----------
-        op : "sum", "prod", "min", "max" or "avg".
-        """
-        kind = _kind("allreduce: op", op)
-        self._collective("allreduce", ("src", src), ("dst", dst), in_group, tvm_ffi.Shape([kind]))
+    def __init__(self, dispatcher: CommandDispatcher, num_workers: int, backend: str) -> None:
+        self._dispatcher = dispatcher
+        self.num_workers = num_workers
+        self.backend = backend
 
-    def reduce_scatter(
-        self, src: DRef, dst: DRef, op: str = "sum", in_group: bool | Team = True
-    ) -> None:
-        """Give each worker's `dst` its part of what all workers' `src` are when combined.
+    def team(self, ranks: Sequence[int], copy: int) -> Team:
+        """Return the team of some workers."""
+        expected = f"ranks of workers, each 0 to {self.num_workers - 1} and once, such as [0, 1]"
+        members = arguments.integers("team: ranks", ranks, expected, 0, self.num_workers - 1)
+        if not members or len(set(members)) != len(members):
+            raise arguments.wrong_value("team: ranks", expected, ranks)
+        copy = arguments.integer(
+            "team: copy", copy, f"a number from 0 to {_MAX_COPY}", 0, _MAX_COPY
+        )
+        dispatcher = self._dispatcher
+        dispatcher.thread_state()
+        with dispatcher.lock:
+            dispatcher.check_ready()
+            team_id = int(_native_team(dispatcher.session, tvm_ffi.Shape(members), copy))
+        return Team(members, copy, team_id, dispatcher.name)
 
-        Worker i gets part i of as many equal parts as there are workers, with the bits that
-        `allreduce` would give it. `dst` may be that part of `src`.
-
-        Parameters
-        ----------
-        op : "sum", "prod", "min", "max" or "avg".
-        """
-        kind = _kind("reduce_scatter: op", op)
-        self._own_collective("reduce_scatter", src, dst, in_group, kind)
-
-    def allgather(self, src: DRef, dst: DRef, in_group: bool | Team = True) -> None:
-        """Put all workers' `src` one after the other into every worker's `dst`."""
-        self._collective("allgather", ("src", src), ("dst", dst), in_group)
-
-    def reduce(
-        self,
-        src: DRef,
-        dst: DRef,
-        op: str = "sum",
-        root: int = 0,
-        in_group: bool | Team = True,
-    ) -> None:
-        """Combine all workers' `src` in one worker's `dst`, with the bits of `allreduce`.
-
-        Parameters
-        ----------
-        op : "sum", "prod", "min", "max" or "avg".
-        root : the worker's place in its group or team, from 0 on.
-        """
-        kind = _kind("reduce: op", op)
-        self._own_collective("reduce", src, dst, in_group, kind, self._rank("reduce: root", root))
-
-    def all_to_all(
-        self,
-        src: DRef,
-        dst: DRef,
-        in_group: bool | Team = True,
-        parts: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        """Give part j of worker i's `src` to worker j, as part i of its `dst`.
-
-        The two share no memory.
-
-        Parameters
-        ----------
-        parts : `parts[i][j]` is the number of elements that worker i gives to worker j, by their
-            places in the group or team; None where all parts are equal.
-        """
-        given = tvm_ffi.Shape(_flat("all_to_all: parts", parts))
-        self._own_collective("all_to_all", src, dst, in_group, given)
-
-    def emulate_link(
-        self, latency: float = 0.0, bandwidth: float = 0.0, jitter: float = 0.0
-    ) -> None:
-        """Let all that workers receive come as late as over a link, to try programs for one.
-
-        A worker sleeps while data travel, and uses no core. All zeros is no link, as at the start.
-
-        Parameters
-        ----------
-        latency : seconds from the end of a collective until its data are there.
-        bandwidth : bytes a second that a worker receives; 0 is as fast as it is.
-        jitter : seconds that come on top at most.
-        """
-        if self._device != "cpu":
-            raise ValueError(
-                "emulate_link: links are emulated between workers on CPUs, and those of this "
-                f"session are on {self._device}"
+    def scope(self, where: str, in_group: object, team: object) -> Scope:
+        """Return the workers that the arguments `in_group` and `team` of a method select."""
+        if isinstance(in_group, Team):
+            raise TypeError(
+                f"{where}: in_group is True or False, not a team; pass team={in_group!r}"
             )
-        amounts = (
+        each_group = arguments.flag(f"{where}: in_group", in_group)
+        if team is None:
+            return each_group
+        if not isinstance(team, Team):
+            expected = "a team that session.team returned, such as session.team([0, 1]), or None"
+            raise arguments.wrong_type(f"{where}: team", expected, team)
+        if team._session != self._dispatcher.name:
+            raise ValueError(f"{where}: team is a team of another session: {team!r}")
+        if not each_group:
+            raise ValueError(
+                f"{where}: in_group=False selects all workers, and team selects the workers "
+                f"{list(team.ranks)}; pass only one of them"
+            )
+        return team
+
+    def rank(self, name: str, rank: object) -> int:
+        """Return the rank of a worker."""
+        expected = f"the rank of a worker, 0 to {self.num_workers - 1}"
+        return arguments.integer(name, rank, expected, 0, self.num_workers - 1)
+
+    def run(
+        self, name: str, source_and_target: dict[str, object], scope: Scope, kind: int | None = None
+    ) -> None:
+        """Run a collective of Disco on references.
+
+        Parameters
+        ----------
+        name : the name of the collective.
+        source_and_target : the two references by the names of their parameters.
+        scope : the workers that take part.
+        kind : the number of the reduction, if the collective has one.
+        """
+        source, target = (
+            check_reference(f"{name}: {parameter}", reference)
+            for parameter, reference in source_and_target.items()
+        )
+        if not isinstance(scope, Team):
+            function = self._dispatcher.function(f"runtime.disco.{name}")
+            reduction = () if kind is None else (tvm_ffi.Shape([kind]),)
+            function(source, *reduction, scope, target)
+            return
+        # Disco has no teams. Its function would call the backend's, which takes a team.
+        function = self._dispatcher.function(f"runtime.disco.{self.backend}.{name}")
+        call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
+        call(function, scope.id, source, *(() if kind is None else (kind,)), scope.id, target)
+
+    def run_own(
+        self,
+        name: str,
+        source_and_target: dict[str, object],
+        scope: Scope,
+        *options: Any,
+    ) -> None:
+        """Run a collective that Disco does not have, with an exit barrier; see `run`."""
+        source, target = (
+            check_reference(f"{name}: {parameter}", reference)
+            for parameter, reference in source_and_target.items()
+        )
+        function = self._dispatcher.function(f"tvm_ipc.{name}")
+        flags = int(CollectiveFlag.NONE)
+        if not isinstance(scope, Team):
+            function(source, *options, int(scope), flags, target)
+            return
+        call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
+        call(function, scope.id, source, *options, scope.id, flags, target)
+
+    def emulate_link(self, latency: float, bandwidth: float, jitter: float) -> None:
+        """Delay received data as a link would."""
+        seconds_and_bytes = (
             _amount("emulate_link: latency", latency),
             _amount("emulate_link: bandwidth", bandwidth),
             _amount("emulate_link: jitter", jitter),
         )
-        self._get_cached_method("tvm_ipc.worker.emulate_link")(*amounts)
+        self._dispatcher.function("tvm_ipc.worker.emulate_link")(*seconds_and_bytes)
 
-    def _own_collective(
-        self, name: str, src: object, dst: object, in_group: bool | Team, *numbers: Any
-    ) -> None:
-        """Do one that Disco does not have, with an exit barrier."""
-        source, target = check_reference(f"{name}: src", src), check_reference(f"{name}: dst", dst)
-        team = in_team(f"{name}: in_group", in_group, self._name)
-        function = self._get_cached_method(f"tvm_ipc.{name}")
-        flags = int(CollectiveFlag.NONE)
-        if not isinstance(team, Team):
-            function(source, *numbers, int(team), flags, target)
-            return
-        call = self._get_cached_method("tvm_ipc.worker.call_in_team")
-        call(function, team.id, source, *numbers, team.id, flags, target)
+
+def flatten_parts(name: str, parts: object) -> list[int]:
+    """Return the numbers of a square matrix in row-major order; an empty list for None."""
+    if parts is None:
+        return []
+    expected = "a row of elements for each worker, with one for each worker, or None"
+    if isinstance(parts, (str, bytes, dict, set)) or not isinstance(parts, Iterable):
+        raise arguments.wrong_type(name, expected, parts)
+    rows = list(parts)
+    try:
+        counts = [arguments.integers(name, row, expected, 0, _MAX_COUNT) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} is {expected}, not {arguments.quote(parts)}") from None
+    if not rows or any(len(row) != len(rows) for row in counts):
+        raise arguments.wrong_value(name, expected, parts)
+    return [number for row in counts for number in row]
 
 
 def _amount(name: str, value: object) -> float:
-    """Return a finite number from 0 on."""
+    """Return a finite number that is 0 or more."""
     is_zero = isinstance(value, numbers.Real) and not isinstance(value, bool) and value == 0
     return 0.0 if is_zero else arguments.above_zero(name, value, "a finite number from 0 on")
 
 
-def _kind(name: str, op: object) -> int:
-    """Return the number of a reduction."""
-    return _KINDS[arguments.one_of(name, op, _KINDS)]
-
-
-def _flat(name: str, parts: object) -> list[int]:
-    """Return the numbers of a square, row after row; none for None."""
-    if parts is None:
-        return []
-    wanted = "a row of elements for each worker, with one for each worker, or None"
-    if isinstance(parts, (str, bytes, dict, set)) or not isinstance(parts, Iterable):
-        raise arguments.wrong_type(name, wanted, parts)
-    rows = list(parts)
-    try:
-        counts = [arguments.integers(name, row, wanted, 0, _MOST) for row in rows]
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} is {wanted}, not {arguments.show(parts)}") from None
-    if not rows or any(len(row) != len(rows) for row in counts):
-        raise arguments.wrong_value(name, wanted, parts)
-    return [number for row in counts for number in row]
+def reduction_kind(name: str, op: object) -> int:
+    """Return the number of a reduction from its name."""
+    return _REDUCTIONS[arguments.one_of(name, op, _REDUCTIONS)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration. The only module that reads environment variables.
+"""Read the configuration; no other module reads environment variables.
 
 =====================  =====================================================================
 `TVM_IPC_TIMEOUT`      seconds after which a wait for a worker ends in an error (default 300)
@@ -7,14 +7,16 @@
                        by the native library from the machine's memory)
 `TVM_IPC_ISA`          instruction set of the reductions: auto, avx512bf16, avx512, avx2 or
                        portable; every one gives the same bits (default auto)
-`TVM_IPC_LOG`          print what is logged, from this level on: debug, info, warning or error
+`TVM_IPC_LOG`          print the log, from this level on: debug, info, warning or error
                        (default: print nothing)
-`TVM_IPC_CACHE`        folder that keeps compiled models (default: tvm_ipc in `XDG_CACHE_HOME`, or
-                       in .cache of the home folder); it may be removed at any time
+`TVM_IPC_CACHE`        folder for compiled models (default: tvm_ipc in `XDG_CACHE_HOME`, or in
+                       .cache of the home folder); it may be removed at any time
+`TVM_IPC_VERIFY_EACH`  1: `get_pipeline` checks after each phase that the module is well-formed
+                       (default 0)
 =====================  =====================================================================
 
-One that is no setting of a session, but a promise of programs, is read by the native library:
-`TVM_IPC_CUDA_GRAPHS_OF_THREADS` (csrc/cuda/endpoint.cc).
+`TVM_IPC_CUDA_GRAPHS_OF_THREADS` is not a setting of a session, but a guarantee that a program
+gives; workers on GPUs read it when they start.
 """
 
 from __future__ import annotations
@@ -31,40 +33,49 @@ from typing import Final
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
-from tvm_ipc.machine import available_cores
+from tvm_ipc.host import available_cores
 
 DEFAULT_TIMEOUT: Final = 300.0
 INSTRUCTION_SETS: Final = ("auto", "avx512bf16", "avx512", "avx2", "portable")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _BYTES: Final = "a number of bytes above 0, or a size such as '512M'"
-_MOST_BYTES: Final = (1 << 63) - 1
+_MAX_BYTES: Final = (1 << 63) - 1
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?")
-#: Variables of others that decide how many threads a worker starts and what TVM loads.
+#: Variables of other libraries: for the number of threads, and for what TVM loads.
 _THREAD_VARIABLES: Final = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "TVM_BIND_THREADS")
 _TVM_VARIABLES: Final = (
     "TVM_USE_RUNTIME_LIB",
     "TVM_DEVICE_BACKEND_AUTOLOAD",
     "TVM_LIBRARY_PATH",
 )
-#: Variables that decide which compiler TVM links with, the first one first.
+#: Variables for the compiler that TVM links with, in order of precedence.
 _COMPILER_VARIABLES: Final = ("CXX", "CC")
-#: Beginnings of variables that launchers of MPI give to those that they start.
-_OF_MPI: Final = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_")
-#: The beginning of variables that say how NCCL is to work.
-_OF_NCCL: Final = "NCCL_"
-#: Where an agent lets its workers keep files; no setting.
+#: Prefixes of the variables that MPI launchers set for the processes that they start.
+_MPI_PREFIXES: Final = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "MPI_LOCAL",
+    "HYDRA_",
+    "HYDI_",
+    "MPIEXEC_",
+)
+#: The prefix of the variables that configure NCCL.
+_NCCL_PREFIX: Final = "NCCL_"
+#: The folder in which the workers of an agent keep files; not a setting of users.
 _FOLDER: Final = "TVM_IPC_FOLDER_OF_NODE"
-#: The descriptor by which a program speaks to the agent that runs it, and the nodes' hosts.
+#: A program's descriptor for messages to the agent that runs it, and the hosts of the nodes.
 _ALLOCATION: Final = "TVM_IPC_ALLOCATION"
-#: Open MPI's daemons hear nothing of a link that is down, and look: after 10 s in which nothing
-#: came, and then every 5 s; the fourth time without an answer they end.
-_LINKS: Final = {
+#: TCP keepalive of Open MPI's daemons, which are not notified of a link that is down: the first
+#: probe after 10 s without data, and then every 5 s; after four probes without an answer they end.
+_KEEPALIVE: Final = {
     "PRTE_MCA_oob_tcp_keepalive_time": "10",
     "PRTE_MCA_oob_tcp_keepalive_intvl": "5",
     "PRTE_MCA_oob_tcp_keepalive_probes": "4",
 }
-#: One of these is there where a launcher started this process.
-_STARTED: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
+#: A launcher sets one of these variables for the processes that it starts.
+_LAUNCHED: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Config:
     timeout : seconds after which a wait for a worker ends in an error.
     arena_limit : the most bytes of shared memory of one worker; None leaves it to the native
         library.
-    instruction_set : of the reductions.
+    instruction_set : the instruction set of the reductions.
     """
 
     timeout: float = DEFAULT_TIMEOUT
@@ -87,7 +98,7 @@ class Config:
         timeout = arguments.above_zero("timeout", self.timeout, "a number of seconds above 0")
         object.__setattr__(self, "timeout", timeout)
         if self.arena_limit is not None:
-            limit = arguments.integer("arena_limit", self.arena_limit, _BYTES, 1, _MOST_BYTES)
+            limit = arguments.integer("arena_limit", self.arena_limit, _BYTES, 1, _MAX_BYTES)
             object.__setattr__(self, "arena_limit", limit)
         arguments.one_of("instruction_set", self.instruction_set, INSTRUCTION_SETS)
 
@@ -95,7 +106,7 @@ class Config:
     def from_environment(
         cls, *, timeout: float | None = None, arena_limit: int | str | None = None
     ) -> Config:
-        """Read the environment; an argument that is given comes before its variable."""
+        """Read the environment; an argument overrides its variable."""
         if timeout is None:
             timeout = _timeout("TVM_IPC_TIMEOUT")
         if arena_limit is None:
@@ -109,7 +120,7 @@ class Config:
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes such as 1048576, 512M or 2GiB; the units are powers of 1024."""
+    """Parse a number of bytes such as 1048576, 512M or 2GiB; the units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip().upper())
     if match is None:
         raise ValueError(f"{text!r} is no size; examples: 1048576, 512M, 2G")
@@ -118,7 +129,7 @@ def parse_size(text: str) -> int:
 
 
 def log_level() -> int | None:
-    """Return the level from which on the log is printed; None if it is not."""
+    """Return the lowest level that is printed; None if the log is not printed."""
     text = os.environ.get("TVM_IPC_LOG", "").strip().lower()
     if not text:
         return None
@@ -128,11 +139,19 @@ def log_level() -> int | None:
     return level
 
 
+def verify_each() -> bool:
+    """Return whether the pipeline checks after each phase that the module is well-formed."""
+    text = os.environ.get("TVM_IPC_VERIFY_EACH", "").strip()
+    if text not in ("", "0", "1"):
+        raise IPCError(f"TVM_IPC_VERIFY_EACH is {text!r}; it must be 0 or 1")
+    return text == "1"
+
+
 def cache_folder() -> Path:
-    """Return the folder that keeps what takes long to make again."""
-    given = os.environ.get("TVM_IPC_CACHE", "").strip()
-    if given:
-        return Path(given).absolute()
+    """Return the folder for results that take long to compute again."""
+    folder = os.environ.get("TVM_IPC_CACHE", "").strip()
+    if folder:
+        return Path(folder).absolute()
     caches = os.environ.get("XDG_CACHE_HOME", "").strip()
     try:
         return (Path(caches) if caches else Path.home() / ".cache").absolute() / "tvm_ipc"
@@ -143,27 +162,35 @@ def cache_folder() -> Path:
 
 
 def thread_settings() -> dict[str, str | None]:
-    """Return the variables that decide how many threads TVM and OpenMP start."""
+    """Return the variables that set the number of threads of TVM and OpenMP."""
     return {name: os.environ.get(name) for name in _THREAD_VARIABLES}
 
 
 def tvm_settings() -> dict[str, str | None]:
-    """Return the variables that decide which libraries TVM loads."""
+    """Return the variables that select the libraries that TVM loads."""
     return {name: os.environ.get(name) for name in _TVM_VARIABLES}
 
 
 def visible_gpus() -> str | None:
-    """Return the variable that hides GPUs from a process; None where it is not set."""
+    """Return the variable that hides GPUs from a process; None if it is not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def compiler_settings() -> dict[str, str | None]:
-    """Return the variables that decide which compiler TVM links with."""
+    """Return the variables that select the compiler that TVM links with."""
     return {name: os.environ.get(name) for name in _COMPILER_VARIABLES}
 
 
+def graphs_of_threads() -> bool:
+    """Return whether workers that are threads may capture collectives in CUDA graphs."""
+    text = os.environ.get("TVM_IPC_CUDA_GRAPHS_OF_THREADS", "").strip()
+    if text not in ("", "0", "1"):
+        raise IPCError(f"TVM_IPC_CUDA_GRAPHS_OF_THREADS is {text!r}; it must be 0 or 1")
+    return text == "1"
+
+
 def threads_per_worker(num_workers: int, cores: int | None = None) -> int:
-    """Return how many threads each worker may use, so that all together have a core each."""
+    """Return the number of threads of each worker, at most one for each core in total."""
     text = os.environ.get("TVM_NUM_THREADS", "")
     if text.isdigit() and int(text) > 0:
         return int(text)
@@ -181,18 +208,18 @@ def worker_environment(threads: int, compiler: bool) -> dict[str, str]:
 
 
 def set_where_unset(settings: Mapping[str, str]) -> None:
-    """Set variables of other libraries, which this process is about to load."""
+    """Set variables for other libraries that this process is about to load, unless they are set."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 def started_by_launcher() -> str | None:
-    """Return the variable that says that a launcher of MPI or Slurm started this process."""
-    return next((name for name in _STARTED if name in os.environ), None)
+    """Return the variable that an MPI or Slurm launcher set for this process; None if none did."""
+    return next((name for name in _LAUNCHED if name in os.environ), None)
 
 
 def own_settings() -> dict[str, str]:
-    """Return the variables of this package, which processes on other machines are to have too."""
+    """Return the variables of this package, which are passed to processes on other machines."""
     return {
         name: text
         for name, text in os.environ.items()
@@ -201,22 +228,24 @@ def own_settings() -> dict[str, str]:
 
 
 def settings_for_nodes() -> dict[str, str]:
-    """Return the variables that workers on other machines are to have too: ours, and NCCL's."""
-    of_nccl = {name: text for name, text in os.environ.items() if name.startswith(_OF_NCCL)}
-    return {**of_nccl, **own_settings()}
+    """Return the variables that are passed to workers on other machines: ours, and NCCL's."""
+    nccl_settings = {
+        name: text for name, text in os.environ.items() if name.startswith(_NCCL_PREFIX)
+    }
+    return {**nccl_settings, **own_settings()}
 
 
-def with_settings(environment: dict[str, str], told: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment with what `settings_for_nodes` returned for it.
+def with_settings(environment: dict[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment with the result of `settings_for_nodes`.
 
-    What a node says to NCCL itself, such as its own network interface, stays.
+    A node's own variables for NCCL, such as its network interface, take precedence.
     """
-    ours = {name: text for name, text in told.items() if not name.startswith(_OF_NCCL)}
-    return {**told, **environment, **ours}
+    ours = {name: text for name, text in settings.items() if not name.startswith(_NCCL_PREFIX)}
+    return {**settings, **environment, **ours}
 
 
 def folder_of_node() -> Path | None:
-    """Return where the agent that started this worker lets it keep files; None if none did."""
+    """Return the folder for files of the agent that started this worker; None if none did."""
     text = os.environ.get(_FOLDER, "")
     return Path(text) if text else None
 
@@ -228,21 +257,21 @@ def allocation() -> tuple[int, tuple[str, ...]] | None:
 
 
 def of_allocation(descriptor: int, hosts: list[str]) -> dict[str, str]:
-    """Return the environment of a program that an agent runs: it is no rank."""
-    own = without_mpi({name: text for name, text in os.environ.items() if name not in _STARTED})
+    """Return the environment of a program that an agent runs, which is not an MPI rank."""
+    own = without_mpi({name: text for name, text in os.environ.items() if name not in _LAUNCHED})
     return {**own, _ALLOCATION: " ".join([str(descriptor), *hosts])}
 
 
 def of_launcher(temporary: Path) -> dict[str, str]:
-    """Return the environment of MPI's launcher; Open MPI's has a folder for temporary files.
+    """Return the environment of an MPI launcher, with a temporary folder for Open MPI's.
 
-    It gives what is for its daemons to them.
+    The launcher passes the settings of its daemons on to them.
     """
-    return {**_LINKS, **os.environ, "PRTE_MCA_prte_local_tmpdir_base": str(temporary)}
+    return {**_KEEPALIVE, **os.environ, "PRTE_MCA_prte_local_tmpdir_base": str(temporary)}
 
 
 def folder_of_daemon() -> str:
-    """Return where Open MPI's daemon, which started this process, keeps files; "" if none did."""
+    """Return the folder of the Open MPI daemon that started this process; "" if none did."""
     return os.environ.get("PMIX_SERVER_TMPDIR", "")
 
 
@@ -252,8 +281,8 @@ def with_folder(environment: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def without_mpi(environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment without what a launcher of MPI said to this process alone."""
-    return {name: text for name, text in environment.items() if not name.startswith(_OF_MPI)}
+    """Return an environment without the variables that an MPI launcher set for this process."""
+    return {name: text for name, text in environment.items() if not name.startswith(_MPI_PREFIXES)}
 
 
 def compiler_environment(temporary: str) -> dict[str, str]:
@@ -263,16 +292,16 @@ def compiler_environment(temporary: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def runtime_alone() -> Iterator[None]:
-    """Let TVM, which is imported meanwhile, load its runtime alone."""
-    before = os.environ.get("TVM_USE_RUNTIME_LIB")
+    """Make an `import tvm` inside the `with` block load only the runtime."""
+    previous = os.environ.get("TVM_USE_RUNTIME_LIB")
     os.environ["TVM_USE_RUNTIME_LIB"] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ["TVM_USE_RUNTIME_LIB"]
         else:
-            os.environ["TVM_USE_RUNTIME_LIB"] = before
+            os.environ["TVM_USE_RUNTIME_LIB"] = previous
 
 
 def _timeout(name: str) -> float:

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker processes of Disco's `ProcessSession`, with pipes that can always be written to."""
+"""Start the worker processes of Disco's `ProcessSession`, with pipes that outlive them."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import tvm_ffi
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import error_output
+from tvm_ipc.runtime import stderr_messages
+from tvm_ipc.runtime.python_subprocess import ChildProcess, import_path, passed, python_with_path
 
+#: Runs a module like `python -m`, after the controller's import path has been set.
+_MAIN: Final = """
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 _process_pool: Any = importlib.import_module("tvm.runtime.disco.process_pool")
 _keep_from_children = tvm_ffi.get_global_func("tvm_ipc.keep_from_children")
 _close_kept = tvm_ffi.get_global_func("tvm_ipc.close_kept")
@@ -25,23 +29,24 @@ _serve_parent = tvm_ffi.get_global_func("tvm_ipc.worker.serve_parent")
 
 
 class Worker(_process_pool.DiscoPopenWorker):  # type: ignore[misc]
-    """A worker process as Disco starts it, with pipes that outlive it."""
+    """A worker process with Disco's interface, whose pipes stay writable after its end."""
 
     _pipes: tuple[int, int] | None = None
     _owner = 0
 
     def start(self) -> tuple[int, int]:
-        """Start the process, once; return the descriptors to read from it and to write to it."""
+        """Start the process once; return the descriptors to read from it and to write to it."""
         if self._pipes is not None:
             return self._pipes
         with contextlib.ExitStack() as undo:
             reply_read, reply_write = _pipe(undo)
             command_read, command_write = _pipe(undo)
             numbers = (self.worker_id, self.num_workers, self.num_groups, command_read, reply_write)
-            self._proc = subprocess.Popen(
-                [sys.executable, "-m", self.entrypoint, *map(str, numbers)],
-                pass_fds=(command_read, reply_write),
-            )
+            with passed(import_path()) as path:
+                self._proc = ChildProcess(
+                    python_with_path(path, _MAIN, self.entrypoint, *numbers),
+                    pass_fds=(command_read, reply_write, path),
+                )
             self._owner = os.getpid()
             _watch_pipe(self._proc.pid, command_read, command_write)
             undo.pop_all()
@@ -51,29 +56,30 @@ class Worker(_process_pool.DiscoPopenWorker):  # type: ignore[misc]
         return self._pipes
 
     def exit_code(self) -> int | None:
-        """Return how the process ended; None while it runs."""
-        return None if self._proc is None else self._proc.poll()
+        """Return the exit code of the process; None while it runs."""
+        process: ChildProcess | None = self._proc
+        return None if process is None else process.poll()
 
     @property
     def pid(self) -> int:
-        """The number of the process; 0 before it has one."""
+        """The process id; 0 before the start."""
         return 0 if self._proc is None else self._proc.pid
 
     def kill(self) -> None:
-        """End the process and what it started; not that of a process this one was forked from."""
+        """Kill the process and its children; in a fork of the controller, do nothing."""
         if self._proc is None or self._owner != os.getpid():
             return
-        with contextlib.suppress(ImportError):  # of psutil, which TVM does without too
+        with contextlib.suppress(ImportError):  # psutil is optional for TVM too
             _process_pool._kill_child_processes(self._proc.pid)
         self._proc.kill()
         self.join(timeout=1.0)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at the interpreter's end modules are empty
+        with contextlib.suppress(Exception):  # modules are empty at interpreter shutdown
             self.kill()
 
     def close(self) -> None:
-        """End the process and close the pipes."""
+        """Kill the process, and close the pipes."""
         with contextlib.suppress(Exception):  # Disco calls this in a destructor
             self.kill()
         if self._pipes is not None:
@@ -93,7 +99,7 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
 def start_workers(num_workers: int, num_groups: int, entrypoint: str) -> list[Worker]:
     """Start the workers of a session before Disco waits for the first of them.
 
-    An error in the middle of Disco's constructor would leave it waiting for worker 0.
+    After an error in Disco's constructor, Disco would wait for worker 0 indefinitely.
     """
     workers = [Worker(i, num_workers, num_groups, entrypoint) for i in range(1, num_workers)]
     try:
@@ -108,17 +114,17 @@ def start_workers(num_workers: int, num_groups: int, entrypoint: str) -> list[Wo
     return workers
 
 
-def serving(native: Any) -> Callable[..., None]:
-    """Return a worker's main loop whose pipes no other process has."""
+def wrap_main_loop(native: Any) -> Callable[..., None]:
+    """Return Disco's main loop of a worker, with pipes that no child process inherits."""
 
     def serve(
         worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_fd: int
     ) -> None:
-        process = os.getpid()
+        worker_pid = os.getpid()
         _serve_parent(read_fd, write_fd)
         native(worker_id, num_workers, num_groups, read_fd, write_fd)
-        if os.getpid() != process:  # the loop ended since its pipes lead nowhere here
-            error_output.say(
+        if os.getpid() != worker_pid:  # in a fork, the pipes are /dev/null, which ends the loop
+            stderr_messages.print_err(
                 f"tvm_ipc: process {os.getpid()}, forked in a function of worker {worker_id}, came "
                 "back from the function and ends here: it is no worker; end it with os._exit\n"
             )

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this package logs, to `logging.getLogger("tvm_ipc")` and the loggers below it.
+"""Set up the logger `logging.getLogger("tvm_ipc")`, whose children log for the whole package.
 
-Nobody sees it unless the program adds a handler, as for every logger, or the variable
-`TVM_IPC_LOG` is set: then the controller and its worker processes print it on their error output.
+The log is visible if the program adds a handler, as for every logger, or if `TVM_IPC_LOG` is set:
+then the controller and its worker processes print it on stderr.
 
     22:46:26.123 tvm_ipc [rank 1, pid 4711] DEBUG: ...
 
-Threads of the native library log nothing, since they would need Python's lock for it: what they
-hear of the workers is logged by the controller's thread that asks them.
+Threads of the native library log nothing, because they would need the GIL for it. The thread of
+the controller that queries them logs what they learned about the workers.
 """
 
 from __future__ import annotations
@@ -15,41 +15,46 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from tvm_ipc.runtime import config, error_output
+from tvm_ipc.runtime import config, stderr_messages
 
 _logger: Final = logging.getLogger("tvm_ipc")
-_logger.addHandler(logging.NullHandler())  # or Python would print warnings
+_logger.addHandler(logging.NullHandler())  # otherwise Python prints warnings on stderr
 
 
 class _Printer(logging.Handler):
-    """Prints on what is the error output at that moment."""
+    """A handler that prints to the current `sys.stderr`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.who = "controller"
+        self.process_name = "controller"
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print every line of a record with its time and process."""
         time = logging.Formatter().formatTime(record, "%H:%M:%S")
-        who = f"{time}.{int(record.msecs):03d} tvm_ipc [{self.who}, pid {record.process}]"
+        process = f"[{self.process_name}, pid {record.process}]"
+        prefix = f"{time}.{int(record.msecs):03d} tvm_ipc {process} {record.levelname}"
         lines = self.format(record).splitlines() or [""]
-        error_output.say("".join(f"{who} {record.levelname}: {line}\n" for line in lines))
+        stderr_messages.print_err("".join(f"{prefix}: {line}\n" for line in lines))
 
 
 _printer: Final = _Printer()
 
 
-def start(who: str | None = None) -> None:
-    """Print from now on what `TVM_IPC_LOG` asks for; `who` is what lines name this process.
+def start(process_name: str | None = None) -> None:
+    """Print the log from now on, from the level in `TVM_IPC_LOG` on, if the variable is set.
+
+    Parameters
+    ----------
+    process_name : the name of this process in log lines.
 
     Raises
     ------
     IPCError
-        The variable has a value that it cannot have.
+        The value of the variable is invalid.
     """
-    if who is not None:
-        _printer.who = who
+    if process_name is not None:
+        _printer.process_name = process_name
     level = config.log_level()
     if level is None:
         if _printer in _logger.handlers:
@@ -57,5 +62,5 @@ def start(who: str | None = None) -> None:
             _logger.setLevel(logging.NOTSET)
         return
     _printer.setLevel(level)
-    _logger.setLevel(min(level, _logger.level or level))  # the program's handlers may want more
-    _logger.addHandler(_printer)  # once, however often it is added
+    _logger.setLevel(min(level, _logger.level or level))  # handlers may need a lower level
+    _logger.addHandler(_printer)  # adding a handler twice has no effect

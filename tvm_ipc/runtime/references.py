@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """References to values that live on the workers of a `tvm_ipc.Session`.
 
-When one ends, in any thread and at any time, the native library notes the register that it names,
-and frees it with the session's next command. (Disco's own write to the workers' pipes then, and
-abort the process if a worker is dead.)
+A reference may be destroyed in any thread and at any time. The native library records its register
+then, and frees it with the session's next command. (Disco's own references write to the workers'
+pipes when they are destroyed, and abort the process if a worker is dead.)
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Owner(Protocol):
-    """What references ask of the session that they belong to."""
+class OwningSession(Protocol):
+    """The methods that references call on the session that they belong to."""
 
     def call_packed(self, func: disco.DRef, *args: Any) -> DRef:
         """Call a function on every worker."""
@@ -34,25 +34,25 @@ class Owner(Protocol):
 
 
 class _Remote:
-    """What the references of our sessions do in their own way."""
+    """The methods in which our references differ from Disco's."""
 
     __slots__ = ()
-    #: What it refers to, and how that is used, for people.
-    _what = "value"
-    _use = "session.get(reference, rank) returns a worker's tensor as a NumPy array"
-    session: Owner
+    #: The noun for what it refers to, and a phrase for how to use that, in messages.
+    _noun = "value"
+    _usage = "session.get(reference, rank) returns a worker's tensor as a NumPy array"
+    session: OwningSession
 
-    def __init__(self, reference: disco.DRef, session: Owner) -> None:
+    def __init__(self, reference: disco.DRef, session: OwningSession) -> None:
         self.__move_handle_from__(reference)
         self.session = session  # type: ignore[misc]  # the slots are those of the subclasses
 
     @classmethod
     def of(cls, reference: _Remote) -> Self:
-        """Take over a reference, as what it is known to refer to."""
+        """Convert a reference to this class; the argument is empty afterwards."""
         return cls(reference, reference.session)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: a {self._what} on the workers of {self.session!r}>"
+        return f"<{type(self).__name__}: a {self._noun} on the workers of {self.session!r}>"
 
     def __array__(self, *_args: Any, **_options: Any) -> np.ndarray[Any, Any]:
         raise TypeError(
@@ -61,17 +61,19 @@ class _Remote:
         )
 
     def __getattr__(self, name: str) -> Any:
-        use = "" if name.startswith("_") else f": its {self._what} is on the workers; {self._use}"
-        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{use}")
+        usage = (
+            "" if name.startswith("_") else f": its {self._noun} is on the workers; {self._usage}"
+        )
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{usage}")
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled: its {self._what} is on the "
-            f"workers of this session; {self._use}"
+            f"a {type(self).__name__} cannot be copied or pickled: its {self._noun} is on the "
+            f"workers of this session; {self._usage}"
         )
 
     def debug_get_from_remote(self, worker_id: int) -> Any:
-        """Return the value on one worker; waits for the commands before it."""
+        """Return the value on one worker, after the commands before it."""
         return self.session._fetch("debug_get_from_remote", self, worker_id, "worker_id")
 
     def debug_copy_from(self, worker_id: int, value: npt.ArrayLike | Tensor) -> None:
@@ -89,20 +91,20 @@ class DPackedFunc(_Remote, disco.DPackedFunc):  # type: ignore[misc]
     """A function that every worker has."""
 
     __slots__ = ()
-    _what = "function"
-    _use = "function(...) calls it on every worker"
+    _noun = "function"
+    _usage = "function(...) calls it on every worker"
 
     def __call__(self, *args: Any) -> DRef:
-        """Call it on every worker; the result stays there."""
+        """Call the function on every worker; the result stays there."""
         return self.session.call_packed(self, *args)
 
 
 class DModule(_Remote, disco.DModule):  # type: ignore[misc]
-    """A module that every worker loaded."""
+    """A module that every worker has loaded."""
 
     __slots__ = ()
-    _what = "module"
-    _use = "module[name] is one of its functions"
+    _noun = "module"
+    _usage = "module[name] is one of its functions"
 
     def __getitem__(self, name: str) -> DPackedFunc:
         """Return a function of the module."""

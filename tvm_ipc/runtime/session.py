@@ -1,87 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions as users see them, and how they start.
-
-`commands` beside this file says how a command gets to the workers and an error comes home,
-`values` what can be done with values, `collectives` what workers do among themselves,
-`ending` how a session ends.
-"""
+"""Provide `tvm_ipc.Session`, the session that users open, and `tvm_ipc.init_ccl`."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import tvm_ffi
-from tvm.runtime import disco
+from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import BACKENDS, MAX_WORKERS, MODULE_CHECK, backend_of_nodes
-from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import config, devices, disco_sessions, log, pools
-from tvm_ipc.runtime.collectives import CollectiveSession
-from tvm_ipc.runtime.commands import keys
-from tvm_ipc.runtime.compiled import library_of
-from tvm_ipc.runtime.ending import EndingSession, end_unfinished
-from tvm_ipc.runtime.folder import remove_orphans
-from tvm_ipc.runtime.joining import wait_until_joined
-from tvm_ipc.runtime.pools import Hosts, PoolOfNodes, Wanted
-from tvm_ipc.runtime.processes import ProcessPool
-from tvm_ipc.runtime.references import DModule
-from tvm_ipc.runtime.shipping import ship
-from tvm_ipc.runtime.uninterrupted import uninterrupted
+from tvm_ipc.packed_functions import BACKENDS, MODULE_CHECK
+from tvm_ipc.runtime import device_assignment, log, patch_disco_sessions, standard_streams
+from tvm_ipc.runtime.collectives import Collectives, flatten_parts, reduction_kind
+from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
+from tvm_ipc.runtime.conversions import host_tensor
+from tvm_ipc.runtime.defer_sigint import defer_sigint
+from tvm_ipc.runtime.distribute_module import distribute_module
+from tvm_ipc.runtime.export_library import library_of
+from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.session_start import SessionStart, StartOptions
+from tvm_ipc.runtime.shutdown import Shutdown
+from tvm_ipc.runtime.teams import Team
+from tvm_ipc.runtime.value_transfer import Values, value_keys
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log: Final = logging.getLogger("tvm_ipc.session")
-_api: Any = disco._ffi_api
-_native = tvm_ffi.get_global_func
-_open = _native("tvm_ipc.session.open")
-_native_info = _native("tvm_ipc.native_info")
-
-#: Bytes of commands on their way to workers that are threads; their queues have no end.
-_ROOM: Final = 32 << 10
 
 
-class Session(CollectiveSession, EndingSession):
+class Session(disco.Session):  # type: ignore[misc]
     """A Disco session whose workers share memory, and whose errors are Python exceptions.
 
-    All methods of Disco's sessions work. Commands are asynchronous; an error is raised by the
-    next `sync`, `get` or `close`, or by leaving the `with` block.
+    All methods of Disco's sessions are supported. Commands are asynchronous. An error is raised by
+    the next `sync`, `get` or `close`, or by leaving the `with` block.
 
-    Any thread may use a session, and each thread's commands keep their order. An error is raised
-    in every thread that had commands on their way, since it may have cost any of them, and in the
-    one that finds it: in each once, at its next command, `sync`, `get` or `close`.
+    Any thread may use a session, and each thread's commands keep their order. An error may have
+    cost any command in flight. It is therefore raised once in every thread that had commands in
+    flight, at the thread's next command, `sync`, `get` or `close`, and in the thread that finds it.
+
+    A collective runs in each group of workers by default, among all workers with `in_group=False`,
+    and among the workers of a team with `team=`, which takes what the method `team` returned.
 
     Parameters
     ----------
     num_workers : 1 to 64. Worker 0 is a thread of this process.
-    num_groups : workers are divided evenly into groups of neighbours.
+    num_groups : the number of groups of equal size; each group is a range of consecutive workers.
     threads : make the other workers threads of this process too, instead of processes.
-    compiler : give worker processes all of TVM. Without it they load TVM's runtime alone, in half
-        the time and memory; functions that need the compiler are missing then.
+    compiler : load all of TVM in worker processes. By default they load TVM's runtime only, which
+        takes half the time and memory; functions that need the compiler are missing then.
     timeout : seconds after which a wait for a worker ends in a `DeadlineError`; by default
         `TVM_IPC_TIMEOUT`, or 300.
-    arena_limit : the most memory of a worker that others map, in bytes or as "512M"; by default
-        `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the workers, and on a GPU
-        what the backend takes at the start.
-    hosts : the names of machines, this one first, over which the workers are divided in order; or
-        how many nodes this machine is to be, which then share nothing but the network. They start
-        through MPI, which `pip install 'tvm-ipc[mpi]'` brings. In a program that `tvm-ipc node`
-        runs, "allocation" is all nodes that the launcher gave.
-    order : how sums across nodes are added: "nodes" adds the sums of nodes, in their order; "flat"
-        adds what all workers have in their order, which gives the bits of one machine, and moves
-        more data. On one machine both are the same.
-    device : what the workers compute on, which is where their tensors are: "cpu", or "cuda", an
-        NVIDIA GPU.
-    device_ids : the number of the device of each worker, on its machine; by default 0, 1, 2, ... on
-        each machine, a GPU for each worker. Workers share a GPU whose number is there more than
-        once, which NCCL refuses. Workers on CPUs use none of it.
-    backend : what moves data between the workers: "auto" is the best for the device that works here
-        (the log says which, and why); or one by its name, which `tvm_ipc.contract.BACKENDS` lists.
+    arena_limit : the most memory of a worker that other workers map, in bytes or as "512M"; by
+        default `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the number of
+        workers, and on a GPU what the backend allocates at the start.
+    hosts : the names of machines, this one first, over which the workers are distributed in order;
+        or a number of nodes to simulate on this machine, which share nothing but the network.
+        Nodes are started through MPI, which `pip install 'tvm-ipc[mpi]'` installs. In a program
+        that `tvm-ipc node` runs, "allocation" stands for all nodes of the launcher's allocation.
+    order : the order in which sums across nodes are added. "nodes" adds the sums of the nodes, in
+        their order. "flat" adds the values of all workers in their order, which gives the same
+        bits as one machine and moves more data. On one machine both are the same.
+    device : what the workers compute on, and where their tensors are allocated: "cpu", or "cuda",
+        an NVIDIA GPU.
+    device_ids : the number of each worker's device on its machine; by default 0, 1, 2, ... on each
+        machine, one GPU for each worker. Workers share a GPU whose number is repeated; NCCL
+        refuses that. Ignored for workers on CPUs.
+    backend : what moves data between the workers. "auto" selects the best backend for the device
+        that is available here; the log reports which, and why. The names of all backends are in
+        `tvm_ipc.packed_functions.BACKENDS`.
     """
 
-    #: Its workers, if they are on several nodes.
-    _nodes: PoolOfNodes | None = None
+    __slots__ = ("__dict__", "__weakref__")
 
     def __init__(
         self,
@@ -98,181 +93,123 @@ class Session(CollectiveSession, EndingSession):
         hosts: int | str | Sequence[str] | None = None,
         order: str = "nodes",
     ) -> None:
-        num_workers, num_groups = arguments.workers(
-            "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
+        options = StartOptions.from_arguments(
+            num_workers=num_workers,
+            num_groups=num_groups,
+            threads=threads,
+            compiler=compiler,
+            timeout=timeout,
+            arena_limit=arena_limit,
+            device=device,
+            device_ids=device_ids,
+            backend=backend,
+            hosts=hosts,
+            order=order,
         )
-        threads = arguments.flag("Session: threads", threads)
-        compiler = arguments.flag("Session: compiler", compiler)
-        flat = arguments.one_of("Session: order", order, ("nodes", "flat")) == "flat"
-        where: Hosts | None = None
-        if hosts is not None:
-            where = pools.beyond("Session: hosts", hosts, num_workers)
-            backend = _backend_of_nodes(threads, device, backend)
-        machines = None if where is None else where.machines(num_workers)
-        placed = devices.place(
-            "Session", num_workers, device, device_ids, backend, machines=machines
-        )
-        self._backend = placed.backend
-        self._device = placed.device
-        self._workers = f"{num_workers} {'threads' if threads else 'processes'}"
-        if num_groups > 1:
-            self._workers += f" in {num_groups} groups"
-        self._workers += devices.describe(placed)
-        self._workers += f" on {where}" if where is not None else ""
-        settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
+        standard_streams.fill()  # the program may have closed one since `runtime.ready`
         log.start()
-        self._prepare(settings.timeout)
-        shape = (num_workers, num_groups)
-        processes = not threads
-
-        def start() -> None:
-            try:
-                if where is None:
-                    self._start(shape, processes, compiler, placed, settings)
-                else:
-                    check = self._check_usable
-                    wanted = Wanted(shape, placed.backend, settings, compiler, flat, check)
-                    self._start_on_nodes(where, wanted, placed)
-            except BaseException as error:
-                self._why_unusable = self._why_unusable or f"it could not start: {error}"
-                self._end_now()
-                raise
-
-        uninterrupted(start, self._stop_starting)
-
-    def _stop_starting(self) -> None:
-        self._why_unusable = "its start was interrupted"
-
-    def _start(
-        self,
-        shape: tuple[int, int],
-        processes: bool,
-        compiler: bool,
-        placed: devices.Placement,
-        settings: config.Config,
-    ) -> None:
-        end_unfinished()
-        remove_orphans()
-        threads_each = config.threads_per_worker(shape[0])
-        self._room = _ROOM
-        if processes:
-            environment = config.worker_environment(threads_each, compiler)
-            try:
-                self._pool = ProcessPool(*shape, environment)
-            except OSError as error:
-                raise IPCError(f"the session cannot start its workers: {error}") from error
-            self._room = self._pool.room()
-        self._log_start(*shape, threads_each, placed, settings)
-        if self._pool is None:
-            self.__init_handle_by_constructor__(_api.SessionThreaded, *shape)
-        else:
-            self.__init_handle_by_constructor__(
-                _api.SessionProcess, *shape, "tvm_ipc.create_process_pool", self._pool.key
-            )
-        self._made = True
-        limits = settings.timeout, settings.arena_limit or 0, self._room
-        self._join(
-            lambda: _open(self, placed.backend, placed.otherwise, placed.ids, *limits), threads_each
+        self._description = options.describe()
+        self._device = options.assignment.device
+        self._dispatcher = CommandDispatcher(self, options.settings.timeout)
+        self._collectives = Collectives(
+            self._dispatcher, options.num_workers, options.assignment.backend
         )
+        self._values = Values(self._dispatcher, self._collectives, self._device)
+        self._shutdown = Shutdown(self._dispatcher)
+        start = SessionStart(self, options, self._dispatcher, self._shutdown)
+        defer_sigint(start.run, start.interrupt)
+        self._collectives.backend = start.backend
+        self._nodes = start.nodes
+        self._description += start.memory
 
-    def _start_on_nodes(self, hosts: Hosts, wanted: Wanted, placed: devices.Placement) -> None:
-        end_unfinished()
-        remove_orphans()
-        _log.info("%s: starts agents on %s", self._name, hosts)
-        self._pool = self._nodes = pool = hosts.start(wanted)
-        self._room = pool.room()
-        self._log_start(*wanted.shape, pool.threads, placed, wanted.settings)
-        make = "tvm_ipc.create_process_pool"
-        self.__init_handle_by_constructor__(_api.SessionProcess, *wanted.shape, make, pool.key)
-        self._made = True
-        limits = wanted.settings.timeout, self._room
-        self._join(lambda: pool.open(self, placed.ids, *limits), pool.threads)
+    # ---- properties -----------------------------------------------------------------------
 
-    def _join(self, invite: Callable[[], None], threads_each: int) -> None:
-        """Invite the workers, and wait for them."""
-        try:
-            invite()
-        except (RuntimeError, MemoryError) as error:
-            if "Write Error" not in str(error):  # else a worker has ended; the wait says which
-                raise IPCError(f"the session cannot start: {error}") from error
-        nodes = self._nodes
-        where = (lambda _: "") if nodes is None else (lambda rank: f" of {nodes.where(rank)}")
-        changed = wait_until_joined(self, self._name, self._lost_processes, where)
-        self._backend = changed or self._backend
-        self._start_commands()
-        self._get_cached_method("tvm_ipc.worker.set_threads")(threads_each)
-        self.sync()
-        if self._backend == "cuda":
-            self._tell_way()
-        _log.info("%s: all workers are ready", self._name)
+    @property
+    def backend(self) -> str:
+        """The backend between the workers: one of `tvm_ipc.packed_functions.BACKENDS`."""
+        return self._collectives.backend
 
-    def _tell_way(self) -> None:
-        """Say how workers on GPUs reach each other's memory, in the log and from now on."""
-        arena = json.loads(
-            self._get_cached_method("tvm_ipc.arena_stats")().debug_get_from_remote(0)
-        )
-        self._workers += f", memory by {arena['way']}"
-        limit = arena["limit"]
-        _log.info("%s: memory by %s, %d bytes of each worker", self._name, arena["way"], limit)
-        for reason in arena["why"].splitlines():
-            _log.info("%s: not by %s", self._name, reason)
+    @property
+    def device(self) -> str:
+        """The kind of device that the workers compute on: "cpu" or "cuda"."""
+        return self._device
 
-    def _log_start(
-        self,
-        num_workers: int,
-        num_groups: int,
-        threads_each: int,
-        placed: devices.Placement,
-        settings: config.Config,
-    ) -> None:
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        kind = "processes" if self._pool else "threads"
-        division = f"{num_workers} workers, {kind}, groups: {num_groups}"
-        _log.info("%s: starts %s, threads in each: %d", self._name, division, threads_each)
-        where = devices.describe(placed) or " on this machine's CPUs"
-        chosen = f"{placed.backend}: {placed.reason}; workers{where}"
-        _log.info("%s: backend %s", self._name, chosen)
-        if placed.device == "cpu":
-            wanted, used = settings.instruction_set, json.loads(_native_info())["instruction_set"]
-            why = "the best of this processor" if wanted == "auto" else "as TVM_IPC_ISA says"
-            _log.info("%s: reductions use %s: %s", self._name, used, why)
-        arena = f"{settings.arena_limit} bytes" if settings.arena_limit else "the default"
-        _log.info("%s: deadline %g s, arena limit %s", self._name, self.timeout, arena)
+    @property
+    def nodes(self) -> tuple[dict[str, Any], ...]:
+        """The nodes of a session with `hosts`: "host", "address", "cores" and "ranks" of each."""
+        return getattr(self._dispatcher.pool, "facts", ())
 
-    def _lost_processes(self) -> dict[int, int]:
-        self._check_usable()
-        if self._pool is None:
-            return {}
-        self._pool.check()
-        return self._pool.ended()
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each worker."""
+        return self._dispatcher.pids
 
-    def import_python_module(self, module_name: str) -> None:
-        """Import a Python module in every worker, to register the functions it defines."""
-        wanted = "the name of a module as in an import statement"
-        arguments.text("import_python_module: module_name", module_name, wanted)
-        self._get_cached_method("runtime.disco._import_python_module")(module_name)
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a wait for a worker ends in a `DeadlineError`."""
+        return self._dispatcher.timeout
 
-    def load_vm_module(self, path: Any, device: Any = None) -> DModule:
-        """Load a compiled module in every worker; nodes that do not have the file are sent it.
+    @property
+    def usable(self) -> bool:
+        """True while commands can be sent: not closed, no worker died, no deadline passed."""
+        return not (self._dispatcher.closed or self._dispatcher.unusable_reason)
 
-        One that `get_pipeline` compiled with collectives for another number of workers, or of
-        groups, is an error.
+    def __repr__(self) -> str:
+        dispatcher = self.__dict__.get("_dispatcher")
+        state = "open"
+        if dispatcher is None or dispatcher.closed:
+            state = "closed"
+        elif dispatcher.unusable_reason:
+            state = "not usable"
+        workers = self.__dict__.get("_description", "no workers")
+        return f"<tvm_ipc.Session: {workers}, {state}>"
+
+    # ---- functions and modules ------------------------------------------------------------
+
+    def get_global_func(self, name: str) -> DPackedFunc:
+        """Return a function by its global name; an error at the next sync if a worker lacks it."""
+        arguments.text("get_global_func: name", name, "the name of a function")
+        return DPackedFunc.of(self._get_cached_method("tvm_ipc.worker.get_global_func")(name))
+
+    def call_packed(self, func: DRef, *args: Any) -> DRef:
+        """Call a function on every worker; the result stays there.
 
         Parameters
         ----------
-        path : of a library that `export_library` wrote, or a compiled executable itself.
-        device : by default the worker's own.
+        func : a function from `get_global_func` or from a module.
+        args : numbers, texts, shapes, element types, devices and references. Arrays are sent to
+            every worker, as `put` does.
         """
-        self._check_usable()
-        device = self._on_device("load_vm_module: device", device)
-        library = library_of(path, lambda: self._folder.path() / f"module-{next(keys)}.so")
-        _log.debug("%s: loads %s", self._name, library)
+        return self._values.call(func, *args)
+
+    def import_python_module(self, module_name: str) -> None:
+        """Import a Python module in every worker, to register the functions it defines."""
+        expected = "the name of a module as in an import statement"
+        arguments.text("import_python_module: module_name", module_name, expected)
+        self._get_cached_method("runtime.disco._import_python_module")(module_name)
+
+    def load_vm_module(self, path: Any, device: Any = None) -> DModule:
+        """Load a compiled module in every worker; nodes that do not have the file receive it.
+
+        A module that `get_pipeline` compiled with collectives for another number of workers or
+        groups is an error.
+
+        Parameters
+        ----------
+        path : the path of a library that `export_library` wrote, or a compiled executable itself.
+        device : by default the worker's own device.
+        """
+        self._dispatcher.check_usable()
+        device = self._values.device_on_workers("load_vm_module: device", device)
+        library = library_of(
+            path, lambda: self._shutdown.scratch_dir.path() / f"module-{next(value_keys)}.so"
+        )
+        _log.debug("%s: loads %s", self._dispatcher.name, library)
         if self._nodes is None:
             load = self._get_cached_method("runtime.disco.load_vm_module")
             module = DModule.of(load(str(library), device))
         else:
-            digest = ship(self, library, self._nodes.first_ranks)
+            digest = distribute_module(self, library, self._nodes.first_ranks)
             load = self._get_cached_method("tvm_ipc.worker.load_library")
             module = DModule.of(load(str(library), digest, device))
         check = self._get_cached_method("tvm_ipc.worker.call_if_present")
@@ -280,57 +217,320 @@ class Session(CollectiveSession, EndingSession):
         return module
 
     def init_ccl(self, ccl: str, *device_ids: int) -> None:
-        """Accept the backend that this session runs, as programs that begin with this call name it.
+        """Check that the session has this backend, for programs written for Disco's sessions.
 
-        There is nothing left to do. Any other backend is refused.
+        The backend is running already. Any other backend is an error.
         """
-        known = ("auto", *BACKENDS)
-        if arguments.one_of("init_ccl: ccl", ccl, known) not in ("auto", self._backend):
+        names = ("auto", *BACKENDS)
+        if arguments.one_of("init_ccl: ccl", ccl, names) not in ("auto", self.backend):
             raise ValueError(
                 f"init_ccl: ccl is {ccl!r}, and this session was opened with the backend "
-                f"{self._backend!r}: open one with Session(..., device={BACKENDS[ccl]!r}, "
+                f"{self.backend!r}: open one with Session(..., device={BACKENDS[ccl]!r}, "
                 f"backend={ccl!r})"
             )
-        devices.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
+        device_assignment.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
 
-    @property
-    def nodes(self) -> tuple[dict[str, Any], ...]:
-        """The nodes of a session with `hosts`: "host", "address", "cores" and "ranks" of each."""
-        return getattr(self._pool, "facts", ())
+    # ---- waiting and closing --------------------------------------------------------------
 
-    @property
-    def backend(self) -> str:
-        """What moves data between its workers: one of `tvm_ipc.contract.BACKENDS`."""
-        return self._backend
+    def sync(self) -> None:
+        """Wait until every worker has done every command; raise what went wrong.
 
-    @property
-    def device(self) -> str:
-        """What its workers compute on: "cpu" or "cuda"."""
-        return self._device
+        An error is raised once in every thread whose commands it may have cost: at the thread's
+        next command, `sync`, `get` or `close`. A thread without commands that finds an error raises
+        it too.
+        """
+        self._dispatcher.sync()
 
-    def __repr__(self) -> str:
-        known = self.__dict__
-        state = "open"
-        if known.get("_closed", True):
-            state = "closed"
-        elif known.get("_why_unusable"):
-            state = "not usable"
-        return f"<tvm_ipc.Session: {known.get('_workers', 'no workers')}, {state}>"
+    def close(self) -> None:
+        """End the workers, and raise the errors that they reported since the last sync.
 
+        The workers end in any case. Closing a session that is closed, or not usable any more, does
+        nothing more.
+        """
+        self._shutdown.close()
 
-def _backend_of_nodes(threads: bool, device: object, backend: str) -> str:
-    """Return the backend that is meant between nodes; an error where nodes cannot have it."""
-    if threads:
-        raise ValueError("Session: threads are of one process, and cannot be on several hosts")
-    kind = arguments.one_of("Session: device", device, dict.fromkeys(BACKENDS.values()))
-    between = backend_of_nodes(kind)
-    if backend == kind == "cuda":
-        raise ValueError(
-            f"Session: backend {backend!r} cannot have hosts: its workers read each other's "
-            f"memory, as only those of one machine can; with hosts, workers on GPUs have "
-            f"{between!r}"
+    def shutdown(self) -> None:
+        """Close the session, as `close` does."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        """Return the session."""
+        self._dispatcher.check_usable()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the session. After an exception, which is not replaced, workers are not awaited."""
+        if error is None:
+            self.close()
+        else:
+            self._shutdown.close_after_exception()
+
+    def __del__(self) -> None:
+        shutdown: Shutdown | None = self.__dict__.get("_shutdown")
+        if shutdown is not None:
+            shutdown.close_garbage()
+
+    # ---- values ---------------------------------------------------------------------------
+
+    def put(self, array: npt.ArrayLike | Tensor) -> DRef:
+        """Copy an array to every worker.
+
+        Arrays above 64 MB are sent without a staging copy; `put` returns once the workers have
+        read them. The same holds for the other methods that send arrays.
+        """
+        return self._values.broadcast(host_tensor("put: array", array), None, False)
+
+    def get(self, reference: DRef, rank: int = 0) -> np.ndarray[Any, Any]:
+        """Return a copy of a tensor on one worker, after the commands before it."""
+        return self._values.get(reference, rank)
+
+    def empty(
+        self,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        device: Any = None,
+        worker0_only: bool = False,
+        in_group: bool = True,
+    ) -> DRef:
+        """Allocate an uninitialized tensor on every worker.
+
+        Parameters
+        ----------
+        shape : the extents of the tensor.
+        dtype : the type of its elements.
+        device : by default the worker's own device.
+        worker0_only : allocate only on the first worker of each group.
+        in_group : if False and `worker0_only`, allocate only on worker 0.
+        """
+        return self._values.empty(shape, dtype, device, worker0_only, in_group)
+
+    def copy_to_worker_0(
+        self, host_array: npt.ArrayLike | Tensor, remote_array: DRef | None = None
+    ) -> DRef:
+        """Copy an array of the controller into worker 0's tensor, which is allocated by default."""
+        return self._values.copy_to_worker_0(host_array, remote_array)
+
+    def copy_from_worker_0(self, host_array: Tensor, remote_array: DRef) -> None:
+        """Copy worker 0's tensor into a tensor of the controller; `sync` before reading it."""
+        self._values.copy_from_worker_0(host_array, remote_array)
+
+    # ---- teams and collectives ------------------------------------------------------------
+
+    def team(self, ranks: Sequence[int], copy: int = 0) -> Team:
+        """Return the team of some workers, which collectives take as `team`.
+
+        Only the workers of the team take part in such a collective.
+
+        Parameters
+        ----------
+        ranks : the workers, in the order of the team.
+        copy : tells teams of the same workers apart. Two threads of each worker can be in
+            collectives of two copies at once.
+        """
+        return self._collectives.team(ranks, copy)
+
+    def broadcast(
+        self,
+        src: npt.ArrayLike | Tensor,
+        dst: DRef | None = None,
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> DRef:
+        """Copy an array of the controller to every worker, into `dst` or into a new tensor."""
+        host = host_tensor("broadcast: src", src)
+        return self._values.broadcast(
+            host, dst, self._collectives.scope("broadcast", in_group, team)
         )
-    return between if backend == "auto" else backend
+
+    def scatter(
+        self,
+        src: npt.ArrayLike | Tensor,
+        dst: DRef | None = None,
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> DRef:
+        """Copy `src[i]` to worker i, into `dst` or into a new tensor."""
+        host = host_tensor("scatter: src", src)
+        return self._values.scatter(host, dst, self._collectives.scope("scatter", in_group, team))
+
+    def broadcast_from_worker0(
+        self,
+        src: DRef,
+        dst: DRef,
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Copy the first worker's `src` to every worker's `dst`."""
+        scope = self._collectives.scope("broadcast_from_worker0", in_group, team)
+        self._collectives.run("broadcast_from_worker0", {"src": src, "dst": dst}, scope)
+
+    def scatter_from_worker0(
+        self,
+        from_array: DRef,
+        to_array: DRef,
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Copy row i of the first worker's `from_array` to worker i's `to_array`."""
+        scope = self._collectives.scope("scatter_from_worker0", in_group, team)
+        arrays: dict[str, object] = {"from_array": from_array, "to_array": to_array}
+        self._collectives.run("scatter_from_worker0", arrays, scope)
+
+    def gather_to_worker0(
+        self,
+        from_array: DRef,
+        to_array: DRef,
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Concatenate all workers' `from_array` in the first worker's `to_array`."""
+        scope = self._collectives.scope("gather_to_worker0", in_group, team)
+        arrays: dict[str, object] = {"from_array": from_array, "to_array": to_array}
+        self._collectives.run("gather_to_worker0", arrays, scope)
+
+    def allgather(
+        self,
+        src: DRef,
+        dst: DRef,
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Concatenate all workers' `src` in every worker's `dst`."""
+        scope = self._collectives.scope("allgather", in_group, team)
+        self._collectives.run("allgather", {"src": src, "dst": dst}, scope)
+
+    def allreduce(
+        self,
+        src: DRef,
+        dst: DRef,
+        op: str = "sum",
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Reduce all workers' `src` into every worker's `dst`.
+
+        Parameters
+        ----------
+        op : "sum", "prod", "min", "max" or "avg".
+        """
+        scope = self._collectives.scope("allreduce", in_group, team)
+        kind = reduction_kind("allreduce: op", op)
+        self._collectives.run("allreduce", {"src": src, "dst": dst}, scope, kind)
+
+    def reduce(
+        self,
+        src: DRef,
+        dst: DRef,
+        op: str = "sum",
+        root: int = 0,
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Reduce all workers' `src` into one worker's `dst`, with the same bits as `allreduce`.
+
+        Parameters
+        ----------
+        op : "sum", "prod", "min", "max" or "avg".
+        root : the index of that worker in its group or team.
+        """
+        scope = self._collectives.scope("reduce", in_group, team)
+        kind = reduction_kind("reduce: op", op)
+        index = self._collectives.rank("reduce: root", root)
+        self._collectives.run_own("reduce", {"src": src, "dst": dst}, scope, kind, index)
+
+    def reduce_scatter(
+        self,
+        src: DRef,
+        dst: DRef,
+        op: str = "sum",
+        in_group: bool = True,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Reduce all workers' `src`, and give each worker's `dst` one slice of the result.
+
+        The result has as many equal slices as there are workers. Worker i gets slice i, with the
+        same bits as `allreduce`. `dst` may be that slice of `src`.
+
+        Parameters
+        ----------
+        op : "sum", "prod", "min", "max" or "avg".
+        """
+        scope = self._collectives.scope("reduce_scatter", in_group, team)
+        kind = reduction_kind("reduce_scatter: op", op)
+        self._collectives.run_own("reduce_scatter", {"src": src, "dst": dst}, scope, kind)
+
+    def all_to_all(
+        self,
+        src: DRef,
+        dst: DRef,
+        in_group: bool = True,
+        parts: Sequence[Sequence[int]] | None = None,
+        *,
+        team: Team | None = None,
+    ) -> None:
+        """Copy part j of worker i's `src` to part i of worker j's `dst`.
+
+        `src` and `dst` must not share memory.
+
+        Parameters
+        ----------
+        parts : `parts[i][j]` is the number of elements that worker i sends to worker j, by their
+            indices in the group or team; None if all parts are equal.
+        """
+        scope = self._collectives.scope("all_to_all", in_group, team)
+        counts = tvm_ffi.Shape(flatten_parts("all_to_all: parts", parts))
+        self._collectives.run_own("all_to_all", {"src": src, "dst": dst}, scope, counts)
+
+    def emulate_link(
+        self, latency: float = 0.0, bandwidth: float = 0.0, jitter: float = 0.0
+    ) -> None:
+        """Delay all data that workers receive as a link would, to try programs for that link.
+
+        A worker sleeps while data travel, and uses no core. All zeros, the default, is no delay.
+
+        Parameters
+        ----------
+        latency : seconds from the end of a collective until its data arrive.
+        bandwidth : bytes per second that a worker receives; 0 is unlimited.
+        jitter : the most seconds that are added at random.
+        """
+        if self._device != "cpu":
+            raise ValueError(
+                "emulate_link: links are emulated between workers on CPUs, and those of this "
+                f"session are on {self._device}"
+            )
+        self._collectives.emulate_link(latency, bandwidth, jitter)
+
+    # ---- hooks of Disco and of references -------------------------------------------------
+
+    def _get_cached_method(self, name: str) -> DPackedFunc:
+        return self._dispatcher.function(name)
+
+    def _sync_worker(self, worker_id: int) -> None:
+        self.sync()
+
+    def _sync_all(self) -> None:
+        self.sync()
+
+    def _fetch(self, where: str, reference: object, rank: int, rank_name: str) -> Any:
+        return self._values.fetch(where, reference, rank, rank_name)
+
+    def _debug_copy(self, reference: object, rank: int, value: Any) -> None:
+        self._values.copy_to_worker(reference, rank, value)
 
 
 def init_ccl(
@@ -339,13 +539,13 @@ def init_ccl(
     device_ids: Sequence[int] | None = None,
     device: str | None = None,
 ) -> None:
-    """Start a collective backend in a Disco session that the user made.
+    """Start a collective backend in a session of Disco that the user opened.
 
     Parameters
     ----------
-    session : of `tvm.runtime.disco`.
-    ccl : one of `tvm_ipc.contract.BACKENDS`; "auto", the best for the device that works here; or a
-        backend that another library has registered.
+    session : a session of `tvm.runtime.disco`.
+    ccl : one of `tvm_ipc.packed_functions.BACKENDS`; "auto", the best for the device that is
+        available here; or a backend that another library has registered.
     device_ids : the device of each worker, as in `Session`.
     device : what the workers compute on, "cpu" or "cuda"; by default that of the backend, and
         "cpu" for "auto".
@@ -355,4 +555,4 @@ def init_ccl(
             arguments.one_of("init_ccl: device", device, (session.device,))
         session.init_ccl(ccl, *(device_ids or ()))
     else:
-        disco_sessions.init_ccl(session, ccl, device_ids, device)
+        patch_disco_sessions.init_ccl(session, ccl, device_ids, device)

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 
 def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_fd: int) -> None:
-    """Serve the controller until it shuts the session down or is gone."""
+    """Serve the controller until it shuts the session down or ends."""
     import logging
 
-    from tvm_ipc.runtime.importing import without_torch
+    from tvm_ipc.runtime import standard_streams
 
-    with without_torch():  # importing it would be most of a worker's start
+    standard_streams.fill()
+    from tvm_ipc.runtime.tvm_import import without_torch
+
+    with without_torch():  # its import would take most of a worker's start
         import tvm_ffi
     from tvm_ipc import runtime
-    from tvm_ipc.runtime import library, log
+    from tvm_ipc.runtime import log, shared_libraries
 
-    library.leave_cuda_out()
+    shared_libraries.leave_cuda_out()
     log.start(f"rank {worker_id}")
     logger = logging.getLogger(__name__)
     logger.debug("a worker of %d in %d groups starts", num_workers, num_groups)

@@ -1,14 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns TVM's collective operators into `relax.comm.collective`, and back.
+"""The passes `ConvertFromCCL` and `ConvertToCCL`, between TVM's collective operators and ours.
 
-Before `ConvertFromCCL`, after `ConvertToCCL`:
-    y = R.ccl.allgather(x, num_workers=4, in_group=False)
-
-After `ConvertFromCCL`, before `ConvertToCCL`:
-    y = R.comm.allgather(x, team="world", workers=4)
-
-Both mean the same to `LegalizeOps` and to the runtime. TVM has four operators; what `ConvertToCCL`
-cannot say with them it leaves alone, and the report says why.
+`LegalizeOps` and the runtime treat both forms alike.
 """
 
 from __future__ import annotations
@@ -19,9 +12,9 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import comm
-from tvm_ipc.comm.extents import constant
-from tvm_ipc.comm.operator import NAME, infer
-from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed, with_value
+from tvm_ipc.analysis.rewrite import change_functions, rewrite, typed, with_value
+from tvm_ipc.comm.collective_op import NAME, infer
+from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
 
@@ -30,7 +23,29 @@ _CCL: Final = "relax.ccl."
 
 @module_pass
 class ConvertFromCCL:
-    """Turn `R.ccl` operators into collectives of `tvm_ipc.comm`."""
+    """Convert TVM's `R.ccl` operators to collectives of `tvm_ipc.comm`.
+
+    Before:
+        y = R.ccl.allgather(x, num_workers=4, in_group=False)
+
+    After:
+        y = R.comm.allgather(x, team="world", workers=4)
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import ConvertFromCCL
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         return R.ccl.allgather(x, 2)
+    ... ''')
+    >>> converted = ConvertFromCCL()(mod)
+    >>> "R.ccl" in converted.script()
+    False
+    """
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module without operators of `R.ccl`."""
@@ -43,26 +58,49 @@ class ConvertFromCCL:
 
 @module_pass
 class ConvertToCCL:
-    """Turn collectives of `tvm_ipc.comm` into operators of `R.ccl`, where TVM has them."""
+    """Convert collectives of `tvm_ipc.comm` to TVM's `R.ccl` operators.
+
+    Before:
+        y = R.comm.allgather(x, team="world", workers=4)
+
+    After:
+        y = R.ccl.allgather(x, num_workers=4, in_group=False)
+
+    TVM has only four operators. Collectives that they cannot express are skipped; the report gives
+    the reason.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import ConvertFromCCL, ConvertToCCL
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         return R.ccl.allgather(x, 2)
+    ... ''')
+    >>> back = ConvertToCCL()(ConvertFromCCL()(mod))
+    >>> "R.ccl.allgather" in back.script()
+    True
+    """
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with operators of `R.ccl`."""
 
-        def converted(name: str, function: relax.Function) -> relax.Function:
+        def convert(name: str, function: relax.Function) -> relax.Function:
             def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
                 if not isinstance(value, relax.Call) or not _is(value, NAME):
                     return None
                 new, reason = _to_ccl(value)
                 if new is None:
-                    note(
-                        Decision("ConvertToCCL", name, str(value.attrs.kind), "left alone", reason)
-                    )
+                    note(Decision("ConvertToCCL", name, str(value.attrs.kind), "skipped", reason))
                     return None
                 return [with_value(binding, new)]
 
             return rewrite(function, change)
 
-        return change_functions(mod, converted)
+        return change_functions(mod, convert)
 
 
 def _is(call: relax.Call, name: str) -> bool:
@@ -70,22 +108,23 @@ def _is(call: relax.Call, name: str) -> bool:
 
 
 def from_ccl(value: relax.Expr) -> relax.Call | None:
-    """Return the collective that an operator of TVM is, None for everything else."""
+    """Return the collective for an operator of `R.ccl`, None for any other expression."""
     if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
         return None
     name = str(value.op.name)
     if not name.startswith(_CCL):
         return None
     (x,), attrs = value.args, value.attrs
-    made = {
+    builders = {
         "allreduce": lambda: comm.allreduce(x, str(attrs.op_type), team=_team(attrs)),
         "allgather": lambda: comm.allgather(x, team=_team(attrs), workers=int(attrs.num_workers)),
         "broadcast_from_worker0": lambda: comm.broadcast(x),
         "scatter_from_worker0": lambda: comm.scatter(
             x, axis=int(attrs.axis), workers=int(attrs.num_workers)
         ),
-    }.get(name.removeprefix(_CCL))
-    return None if made is None else typed(made(), value.ty)
+    }
+    build = builders.get(name.removeprefix(_CCL))
+    return None if build is None else typed(build(), value.ty)
 
 
 def _team(attrs: Any) -> str:
@@ -93,28 +132,28 @@ def _team(attrs: Any) -> str:
 
 
 def _to_ccl(call: relax.Call) -> tuple[relax.Call | None, str]:
-    """Return the operator of TVM that a collective is, or None, and why there is none."""
-    infer(call)  # the rules that R.ccl has no words for
+    """Return the operator of `R.ccl` for a collective, or None and the reason."""
+    infer(call)  # checks the arguments, of which R.ccl does not check all
     attrs = call.attrs
     x = call.args[0]
     in_group = attrs.team == "group"
     if attrs.backend != "auto":
-        return None, f"it is for the backend {attrs.backend}, and R.ccl names none"
+        return None, f"it is for the backend {attrs.backend}, but R.ccl has no choice of backend"
     if not isinstance(attrs.team, str):
-        return None, "R.ccl has the world and groups alone, no other teams"
+        return None, "R.ccl has only the world and groups, no other teams"
     if attrs.uneven:
-        return None, "R.ccl has no uneven parts"
+        return None, "R.ccl has no uneven shards"
     if attrs.kind == "allreduce":
         return typed(relax.op.ccl.allreduce(x, attrs.reduction, in_group), call.ty), ""
     if attrs.kind == "allgather":
         if attrs.concat_axis != 0:
-            return None, f"R.ccl.allgather joins along axis 0, not {attrs.concat_axis}"
+            return None, f"R.ccl.allgather concatenates along axis 0, not {attrs.concat_axis}"
         return typed(relax.op.ccl.allgather(x, attrs.workers, in_group), call.ty), ""
     if attrs.kind not in ("broadcast", "scatter"):
         return None, f"R.ccl has no {attrs.kind}"
     if in_group or constant(call.args[1]) != 0:
-        return None, f"R.ccl has a {attrs.kind} from the first of all workers alone"
+        return None, f"R.ccl has a {attrs.kind} only from worker 0 to all workers"
     if attrs.kind == "broadcast":
         return typed(relax.op.ccl.broadcast_from_worker0(x), call.ty), ""
-    made = relax.op.ccl.scatter_from_worker0(x, attrs.workers, attrs.split_axis)
-    return typed(made, call.ty), ""
+    scatter = relax.op.ccl.scatter_from_worker0(x, attrs.workers, attrs.split_axis)
+    return typed(scatter, call.ty), ""

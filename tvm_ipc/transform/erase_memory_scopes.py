@@ -1,17 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes memory scopes out of PrimFuncs that code generators need not know.
-
-Before:
-    @T.prim_func
-    def f(x: T.Buffer((4,), "float32", scope="ipc_memory")): ...
-
-After:
-    @T.prim_func
-    def f(x: T.Buffer((4,), "float32")): ...
-
-Code for "global" memory works on the scopes that are erased, and TVM refuses to build a function
-that names one. Runs after `PlanMemoryScopes`, which reads them, and before PrimFuncs are built.
-"""
+"""The pass `EraseMemoryScopes`, which removes transparent memory scopes from PrimFuncs."""
 
 from __future__ import annotations
 
@@ -22,27 +10,54 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.primfunc_scope_rewrite import retype
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.ir.retype import retype
+from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY, GLOBAL
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL
 
 _NAME = "EraseMemoryScopes"
 
 
 @module_pass
 class EraseMemoryScopes:
-    """Replace transparent scopes by "global" in all PrimFuncs: parameters and what aliases them.
+    """Replace transparent scopes by "global" in the parameters of all PrimFuncs and their aliases.
+
+    Before:
+        @T.prim_func
+        def f(x: T.Buffer((4,), "float32", scope="ipc_memory")): ...
+
+    After:
+        @T.prim_func
+        def f(x: T.Buffer((4,), "float32")): ...
+
+    Code for "global" memory can access transparent scopes, but TVM does not build a function that
+    names one. Run this pass after `PlanMemoryScopes`, which reads the scopes, and before PrimFuncs
+    are built.
 
     Parameters
     ----------
-    scopes : the scopes to erase; all transparent ones that are known if None.
+    scopes : the scopes to erase; None for all registered transparent scopes.
 
     Raises
     ------
     TransformError
-        A PrimFunc allocates memory in such a scope, which only the runtime can do; the module that
-        was given is as it was.
+        A PrimFunc allocates memory in such a scope, which only the runtime can do. The input module
+        is unchanged.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import EraseMemoryScopes
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @T.prim_func
+    ...     def clear(x: T.Buffer((4,), "float32", scope="ipc_memory")):
+    ...         for i in range(4):
+    ...             x[i] = T.float32(0)
+    ... ''')
+    >>> "ipc_memory" in EraseMemoryScopes()(mod).script()
+    False
     """
 
     scopes: Sequence[str] | None = option(
@@ -51,32 +66,33 @@ class EraseMemoryScopes:
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module without the scopes."""
-        known = DEFAULT_REGISTRY.scopes
-        chosen = self.scopes or [scope for scope, transparent in known.items() if transparent]
+        registered = DEFAULT_REGISTRY.scopes
+        chosen = self.scopes or [name for name, transparent in registered.items() if transparent]
         scopes = frozenset(chosen) - {GLOBAL}
         result = mod
         for global_var, function in mod.functions_items():
-            if isinstance(function, tirx.PrimFunc) and _names(function, scopes):
+            if isinstance(function, tirx.PrimFunc) and _has_parameter_in(function, scopes):
                 result = mod.clone() if result is mod else result
-                result.update_func(global_var, retype(function, lambda var: _new(var, scopes)))
+                erased = retype(function, lambda var: GLOBAL if _scope(var) in scopes else None)
+                result.update_func(global_var, erased)
         return result
 
 
-def _new(var: tirx.Var, scopes: frozenset[str]) -> str | None:
-    return GLOBAL if _scope(var) in scopes else None
-
-
 def _scope(var: tirx.Var) -> str:
-    memory = isinstance(var.ty, tirx.BufferType | tvm.ir.PointerType)
-    return str(var.ty.storage_scope) if memory else ""
+    """Return the memory scope of a variable, "" if it has no memory."""
+    has_memory = isinstance(var.ty, tirx.BufferType | tvm.ir.PointerType)
+    return str(var.ty.storage_scope) if has_memory else ""
 
 
-def _names(function: tirx.PrimFunc, scopes: frozenset[str]) -> bool:
-    """Whether a parameter is in one of the scopes; nothing else may start to be."""
+def _has_parameter_in(function: tirx.PrimFunc, scopes: frozenset[str]) -> bool:
+    """Return whether a parameter is in one of the scopes.
+
+    Raise a TransformError if the body allocates memory in one of them.
+    """
 
     def visit(node: tirx.AllocBuffer | s_tir.SBlock) -> None:
-        many = isinstance(node, s_tir.SBlock)
-        for buffer in node.alloc_buffers if many else [node.buffer]:
+        is_block = isinstance(node, s_tir.SBlock)
+        for buffer in node.alloc_buffers if is_block else [node.buffer]:
             if _scope(buffer) in scopes:
                 raise TransformError(
                     f"{_NAME}: a PrimFunc allocates {buffer.name} in {_scope(buffer)!r}, which "

@@ -1,68 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets one packed function sum over the ranks, add a residual, and normalise the rows of that.
-
-Before:
-    total = R.ccl.allreduce(part, "sum", in_group=False)
-    x = R.add(residual, total)
-    y = R.nn.rms_norm(x, weight, axes=[-1], epsilon=1e-5)
-
-After:
-    fused = R.call_dps_packed(
-        "tvm_ipc.allreduce_rms_norm", (part, residual, weight, 1e-5, 0, 3, 0),
-        out_ty=[R.Tensor((n, 64), "float32"), R.Tensor((n, 64), "float32")])
-    x = fused[0]
-    y = fused[1]
-
-A row is added and normalised while it is in the cache, so memory is touched once. The new residual
-has the bits that it had; the norm is float32 throughout and rounds once, at the end. It may be a
-LayerNorm, and casts may stand before it (to float32) and after it. Whatever else uses the new
-residual still does; where anything else uses the sum it stays as it is.
-
-Runs while all of these are operators, before `LegalizeOps`.
-"""
+"""The pass `FuseAllReduceEpilogue`, which fuses all-reduces with a residual addition and a norm."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.collective_calls import name_of
+from tvm_ipc.analysis.cross_branch_collectives import matching_collectives
+from tvm_ipc.analysis.rewrite import belongs_to_others, calls, change_functions, rewrite
+from tvm_ipc.analysis.uses import Position, Uses, binds, operator_of
+from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
+from tvm_ipc.comm.collective_op import dtype_of, same_extents
 from tvm_ipc.comm.legalize import team_argument
-from tvm_ipc.comm.operator import NAME as COLLECTIVE
-from tvm_ipc.contract import AllReduceStrategy, CollectiveFlag
-from tvm_ipc.transform.epilogue.find import (
-    NORMS,
-    AllReduceEpilogue,
-    CannotFuseError,
-    find_epilogue,
-    is_allreduce,
-    reduction_of,
-)
-from tvm_ipc.transform.ir.collectives import name_of
-from tvm_ipc.transform.ir.rewrite import belongs_to_others, change_functions, rewrite
-from tvm_ipc.transform.ir.uses import Place, Uses, operator_of
+from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag
+from tvm_ipc.packed_functions.collectives import ALLREDUCE_LAYER_NORM, ALLREDUCE_RMS_NORM
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "FuseAllReduceEpilogue"
+_NORMS: Final = {
+    "relax.nn.rms_norm": ALLREDUCE_RMS_NORM,
+    "relax.nn.layer_norm": ALLREDUCE_LAYER_NORM,
+}
+_FLOATS: Final = ("float16", "bfloat16", "float32")
+_TARGETS: Final = ("llvm", "c", "cuda")
 
 
 @module_pass
 class FuseAllReduceEpilogue:
-    """Fuse sums over ranks with the addition of a residual and the norm that follow them.
+    """Fuse an all-reduce with the addition of a residual and the norm that follow it.
+
+    Before::
+
+        total = R.ccl.allreduce(partial, "sum", in_group=False)
+        x = R.add(residual, total)
+        y = R.nn.rms_norm(x, weight, axes=[-1], epsilon=1e-5)
+
+    After::
+
+        fused = R.call_dps_packed(
+            "tvm_ipc.allreduce_rms_norm", (partial, residual, weight, 1e-5, 0, 3, 0),
+            out_ty=[R.Tensor((n, 64), "float32"), R.Tensor((n, 64), "float32")])
+        x = fused[0]
+        y = fused[1]
+
+    A row is added and normalized while it is in the cache, so memory is read and written once. The
+    new residual is bit for bit the same. The norm is computed in float32 and rounded once, at the
+    end. It may be a LayerNorm, with an optional cast to float32 before it and an optional cast
+    after it. The new residual may have other uses; an all-reduce whose result has other uses is
+    skipped.
+
+    The pass runs before `LegalizeOps`, while all of these are operators.
 
     Parameters
     ----------
-    allreduce_strategy : how the data moves; the result has the same bits.
-    num_groups : the number of groups of the session. With one, a sum in the group is one over all.
+    allreduce_strategy : the algorithm of the all-reduce; the result is bit for bit the same.
+    num_groups : the number of groups of the session. With one group, an all-reduce in the group is
+        one over all workers.
     """
 
     allreduce_strategy: AllReduceStrategy | int | str = option(
-        lambda _, given: AllReduceStrategy.of(given), default="auto"
+        lambda _, value: AllReduceStrategy.of(value), default="auto"
     )
     num_groups: int = option(
         arguments.integer, "a number of groups, 1 or more", 1, default=1, kw_only=True
@@ -81,35 +86,73 @@ class FuseAllReduceEpilogue:
 def _fuse(
     name: str, function: relax.Function, strategy: AllReduceStrategy, num_groups: int
 ) -> relax.Function:
-    """Return the function with the fused calls; itself if there are none."""
-    if belongs_to_others(function):
+    """Return the function with fused calls, or the same function if there are none."""
+    if belongs_to_others(function) or not any(map(_is_allreduce, calls(function))):
         return function
+    matching = matching_collectives(function.body)
+    skipped: set[Any] = set()
+    while True:
+        decisions: list[Decision] = []
+        result, fused = _attempt(name, function, strategy, num_groups, skipped, decisions)
+        # Matching calls in different branches must become calls of the same function.
+        functions = defaultdict(set)
+        for variable, signature in matching.items():
+            functions[signature].add(fused.get(variable))
+        mismatched = {match for match, targets in functions.items() if len(targets) > 1}
+        if not mismatched:
+            break
+        skipped |= {variable for variable, match in matching.items() if match in mismatched}
+    for decision in decisions:
+        note(decision)
+    return result
+
+
+def _attempt(
+    name: str,
+    function: relax.Function,
+    strategy: AllReduceStrategy,
+    num_groups: int,
+    skipped: set[Any],
+    decisions: list[Decision],
+) -> tuple[relax.Function, dict[Any, Any]]:
+    """Return the function with fused calls, and the fused function of each all-reduce."""
     uses = Uses()
     uses.read(function.body)
     removed: set[Any] = set()
     after: dict[Any, list[relax.Binding]] = defaultdict(list)
+    targets: dict[Any, Any] = {}
     builder = relax.BlockBuilder()
-    for place in list(uses.places.values()):
-        value = place.binding.value
-        if not is_allreduce(value) or not isinstance(place.binding, relax.VarBinding):
+    for position in list(uses.positions.values()):
+        value = position.binding.value
+        if not _is_allreduce(value) or not isinstance(position.binding, relax.VarBinding):
             continue
-        subject = f"allreduce of {name_of(value.args[0])} ({reduction_of(value)})"
+        subject = f"allreduce of {name_of(value.args[0])} ({_reduction_of(value)})"
         try:
-            epilogue = find_epilogue(place, uses, removed)
-        except CannotFuseError as refusal:
-            note(Decision(_NAME, name, subject, "left alone", str(refusal)))
+            if position.binding.var in skipped:
+                raise _CannotFuseError("the matching call in another branch cannot be fused")
+            epilogue = _find_epilogue(position, uses, removed)
+        except _CannotFuseError as error:
+            decisions.append(Decision(_NAME, name, subject, "skipped", str(error)))
             continue
-        target = NORMS[operator_of(epilogue.norm.binding.value)]
-        reason = f"{name_of(epilogue.addition.binding.var)} and its norm follow: {target.name}"
-        note(Decision(_NAME, name, subject, "fused", reason))
-        whole = [epilogue.allreduce, epilogue.addition, epilogue.norm, *epilogue.casts]
-        gone = {one.binding.var for one in whole}
-        removed |= gone
-        others = [one for one in uses.users[epilogue.addition.binding.var] if not _binds(one, gone)]
+        target = _NORMS[operator_of(epilogue.norm.binding.value)]
+        reason = f"with {name_of(epilogue.addition.binding.var)} and its norm, in {target.name}"
+        decisions.append(Decision(_NAME, name, subject, "fused", reason))
+        norm = epilogue.norm.binding.value
+        shapes = [str(weight.ty.shape) for weight in epilogue.weights]
+        targets[position.binding.var] = (target.name, float(norm.attrs.epsilon), *shapes)
+        fused_bindings = [epilogue.allreduce, epilogue.addition, epilogue.norm, *epilogue.casts]
+        fused_vars = {bound.binding.var for bound in fused_bindings}
+        removed |= fused_vars
+        other_users = [
+            user
+            for user in uses.users[epilogue.addition.binding.var]
+            if not _binds(user, fused_vars)
+        ]
         call = _call(builder, epilogue, strategy, num_groups)
-        after[epilogue.at.binding.var] += _bindings(epilogue, call, keep_sum=bool(others))
+        new_bindings = _bind_results(epilogue, call, keep_sum=bool(other_users))
+        after[epilogue.insertion_point.binding.var] += new_bindings
     if not removed:
-        return function
+        return function, targets
 
     def change(binding: relax.Binding, _: relax.Expr) -> Sequence[relax.Binding] | None:
         variable = binding.var
@@ -117,23 +160,23 @@ def _fuse(
             return None
         return [*([] if variable in removed else [binding]), *after.get(variable, ())]
 
-    return rewrite(function, change)
+    return rewrite(function, change), targets
 
 
-def _binds(place: Place, variables: set[Any]) -> bool:
-    return place.binding is not None and place.binding.var in variables
+def _binds(position: Position, variables: set[Any]) -> bool:
+    return position.binding is not None and position.binding.var in variables
 
 
 def _call(
     builder: relax.BlockBuilder,
-    epilogue: AllReduceEpilogue,
+    epilogue: _Epilogue,
     strategy: AllReduceStrategy,
     num_groups: int,
 ) -> relax.Expr:
     """Return the fused call."""
     allreduce, norm = epilogue.allreduce.binding.value, epilogue.norm.binding.value
     tensors = [allreduce.args[0], epilogue.residual, *epilogue.weights]
-    given = [
+    args = [
         *tensors,
         relax.prim_value(float(norm.attrs.epsilon)),
         _team(allreduce, num_groups),
@@ -141,7 +184,7 @@ def _call(
         relax.prim_value(int(CollectiveFlag.NONE)),
     ]
     out = [epilogue.addition.binding.var.ty, epilogue.result.ty]
-    call = relax.op.call_dps_packed(NORMS[operator_of(norm)].name, relax.Tuple(given), out_ty=out)
+    call = relax.op.call_dps_packed(_NORMS[operator_of(norm)].name, relax.Tuple(args), out_ty=out)
     return builder.normalize(call)
 
 
@@ -152,15 +195,189 @@ def _team(allreduce: relax.Call, num_groups: int) -> relax.Expr:
     return team_argument("world" if isinstance(team, str) and num_groups == 1 else team)
 
 
-def _bindings(
-    epilogue: AllReduceEpilogue, call: relax.Expr, *, keep_sum: bool
-) -> list[relax.Binding]:
-    """Return the call, and its results under the names that they had."""
-    inside = isinstance(epilogue.norm.block, relax.DataflowBlock)
-    var = (relax.DataflowVar if inside else relax.Var)(f"{name_of(epilogue.result)}_fused", call.ty)
+def _bind_results(epilogue: _Epilogue, call: relax.Expr, *, keep_sum: bool) -> list[relax.Binding]:
+    """Return the bindings of the fused call and of its results, with their variables."""
+    in_dataflow = isinstance(epilogue.norm.block, relax.DataflowBlock)
+    var = (relax.DataflowVar if in_dataflow else relax.Var)(
+        f"{name_of(epilogue.result)}_fused", call.ty
+    )
     bindings = [relax.VarBinding(var, call)]
     if keep_sum:
         summed = epilogue.addition.binding
         bindings.append(relax.VarBinding(summed.var, relax.TupleGetItem(var, 0), summed.span))
     bindings.append(relax.VarBinding(epilogue.result, relax.TupleGetItem(var, 1)))
     return bindings
+
+
+# ---- analysis ------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Epilogue:
+    """An all-reduce with the epilogue that can be fused into it.
+
+    total = R.ccl.allreduce(partial, "sum")
+    x = R.add(residual, total)                  or R.add(total, residual)
+    wide = R.astype(x, "float32")               optional
+    y = R.nn.rms_norm(wide, weight, axes=[-1])
+    z = R.astype(y, "bfloat16")                 optional
+    """
+
+    allreduce: Position
+    addition: Position
+    norm: Position
+    residual: Any
+    weights: list[Any]  #: the weight of the norm, and the bias of a LayerNorm
+    casts: list[Position]  #: the cast before the norm if it has no other use, and that after it
+    result: Any  #: the variable of the normalized tensor
+    insertion_point: Position  #: the binding after which the fused call is inserted
+
+
+class _CannotFuseError(Exception):
+    """Raised for an all-reduce that cannot be fused; the message is the reason."""
+
+
+def _find_epilogue(allreduce: Position, uses: Uses, removed: set[Any]) -> _Epilogue:
+    """Return the epilogue of an all-reduce; raise the reason if it cannot be fused."""
+    total = allreduce.binding.var
+    if _reduction_of(allreduce.binding.value) != "sum":
+        raise _CannotFuseError("it is not a sum")
+    addition = _only_user(total, uses)
+    if addition.block is not allreduce.block or not binds(addition, "relax.add"):
+        raise _CannotFuseError("its result is not added to a residual")
+    if addition.binding.var in removed:
+        raise _CannotFuseError("it is the residual of another sum")
+    left, right = addition.binding.value.args
+    residual = right if _same(left, total) else left
+    _check_tensor("the sum", total)
+    _check_residual(residual, total)
+    norm, cast = _find_norm(addition, uses)
+    casts = []
+    if cast is not None and len(uses.users[cast.binding.var]) == 1:
+        casts.append(cast)
+    weights = list(norm.binding.value.args[1:])
+    for weight in weights:
+        _check_weight(weight, total)
+    result = norm.binding.var
+    users = uses.users[result]
+    if len(users) == 1 and users[0].block is norm.block:
+        (last,) = users
+        if binds(last, "relax.astype") and _dtype(last.binding.var) in _FLOATS:
+            casts.append(last)
+            result = last.binding.var
+    _check_tensor("the norm", result)
+    position = _find_insertion_point(addition, weights, [cast] if cast in casts else [], uses)
+    if uses.written(allreduce.at, norm.at):
+        raise _CannotFuseError("a call before the norm may write into its inputs")
+    return _Epilogue(allreduce, addition, norm, residual, weights, casts, result, position)
+
+
+def _only_user(total: Any, uses: Uses) -> Position:
+    users = uses.users[total]
+    if len(users) != 1 or users[0].binding is None:
+        raise _CannotFuseError("the addition is not the only use of its result")
+    return users[0]
+
+
+def _find_norm(addition: Position, uses: Uses) -> tuple[Position, Position | None]:
+    """Return the norm of a sum, and the cast before the norm."""
+    reason = "its sum with the residual is not normalized"
+    for user in uses.users[addition.binding.var]:
+        cast = None
+        candidates = [user]
+        if user.block is addition.block and binds(user, "relax.astype"):
+            if _dtype(user.binding.var) != "float32":
+                continue
+            cast = user
+            candidates = uses.users[user.binding.var]
+        for norm in candidates:
+            if norm.block is not addition.block or not binds(norm, *_NORMS):
+                continue
+            value = norm.binding.value
+            if not _same(value.args[0], (cast or addition).binding.var):
+                continue  # the sum is the weight of the norm
+            reason = _norm_refusal(value, addition.binding.var)
+            if not reason:
+                return norm, cast
+    raise _CannotFuseError(reason)
+
+
+def _norm_refusal(norm: relax.Call, x: Any) -> str:
+    axes = [int(axis) % int(x.ty.ndim) for axis in norm.attrs.axes]
+    if axes != [int(x.ty.ndim) - 1]:
+        return f"the norm is over the axes {axes}; expected the last axis"
+    if operator_of(norm) == "relax.nn.layer_norm" and not (norm.attrs.center and norm.attrs.scale):
+        return "the norm has no bias or no weight"
+    return ""
+
+
+def _check_tensor(description: str, tensor: Any) -> None:
+    ty = tensor.ty
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        raise _CannotFuseError(f"the shape of {description} is unknown")
+    if int(ty.ndim) == 0:
+        raise _CannotFuseError(f"{description} has no axis")
+    if _dtype(tensor) not in _FLOATS:
+        raise _CannotFuseError(
+            f"{description} is {_dtype(tensor) or 'of unknown type'}, for which there is no kernel"
+        )
+    if ty.vdevice is not None and str(ty.vdevice.target.kind.name) not in _TARGETS:
+        raise _CannotFuseError(f"{description} is on the device {ty.vdevice.target.kind.name}")
+
+
+def _check_residual(residual: Any, total: Any) -> None:
+    if not isinstance(residual, relax.Var | tvm.ir.GenericConst):
+        raise _CannotFuseError("the residual is not a tensor")
+    _check_tensor("the residual", residual)
+    if not same_extents(residual.ty.shape.values, total.ty.shape.values):
+        raise _CannotFuseError(
+            f"the residual of shape {residual.ty.shape} is broadcast to that of the sum, "
+            f"{total.ty.shape}"
+        )
+
+
+def _check_weight(weight: Any, total: Any) -> None:
+    _check_tensor("a weight of the norm", weight)
+    if not same_extents(weight.ty.shape.values, list(total.ty.shape.values)[-1:]):
+        raise _CannotFuseError(
+            f"a weight of the norm has the shape {weight.ty.shape}; expected that of a row"
+        )
+
+
+def _find_insertion_point(
+    addition: Position, weights: list[Any], removed: list[Position], uses: Uses
+) -> Position:
+    """Return the binding after which all inputs of the fused call are bound."""
+    latest = addition
+    for weight in weights:
+        if _same(weight, addition.binding.var):
+            raise _CannotFuseError("the sum is a weight of its own norm")
+        position = uses.positions.get(weight) if isinstance(weight, relax.Var) else None
+        if position is not None and position.at > latest.at:
+            latest = position
+    users = [user for user in uses.users[addition.binding.var] if user not in removed]
+    if any(user.at <= latest.at for user in users):
+        raise _CannotFuseError("the sum is used before a weight of the norm is bound")
+    return latest
+
+
+def _is_allreduce(value: Any) -> bool:
+    """Return whether a value is a call of an all-reduce operator."""
+    name = operator_of(value)
+    return name == "relax.ccl.allreduce" or (
+        name == COLLECTIVE and str(value.attrs.kind) == "allreduce"
+    )
+
+
+def _reduction_of(allreduce: relax.Call) -> str:
+    """Return the name of the reduction of an all-reduce."""
+    attrs = allreduce.attrs
+    return str(attrs.reduction if operator_of(allreduce) == COLLECTIVE else attrs.op_type)
+
+
+def _same(expr: Any, variable: Any) -> bool:
+    return isinstance(expr, relax.Var) and bool(expr.same_as(variable))
+
+
+def _dtype(tensor: Any) -> str:
+    return dtype_of(tensor.ty) if isinstance(tensor.ty, relax.TensorType) else ""

@@ -1,28 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back from `OutlineCompilerFunctions`: the callers get the bodies.
-
-Before:
-    @R.function
-    def main_cc_0(a: R.Tensor(("n", 4), "float32"), b: R.Tensor(("n", 4), "float32")):
-        R.func_attr({"Codegen": "cc"})
-        return R.add(a, b)
-
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        y = cls.main_cc_0(x, x)
-
-After:
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        y = R.add(x, x)
-
-Composites inside of such a function are inlined too, so that nothing tells that the module was ever
-partitioned: where an external compiler declines, TVM compiles what it would have compiled. Function
-literals that have not been outlined yet are inlined as well. A function that nobody calls, such as
-an entry of the module, stays, without its `Codegen` attribute; so does one that is used as a value.
-
-Runs before anything that lowers operators.
-"""
+"""The pass `InlineCompilerFunctions`, which reverts the partitioning for an external compiler."""
 
 from __future__ import annotations
 
@@ -35,10 +12,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.rewrite import walk
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.call_shapes import match_call
-from tvm_ipc.transform.byoc.global_symbol_cache import FreshGlobalSymbols
-from tvm_ipc.transform.byoc.literals import (
+from tvm_ipc.transform.byoc.function_literals import (
     CODEGEN,
     COMPOSITE,
     compiler_of,
@@ -46,7 +23,7 @@ from tvm_ipc.transform.byoc.literals import (
     used_functions,
     used_global_vars,
 )
-from tvm_ipc.transform.ir.rewrite import walk
+from tvm_ipc.transform.byoc.global_symbol_cache import FreshGlobalSymbols
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 
@@ -54,7 +31,8 @@ from tvm_ipc.transform.outline_compiler_functions import outline
 def _names(name: str, functions: object) -> frozenset[str]:
     if isinstance(functions, Iterable) and not isinstance(functions, str):
         functions = [
-            str(one.name_hint) if isinstance(one, tvm.ir.GlobalVar) else one for one in functions
+            str(function.name_hint) if isinstance(function, tvm.ir.GlobalVar) else function
+            for function in functions
         ]
     wanted = "a collection of names or GlobalVars, or None"
     return frozenset(arguments.texts(name, functions, wanted))
@@ -64,16 +42,42 @@ def _names(name: str, functions: object) -> frozenset[str]:
 class InlineCompilerFunctions:
     """Inline functions that have a `Codegen` attribute into their callers.
 
+    This is the inverse of `OutlineCompilerFunctions`.
+
+    Before::
+
+        @R.function
+        def main_cc_0(a: R.Tensor(("n", 4), "float32"), b: R.Tensor(("n", 4), "float32")):
+            R.func_attr({"Codegen": "cc"})
+            return R.add(a, b)
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            y = cls.main_cc_0(x, x)
+
+    After::
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            y = R.add(x, x)
+
+    Composite functions inside of such a function are inlined too, so TVM compiles the same
+    operators as without partitioning. Function literals that have not been outlined are inlined as
+    well. A function without callers, such as an entry of the module, stays without its `Codegen`
+    attribute; so does a function that is used as a value.
+
+    Run the pass before passes that lower operators.
+
     Parameters
     ----------
-    compiler : only those of this compiler; None for all.
-    functions : only these, by their names or global variables; None for all.
+    compiler : the compiler whose functions are inlined; None for all compilers.
+    functions : the functions to inline, by name or global variable; None for all.
 
     Raises
     ------
     TransformError
-        A function of `functions` is not there or is for no compiler, or functions call each
-        other in a circle; the module that was given is as it was.
+        If a function of `functions` does not exist or has no compiler, or if functions call each
+        other recursively.
     """
 
     compiler: str | None = option(arguments.text, "a name or None", default=None)
@@ -82,7 +86,7 @@ class InlineCompilerFunctions:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the functions inlined."""
         self._check_functions(mod)
-        given = {global_var.name_hint for global_var in mod.get_global_vars()}
+        entries = {global_var.name_hint for global_var in mod.get_global_vars()}
         if self.functions is None:
             mod = outline(mod, is_for(self.compiler), FreshGlobalSymbols())
         return inline(
@@ -93,7 +97,7 @@ class InlineCompilerFunctions:
                 if is_for(self.compiler)(function)
                 and (self.functions is None or global_var.name_hint in self.functions)
             ],
-            given,
+            entries,
         )
 
     def _check_functions(self, mod: tvm.IRModule) -> None:
@@ -101,44 +105,44 @@ class InlineCompilerFunctions:
         for name in sorted(self.functions or ()):
             if name not in by_name:
                 raise TransformError(
-                    f"InlineCompilerFunctions: the module has no function {name!r}, only "
-                    f"{', '.join(map(repr, sorted(by_name)))}"
+                    f"InlineCompilerFunctions: the module has no function {name!r}; its functions "
+                    f"are {', '.join(map(repr, sorted(by_name)))}"
                 )
             if not is_for(self.compiler)(by_name[name]):
-                found = compiler_of(by_name[name])
+                compiler = compiler_of(by_name[name])
                 raise TransformError(
                     f"InlineCompilerFunctions: the function {name!r} is for "
-                    f"{'no compiler' if found is None else f'the compiler {found!r}'}; only "
-                    f"those of {self.compiler or 'a compiler'} can be inlined"
+                    f"{'no compiler' if compiler is None else f'the compiler {compiler!r}'}; only "
+                    f"functions for {self.compiler or 'a compiler'} can be inlined"
                 )
 
 
 def inline(
-    mod: tvm.IRModule, chosen: Collection[tvm.ir.GlobalVar], entries: Collection[str]
+    mod: tvm.IRModule, inlined: Collection[tvm.ir.GlobalVar], entries: Collection[str]
 ) -> tvm.IRModule:
-    """Inline functions into their callers; those of `entries` stay if they have none."""
-    if not chosen:
+    """Inline functions into their callers; those of `entries` stay if they have no callers."""
+    if not inlined:
         return mod
-    # What is inside of them becomes functions of the module for a moment.
-    only = tvm.IRModule({global_var: mod[global_var] for global_var in chosen})
-    closed = outline(only, _is_composite, FreshGlobalSymbols(prefix="tvm_ipc_composite"))
+    # Composite literals are outlined first, and then inlined like the functions around them.
+    inlined_only = tvm.IRModule({global_var: mod[global_var] for global_var in inlined})
+    outlined = outline(inlined_only, _is_composite, FreshGlobalSymbols(prefix="tvm_ipc_composite"))
     bodies = {
         global_var: function.without_attr(CODEGEN) if compiler_of(function) else function
-        for global_var, function in closed.functions_items()
+        for global_var, function in outlined.functions_items()
     }
-    _refuse_recursion(bodies)
-    return _apply(mod, bodies, chosen, entries)
+    _check_recursion(bodies)
+    return _apply(mod, bodies, inlined, entries)
 
 
 def _is_composite(function: relax.Function) -> bool:
     return bool(function.attrs) and COMPOSITE in function.attrs
 
 
-def _refuse_recursion(bodies: dict[tvm.ir.GlobalVar, relax.Function]) -> None:
+def _check_recursion(bodies: dict[tvm.ir.GlobalVar, relax.Function]) -> None:
     for group in relax.analysis.detect_recursion(tvm.IRModule(bodies)):
         names = ", ".join(repr(str(global_var.name_hint)) for global_var in group)
         raise TransformError(
-            f"InlineCompilerFunctions: {names} call each other in a circle, which cannot be inlined"
+            f"InlineCompilerFunctions: {names} call each other recursively and cannot be inlined"
         )
 
 
@@ -146,9 +150,9 @@ def _apply(
     mod: tvm.IRModule,
     bodies: dict[tvm.ir.GlobalVar, relax.Function],
     inlined: Collection[tvm.ir.GlobalVar],
-    given: Collection[str],
+    entries: Collection[str],
 ) -> tvm.IRModule:
-    called = used_functions(mod)
+    used_before = used_functions(mod)
     callers = {
         global_var: bodies.get(global_var, function)
         for global_var, function in mod.functions_items()
@@ -159,15 +163,17 @@ def _apply(
         )
     }
     if any(map(_has_branch, bodies.values())):
-        # No dataflow block may hold a branch.
+        # A dataflow block may not contain a branch.
         callers = dict(relax.transform.ToNonDataflow()(tvm.IRModule(callers)).functions_items())
     inliner = _Inliner(mod, bodies)
     for global_var, function in callers.items():
         inliner.builder_.update_func(global_var, inliner.visit_expr(function))
     result = inliner.builder_.get()
-    used = used_functions(result)
+    used_after = used_functions(result)
     for global_var in inlined:
-        if global_var not in used and (global_var in called or global_var.name_hint not in given):
+        if global_var not in used_after and (
+            global_var in used_before or global_var.name_hint not in entries
+        ):
             del result[global_var]
     return result
 

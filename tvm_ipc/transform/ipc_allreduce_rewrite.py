@@ -1,25 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrites all-reduces to those that read their inputs where they lie, in memory that peers map.
-
-Before:
-    x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
-    cls.f(p, x)
-    R.call_packed("runtime.disco.allreduce", x, R.shape([0]), False, y)
-
-After:
-    x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
-    cls.f(p, x)
-    R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
-
-Sums over all workers of a session without groups take upstream's form. Other reductions, and those
-of sessions with groups, become "tvm_ipc.allreduce", which carries the reduction and the group.
-Those of `tvm_ipc.comm` over other teams, and works, are calls of it already. They get the strategy
-if theirs is "auto", which leaves it open.
-Then `PlanMemoryScopes` puts inputs where they must be: the tensor is allocated there, or copied if
-it is a parameter, say. The runtime never writes an input, so one that is needed later is safe.
-
-Runs after `CallTIRRewrite` and before `StaticPlanBlockMemory`.
-"""
+"""The pass `IPCAllReduceRewrite`, which lets all-reduces read their inputs from peers' memory."""
 
 from __future__ import annotations
 
@@ -29,35 +9,79 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.comm.operator import NAME as COLLECTIVE
-from tvm_ipc.contract import REDUCED_TYPES, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
-from tvm_ipc.contract.collectives import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
-from tvm_ipc.contract.programs import POST
-from tvm_ipc.transform.collection import no_collection
-from tvm_ipc.transform.ir.collectives import Collective, match_collective, match_post, post_of
-from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.analysis.collective_calls import Collective, match_collective, match_start, start_of
+from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
+from tvm_ipc.packed_functions import (
+    REDUCED_TYPES,
+    AllReduceStrategy,
+    CollectiveFlag,
+    ReduceKind,
+    Team,
+)
+from tvm_ipc.packed_functions.collectives import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
+from tvm_ipc.packed_functions.programs import START
+from tvm_ipc.transform.gc_paused import gc_paused
+from tvm_ipc.transform.memory_scopes.scope_registry import ScopeRegistry
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
 from tvm_ipc.transform.report import Decision, collecting, note
-from tvm_ipc.transform.scopes.demands import ScopeRegistry
 
 _NAME = "IPCAllReduceRewrite"
 
 
-def _strategy(_: str, given: object) -> AllReduceStrategy:
-    return AllReduceStrategy.of(given)
+def _strategy(_: str, value: object) -> AllReduceStrategy:
+    return AllReduceStrategy.of(value)
 
 
 @module_pass
 class IPCAllReduceRewrite:
-    """Rewrite all-reduces to read their inputs where they lie, in memory that peers map.
+    """Rewrite all-reduces to read their inputs in place, in memory that peers map.
+
+    Before:
+        x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
+        cls.f(p, x)
+        R.call_packed("runtime.disco.allreduce", x, R.shape([0]), False, y)
+
+    After:
+        x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
+        cls.f(p, x)
+        R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
+
+    Sums over all workers of a session without groups take upstream's form. Other reductions, and
+    all reductions in sessions with groups, become "tvm_ipc.allreduce", which takes the reduction
+    and the group. All-reduces of `tvm_ipc.comm` over other teams and asynchronous all-reduces
+    already call it; they get the strategy if theirs is "auto".
+
+    The pass then plans memory scopes as `PlanMemoryScopes` does: inputs are allocated in
+    `ipc_memory`, or copied there, for example if they are parameters. The runtime never writes to
+    an input, so that the program may use it afterwards.
+
+    Run this pass after `CallTIRRewrite` and before `StaticPlanBlockMemory`.
 
     Parameters
     ----------
-    allreduce_strategy : an `AllReduceStrategy`, or the number or name of one: 0 "ring",
-        1 "oneshot", 2 "twoshot", 3 "auto", which is by size.
+    allreduce_strategy : an `AllReduceStrategy`, or its number or name: 0 "default", 1 "oneshot",
+        2 "twoshot", 3 "auto", which selects by size.
     num_groups : the number of groups of the session that will run the program.
-    registry : demands for scopes; the default one if None.
+    registry : the scopes and demands; None for those of `register_scope` and `demand_scope`.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm.relax.transform import CallTIRRewrite, RemovePurityChecking, ToNonDataflow
+    >>> from tvm_ipc.transform import IPCAllReduceRewrite, LegalizeOps
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         return R.ccl.allreduce(R.exp(x), "sum")
+    ... ''')
+    >>> passes = [LegalizeOps(), ToNonDataflow(), RemovePurityChecking(), CallTIRRewrite()]
+    >>> mod = tvm.transform.Sequential([*passes, IPCAllReduceRewrite("auto")])(mod)
+    >>> mod.script().count("runtime.disco.cuda_ipc.custom_allreduce")
+    1
     """
 
     allreduce_strategy: AllReduceStrategy | int | str = option(_strategy)
@@ -72,41 +96,41 @@ class IPCAllReduceRewrite:
         kw_only=True,
     )
 
+    @gc_paused()
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the rewritten module, with the inputs of its all-reduces in their scope."""
         strategy = AllReduceStrategy.of(self.allreduce_strategy)
-        with no_collection():
-            rewritten = rewrite_allreduces(mod, strategy, self.num_groups)
-            return plan_memory_scopes(rewritten, self.registry)
+        rewritten = rewrite_allreduces(mod, strategy, self.num_groups)
+        return plan_memory_scopes(rewritten, self.registry)
 
 
-@no_collection()
+@gc_paused()
 def rewrite_allreduces(
     module: tvm.IRModule, strategy: AllReduceStrategy, num_groups: int = 1
 ) -> tvm.IRModule:
-    """Return the module with all-reduces that read their inputs where they lie.
+    """Return the module with all-reduces that read their inputs in place.
 
-    Where these lie is left to `plan_memory_scopes`.
+    The caller plans the memory scopes of the inputs with `plan_memory_scopes`.
     """
 
-    def rewritten(name: str, function: relax.Function) -> relax.Function:
+    def rewrite_function(name: str, function: relax.Function) -> relax.Function:
         def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
-            new = _rewritten(name, value, strategy, num_groups)
+            new = _rewrite_call(name, value, strategy, num_groups)
             return None if new is None else [with_value(binding, new)]
 
         return rewrite(function, change)
 
-    return change_functions(module, rewritten)
+    return change_functions(module, rewrite_function)
 
 
-def _rewritten(
+def _rewrite_call(
     function: str, call: relax.Expr, strategy: AllReduceStrategy, num_groups: int
 ) -> relax.Expr | None:
-    """Return what an all-reduce of a function becomes, or None for what stays as it is."""
+    """Return the new form of an all-reduce, or None for an expression that does not change."""
     if type(call) is not relax.Call:
         return None
     op = call.op
-    if type(op) is tvm.ir.GlobalVar:  # most are, and to tell takes the least time
+    if type(op) is tvm.ir.GlobalVar:  # the most frequent case, and the cheapest check
         return None
     if type(op) is tvm.ir.Op:
         name = str(op.name)
@@ -120,9 +144,9 @@ def _rewritten(
     symbol = _symbol(op)
     if symbol == ALLREDUCE.name:
         return _with_strategy(function, match_collective(call), strategy)
-    if symbol == POST.name:
-        posted = _with_strategy(function, match_post(call), strategy)
-        return None if posted is None else post_of(posted)
+    if symbol == START.name:
+        started = _with_strategy(function, match_start(call), strategy)
+        return None if started is None else start_of(started)
     if symbol != DISCO_ALLREDUCE.name:
         return None
     collective = match_collective(call)
@@ -133,24 +157,24 @@ def _rewritten(
     if reason:
         _leave(function, str(collective), reason)
         return None
-    given: dict[str, int] = {"strategy": strategy, "flags": CollectiveFlag.NONE}
+    values: dict[str, int] = {"strategy": strategy, "flags": CollectiveFlag.NONE}
     if num_groups == 1:
-        given["team"] = Team.WORLD
+        values["team"] = Team.WORLD
     if collective.kind == ReduceKind.SUM and num_groups == 1:
         target, reason = CUSTOM_ALLREDUCE, "a sum over all workers"
     else:
-        world = given.get("team", collective.team) == Team.WORLD
-        over = "all workers" if world else "the workers of each group"
-        target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {over}"
+        is_world = values.get("team", collective.team) == Team.WORLD
+        workers = "all workers" if is_world else "the workers of each group"
+        target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {workers}"
     if collecting():
         note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
-    return collective.as_call_of(target, given)
+    return collective.as_call_of(target, values)
 
 
 def _with_strategy(
     function: str, collective: Collective | None, strategy: AllReduceStrategy
 ) -> relax.Call | None:
-    """Return a call of an all-reduce with the strategy, if it leaves that open."""
+    """Return a call of an all-reduce with the strategy if its own is "auto"."""
     if collective is None or collective.function is not ALLREDUCE:
         return None
     if strategy == AllReduceStrategy.AUTO or collective.numbers["strategy"] != strategy.AUTO:
@@ -162,17 +186,17 @@ def _with_strategy(
 
 
 def _leave(function: str, subject: str, reason: str) -> None:
-    note(Decision(_NAME, function, subject, "left alone", reason))
+    note(Decision(_NAME, function, subject, "skipped", reason))
 
 
 def _obstacle(collective: Collective, kind: ReduceKind) -> str:
-    """Return why an all-reduce stays with the ordinary function, or nothing."""
+    """Return why an all-reduce keeps the ordinary function, "" if it does not."""
     function = collective.function
-    for what, names in (("input", function.reads), ("output", function.writes)):
+    for role, names in (("input", function.reads), ("output", function.writes)):
         (tensor,) = collective.operands(names)
         ty = tensor.ty
         if not isinstance(ty, relax.TensorType) or ty.dtype is None or int(ty.ndim) < 0:
-            return f"the type of its {what} says not enough of it to allocate a copy: {ty}"
+            return f"the type of its {role} does not suffice to allocate a copy: {ty}"
         dtype = str(ty.dtype.dtype)
         if dtype not in REDUCED_TYPES:
             return f"the runtime does not reduce {dtype}"

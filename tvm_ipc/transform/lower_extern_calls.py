@@ -1,37 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers calls of extern declarations to calls that get their outputs as arguments.
-
-Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4)):
-    y = cls.scaled(x, R.shape([2]))                 # x: R.Tensor((n, 4), "float32")
-
-After:
-    alloc = R.builtin.alloc_tensor(R.shape([n * 2, 4]), "float32", 0, "global")
-    _ = R.call_packed("scaled", x, R.shape([2]), alloc)
-    y = alloc
-
-Where purity is still tracked, which no such call could keep, it is spelled
-    y = R.call_dps_packed("scaled", (x, R.shape([2])), out_ty=R.Tensor((n * 2, 4), "float32"))
-of which `CallTIRRewrite` makes the same: so the pass may run anywhere before the virtual machine's
-own lowering, and what it leaves behind any pipeline of TVM can build. Of a declaration
-`scaled = R.ExternFunc("scaled")` stays, without a type: TVM, which calls its kernels "add" and
-"matmul", shall not give that name to one of its own, since a name is all that a call has.
-
-The shapes of outputs follow from the arguments. Where an argument's type does not tell, or does not
-prove what the signature says, a `match_cast` before the call finds the extents or checks them when
-the program runs. An output whose shape does not follow from the arguments is refused: only the
-callee knows it, and the caller allocates. Outputs of tuples are passed one by one, in order.
-
-What a declaration says beyond its type (`byoc/extern.py`) holds at every call. Outputs are
-allocated in their memory scopes, and an argument that is not known to be in its scope is copied
-there. An output in place overwrites its argument where that is a tensor of this function which
-nobody looks at again, by any name (`ir/aliases.py`), and no other argument of the call may be; it
-overwrites a copy everywhere else. Functions with such calls lose their
-dataflow blocks here, so this pass best runs where they are gone anyhow, right after
-`CallTIRRewrite`. The scopes of all arguments of a lowered call are its callee's attribute
-`tvm_ipc.scopes`, where `PlanMemoryScopes` finds them: with `place_arguments=False` it is left to
-that pass to make arguments where they are needed, or to copy them. `tvm_ipc.writes` says which of
-them such a call writes: its outputs.
-"""
+"""The pass `LowerExternCalls`, which lowers calls of functions that were compiled externally."""
 
 from __future__ import annotations
 
@@ -43,16 +11,17 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
-from tvm_ipc.contract.programs import COPY
+from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.binding_builders import ALLOC, dtype_of
+from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.memory_objects import AliasFacts
+from tvm_ipc.analysis.program_order import Step
+from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.errors import TransformError
+from tvm_ipc.packed_functions.programs import COPY
 from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
-from tvm_ipc.transform.byoc.extern import SCOPES, WRITES, Extern, read
-from tvm_ipc.transform.byoc.literals import used_global_vars
-from tvm_ipc.transform.ir.aliases import ModuleFacts
-from tvm_ipc.transform.ir.build import ALLOC, dtype_of
-from tvm_ipc.transform.ir.program import Step
-from tvm_ipc.transform.ir.rewrite import calls
-from tvm_ipc.transform.ir.roots import Facts
+from tvm_ipc.transform.byoc.extern_declaration import SCOPES, WRITES, Extern, read
+from tvm_ipc.transform.byoc.function_literals import used_global_vars
 from tvm_ipc.transform.module_pass import module_pass, option
 
 _FORCE_PURE = "relax.force_pure"
@@ -63,19 +32,55 @@ Externs = dict[tvm.ir.GlobalVar, Extern]
 
 @module_pass
 class LowerExternCalls:
-    """Lower all calls of extern declarations, of which only the symbols stay.
+    """Lower calls of extern declarations to calls that take their outputs as arguments.
+
+    Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4))::
+
+        y = cls.scaled(x, R.shape([2]))                 # x: R.Tensor((n, 4), "float32")
+
+    After::
+
+        alloc = R.builtin.alloc_tensor(R.shape([n * 2, 4]), "float32", 0, "global")
+        _ = R.call_packed("scaled", x, R.shape([2]), alloc)
+        y = alloc
+
+    In a function that still tracks purity, the pass emits a pure call instead, which
+    `CallTIRRewrite` lowers to the same::
+
+        y = R.call_dps_packed("scaled", (x, R.shape([2])), out_ty=R.Tensor((n * 2, 4), "float32"))
+
+    The pass may therefore run anywhere before the virtual machine's own lowering, and any pipeline
+    of TVM can build the result. Of each declaration, `scaled = R.ExternFunc("scaled")` stays
+    without a type. It reserves the symbol: calls refer to it by name, and TVM would otherwise give
+    names such as "add" and "matmul" to its own kernels.
+
+    The shapes of outputs are computed from those of arguments. If the type of an argument does not
+    imply the signature, a `match_cast` before the call determines or checks the extents when the
+    program runs. An output whose shape does not depend on the arguments alone is an error, since
+    the caller could not allocate it. The outputs of a tuple are passed one by one, in order.
+
+    The attributes of a declaration (`byoc/extern_declaration.py`) apply to every call. Outputs are
+    allocated in their memory scopes, and an argument that may be in another scope is copied. An
+    in-place output overwrites its argument if that is a tensor of this function that is not used
+    again, by any name (`analysis/aliases.py`), and that no other argument of the call may alias;
+    otherwise it overwrites a copy. The pass removes the dataflow blocks of functions with such
+    calls, so it best runs right after `CallTIRRewrite`, which removes them anyway.
+
+    The attribute `tvm_ipc.scopes` of a lowered callee has the scopes of all arguments, and
+    `tvm_ipc.writes` the indices of those that it writes, its outputs. `PlanMemoryScopes` reads the
+    scopes: with `place_arguments=False`, that pass allocates arguments in the right scope, or
+    copies them.
 
     Parameters
     ----------
-    place_arguments : whether arguments are copied into the scopes that declarations demand. Give
-        False only where `PlanMemoryScopes` or `IPCAllReduceRewrite` runs later.
+    place_arguments : whether arguments are copied into the scopes that declarations require. Pass
+        False only if `PlanMemoryScopes` or `IPCAllReduceRewrite` runs later.
 
     Raises
     ------
     TransformError
-        The shape of an output does not follow from the arguments, an output is no tensor, a
-        declaration is used as a value, or its symbol is the name of another function; the module
-        that was given is as it was.
+        If the shape of an output does not follow from the arguments, an output is not a tensor, a
+        declaration is used as a value, or its symbol is the name of another function.
     """
 
     place_arguments: bool = option(arguments.flag, default=True)
@@ -103,21 +108,21 @@ def lower(mod: tvm.IRModule, *, place_arguments: bool = True) -> tvm.IRModule:
     }
     for global_var, function in callers.items():
         _check(global_var.name_hint, function, externs)
-    special = {
+    constrained = {
         global_var: _without_dataflow(global_var, function)
         for global_var, function in callers.items()
         if any(not externs[call.op].is_plain for call in _calls(function, externs))
     }
     lowering = _Lowering(mod, externs, place_arguments)
-    known = _facts(mod, special, externs)
+    facts = _facts(mod, constrained, externs)
     for global_var, function in callers.items():
-        function = special.get(global_var, function)
-        lowering.begin(function, known.of(str(global_var.name_hint)) if known else None)
+        function = constrained.get(global_var, function)
+        lowering.begin(function, facts.of(str(global_var.name_hint)) if facts else None)
         lowering.builder_.update_func(global_var, lowering.visit_expr(function))
     result = lowering.builder_.get()
     for global_var in externs:
         del result[global_var]
-    _reserve(result, externs)
+    _reserve_symbols(result, externs)
     return result
 
 
@@ -131,13 +136,13 @@ def _check_symbols(mod: tvm.IRModule, externs: Externs) -> None:
         if extern.symbol in names:
             raise TransformError(
                 f"LowerExternCalls: {extern.symbol!r} is the symbol of an external function and "
-                "the name of a function of the module, which would be called instead. Name one of "
-                "them otherwise; or run RunModuleCodegen with lower=True, before TVM names kernels"
+                "the name of a function of the module, which would be called instead; rename one "
+                "of them, or run RunModuleCodegen with lower=True, before TVM names its kernels"
             )
 
 
-def _reserve(mod: tvm.IRModule, externs: Externs) -> None:
-    """Keep the symbols that TVM could give to kernels of its own."""
+def _reserve_symbols(mod: tvm.IRModule, externs: Externs) -> None:
+    """Keep a declaration of each symbol that TVM could give to one of its kernels."""
     taken = {str(global_var.name_hint) for global_var in mod.get_global_vars()}
     by_name = {str(global_var.name_hint): global_var for global_var in externs}
     for symbol in sorted({extern.symbol for extern in externs.values()} - taken):
@@ -150,15 +155,15 @@ def _calls(function: relax.Function, externs: Externs) -> Iterator[relax.Call]:
 
 
 def _facts(
-    mod: tvm.IRModule, special: dict[tvm.ir.GlobalVar, relax.Function], externs: Externs
-) -> ModuleFacts | None:
-    """Return what is known of values, where a declaration says more than a type can."""
-    if not special:
+    mod: tvm.IRModule, constrained: dict[tvm.ir.GlobalVar, relax.Function], externs: Externs
+) -> ModuleAliasFacts | None:
+    """Return alias facts, None if no declaration has attributes that need them."""
+    if not constrained:
         return None
-    asked = mod.clone()
-    for global_var, function in special.items():
-        asked[global_var] = function
-    return ModuleFacts(asked, makers=[str(one.name_hint) for one in externs])
+    analyzed = mod.clone()
+    for global_var, function in constrained.items():
+        analyzed[global_var] = function
+    return ModuleAliasFacts(analyzed, makers=[str(global_var.name_hint) for global_var in externs])
 
 
 def _check(name: str, function: relax.Function, externs: Externs) -> None:
@@ -166,14 +171,14 @@ def _check(name: str, function: relax.Function, externs: Externs) -> None:
         if used in externs and not called:
             raise TransformError(
                 f"LowerExternCalls: function {name!r} uses the extern {used.name_hint!r} as a "
-                "value; it can only be called. Wrap it in a function of the module"
+                "value, but it can only be called; wrap it in a function of the module"
             )
     for call in _calls(function, externs):
         extern = externs[call.op]
         if len(call.args) != len(extern.params):
             raise TransformError(
                 f"LowerExternCalls: function {name!r} calls the extern {extern.symbol!r} with "
-                f"{len(call.args)} arguments; it has {len(extern.params)} parameters"
+                f"{len(call.args)} arguments; expected {len(extern.params)}"
             )
         shapes = match_call(extern.params, [argument.ty for argument in call.args])
         for number, output in enumerate(extern.outputs):
@@ -182,14 +187,14 @@ def _check(name: str, function: relax.Function, externs: Externs) -> None:
                 raise TransformError(
                     f"LowerExternCalls: function {name!r} calls the extern {extern.symbol!r}, "
                     f"whose output {number} is {output}: {problem}, so the caller cannot allocate "
-                    "it. State the output in terms of the parameters (the largest it can be, and "
-                    "slice it after the call), or leave this function to TVM"
+                    "it; specify the largest output in terms of the parameters and slice it after "
+                    "the call, or leave this function to TVM"
                 )
 
 
 def _output_problem(output: Any, shapes: CallShapes) -> str | None:
     if not isinstance(output, relax.TensorType):
-        return "it is no tensor"
+        return "it is not a tensor"
     if not output.dtype:
         return "its element type is unknown"
     extents = dimensions(output)
@@ -220,16 +225,16 @@ def _tracks_purity(function: relax.Function) -> bool:
 
 
 def _has_dataflow(sequence: relax.SeqExpr) -> bool:
-    for block in sequence.blocks:
+    for block in as_list(sequence.blocks):
         if isinstance(block, relax.DataflowBlock):
             return True
-        for binding in block.bindings:
+        for binding in as_list(block.bindings):
             value = binding.value
             if isinstance(value, relax.If):
-                inside = [value.true_branch, value.false_branch]
+                nested = [value.true_branch, value.false_branch]
             else:
-                inside = [value.body] if isinstance(value, relax.Function) else []
-            if any(map(_has_dataflow, inside)):
+                nested = [value.body] if isinstance(value, relax.Function) else []
+            if any(map(_has_dataflow, nested)):
                 return True
     return False
 
@@ -242,22 +247,22 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         self._externs = externs
         self._vdevices = list(mod.global_infos.get("vdevice") or [])
         self._tracked = False
-        self._facts: Facts | None = None
+        self._facts: AliasFacts | None = None
         self._steps: dict[relax.Var, Step] = {}
-        self._binding: relax.Var | None = None
+        self._current_var: relax.Var | None = None
 
-    def begin(self, function: relax.Function, facts: Facts | None) -> None:
+    def begin(self, function: relax.Function, facts: AliasFacts | None) -> None:
         """Prepare for a function."""
         self._tracked = _tracks_purity(function)
         self._facts = facts
-        self._steps = {step.var: step for step in facts.program.events} if facts else {}
+        self._steps = {step.var: step for step in facts.program.points} if facts else {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self._binding = binding.var
+        self._current_var = binding.var
         super().visit_var_binding_(binding)
 
     def visit_match_cast_(self, binding: relax.MatchCast) -> None:
-        self._binding = binding.var
+        self._current_var = binding.var
         super().visit_match_cast_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -272,53 +277,54 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
             callee = relax.ExternFunc(extern.symbol)
             ty = _at_call(extern.result, shapes)
             return relax.Call(_CALL_DPS_PACKED, [callee, relax.Tuple(arguments)], ty_args=[ty])
-        results = self._allocate(extern, call, arguments, shapes)
-        return _rebuilt(extern.result, iter(results))
+        results = self._lower_call(extern, call, arguments, shapes)
+        return _unflatten(extern.result, iter(results))
 
-    def _allocate(
+    def _lower_call(
         self,
         extern: Extern,
         call: relax.Call,
         arguments: list[relax.Expr],
         shapes: CallShapes,
     ) -> list[relax.Expr]:
-        """Emit the allocations and the call; return the outputs."""
-        step = self._steps.get(self._binding)  # none in local functions, of which nothing is known
-        shared = dict(enumerate(call.args))  # without those that are copied
+        """Emit the allocations, copies and the call; return the outputs."""
+        # There are no facts about local functions.
+        step = self._steps.get(self._current_var)
+        not_copied = dict(enumerate(call.args))
         for index, scope in enumerate(extern.argument_scopes):
-            place = self._place_arguments and index not in extern.inplace
-            if place and scope and scope != self._scope(call.args[index]):
-                arguments[index] = self._copied(
+            may_copy = self._place_arguments and index not in extern.inplace
+            if may_copy and scope and scope != self._scope(call.args[index]):
+                arguments[index] = self._copy_to(
                     arguments[index], _at_call(extern.params[index], shapes), scope
                 )
-                del shared[index]
+                del not_copied[index]
         results: list[relax.Expr] = []
-        passed: list[relax.Expr] = []
+        allocated: list[relax.Expr] = []
         scopes = list(extern.argument_scopes)
         outputs = [_at_call(output, shapes) for output in extern.outputs]
         for output, scope, index in zip(outputs, extern.output_scopes, extern.inplace, strict=True):
             if index == -1:
-                results.append(self._tensor(output, scope))
-                passed.append(results[-1])
+                results.append(self._allocate_tensor(output, scope))
+                allocated.append(results[-1])
                 scopes.append(scope)
                 continue
             needed = scope or extern.argument_scopes[index]
-            argument = shared.pop(index)
+            argument = not_copied.pop(index)
             misplaced = bool(needed) and needed != self._scope(argument)
-            if misplaced or not self._may_overwrite(argument, step, shared.values()):
-                arguments[index] = self._copied(arguments[index], output, needed)
+            if misplaced or not self._may_overwrite(argument, step, not_copied.values()):
+                arguments[index] = self._copy_to(arguments[index], output, needed)
             else:
-                shared[index] = argument
+                not_copied[index] = argument
             scopes[index] = needed
             results.append(arguments[index])
         written = [index for index in extern.inplace if index != -1]
-        written += range(len(arguments), len(arguments) + len(passed))
+        written += range(len(arguments), len(arguments) + len(allocated))
         callee = relax.ExternFunc(extern.symbol)
         if not extern.is_plain:
             callee = callee.with_attr(WRITES, written)
         if any(scopes):
             callee = callee.with_attr(SCOPES, scopes)
-        self.builder_.emit(relax.Call(callee, [*arguments, *passed]), "_")
+        self.builder_.emit(relax.Call(callee, [*arguments, *allocated]), "_")
         return results
 
     def _scope(self, value: relax.Expr) -> str | None:
@@ -327,37 +333,38 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
     def _may_overwrite(
         self, value: relax.Expr, step: Step | None, others: Iterable[relax.Expr]
     ) -> bool:
-        """Whether a call may overwrite an argument, beside which it is given others."""
+        """Return whether a call with other arguments may overwrite an argument."""
         facts = self._facts
         if facts is None or step is None or not facts.may_overwrite(value, step):
             return False
         return not any(facts.may_be_same(value, other) for other in others)
 
-    def _tensor(self, ty: Any, scope: str) -> relax.Expr:
+    def _allocate_tensor(self, ty: Any, scope: str) -> relax.Expr:
         device, own_scope = 0, "global"
         if ty.vdevice is not None:
             own_scope = str(ty.vdevice.memory_scope)
-            same = [i for i, one in enumerate(self._vdevices) if one == ty.vdevice]
-            device = same[0] if same else 0
-        place = [relax.prim_value(device), tvm.ir.StringImm(scope or own_scope)]
-        arguments = [ty.shape, dtype_of(str(ty.dtype)), *place]
+            matching = [i for i, vdevice in enumerate(self._vdevices) if vdevice == ty.vdevice]
+            device = matching[0] if matching else 0
+        device_and_scope = [relax.prim_value(device), tvm.ir.StringImm(scope or own_scope)]
+        arguments = [ty.shape, dtype_of(str(ty.dtype)), *device_and_scope]
         return self.builder_.emit(relax.Call(ALLOC, arguments, ty_args=[ty]), "alloc")
 
-    def _copied(self, value: relax.Expr, ty: Any, scope: str) -> relax.Expr:
-        copy = self._tensor(ty, scope)
+    def _copy_to(self, value: relax.Expr, ty: Any, scope: str) -> relax.Expr:
+        copy = self._allocate_tensor(ty, scope)
         self.builder_.emit(relax.Call(relax.ExternFunc(COPY.name), [value, copy]), "_")
         return copy
 
 
 def _at_call(ty: Any, shapes: CallShapes) -> Any:
-    """Return a type of the signature in terms of the caller."""
+    """Return the type of an output in the symbols of the caller."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_at_call(field, shapes) for field in ty.fields])
     extents = [shapes.extent(extent) for extent in dimensions(ty) or ()]
     return relax.TensorType(relax.ShapeExpr(extents), ty.dtype, ty.vdevice)
 
 
-def _rebuilt(ty: Any, outputs: Iterator[relax.Expr]) -> relax.Expr:
+def _unflatten(ty: Any, outputs: Iterator[relax.Expr]) -> relax.Expr:
+    """Return outputs in the tuples of the result type."""
     if isinstance(ty, relax.TupleType):
-        return relax.Tuple([_rebuilt(field, outputs) for field in ty.fields])
+        return relax.Tuple([_unflatten(field, outputs) for field in ty.fields])
     return next(outputs)

@@ -1,23 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers allocations in `ipc_memory`, and tensors at an offset, to calls of the runtime.
-
-Before:
-    storage = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "float32")   # 4096 bytes
-    x = R.builtin.alloc_tensor(R.shape([n, 8]), "float16", 0, "ipc_memory")
-
-After:
-    storage = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([4096]), "uint8")
-    gv = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([n, 8]), "float16")
-    x = R.memory.alloc_tensor(gv, 0, R.shape([n, 8]), "float16", 0)
-
-The size of a storage is in bytes, whatever the type of what will lie in it. TVM's pass of the same
-name passes that type on, and its storages are two to eight times too large. Tensors at an offset of
-a storage, in any scope, become what `LowerPackedAllocTensor` makes of them, so that pipelines which
-have the passes of TVM's names need no further one.
-
-Runs after the memory plan (`StaticPlanBlockMemory`) and before `LowerAllocTensor` and
-`LowerRuntimeBuiltin`, which know nothing of the scope: what they have already lowered is refused.
-"""
+"""The pass `LowerGPUIPCAllocStorage`, which lowers allocations in `ipc_memory` to runtime calls."""
 
 from __future__ import annotations
 
@@ -27,11 +9,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ipc.contract import IPC_MEMORY, programs
+from tvm_ipc.analysis.binding_builders import dtype_of
+from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.rewrite import change_functions, rewrite, typed
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.collection import no_collection
-from tvm_ipc.transform.ir.build import dtype_of
-from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, typed
+from tvm_ipc.packed_functions import IPC_MEMORY, programs
+from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
 from tvm_ipc.transform.module_pass import module_pass
 
@@ -40,19 +23,39 @@ _ALLOC_STORAGE = relax.ExternFunc(programs.ALLOC_STORAGE.name)
 
 @module_pass
 class LowerGPUIPCAllocStorage:
-    """Lower `ipc_memory` storages with their exact sizes, and tensors at an offset of any storage.
+    """Lower storages in `ipc_memory` with their exact sizes, and tensors at offsets of storages.
+
+    Before:
+        storage = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "float32")  # 4096 bytes
+        x = R.builtin.alloc_tensor(R.shape([n, 8]), "float16", 0, "ipc_memory")
+
+    After:
+        storage = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([4096]), "uint8")
+        gv = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([n, 8]), "float16")
+        x = R.memory.alloc_tensor(gv, 0, R.shape([n, 8]), "float16", 0)
+
+    The size of a storage is in bytes, whatever the type of its tensors. TVM's pass of this name
+    passes the type on, so that its storages are two to eight times too large. Tensors at an offset
+    of a storage in any scope are lowered as by `LowerPackedAllocTensor`, so that a pipeline with
+    the passes of TVM's names needs no other pass.
+
+    Run this pass after the memory plan (`StaticPlanBlockMemory`), and before `LowerAllocTensor` and
+    `LowerRuntimeBuiltin`, which do not support the scope. Allocations that these have already
+    lowered are an error.
 
     Raises
     ------
     TransformError
-        An allocation in `ipc_memory` is of a form that cannot be lowered; the module that was
-        given is as it was.
+        An allocation in `ipc_memory` is of a form that cannot be lowered. The input module is
+        unchanged.
     """
 
-    @no_collection()
+    @gc_paused()
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the lowered module."""
-        return change_functions(mod, lambda name, one: rewrite(one, partial(_lower, name)))
+        return change_functions(
+            mod, lambda name, function: rewrite(function, partial(_lower, name))
+        )
 
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
@@ -64,12 +67,12 @@ def _lower(function: str, binding: relax.Binding, call: relax.Expr) -> list[rela
     if type(call) is not relax.Call:
         return None
     op = call.op
-    # Most calls are of kernels, or make a tensor of a storage; to look at arguments takes time.
+    # Most calls are of kernels or allocate a tensor in a storage. Checking arguments costs time.
     if type(op) is tvm.ir.GlobalVar:
         return None
     if op.same_as(_TENSOR_OF_STORAGE):
         return lower_packed(binding, call)
-    if not any(map(_is_ipc_memory, call.args[:])):
+    if not any(map(_is_ipc_memory, as_list(call.args))):
         return None
     if op.same_as(_STORAGE):
         size, _device, _scope, _dtype = call.args
@@ -78,7 +81,7 @@ def _lower(function: str, binding: relax.Binding, call: relax.Expr) -> list[rela
         raise TransformError(
             f"LowerGPUIPCAllocStorage: function {function!r} has an allocation in "
             f"{IPC_MEMORY!r} that is neither a relax.memory.alloc_storage nor a "
-            f"relax.builtin.alloc_tensor: {call}. Run this pass before LowerAllocTensor and "
+            f"relax.builtin.alloc_tensor: {call}; run this pass before LowerAllocTensor and "
             "LowerRuntimeBuiltin"
         )
     shape, dtype, device, _scope = call.args
@@ -92,9 +95,10 @@ def _lower(function: str, binding: relax.Binding, call: relax.Expr) -> list[rela
 
 
 def _is_ipc_memory(argument: relax.Expr) -> bool:
-    return isinstance(argument, tvm.ir.StringImm) and argument.value == IPC_MEMORY
+    return type(argument) is tvm.ir.StringImm and argument.value == IPC_MEMORY
 
 
 def _alloc(shape: relax.Expr, dtype: relax.Expr, ty: Any) -> relax.Call:
+    """Return a call that allocates a storage in `ipc_memory`."""
     call = relax.Call(_ALLOC_STORAGE, [shape, dtype], ty_args=[ty])
     return typed(call, ty)

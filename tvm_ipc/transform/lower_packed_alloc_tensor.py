@@ -1,29 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers tensors at an offset of a storage to the runtime function that makes them.
-
-Before:
-    x = R.memory.alloc_tensor(storage, 256, R.shape([n, 8]), "float16", 0)
-    y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
-
-After:
-    x = R.call_packed("tvm_ipc.alloc_tensor", storage, 256, R.shape([n, 8]), "float16")
-    y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
-
-TVM's own function for it sets the tensor's `byte_offset`, which compiled kernels refuse; ours moves
-the data pointer. An offset of 0 is left to TVM.
-
-Runs after the memory plan (`StaticPlanBlockMemory`) and after `RewriteCUDAGraph`, which knows the
-operator alone; before `LowerRuntimeBuiltin`. `LowerGPUIPCAllocStorage` does the same and more: this
-pass is for pipelines without it.
-"""
+"""The pass `LowerPackedAllocTensor`, which lowers tensors at an offset of a storage."""
 
 from __future__ import annotations
 
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.contract.programs import ALLOC_TENSOR
-from tvm_ipc.transform.ir.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.packed_functions.programs import ALLOC_TENSOR
 from tvm_ipc.transform.module_pass import module_pass
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
@@ -32,7 +16,23 @@ _PACKED = relax.ExternFunc(ALLOC_TENSOR.name)
 
 @module_pass
 class LowerPackedAllocTensor:
-    """Lower tensors whose offset is not the constant 0, in every function."""
+    """Lower tensors at an offset of a storage to calls of the runtime.
+
+    Before:
+        x = R.memory.alloc_tensor(storage, 256, R.shape([n, 8]), "float16", 0)
+        y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
+
+    After:
+        x = R.call_packed("tvm_ipc.alloc_tensor", storage, 256, R.shape([n, 8]), "float16")
+        y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
+
+    TVM's own runtime function sets the `byte_offset` of the tensor, which compiled kernels reject.
+    Ours moves the data pointer. Tensors at offset 0 are skipped, because TVM's function suffices.
+
+    Run this pass after the memory plan (`StaticPlanBlockMemory`) and after `RewriteCUDAGraph`,
+    which recognizes only the operator, and before `LowerRuntimeBuiltin`. Pipelines with
+    `LowerGPUIPCAllocStorage` do not need it.
+    """
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the lowered module."""
@@ -40,7 +40,7 @@ class LowerPackedAllocTensor:
 
 
 def lower_packed(binding: relax.Binding, call: relax.Expr) -> list[relax.Binding] | None:
-    """Return what stands in for the binding, if it is of a tensor at an offset."""
+    """Return the bindings that replace a binding of a tensor at an offset, None for any other."""
     if type(call) is not relax.Call or not call.op.same_as(_ALLOC_TENSOR):
         return None
     arguments = call.args[:4]

@@ -1,33 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes declarations of functions that an external compiler has compiled.
-
-Before:
-    @R.function
-    def scaled(a: R.Tensor(("m", 4), "float32")) -> R.Tensor(("m", 4), "float32"):
-        R.func_attr({"Codegen": "cc", "Inline": True})
-        return R.nn.relu(a)
-
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        y = cls.scaled(x)
-
-After:
-    scaled = R.ExternFunc(
-        "scaled", R.Callable((R.Tensor(("m", 4), "float32"),), R.Tensor(("m", 4), "float32"), True)
-    )                                                               # {"tvm_ipc.extern": True}
-
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        y = cls.scaled(x)
-
-The signature with its symbolic shapes stays, and what of it a type cannot say (`byoc/extern.py`).
-All other attributes go: they told how to compile the function, and whoever meets the declaration
-must not compile, fuse or inline it. Callers are unchanged.
-
-Runs when the compiler is done, on functions of the module (`OutlineCompilerFunctions`). Later, and
-before the virtual machine, `LowerExternCalls` makes the calls what the symbol expects.
-`RunModuleCodegen` does all of it.
-"""
+"""The pass `MarkCompilerFunctionsAsExtern`, which replaces compiled functions by declarations."""
 
 from __future__ import annotations
 
@@ -38,14 +10,43 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.extern import declare
-from tvm_ipc.transform.byoc.literals import compiler_of, contains_literal, is_for
+from tvm_ipc.transform.byoc.extern_declaration import declare
+from tvm_ipc.transform.byoc.function_literals import compiler_of, contains_literal, is_for
 from tvm_ipc.transform.module_pass import module_pass, option
 
 
 @module_pass
 class MarkCompilerFunctionsAsExtern:
     """Replace the functions of a compiler by extern declarations.
+
+    Before::
+
+        @R.function
+        def scaled(a: R.Tensor(("m", 4), "float32")) -> R.Tensor(("m", 4), "float32"):
+            R.func_attr({"Codegen": "cc", "Inline": True})
+            return R.nn.relu(a)
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            y = cls.scaled(x)
+
+    After::
+
+        scaled = R.ExternFunc(
+            "scaled",
+            R.Callable((R.Tensor(("m", 4), "float32"),), R.Tensor(("m", 4), "float32"), True),
+        )                                                           # {"tvm_ipc.extern": True}
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            y = cls.scaled(x)
+
+    A declaration keeps the signature with its symbolic shapes, and the attributes that extend it
+    (`byoc/extern_declaration.py`). All other attributes are removed: they concern compilation, and
+    a declaration must not be compiled, fused or inlined. Callers are unchanged.
+
+    Run the pass after the compiler, on functions of the module (`OutlineCompilerFunctions`). Later,
+    `LowerExternCalls` must lower the calls. `RunModuleCodegen` does all of it.
 
     Parameters
     ----------
@@ -54,8 +55,8 @@ class MarkCompilerFunctionsAsExtern:
     Raises
     ------
     TransformError
-        One of them is a literal in another function, or declares memory scopes or outputs in
-        place that it cannot have; the module that was given is as it was.
+        If one of the functions is a literal in another function, or declares inconsistent memory
+        scopes or in-place outputs.
     """
 
     compiler: str = option(arguments.text)
@@ -85,7 +86,7 @@ class MarkCompilerFunctionsAsExtern:
 def mark(
     pass_name: str, mod: tvm.IRModule, global_vars: Iterable[tvm.ir.GlobalVar]
 ) -> tvm.IRModule:
-    """Replace functions of a module by declarations."""
+    """Replace functions of a module by extern declarations; messages begin with the pass name."""
     declarations = {
         global_var: declare(pass_name, str(global_var.name_hint), mod[global_var])
         for global_var in global_vars

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of a pass: its options, and a few lines around a pure function.
+"""The decorator `module_pass`, which turns a class with options into a pass of TVM.
 
     @module_pass
     class LowerExternCalls:
@@ -10,8 +10,9 @@
         def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
             return lower(mod, place_arguments=self.place_arguments)
 
-The class becomes a dataclass, and then a pass of TVM of its name. An option is checked when the
-pass is made, with a function of `arguments`; one whose default is None may be None.
+The class becomes a dataclass, and then a pass of TVM of the same name. Each option is checked with
+a function of `tvm_ipc.arguments` when the pass is created. An option may be None if that is its
+default.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: Any) -> Callable[[Any], Any]:
-        """Say to type checkers what `module_pass` does."""
+        """Stand in for the decorator that tells type checkers what `module_pass` does."""
         return lambda decorator: decorator
 
 
@@ -37,26 +38,26 @@ _Options = TypeVar("_Options")
 def option(
     check: Callable[..., Any], *wanted: Any, default: Any = MISSING, kw_only: bool = False
 ) -> Any:
-    """Return a field of a pass, whose value is what `check(name, value, *wanted)` returns."""
+    """Return a field of a pass that is set to the result of `check(name, value, *wanted)`."""
     return field(default=default, kw_only=kw_only, metadata={"check": (check, wanted)})
 
 
 @dataclass_transform(field_specifiers=(option,))
 def module_pass(cls: type[_Options]) -> type[_Options]:
-    """Make a pass of a class with options and a method `apply`.
+    """Turn a class with options and a method `apply` into a pass.
 
-    A method `__post_init__` of the class is called when each option has been checked.
+    A method `__post_init__` of the class is called after all options have been checked.
     """
-    together = getattr(cls, "__post_init__", None)
+    post_init = getattr(cls, "__post_init__", None)
 
     def check_options(self: Any) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if "check" in one.metadata and (value is not None or one.default is not None):
-                check, wanted = one.metadata["check"]
-                setattr(self, one.name, check(f"{cls.__name__}: {one.name}", value, *wanted))
-        if together is not None:
-            together(self)
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if "check" in item.metadata and (value is not None or item.default is not None):
+                check, wanted = item.metadata["check"]
+                setattr(self, item.name, check(f"{cls.__name__}: {item.name}", value, *wanted))
+        if post_init is not None:
+            post_init(self)
 
     def transform_module(
         self: Any, mod: tvm.IRModule, _context: tvm.transform.PassContext
@@ -65,5 +66,6 @@ def module_pass(cls: type[_Options]) -> type[_Options]:
 
     cls.__post_init__ = check_options  # type: ignore[attr-defined]
     cls.transform_module = transform_module  # type: ignore[attr-defined]
-    made: type[_Options] = tvm.transform.module_pass(opt_level=0, name=cls.__name__)(dataclass(cls))
-    return made
+    decorate = tvm.transform.module_pass(opt_level=0, name=cls.__name__)
+    result: type[_Options] = decorate(dataclass(cls))
+    return result

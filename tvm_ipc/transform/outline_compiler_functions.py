@@ -1,41 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes module-level functions of what is to be compiled elsewhere.
-
-Before:
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        @R.function
-        def inner(a: R.Tensor((n, 4), "float32")):
-            R.func_attr({"Codegen": "cc", "Inline": True})
-            return R.add(a, x)
-        y = inner(x)
-        z = inner(y)
-
-After:
-    @R.function
-    def main_cc_0(a: R.Tensor(("n", 4), "float32"), x: R.Tensor(("n", 4), "float32")):
-        R.func_attr({"Codegen": "cc", "Inline": True})
-        return R.add(a, x)
-
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        y = cls.main_cc_0(x, x)
-        z = cls.main_cc_0(y, x)
-
-Every Relax function with a `Codegen` attribute that is written inside another one is outlined,
-wherever it stands: called in place, bound to a variable, nested, in a branch, in a dataflow block.
-Functions inside of it without that attribute, such as composites, stay where they are. Its free
-variables become parameters; symbolic ones that no parameter's type defines come in one shape. All
-attributes are kept, `Inline` too: that a function may be inlined into its caller says nothing about
-who compiles it, and only what has a symbol can be compiled elsewhere. `global_symbol` is the new
-name. Structurally equal functions become one, equal functions of the module included.
-
-A literal that is used as a value, not only called, is replaced by a function without attributes
-that calls the outlined one.
-
-Runs first, before anything that lowers operators. The names, and what may be shared, are the
-policy of a `GlobalSymbolCache`. A second run finds nothing to do.
-"""
+"""The pass `OutlineCompilerFunctions`, which moves function literals for an external compiler."""
 
 from __future__ import annotations
 
@@ -46,7 +10,16 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.rewrite import typed
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.byoc.function_literals import (
+    COMPOSITE,
+    Equals,
+    close,
+    compiler_of,
+    contains_literal,
+    is_for,
+)
 from tvm_ipc.transform.byoc.global_symbol_cache import (
     GLOBAL_SYMBOL,
     ExistingGlobalSymbols,
@@ -55,33 +28,60 @@ from tvm_ipc.transform.byoc.global_symbol_cache import (
     Names,
     Site,
 )
-from tvm_ipc.transform.byoc.literals import (
-    COMPOSITE,
-    Equals,
-    close,
-    compiler_of,
-    contains_literal,
-    is_for,
-)
-from tvm_ipc.transform.ir.rewrite import typed
 from tvm_ipc.transform.module_pass import module_pass, option
 
 
 @module_pass
 class OutlineCompilerFunctions:
-    """Outline function literals that have a `Codegen` attribute.
+    """Outline function literals that have a `Codegen` attribute to functions of the module.
+
+    Before::
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            @R.function
+            def inner(a: R.Tensor((n, 4), "float32")):
+                R.func_attr({"Codegen": "cc", "Inline": True})
+                return R.add(a, x)
+            y = inner(x)
+            z = inner(y)
+
+    After::
+
+        @R.function
+        def main_cc_0(a: R.Tensor(("n", 4), "float32"), x: R.Tensor(("n", 4), "float32")):
+            R.func_attr({"Codegen": "cc", "Inline": True})
+            return R.add(a, x)
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            y = cls.main_cc_0(x, x)
+            z = cls.main_cc_0(y, x)
+
+    Literals are outlined wherever they occur: called in place, bound to a variable, nested, in a
+    branch, or in a dataflow block. Functions inside of them without the attribute, such as
+    composites, are not outlined. Free variables become parameters; symbolic variables that no
+    parameter's type defines become one more parameter, a shape. All attributes are kept, including
+    `Inline`: a function that may be inlined still needs a symbol to be compiled externally.
+    `global_symbol` is the new name. Structurally equal functions are shared, also with functions of
+    the module.
+
+    A literal that is used as a value is replaced by a function without attributes that calls the
+    outlined one.
+
+    Run the pass first, before passes that lower operators. A `GlobalSymbolCache` determines names
+    and which functions are shared. The pass is idempotent.
 
     Parameters
     ----------
-    compiler : only those of this compiler; None for all.
-    cache : names the functions. By default those with a `global_symbol` keep it, and the others
-        are called after the function around them and the compiler.
+    compiler : the compiler whose literals are outlined; None for all compilers.
+    cache : the policy that names the functions. By default, functions with a `global_symbol` keep
+        it, and others are named after the enclosing function and the compiler.
 
     Raises
     ------
     TransformError
-        Two different functions would get the same symbol, or one calls itself; the module that
-        was given is as it was.
+        If two different functions would get the same symbol, or if a function calls itself.
     """
 
     compiler: str | None = option(arguments.text, "a name or None", default=None)
@@ -96,24 +96,24 @@ class OutlineCompilerFunctions:
 
 def outline(
     mod: tvm.IRModule,
-    wanted: Callable[[relax.Function], bool],
+    selected: Callable[[relax.Function], bool],
     cache: GlobalSymbolCache | None = None,
 ) -> tvm.IRModule:
-    """Outline the literals that are wanted.
+    """Outline the selected literals.
 
-    Without a policy those with a symbol keep it, and the others get fresh ones.
+    Without a policy, literals with a symbol keep it, and others get new symbols.
     """
     functions = [
         (global_var, function)
         for global_var, function in mod.functions_items()
-        if isinstance(function, relax.Function) and contains_literal(function, wanted)
+        if isinstance(function, relax.Function) and contains_literal(function, selected)
     ]
     if not functions:
         return mod
     table = _Table(mod, cache or ExistingGlobalSymbols(otherwise=FreshGlobalSymbols()))
-    outliner = _Outliner(mod, wanted, table)
+    outliner = _Outliner(mod, selected, table)
     for global_var, function in functions:
-        outliner.around = global_var.name_hint
+        outliner.function_name = global_var.name_hint
         outliner.builder_.update_func(global_var, outliner.visit_expr(function))
     if table.problem is not None:
         raise table.problem
@@ -124,10 +124,10 @@ def outline(
 
 
 class _Table:
-    """The functions that were outlined.
+    """The outlined functions.
 
-    What cannot be outlined is kept as `problem` and raised in the end: an exception in the middle
-    of a function would leave TVM's builder with an open block.
+    The first error is kept as `problem` and raised at the end: an exception in the middle of a
+    function would leave TVM's builder with an open block.
     """
 
     def __init__(self, mod: tvm.IRModule, cache: GlobalSymbolCache) -> None:
@@ -142,11 +142,11 @@ class _Table:
                 self._names.take(str(function.attrs[GLOBAL_SYMBOL]))
             if compiler_of(function) is not None:
                 if not isinstance(global_var.ty, relax.FuncType):
-                    typed(global_var, function.ty)  # its calls need one
+                    typed(global_var, function.ty)  # its calls need a type
                 self._equals.add(function, global_var)
 
     def global_var(self, function: relax.Function, site: Site) -> tvm.ir.GlobalVar:
-        """Return the variable of an equal function, or a new one."""
+        """Return the global variable of an equal function, or a new one."""
         try:
             shared = self._equals.find(
                 function,
@@ -155,8 +155,8 @@ class _Table:
             if shared is not None:
                 return shared
             symbol = self._symbol(function, site)
-        except Exception as problem:
-            self.problem = self.problem or problem
+        except Exception as error:
+            self.problem = self.problem or error
             symbol = ""
         global_var = typed(tvm.ir.GlobalVar(symbol), function.ty)
         self._names.take(symbol)
@@ -169,14 +169,14 @@ class _Table:
         policy = type(self._cache).__name__
         if not isinstance(symbol, str) or not symbol:
             raise TransformError(
-                f"OutlineCompilerFunctions: {policy} gave {site} the symbol {symbol!r}, which is "
-                "not a name"
+                f"OutlineCompilerFunctions: {policy} returned the symbol {symbol!r} for {site}; "
+                "expected a name"
             )
         if self._names.taken(symbol):
             raise TransformError(
-                f"OutlineCompilerFunctions: {policy} gave {site} the symbol {symbol!r}, which a "
-                "different function of the module has. Rename one of them, or take another "
-                "policy, such as FreshGlobalSymbols()"
+                f"OutlineCompilerFunctions: {policy} returned the symbol {symbol!r} for {site}, "
+                "but a different function of the module has this symbol; rename one of them, or "
+                "use another policy, such as FreshGlobalSymbols()"
             )
         return symbol
 
@@ -184,17 +184,17 @@ class _Table:
 @mutator
 class _Outliner(PyExprMutator):  # type: ignore[misc]
     def __init__(
-        self, mod: tvm.IRModule, wanted: Callable[[relax.Function], bool], table: _Table
+        self, mod: tvm.IRModule, selected: Callable[[relax.Function], bool], table: _Table
     ) -> None:
         super().__init__(mod)
-        self.around = ""
-        self._wanted = wanted
+        self.function_name = ""
+        self._selected = selected
         self._table = table
         self._callees: dict[relax.Var, tuple[tvm.ir.GlobalVar, list[relax.Expr]]] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         value, var = binding.value, binding.var
-        if isinstance(value, relax.Function) and self._wanted(value):
+        if isinstance(value, relax.Function) and self._selected(value):
             self._callees[var] = self._outline(value, var)
         elif isinstance(value, relax.Var) and value in self._callees:
             self._callees[var] = self._callees[value]
@@ -202,7 +202,7 @@ class _Outliner(PyExprMutator):  # type: ignore[misc]
             super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        if isinstance(call.op, relax.Function) and self._wanted(call.op):
+        if isinstance(call.op, relax.Function) and self._selected(call.op):
             callee = self._outline(call.op, None)
         elif isinstance(call.op, relax.Var) and call.op in self._callees:
             callee = self._callees[call.op]
@@ -212,16 +212,18 @@ class _Outliner(PyExprMutator):  # type: ignore[misc]
         return relax.Call(global_var, [*map(self.visit_expr, call.args), *extra])
 
     def visit_var_(self, var: relax.Var) -> relax.Expr:
-        return self._value(var) if var in self._callees else super().visit_var_(var)
+        return self._as_value(var) if var in self._callees else super().visit_var_(var)
 
     def visit_dataflow_var_(self, var: relax.DataflowVar) -> relax.Expr:
-        return self._value(var) if var in self._callees else super().visit_dataflow_var_(var)
+        return self._as_value(var) if var in self._callees else super().visit_dataflow_var_(var)
 
     def _outline(
         self, literal: relax.Function, var: relax.Var | None
     ) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
         name = "a literal" if var is None else var.name
-        site = Site(self.around, name, compiler_of(literal) or str(literal.attrs.get(COMPOSITE)))
+        site = Site(
+            self.function_name, name, compiler_of(literal) or str(literal.attrs.get(COMPOSITE))
+        )
         closed = close(self.visit_expr(literal))
         if var in closed.variables:
             self._table.problem = TransformError(
@@ -230,14 +232,14 @@ class _Outliner(PyExprMutator):  # type: ignore[misc]
         global_var = self._table.global_var(closed.function, site)
         extra = closed.arguments()
         if var is not None and not isinstance(var, relax.DataflowVar):
-            # Where the variable is an output of its dataflow block, so is what it captured.
+            # If the variable is an output of its dataflow block, its free variables must be too.
             extra = [
-                self.builder_.emit_output(one) if isinstance(one, relax.DataflowVar) else one
-                for one in extra
+                self.builder_.emit_output(value) if isinstance(value, relax.DataflowVar) else value
+                for value in extra
             ]
         return global_var, extra
 
-    def _value(self, var: relax.Var) -> relax.Expr:
+    def _as_value(self, var: relax.Var) -> relax.Expr:
         global_var, extra = self._callees[var]
         if not extra:
             return global_var

@@ -1,90 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets matrix products go on while rows that they need, or that others need, are on their way.
-
-Before, with 2 workers:
-    whole = R.comm.allgather(x, axis=0, ...)
-    z = R.matmul(whole, w)
-
-After, in one chunk:
-    shown = R.call_pure_packed("tvm_ipc.show", x, 0)
-    own = R.matmul(x, w)
-    theirs = R.call_pure_packed("tvm_ipc.peer", shown, 1, R.shape([m, k]))   # where it lies
-    part = R.matmul(theirs, w)
-    z = R.call_dps_packed("tvm_ipc.join", (0, R.shape([...]), own, part), R.Tensor(...))
-
-A rank begins with its own rows. Nothing is gathered: rows of others are read where they lie, chunk
-by chunk, as they arrive. A matrix product and the reduce-scatter or all-reduce after it become
-chunks likewise, those of other ranks first (see `tvm_ipc.transform.overlap`); the sum has the same
-bits. Products that the target computes in blocks of rows may round otherwise if they have fewer
-rows.
-
-What is done is chosen by a calibration of the machine, or given as a number of chunks. It pays over
-links that are slower than the memory of one machine.
-
-Runs while all of these are operators, before `LegalizeOps`; `PlaceParts` has to follow after
-`CallTIRRewrite`.
-"""
+"""The pass `OverlapCommunication`, which overlaps matmuls with the communication around them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.collective_calls import name_of
+from tvm_ipc.analysis.cross_branch_collectives import matching_collectives
+from tvm_ipc.analysis.rewrite import belongs_to_others, change_functions, rewrite
+from tvm_ipc.analysis.uses import Position, Uses
 from tvm_ipc.calibration import Calibration
-from tvm_ipc.comm.attributes import CollectiveAttrs
-from tvm_ipc.comm.extents import constant
-from tvm_ipc.contract import MAX_SHOWN, MAX_WORKERS
-from tvm_ipc.transform.ir.collectives import name_of
-from tvm_ipc.transform.ir.rewrite import belongs_to_others, change_functions, rewrite
-from tvm_ipc.transform.ir.uses import Place, Uses
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs
+from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.overlap.chunks import Emission, pieces
-from tvm_ipc.transform.overlap.cost import Choice, Workload, choose
-from tvm_ipc.transform.overlap.find import collective_of, find_site
-from tvm_ipc.transform.overlap.site import LeftAloneError, MatrixProduct, OverlapSite
+from tvm_ipc.transform.overlap.candidate import Candidate, MatmulChain, NotOverlappableError
+from tvm_ipc.transform.overlap.chunked_builder import ChunkedBuilder, chunks_of
+from tvm_ipc.transform.overlap.cost_model import Choice, Workload, choose
+from tvm_ipc.transform.overlap.find_candidates import collective_of, find_candidate
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "OverlapCommunication"
-_CHUNKS: Final = f"a number of chunks, 0 to {MAX_SHOWN}, where 0 leaves all as it is"
+_CHUNKS: Final = f"a number of chunks, 0 to {MAX_EXPOSED}, where 0 means no overlap"
 _WORKERS: Final = f"a number of workers, 1 to {MAX_WORKERS}, or None"
 
 
-def _sites(name: str, given: object) -> dict[str, int]:
-    wanted = f"numbers of chunks, 0 to {MAX_SHOWN}, by the names of variables"
-    if not isinstance(given, Mapping):
-        raise arguments.wrong_type(name, wanted, given)
+def _sites(name: str, value: object) -> dict[str, int]:
+    wanted = f"numbers of chunks, 0 to {MAX_EXPOSED}, by the names of variables"
+    if not isinstance(value, Mapping):
+        raise arguments.wrong_type(name, wanted, value)
     try:
-        for variable, chunks in given.items():
+        for variable, chunks in value.items():
             arguments.instance(name, variable, str, wanted)
-            arguments.integer(name, chunks, wanted, 0, MAX_SHOWN)
+            arguments.integer(name, chunks, wanted, 0, MAX_EXPOSED)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} is {wanted}, not {arguments.show(given)}") from None
-    return dict(given)
+        raise type(error)(f"{name} is {wanted}, not {arguments.quote(value)}") from None
+    return dict(value)
 
 
 @module_pass
 class OverlapCommunication:
-    """Let matrix products and the communication before or after them go on together.
+    """Overlap matmuls with the communication before or after them.
+
+    Before, with 2 workers::
+
+        whole = R.comm.allgather(x, axis=0, ...)
+        z = R.matmul(whole, w)
+
+    After, in one chunk::
+
+        exposed = R.call_pure_packed("tvm_ipc.expose", x, 0)
+        own = R.matmul(x, w)
+        rows = R.call_pure_packed("tvm_ipc.peer_view", exposed, 1, R.shape([m, k]))  # no copy
+        peer = R.matmul(rows, w)
+        z = R.call_dps_packed("tvm_ipc.assemble", (0, R.shape([...]), own, peer), R.Tensor(...))
+
+    A rank multiplies its own rows first, and then those of peers, chunk by chunk, as they become
+    available. It reads the rows of peers in place, so nothing is gathered. A matmul that is
+    followed by a reduce-scatter or an all-reduce is split into chunks too, and the chunks that
+    peers need are computed first (see `tvm_ipc.transform.overlap`). The sum is bit for bit the
+    same. A matmul of fewer rows may round differently if the target computes blocks of rows.
+
+    The number of chunks is chosen by a calibration of the machine, or is a parameter. Overlap pays
+    over links that are slower than the memory of one machine.
+
+    The pass runs before `LegalizeOps`, while collectives and matmuls are operators.
+    `ElideConcatCopies` must follow after `CallTIRRewrite`.
 
     Parameters
     ----------
-    calibration : what was measured on the machine, by which each site gets its chunks.
-    chunks : into how many the rows of a rank are divided, whatever they cost.
-    sites : the same for single collectives, by the names of their variables.
-    blas : whether products are for the BLAS, which says how long they take.
-    world_size : the number of workers, which an all-reduce over all of them does not say.
-    num_groups : the number of groups of the session, likewise.
+    calibration : the measured times of the machine, by which the number of chunks is chosen for
+        each collective.
+    chunks : the number of chunks into which the rows of a rank are split, instead of a calibration.
+    sites : the number of chunks of single collectives, by the names of their variables.
+    blas : whether matmuls are offloaded to BLAS, which determines their predicted times.
+    world_size : the number of workers. An all-reduce over all workers does not specify it.
+    num_groups : the number of groups of the session.
     """
 
     calibration: Calibration | None = option(
         arguments.instance, Calibration, "a tvm_ipc.Calibration", default=None
     )
-    chunks: int | None = option(arguments.integer, _CHUNKS, 0, MAX_SHOWN, default=None)
+    chunks: int | None = option(arguments.integer, _CHUNKS, 0, MAX_EXPOSED, default=None)
     sites: Mapping[str, int] | None = option(_sites, default=None, kw_only=True)
     blas: bool = option(arguments.flag, default=False, kw_only=True)
     world_size: int | None = option(
@@ -97,30 +101,72 @@ class OverlapCommunication:
     def __post_init__(self) -> None:
         if (self.calibration is None) == (self.chunks is None):
             raise ValueError(
-                "OverlapCommunication: give either a calibration, which tells how many chunks pay, "
-                "or a number of chunks"
+                "OverlapCommunication: expected either a calibration, which determines the number "
+                "of chunks, or chunks; pass exactly one of them"
             )
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return the module with chunks."""
+        """Return the module with overlapped matmuls."""
         names = set(self.sites or ())
 
         def changed(name: str, function: relax.Function) -> relax.Function:
             if belongs_to_others(function):
                 return function
-            return _Overlap(self, name, function, names).change()
+            return _Overlap(self, name, function, names).apply()
 
         result = change_functions(mod, changed)
         if names:
             raise ValueError(
-                f"OverlapCommunication: sites: there is no collective {sorted(names)[0]!r} before "
-                "or after a matrix product"
+                f"OverlapCommunication: sites: {sorted(names)[0]!r} is not the variable of a "
+                "collective before or after a matmul"
             )
         return result
 
 
+@dataclass(eq=False)
+class _Candidate:
+    """A candidate with the choice of its chunks, and the reason if it is skipped nevertheless."""
+
+    name: str  #: the name of the collective's variable
+    subject: str
+    site: Candidate
+    choice: Choice
+    skipped: str | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether the site is overlapped."""
+        return self.choice.overlaps and self.skipped is None
+
+    @property
+    def gain(self) -> float:
+        """The seconds that overlap is predicted to save; 0 if nothing can be predicted."""
+        if self.choice.seconds is None or self.choice.sequential_seconds is None:
+            return 0.0
+        return self.choice.sequential_seconds - self.choice.seconds
+
+    @property
+    def lowering(self) -> tuple[Any, ...]:
+        """The properties in which matching candidates of other branches must agree."""
+        site = self.site
+        return (
+            site.kind,
+            site.ranks,
+            self.choice.chunks,
+            str(site.rows),
+            site.input_layout.item_bytes,
+            str(site.input_layout.shape),
+            tuple(str(layout.shape) for layout in site.output_layouts),
+        )
+
+    @property
+    def matmuls(self) -> list[relax.Var]:
+        """The variables of the matmuls that are split into chunks."""
+        return [chain.matmul.binding.var for chain in self.site.chains]
+
+
 class _Overlap:
-    """One function, and what its bindings become."""
+    """Overlaps the collectives of one function."""
 
     def __init__(
         self, options: OverlapCommunication, name: str, function: relax.Function, names: set[str]
@@ -128,112 +174,160 @@ class _Overlap:
         self._options = options
         self._name = name
         self._function = function
-        self._names = names  #: of sites that nobody has found yet
+        self._names = names  #: the names in the option `sites` that are not found yet
         self._uses = Uses()
         self._uses.read(function.body)
+        self._matching = matching_collectives(function.body)
         self._removed: set[Any] = set()
-        self._instead: defaultdict[Any, list[relax.Binding]] = defaultdict(list)
+        self._replacements: defaultdict[Any, list[relax.Binding]] = defaultdict(list)
 
-    def change(self) -> relax.Function:
-        for place in list(self._uses.places.values()):
-            attrs = collective_of(place)
+    def apply(self) -> relax.Function:
+        """Return the new function, or the same one if nothing is overlapped."""
+        outcomes: list[_Candidate | Decision] = []
+        for position in list(self._uses.positions.values()):
+            attrs = collective_of(position)
             if attrs is not None:
-                self._consider(place, attrs)
+                outcomes.append(self._candidate(position, attrs))
+        candidates = [outcome for outcome in outcomes if isinstance(outcome, _Candidate)]
+        self._assign_matmuls(candidates)
+        self._match_branches(candidates)
+        for outcome in outcomes:
+            note(self._decision(outcome) if isinstance(outcome, _Candidate) else outcome)
+        for candidate in candidates:
+            if candidate.overlaps:
+                self._emit(candidate.site, candidate.choice.chunks)
         if not self._removed:
             return self._function
 
         def change(binding: relax.Binding, _: relax.Expr) -> Sequence[relax.Binding] | None:
             variable = binding.var
-            if variable not in self._removed and variable not in self._instead:
+            if variable not in self._removed and variable not in self._replacements:
                 return None
             kept = [] if variable in self._removed else [binding]
-            return [*self._instead.get(variable, ()), *kept]
+            return [*self._replacements.get(variable, ()), *kept]
 
         return rewrite(self._function, change)
 
-    def _consider(self, place: Place, attrs: CollectiveAttrs) -> None:
-        variable = place.binding.var
-        name = str(variable.name)
-        subject = f"{attrs.kind} of {name_of(place.binding.value.args[0])}"
+    def _candidate(self, position: Position, attrs: CollectiveAttrs) -> _Candidate | Decision:
+        """Return the candidate of a collective, or the decision to skip the collective."""
+        name = str(position.binding.var.name)
+        subject = f"{attrs.kind} of {name_of(position.binding.value.args[0])}"
         try:
-            site = find_site(place, attrs, self._ranks(attrs), self._uses)
+            site = find_candidate(position, attrs, self._ranks(attrs), self._uses)
             self._names.discard(name)
-            choice = self._choose(name, site)
-        except LeftAloneError as refusal:
-            note(Decision(_NAME, self._name, subject, "left alone", str(refusal)))
-            return
-        verdict = f"in {choice.chunks} chunks" if choice.overlaps else "left alone"
+            return _Candidate(name, subject, site, self._choose(name, site))
+        except NotOverlappableError as reason:
+            return Decision(_NAME, self._name, subject, "skipped", str(reason))
+
+    def _assign_matmuls(self, candidates: list[_Candidate]) -> None:
+        """Assign each matmul to one candidate, and skip the others.
+
+        A matmul may stand between a gather and a reduction. A candidate that the option `sites`
+        names has priority, then the one that gains more, then the first one in the program.
+        """
+        named = self._options.sites or {}
+        owners: dict[relax.Var, _Candidate] = {}
+        overlapped = [candidate for candidate in candidates if candidate.overlaps]
+        for candidate in sorted(
+            overlapped, key=lambda candidate: (candidate.name not in named, -candidate.gain)
+        ):
+            owner = next((owners[matmul] for matmul in candidate.matmuls if matmul in owners), None)
+            if owner is None:
+                owners.update(dict.fromkeys(candidate.matmuls, candidate))
+            else:
+                candidate.skipped = f"its matmul is overlapped with the {owner.subject} instead"
+
+    def _match_branches(self, candidates: list[_Candidate]) -> None:
+        """Skip candidates with a match in another branch, unless all matches are lowered alike."""
+        overlapped = {
+            candidate.site.collective.binding.var: candidate
+            for candidate in candidates
+            if candidate.overlaps
+        }
+        lowerings: defaultdict[Any, set[Any]] = defaultdict(set)
+        for variable, signature in self._matching.items():
+            match = overlapped.get(variable)
+            lowerings[signature].add(None if match is None else match.lowering)
+        for variable, candidate in overlapped.items():
+            if len(lowerings[self._matching.get(variable)]) > 1:
+                candidate.skipped = "ranks in another branch may make the call that it matches"
+
+    def _decision(self, candidate: _Candidate) -> Decision:
+        subject, choice = candidate.subject, candidate.choice
+        if candidate.skipped is not None:
+            return Decision(_NAME, self._name, subject, "skipped", candidate.skipped)
+        verdict = f"in {choice.chunks} chunks" if choice.overlaps else "skipped"
         rounds = choice.overlaps and self._options.blas
-        reason = choice.reason + "; the BLAS may round otherwise in fewer rows" * rounds
-        note(Decision(_NAME, self._name, subject, verdict, reason))
-        if choice.overlaps:
-            self._emit(site, choice.chunks)
+        reason = choice.reason + "; BLAS may round differently for fewer rows" * rounds
+        return Decision(_NAME, self._name, subject, verdict, reason)
 
     def _ranks(self, attrs: CollectiveAttrs) -> int | None:
-        """Return how many ranks do a collective together, None where that is not known."""
+        """Return the number of ranks in the team of a collective, None if it is unknown."""
         world = self._options.world_size
         if attrs.workers or world is None:
             return int(attrs.workers) or None
         return world // self._options.num_groups if attrs.team == "group" else world
 
-    def _choose(self, name: str, site: OverlapSite) -> Choice:
-        said = (self._options.sites or {}).get(name, self._options.chunks)
-        moved = site.left if site.kind == "allgather" else site.right[0]
+    def _choose(self, name: str, site: Candidate) -> Choice:
+        requested = (self._options.sites or {}).get(name, self._options.chunks)
+        moved = site.input_layout if site.kind == "allgather" else site.output_layouts[0]
         workload = Workload(
             kind=site.kind,
             ranks=site.ranks,
-            rows=_times(constant(site.rows), site.left.outer),
-            inner=constant(site.left.shape[-1]),
-            columns=_sum([constant(one.shape[-1]) for one in site.right]),
+            rows=_times(constant(site.rows), site.input_layout.blocks),
+            inner=constant(site.input_layout.shape[-1]),
+            columns=_sum([constant(layout.shape[-1]) for layout in site.output_layouts]),
             item_bytes=moved.item_bytes,
             blas=self._options.blas,
         )
-        choice = choose(workload, self._options.calibration, said)
-        rest = 0 if constant(site.rest) == 0 else 1
-        if choice.overlaps and workload.shows * len(pieces(site, choice.chunks)) + rest > MAX_SHOWN:
-            raise LeftAloneError(
-                f"a rank would show more than {MAX_SHOWN} chunks: there are {site.left.outer} "
-                f"blocks of rows, and {site.ranks} ranks"
-            )
+        choice = choose(workload, self._options.calibration, requested)
+        if choice.overlaps:
+            exposed = workload.num_exposed * len(chunks_of(site, choice.chunks))
+            exposed += 0 if constant(site.remainder) == 0 else 1
+            if exposed > MAX_EXPOSED:
+                raise NotOverlappableError(
+                    f"a rank would expose {exposed} tensors at a time, in "
+                    f"{site.input_layout.blocks} blocks of rows for {site.ranks} ranks; the most "
+                    f"is {MAX_EXPOSED}"
+                )
         return choice
 
-    def _emit(self, site: OverlapSite, chunks: int) -> None:
-        emission = Emission(site, chunks)
-        for product in site.products:
-            self._removed |= {one.binding.var for one in product.bindings}
+    def _emit(self, site: Candidate, chunks: int) -> None:
+        builder = ChunkedBuilder(site, chunks)
+        for chain in site.chains:
+            self._removed |= {bound.binding.var for bound in chain.bindings}
         self._removed.add(site.collective.binding.var)
         if site.kind != "allgather":
-            emission.sum()
-            self._instead[site.collective.binding.var] += emission.take()
+            builder.sum()
+            self._replacements[site.collective.binding.var] += builder.take()
             return
-        emission.show()
-        self._instead[site.collective.binding.var] += emission.take()
-        first, *others = sorted(site.products, key=lambda product: product.matmul.at)
-        at = self._place(first)
+        builder.expose()
+        self._replacements[site.collective.binding.var] += builder.take()
+        first, *later = sorted(site.chains, key=lambda chain: chain.matmul.at)
+        position = self._insertion_point(first)
         together = [first]
-        if at is first.matmul:
-            together += [one for one in others if self._is_ready(one, at)]
-        emission.multiply(together)
-        self._instead[at.binding.var] += emission.take()
-        for product in others:
-            if product not in together:
-                emission.multiply([product])
-                self._instead[self._place(product).binding.var] += emission.take()
+        if position is first.matmul:
+            together += [chain for chain in later if self._is_ready(chain, position)]
+        builder.multiply(together)
+        self._replacements[position.binding.var] += builder.take()
+        for chain in later:
+            if chain not in together:
+                builder.multiply([chain])
+                self._replacements[self._insertion_point(chain).binding.var] += builder.take()
 
-    def _place(self, product: MatrixProduct) -> Place:
-        """Return the binding at which all is there that a product needs."""
-        return product.matmul if self._is_ready(product, product.matmul) else product.last
+    def _insertion_point(self, chain: MatmulChain) -> Position:
+        """Return the first binding of a chain before which all its operands are bound."""
+        return chain.matmul if self._is_ready(chain, chain.matmul) else chain.last
 
-    def _is_ready(self, product: MatrixProduct, at: Place) -> bool:
-        """Whether all that a product needs is there when a place is reached."""
-        chain = product.bindings
-        made = {one.binding.var for one in chain}
-        for one in chain:
-            for operand in one.binding.value.args:
-                if not isinstance(operand, relax.Var) or operand in made:
+    def _is_ready(self, chain: MatmulChain, position: Position) -> bool:
+        """Return whether all operands of a chain are bound before a position."""
+        bound = {link.binding.var for link in chain.bindings}
+        for link in chain.bindings:
+            for operand in link.binding.value.args:
+                if not isinstance(operand, relax.Var) or operand in bound:
                     continue
-                place = self._uses.places.get(operand)
-                if place is not None and place.at >= at.at:
+                definition = self._uses.positions.get(operand)
+                if definition is not None and definition.at >= position.at:
                     return False
         return True
 
@@ -243,5 +337,5 @@ def _times(number: int | None, factor: int) -> int | None:
 
 
 def _sum(numbers: Sequence[int | None]) -> int | None:
-    known = [one for one in numbers if one is not None]
-    return sum(known) if len(known) == len(numbers) else None
+    constants = [number for number in numbers if number is not None]
+    return sum(constants) if len(constants) == len(numbers) else None

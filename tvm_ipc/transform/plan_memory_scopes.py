@@ -1,77 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans the memory scope of every tensor.
-
-Before:
-    x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
-    cls.f(p, x)
-    R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
-    R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, 1, z)     # p is a parameter
-
-After:
-    x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
-    cls.f(p, x)
-    R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
-    p_ipc = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
-    R.call_packed("tvm_ipc.copy", p, p_ipc)
-    R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p_ipc, 1, z)
-
-A scope is demanded by
-
-- an operator or packed function, as `demand_scope` says: of an operand, or of its result;
-- a buffer parameter of a PrimFunc that has a scope. One in "global" takes any scope, unless the
-  attribute "tvm_ipc.param_scopes" of the PrimFunc says so too: a list of a scope a parameter,
-  "" where nothing is said;
-- an allocation in a scope other than "global";
-- the memory scope of a VDevice in a type, and `R.to_vdevice` where only the scope changes;
-- an annotation: `y = R.hint_on_device(x, device, scope)`, which this pass takes out, and
-  "tvm_ipc.param_scopes" of a Relax function, for what callers hand over.
-
-What is called from outside takes and returns "global" memory otherwise. What nothing is demanded
-of stays in "global". A PrimFunc whose operand is in a scope that code must be compiled for is
-specialised; one that cannot be gets a copy. What lies in planned storage stays there.
-
-Works on modules after `CallTIRRewrite`, or does what that does if anything is to plan; in dataflow
-blocks and pure functions nothing can be allocated. Runs before `StaticPlanBlockMemory`.
-`EraseMemoryScopes` then takes scopes of ours out of PrimFuncs.
-"""
+"""The pass `PlanMemoryScopes`, which plans the memory scope of every tensor."""
 
 from __future__ import annotations
 
 import tvm
 
 from tvm_ipc import arguments
-from tvm_ipc.transform.collection import no_collection
+from tvm_ipc.transform.gc_paused import gc_paused
+from tvm_ipc.transform.memory_scopes.collect import collect
+from tvm_ipc.transform.memory_scopes.copy_costs import describe, find_frequencies
+from tvm_ipc.transform.memory_scopes.copy_sites import CopyPlan, plan_copies
+from tvm_ipc.transform.memory_scopes.copy_validity import CopyValidity
+from tvm_ipc.transform.memory_scopes.lower_calls import lower_calls
+from tvm_ipc.transform.memory_scopes.prim_func_params import PrimFuncParams
+from tvm_ipc.transform.memory_scopes.rewrite import Rewriter
+from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
+from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution, is_satisfied, solve
+from tvm_ipc.transform.memory_scopes.specialised_calls import SpecialisedCalls, specialise_callees
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, collecting, note
-from tvm_ipc.transform.scopes.collect import collect
-from tvm_ipc.transform.scopes.demands import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
-from tvm_ipc.transform.scopes.lower_calls import lower_calls
-from tvm_ipc.transform.scopes.place import CopyPlan, place_copies
-from tvm_ipc.transform.scopes.primfunc import PrimFuncs
-from tvm_ipc.transform.scopes.rewrite import Rewriter
-from tvm_ipc.transform.scopes.satisfied import is_satisfied
-from tvm_ipc.transform.scopes.sizes import describe, find_frequencies
-from tvm_ipc.transform.scopes.solve import PLAIN, Solution, solve
-from tvm_ipc.transform.scopes.specialised_calls import SpecialisedCalls, specialise_callees
-from tvm_ipc.transform.scopes.staleness import Staleness
 
 _NAME = "PlanMemoryScopes"
 
 
 @module_pass
 class PlanMemoryScopes:
-    """Give every tensor the scope that is demanded of it, with a copy where demands clash.
+    """Give every tensor the memory scope that its uses demand, and insert copies where they clash.
+
+    Before:
+        x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
+        cls.f(p, x)
+        R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
+        R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, 1, z)     # p is a parameter
+
+    After:
+        x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
+        cls.f(p, x)
+        R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
+        p_ipc = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
+        R.call_packed("tvm_ipc.copy", p, p_ipc)
+        R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p_ipc, 1, z)
+
+    Scopes are demanded by
+
+    - operators and packed functions, for an operand or for the result (see `demand_scope`);
+    - buffer parameters of PrimFuncs with a scope. A parameter in "global" accepts any scope, unless
+      the attribute "tvm_ipc.param_scopes" of the PrimFunc pins it. The attribute lists a scope for
+      each parameter, "" where unspecified;
+    - allocations in a scope other than "global";
+    - the memory scope of a VDevice in a type, and `R.to_vdevice` if only the scope changes;
+    - `y = R.hint_on_device(x, device, scope)`, which this pass removes;
+    - the attribute "tvm_ipc.param_scopes" of a Relax function, for the arguments of its callers.
+
+    Entry points otherwise take and return "global" memory. Tensors without demands stay in
+    "global", and tensors in planned storage keep its scope. A PrimFunc is specialised if an operand
+    is in an opaque scope, which code must be compiled for; if that is impossible, the operand is
+    copied.
+
+    Run this pass after `CallTIRRewrite` and before `StaticPlanBlockMemory`; calls that still
+    allocate their outputs are lowered if there is anything to plan. It cannot allocate in dataflow
+    blocks and pure functions. `EraseMemoryScopes` afterwards removes transparent scopes from
+    PrimFuncs.
 
     Parameters
     ----------
-    registry : scopes and demands; those of `register_scope` and `demand_scope` if None.
-    specialise_transparent : specialise PrimFuncs also for scopes that "global" code works on.
+    registry : the scopes and demands; None for those of `register_scope` and `demand_scope`.
+    specialise_transparent : specialise PrimFuncs also for transparent scopes.
 
     Raises
     ------
     TransformError
-        Demands contradict each other, a scope is unknown, or the module is malformed; the module
-        that was given is as it was.
+        Demands contradict each other, a scope is unknown, or the module is malformed. The input
+        module is unchanged.
     """
 
     registry: ScopeRegistry | None = option(
@@ -83,23 +83,23 @@ class PlanMemoryScopes:
     )
     specialise_transparent: bool = option(arguments.flag, default=False, kw_only=True)
 
+    @gc_paused()
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with scopes planned."""
         transparent = self.specialise_transparent
-        with no_collection():
-            return plan_memory_scopes(mod, self.registry, specialise_transparent=transparent)
+        return plan_memory_scopes(mod, self.registry, specialise_transparent=transparent)
 
 
-@no_collection()
+@gc_paused()
 def plan_memory_scopes(
     module: tvm.IRModule,
     registry: ScopeRegistry | None = None,
     *,
     specialise_transparent: bool = False,
 ) -> tvm.IRModule:
-    """Return a module in which every demand for a scope is met, for passes to build on."""
+    """Return a module that satisfies every scope demand; other passes call this function."""
     registry = registry or DEFAULT_REGISTRY
-    primfuncs = PrimFuncs(module)
+    primfuncs = PrimFuncParams(module)
     program = collect(module, registry, primfuncs, every=specialise_transparent)
     if is_satisfied(program, registry, specialise_transparent):
         return module
@@ -107,8 +107,8 @@ def plan_memory_scopes(
         lowered = lower_calls(module, program.allocating)
         return plan_memory_scopes(lowered, registry, specialise_transparent=specialise_transparent)
     find_frequencies(program)
-    solution = solve(program, registry, primfuncs, Staleness(program, primfuncs, registry))
-    plan = place_copies(solution)
+    solution = solve(program, registry, primfuncs, CopyValidity(program, primfuncs, registry))
+    plan = plan_copies(solution)
     specialised = specialise_callees(solution, plan, specialise_transparent)
     functions = list(Rewriter(solution, plan, specialised).functions())
     if not functions:
@@ -126,25 +126,26 @@ def plan_memory_scopes(
 
 
 def _report(solution: Solution, plan: CopyPlan, specialised: SpecialisedCalls) -> None:
+    """Note the chosen scopes, the copies and the specialised functions in the report."""
     for leaf, sites in solution.program.allocs.items():
         scope = solution.scopes[leaf]
         if scope in (PLAIN, GLOBAL) or leaf in solution.program.fixed:
             continue
         for function, step in sites:
-            _note(function.name, str(step.var.name), f"in {scope}", "what uses it needs it there")
+            _note(function.name, str(step.var.name), f"in {scope}", "its uses need this scope")
     for copy in [*plan.copies, *plan.results, *plan.around]:
         uses = ", ".join(dict.fromkeys(map(str, copy.uses)))
         fixed = solution.program.fixed.get(copy.tensor.leaf)
-        because = f"; it {fixed[1]}" if fixed else ""
+        origin = f"; it {fixed[1]}" if fixed else ""
         size = describe(copy.tensor.root.ty)
-        reason = f"{size} from {copy.source_scope} to {copy.scope} for {uses}{because}"
+        reason = f"{size} from {copy.source_scope} to {copy.scope} for {uses}{origin}"
         for use in copy.uses:
             if use.param is not None and use.exact is None:
                 reason += f"; not specialised: {solution.primfuncs.refusal(*use.param)}"
         _note(copy.function.name, copy.tensor.root.name, "copied", reason)
-    for unique, (name, scopes) in specialised.demands.items():
-        taken = ", ".join(f"{scope} in parameter {k}" for k, scope in scopes)
-        _note(name, unique, "specialised", f"takes {taken}")
+    for new_name, (name, scopes) in specialised.demands.items():
+        accepted = ", ".join(f"{scope} in parameter {k}" for k, scope in scopes)
+        _note(name, new_name, "specialised", f"takes {accepted}")
 
 
 def _note(function: str, subject: str, verdict: str, reason: str) -> None:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes decided and why, as data.
+"""The report of the decisions of passes and their reasons, as data.
 
     with tvm_ipc.transform.collect_report() as report:
         mod = tvm.transform.Sequential([...])(mod)
     for decision in report.decisions: ...
 
-Passes note what they decide; outside such a block nothing is kept, though decisions are logged
-(`logging.getLogger("tvm_ipc")`, at the level DEBUG). The IR does not carry any of
-it, so a pass gives the same module with and without a report.
+Outside such a block decisions are only logged (`logging.getLogger("tvm_ipc")`, level DEBUG). A pass
+returns the same module with and without a report.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ _log: Final = logging.getLogger("tvm_ipc.transform")
 
 @dataclass(frozen=True)
 class Decision:
-    """One thing that a pass decided."""
+    """One decision of a pass."""
 
     pass_name: str
     function: str  #: the Relax function
     subject: str  #: what it is about, such as "allreduce of lv3 (sum)"
-    verdict: str  #: what was done, such as "rewritten", "left alone", "barrier left out"
+    verdict: str  #: what was done, such as "rewritten", "skipped", "barrier left out"
     reason: str
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor that the memory plan placed."""
+    """A tensor of the memory plan."""
 
     name: str
     scope: str
     dtype: str
     bytes: int | None  #: None where the size is symbolic
-    size: str  #: the size in bytes as text, symbolic where it must be
+    size: str  #: the size in bytes as text, possibly symbolic
     storage: int  #: index in `FunctionPlan.storages`; -1 for a tensor with its own allocation
     offset: str  #: in bytes
     first: int  #: the event that uses it first
     last: int  #: the event that uses it last on this rank
-    peers_until: int | None = None  #: the meeting until which peers may read it
+    peers_until: int | None = None  #: the event until which peers may read it
 
 
 @dataclass(frozen=True)
@@ -61,27 +60,27 @@ class PlannedStorage:
 
 @dataclass(frozen=True)
 class Event:
-    """One binding of a function, in the order in which they run."""
+    """One binding of a function; events are in the order in which they run."""
 
     text: str
-    collective: str | None = None  #: what `Collective.__str__` says
-    barrier: str | None = None  #: "kept" or "left out", of a collective that has one
-    computes: str | None = None  #: the kernel or function that it calls, if that computes something
+    collective: str | None = None  #: the text of its `Collective`, if it is one
+    barrier: str | None = None  #: "kept" or "left out" if the collective has an exit barrier
+    computes: str | None = None  #: the kernel or function that it calls, if it computes
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Data on their way between ranks, from one event to another.
+    """A transfer of data between ranks, from one event to another.
 
-    While one is called the program does nothing else. What is posted, or shown to peers chunk by
-    chunk, goes on beside the events between.
+    A transfer that is called blocks the program. Transfers that are started asynchronously, or that
+    expose chunks to peers, overlap with the events in between.
     """
 
-    what: str  #: such as "allgather of x"
+    what: str  #: a description such as "allgather of x"
     how: str  #: "called", "posted" or "shown"
     first: int  #: the event that starts it
-    last: int  #: the event after which nothing of it goes on
-    starts: tuple[int, ...]  #: the events that give data away
+    last: int  #: the event that ends it
+    starts: tuple[int, ...]  #: the events that provide data
     waits: tuple[int, ...]  #: the events that may wait for data of peers
 
 
@@ -94,13 +93,13 @@ class FunctionPlan:
     tensors: tuple[PlannedTensor, ...]
     events: tuple[Event, ...]
     transfers: tuple[Transfer, ...] = ()  #: in the order in which they start
-    #: By scope, of those without symbolic sizes: the most bytes that are live at once.
+    #: By scope, the most bytes that are live at once; scopes with symbolic sizes are missing.
     lower_bound: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class Report:
-    """What the passes that ran in a `collect_report` block decided."""
+    """The decisions and memory plans of the passes that ran in a `collect_report` block."""
 
     decisions: list[Decision] = field(default_factory=list)
     plans: list[FunctionPlan] = field(default_factory=list)
@@ -111,7 +110,24 @@ _current: ContextVar[Report | None] = ContextVar("tvm_ipc.report", default=None)
 
 @contextmanager
 def collect_report() -> Iterator[Report]:
-    """Collect what passes decide in this block, in this thread."""
+    """Collect the decisions of passes that run in this block, in this thread.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import IPCAllReduceRewrite, collect_report
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         return R.ccl.allreduce(x, "sum")
+    ... ''')
+    >>> with collect_report() as report:
+    ...     mod = IPCAllReduceRewrite("auto")(mod)
+    >>> print(report.decisions[0].verdict, "because", report.decisions[0].reason)
+    skipped because it is not lowered yet; run LegalizeOps before
+    """
     report = Report()
     token = _current.set(report)
     try:
@@ -121,7 +137,7 @@ def collect_report() -> Iterator[Report]:
 
 
 def collecting() -> bool:
-    """Whether somebody wants to know: what is costly to tell may be left out if not."""
+    """Return whether decisions are collected or logged, so that costly ones are worth computing."""
     return _current.get() is not None or _log.isEnabledFor(logging.DEBUG)
 
 
@@ -130,8 +146,8 @@ def note(decision: Decision) -> None:
     report = _current.get()
     if report is not None:
         report.decisions.append(decision)
-    about = (decision.pass_name, decision.function or "the module", decision.subject)
-    _log.debug("%s: %s: %s: %s: %s", *about, decision.verdict, decision.reason)
+    site = (decision.pass_name, decision.function or "the module", decision.subject)
+    _log.debug("%s: %s: %s: %s: %s", *site, decision.verdict, decision.reason)
 
 
 def note_plan(plan: FunctionPlan) -> None:

@@ -1,39 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands all functions of a compiler to it at once, and builds what it returns into the executable.
-
-    def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]):
-        return tvm.runtime.load_static_library(path, [names of the functions])
-
-    mod = RunModuleCodegen("cc", compile_fn, {"level": 3})(mod)
-    executable = tvm.compile(mod, "llvm")
-
-Before:
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        with R.dataflow():
-            y = cls.scaled(x)                         # {"Codegen": "cc"}, or a function literal
-
-After:
-    I.module_attrs({"external_mods": [...]})
-
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        with R.dataflow():
-            y = R.call_dps_packed("scaled", (x,), out_ty=R.Tensor((n, 4), "float32"))
-
-The functions are outlined (`OutlineCompilerFunctions`); `compile_fn` gets a module of these and
-only these, with the constants that they hold, not copies; what it returns is checked (`Compiled`),
-and attached where `relax.build` and `tvm.compile` find it; the functions become extern
-declarations (`MarkCompilerFunctionsAsExtern`) and their calls are lowered (`LowerExternCalls`), so
-that any pipeline can build the module. With `lower=False` the declarations stay, for a pipeline
-that lowers them later and places their memory scopes until then.
-
-An entry of the module, which nobody calls, keeps its name and becomes a function that calls the
-compiled one. Whatever goes wrong is a `TransformError` that names the functions and carries what
-the compiler said; the module that was given is as it was, and can be built without the compiler.
-
-Runs before anything that lowers operators; once for each compiler.
-"""
+"""The pass `RunModuleCodegen`, which compiles functions with an external compiler."""
 
 from __future__ import annotations
 
@@ -47,8 +13,9 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.rewrite import typed
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.compiled import (
+from tvm_ipc.transform.byoc.compiler_results import (
     Compiled,
     CompileError,
     as_compiled,
@@ -58,49 +25,90 @@ from tvm_ipc.transform.byoc.compiled import (
     message,
     to_declare,
 )
+from tvm_ipc.transform.byoc.function_literals import is_for, used_functions, used_global_vars
 from tvm_ipc.transform.byoc.global_symbol_cache import (
     GLOBAL_SYMBOL,
     GlobalSymbolCache,
     Names,
     own_symbol,
 )
-from tvm_ipc.transform.byoc.literals import is_for, used_functions, used_global_vars
 from tvm_ipc.transform.inline_compiler_functions import inline
-from tvm_ipc.transform.ir.rewrite import typed
 from tvm_ipc.transform.lower_extern_calls import lower
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 
 CompileFunction = Callable[[tvm.IRModule, Mapping[str, Any]], Any]
 
-#: So many functions are named in a message.
-_SHOWN = 8
+#: The most functions that a message names.
+_MAX_LISTED = 8
 _MODULES = "external_mods"
 _CONSTANTS = "const_name_to_constant"
 
 
-def _options(name: str, given: object) -> dict[str, Any]:
-    return dict(arguments.instance(name, given, Mapping, "a mapping or None"))
+def _options(name: str, value: object) -> dict[str, Any]:
+    return dict(arguments.instance(name, value, Mapping, "a mapping or None"))
 
 
 @module_pass
 class RunModuleCodegen:
-    """Compile the functions of a compiler with it.
+    """Compile all functions of an external compiler, and attach the result to the module.
+
+    An example of a compiler::
+
+        def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]):
+            return tvm.runtime.load_static_library(path, [names of the functions])
+
+        mod = RunModuleCodegen("cc", compile_fn, {"level": 3})(mod)
+        executable = tvm.compile(mod, "llvm")
+
+    Before::
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            with R.dataflow():
+                y = cls.scaled(x)                         # {"Codegen": "cc"}, or a function literal
+
+    After::
+
+        I.module_attrs({"external_mods": [...]})
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32")):
+            with R.dataflow():
+                y = R.call_dps_packed("scaled", (x,), out_ty=R.Tensor((n, 4), "float32"))
+
+    The pass works in four steps:
+
+    1. It outlines the functions (`OutlineCompilerFunctions`).
+    2. It calls `compile_fn` with a module that contains only these functions. Their constants are
+       not copied.
+    3. It checks the result (`Compiled`), and attaches it where `relax.build` and `tvm.compile` find
+       it.
+    4. It replaces the functions by extern declarations (`MarkCompilerFunctionsAsExtern`), and
+       lowers their calls (`LowerExternCalls`), so that any pipeline can build the module. With
+       `lower=False` the declarations stay, for a pipeline that plans memory scopes and lowers calls
+       later.
+
+    A function that is an entry of the module keeps its name, and calls the compiled function. Every
+    error is a `TransformError` that names the functions and contains the compiler's message. The
+    module that was passed is not changed, and can be built without the compiler.
+
+    Run the pass before passes that lower operators, once for each compiler.
 
     Parameters
     ----------
     compiler : the `Codegen` attribute of the functions.
     compile_fn : called with an `IRModule` and the options, unless there are no functions. Returns
         a runtime module, a list of them, or a `Compiled`.
-    options : handed to compile_fn.
-    cache : names the functions; see `OutlineCompilerFunctions`.
-    lower : whether calls are lowered here.
+    options : the options for compile_fn.
+    cache : the policy that names the functions; see `OutlineCompilerFunctions`.
+    lower : whether the pass lowers the calls.
 
     Raises
     ------
     TransformError
-        compile_fn raised, or did not return what is needed, or the functions call others of the
-        module; the module that was given is as it was.
+        If compile_fn raises an exception or returns a wrong result, or if the functions call other
+        functions of the module.
     """
 
     compiler: str = option(arguments.text)
@@ -113,23 +121,27 @@ class RunModuleCodegen:
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the compiled functions."""
-        entries = {str(one.name_hint) for one in mod.get_global_vars()}
+        entries = {str(global_var.name_hint) for global_var in mod.get_global_vars()}
         mod = outline(mod, is_for(self.compiler), self.cache)
         mod = _without_unused(mod, self.compiler, entries)
-        given = self._functions(mod)
-        if not given.get_global_vars():
+        functions = self._collect_functions(mod)
+        if not functions.get_global_vars():
             return mod
-        result = _with_result(mod, given, self._compile(mod, given), self._where(given))
+        result = _with_result(
+            mod, functions, self._compile(mod, functions), self._subject(functions)
+        )
         return lower(result) if self.lower else result
 
-    def _where(self, given: tvm.IRModule) -> str:
-        names = sorted(repr(str(one.name_hint)) for one in given.get_global_vars())
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        shown = ", ".join(names[:_SHOWN])
-        return f"RunModuleCodegen: the compiler {self.compiler!r}, given {shown}{more},"
+    def _subject(self, functions: tvm.IRModule) -> str:
+        names = sorted(
+            repr(str(global_var.name_hint)) for global_var in functions.get_global_vars()
+        )
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        listed = ", ".join(names[:_MAX_LISTED])
+        return f"RunModuleCodegen: the compiler {self.compiler!r}, given {listed}{more},"
 
-    def _functions(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return the module of the functions, each with a symbol."""
+    def _collect_functions(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """Return a module of the compiler's functions, each with a symbol."""
         functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
         for global_var, function in mod.functions_items():
             if is_for(self.compiler)(function):
@@ -139,37 +151,40 @@ class RunModuleCodegen:
             for used, _ in used_global_vars(function):
                 if used not in functions:
                     raise TransformError(
-                        f"RunModuleCodegen: the function {global_var.name_hint!r} is for "
-                        f"{self.compiler!r} and uses {used.name_hint!r}, which is not; a compiler "
-                        "gets its functions and only these. Inline it, or partition otherwise"
+                        f"RunModuleCodegen: the function {global_var.name_hint!r} is for the "
+                        f"compiler {self.compiler!r}, but uses {used.name_hint!r}, which is not; "
+                        "inline that function, or change the partitioning"
                     )
         return tvm.IRModule(functions, global_infos=mod.global_infos)
 
-    def _compile(self, mod: tvm.IRModule, given: tvm.IRModule) -> Compiled:
-        where = self._where(given)
+    def _compile(self, mod: tvm.IRModule, functions: tvm.IRModule) -> Compiled:
+        where = self._subject(functions)
         try:
-            returned = self.compile_fn(given.clone(), dict(self.options or {}))
-        except (Exception, SystemExit) as problem:
+            returned = self.compile_fn(functions.clone(), dict(self.options or {}))
+        except (Exception, SystemExit) as error:
             raise TransformError(
-                f"{where} failed{_function_in(problem, given)}: {message(problem)}"
-            ) from problem
+                f"{where} failed{_function_in(error, functions)}: {message(error)}"
+            ) from error
         compiled = as_compiled(where, returned)
-        names = {str(one.name_hint) for one in mod.get_global_vars()}
-        check_compiled(where, given, compiled, names)
+        names = {str(global_var.name_hint) for global_var in mod.get_global_vars()}
+        check_compiled(where, functions, compiled, names)
         return compiled
 
 
-def _function_in(problem: BaseException, given: tvm.IRModule) -> str:
-    """Say which function an exception of the compiler is about, if it names one."""
-    if isinstance(problem, CompileError):
-        return f" on the function {problem.function!r}"
-    names, text = [str(one.name_hint) for one in given.get_global_vars()], message(problem)
+def _function_in(error: BaseException, functions: tvm.IRModule) -> str:
+    """Return which function an exception of the compiler names, "" if it names none or several."""
+    if isinstance(error, CompileError):
+        return f" on the function {error.function!r}"
+    names, text = (
+        [str(global_var.name_hint) for global_var in functions.get_global_vars()],
+        message(error),
+    )
     named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", text)]
     return f" on the function {named[0]!r}" if len(named) == 1 else ""
 
 
 def _without_unused(mod: tvm.IRModule, compiler: str, entries: set[str]) -> tvm.IRModule:
-    """Drop literals that nobody called, and give entries a caller, which keeps their names."""
+    """Remove outlined functions without callers; replace entries by callers of the same name."""
     result = mod.clone()
     while True:
         used = used_functions(result)
@@ -180,7 +195,7 @@ def _without_unused(mod: tvm.IRModule, compiler: str, entries: set[str]) -> tvm.
         ]
         if not unused:
             return result
-        names = Names(str(one.name_hint) for one in result.get_global_vars())
+        names = Names(str(used_name.name_hint) for used_name in result.get_global_vars())
         for global_var, function in unused:
             if str(global_var.name_hint) not in entries:
                 del result[global_var]
@@ -189,10 +204,11 @@ def _without_unused(mod: tvm.IRModule, compiler: str, entries: set[str]) -> tvm.
             names.take(name)
             compiled = typed(tvm.ir.GlobalVar(name), function.ty)
             result[compiled] = copy_with_new_vars(function).with_attr(GLOBAL_SYMBOL, name)
-            result[global_var] = _calling(compiled, function)
+            result[global_var] = _make_caller(compiled, function)
 
 
-def _calling(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
+def _make_caller(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:
+    """Return a function with another one's signature and symbol that calls the compiled one."""
     call = relax.Call(compiled, list(function.params))
     value = relax.Var("result", function.ret_ty)
     binding = relax.VarBinding(value, typed(call, function.ret_ty))
@@ -202,64 +218,71 @@ def _calling(compiled: tvm.ir.GlobalVar, function: relax.Function) -> relax.Func
     return caller if symbol is None else caller.with_attr(GLOBAL_SYMBOL, symbol)
 
 
-def _add_functions(result: tvm.IRModule, compiled: Compiled, done: set[str], where: str) -> None:
-    """Put the functions of a compiler into the module, which may come from a module of its own."""
-    added = {name: one for name, one in compiled.functions.items() if name not in done}
+def _add_functions(
+    result: tvm.IRModule, compiled: Compiled, declared: set[str], where: str
+) -> None:
+    """Add the functions that a compiler returned, with the module's global variables."""
+    added = {
+        name: function for name, function in compiled.functions.items() if name not in declared
+    }
     if not added:
         return
-    known = {str(global_var.name_hint): global_var for global_var in result.get_global_vars()}
+    global_vars = {str(global_var.name_hint): global_var for global_var in result.get_global_vars()}
     for name, function in added.items():
-        if name not in known:
-            known[name] = typed(tvm.ir.GlobalVar(name), function.ty)
+        if name not in global_vars:
+            global_vars[name] = typed(tvm.ir.GlobalVar(name), function.ty)
     for name, function in added.items():
         if isinstance(function, relax.Function):
             for used, _ in used_global_vars(function):
-                if str(used.name_hint) not in known:
+                if str(used.name_hint) not in global_vars:
                     raise TransformError(
                         f"{where} returned the function {name!r}, which uses {used.name_hint!r}; "
-                        "neither the module nor what the compiler returned has that"
+                        "neither the module nor the result of the compiler has that function"
                     )
-        result[known[name]] = tvm_ffi.structural_map(
-            function, (tvm.ir.GlobalVar, lambda var: known.get(str(var.name_hint), var))
+        result[global_vars[name]] = tvm_ffi.structural_map(
+            function, (tvm.ir.GlobalVar, lambda var: global_vars.get(str(var.name_hint), var))
         )
     try:
         relax.analysis.well_formed(result, check_ty=False)
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError) as error:
         names = ", ".join(map(repr, added))
         raise TransformError(
-            f"{where} returned {names}, and the module is not well-formed: {message(problem)}"
-        ) from problem
+            f"{where} returned {names}, with which the module is not well-formed: {message(error)}"
+        ) from error
 
 
 def _with_result(
-    mod: tvm.IRModule, given: tvm.IRModule, compiled: Compiled, where: str
+    mod: tvm.IRModule, functions: tvm.IRModule, compiled: Compiled, where: str
 ) -> tvm.IRModule:
     result = mod.clone()
-    done = to_declare(given, compiled)
+    declared = to_declare(functions, compiled)
     declined = []
-    for global_var in given.get_global_vars():
+    for global_var in functions.get_global_vars():
         name = str(global_var.name_hint)
-        if name in done:
-            result[global_var] = declaration(where, name, given, compiled)
+        if name in declared:
+            result[global_var] = declaration(where, name, functions, compiled)
         elif name not in compiled.functions:
             declined.append(global_var)
-    _add_functions(result, compiled, done, where)
+    _add_functions(result, compiled, declared, where)
     result = inline(result, declined, ())
     attrs = dict(mod.attrs.items()) if mod.attrs else {}
-    before = list(attrs.get(_MODULES, []))
-    for name in sorted(done - set(compiled.registered)):
+    attached = list(attrs.get(_MODULES, []))
+    for name in sorted(declared - set(compiled.registered)):
         symbol = str(result[name].global_symbol)
-        if any(defines(module, symbol) for module in before):
+        if any(defines(module, symbol) for module in attached):
             raise TransformError(
-                f"{where} defines the symbol {symbol!r}, and so does a module that was attached "
-                "before; name the functions otherwise, with FreshGlobalSymbols for example"
+                f"{where} defines the symbol {symbol!r}, which an attached module already defines; "
+                "use other names for the functions, for example FreshGlobalSymbols"
             )
     if compiled.modules:
-        result = result.with_attr(_MODULES, [*before, *compiled.modules])
+        result = result.with_attr(_MODULES, [*attached, *compiled.modules])
     if compiled.constants:
         constants = dict(attrs.get(_CONSTANTS, {}))
         clash = sorted(set(constants) & set(compiled.constants))
         if clash:
-            raise TransformError(f"{where} returned the constant {clash[0]!r}, which is there")
+            raise TransformError(
+                f"{where} returned the constant {clash[0]!r}, which the module already has; use "
+                "another name"
+            )
         result = result.with_attr(_CONSTANTS, {**constants, **compiled.constants})
     return result

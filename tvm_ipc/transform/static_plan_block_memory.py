@@ -1,52 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans where tensors lie: which share a storage, as long as peers may read them.
-
-Before:
-    a = R.builtin.alloc_tensor(R.shape([64]), "float32", 0, "global")
-    cls.f(x, a)
-    b = R.builtin.alloc_tensor(R.shape([64]), "float16", 0, "global")
-    cls.g(a, b)
-    c = R.builtin.alloc_tensor(R.shape([32]), "float32", 0, "global")
-    cls.h(b, c)
-
-After `StaticPlanBlockMemory()`, as after TVM's: whole storages go from tensor to tensor of a type,
-and any pass that lowers TVM's plans lowers this one:
-    storage = R.memory.alloc_storage(R.shape([256]), 0, "global", "uint8")
-    a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
-    cls.f(x, a)
-    storage1 = R.memory.alloc_storage(R.shape([128]), 0, "global", "uint8")
-    b = R.memory.alloc_tensor(storage1, 0, R.shape([64]), "float16", 0)
-    cls.g(a, b)
-    c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
-    cls.h(b, c)
-
-After `StaticPlanBlockMemory(packed=True)`: tensors of any type lie in one storage, at offsets that
-`LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` of ours must lower:
-    storage = R.memory.alloc_storage(R.shape([384]), 0, "global", "uint8")
-    a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
-    cls.f(x, a)
-    b = R.memory.alloc_tensor(storage, 256, R.shape([64]), "float16", 0)
-    cls.g(a, b)
-    c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
-    cls.h(b, c)
-
-The input of a collective that peers read in place is live until all have read it. Where a later
-collective that all of them pass proves it, the input stays until that one has returned, and the
-first loses its exit barrier:
-
-    R.call_packed("tvm_ipc.allreduce", s, 0, 0, 3, 1, x)        # flag 1: no exit barrier
-    ...
-    R.call_packed("runtime.disco.allgather", y, 0, z)
-    R.memory.kill_storage(storage)                              # of s, not before
-
-Where tensors side by side rely on `tir_var_upper_bound`, the function begins with a check of it:
-    R.call_packed("tvm_ipc.require_bounds", "main: n", n, 0, 16)
-
-Tensors that somebody may hold after the function keep their `builtin.alloc_tensor`.
-
-Runs after `CallTIRRewrite` (and `IPCAllReduceRewrite`), which make the allocations; before
-`LowerGPUIPCAllocStorage` and `KillAfterLastUse`.
-"""
+"""The pass `StaticPlanBlockMemory`, which plans the memory of every function."""
 
 from __future__ import annotations
 
@@ -56,16 +9,18 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import CollectiveFlag, programs
-from tvm_ipc.transform.collection import no_collection
-from tvm_ipc.transform.ir.aliases import ModuleFacts
-from tvm_ipc.transform.ir.build import do, dtype_of
-from tvm_ipc.transform.ir.program import Step
-from tvm_ipc.transform.ir.rewrite import begin_with, change_functions, rewrite, with_value
-from tvm_ipc.transform.ir.roots import Allocation
-from tvm_ipc.transform.memory.describe import decisions, function_plan
-from tvm_ipc.transform.memory.peers import Meetings
-from tvm_ipc.transform.memory.plan import NewStorage, Plan, plan_function
+from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.binding_builders import do, dtype_of
+from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.memory_objects import Allocation
+from tvm_ipc.analysis.program_order import Step
+from tvm_ipc.analysis.rewrite import begin_with, change_functions, rewrite, with_value
+from tvm_ipc.packed_functions import CollectiveFlag, programs
+from tvm_ipc.transform.gc_paused import gc_paused
+from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
+from tvm_ipc.transform.memory_plan.plan import NewStorage, Plan, plan_function
+from tvm_ipc.transform.memory_plan.plan_report import decisions, function_plan
+from tvm_ipc.transform.memory_plan.redundant_exit_barriers import ExitBarriers
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import collecting, note, note_plan
 
@@ -83,17 +38,23 @@ def plan_memory(
     alignment: int = 64,
     barrier_budget: int | None = None,
 ) -> list[Plan]:
-    """Return the plan of every Relax function; changes nothing."""
+    """Return the memory plan of every Relax function, without a change of the module.
+
+    Parameters
+    ----------
+    packed, alignment, barrier_budget : see `StaticPlanBlockMemory`.
+    """
     arguments.instance("plan_memory: mod", mod, tvm.IRModule, "an IRModule")
     packed = arguments.flag("plan_memory: packed", packed)
     alignment = _alignment("plan_memory: alignment", alignment)
     barrier_budget = _budget("plan_memory: barrier_budget", barrier_budget)
-    module = ModuleFacts(mod)
-    meetings = Meetings(module)
+    module = ModuleAliasFacts(mod)
+    exit_barriers, counterparts = ExitBarriers(module), Counterparts(module)
     return [
         plan_function(
             module,
-            meetings,
+            exit_barriers,
+            counterparts,
             name,
             alignment=alignment if packed else None,
             budget=barrier_budget,
@@ -103,50 +64,118 @@ def plan_memory(
     ]
 
 
-def _alignment(name: str, given: object) -> int:
+def _alignment(name: str, value: object) -> int:
+    """Return an alignment, or raise an error that names the argument."""
     wanted = "a number of bytes that is a power of two, at most 2**30"
-    number = arguments.integer(name, given, wanted, 1, 1 << 30)
+    number = arguments.integer(name, value, wanted, 1, 1 << 30)
     if number & (number - 1):
-        raise arguments.wrong_value(name, wanted, given)
+        raise arguments.wrong_value(name, wanted, value)
     return number
 
 
-def _budget(name: str, given: object) -> int | None:
+def _budget(name: str, value: object) -> int | None:
+    """Return a budget, or raise an error that names the argument."""
     wanted = "a number of bytes, 0 or more and below 2**63, or None"
-    return None if given is None else arguments.integer(name, given, wanted, 0, (1 << 63) - 1)
+    return None if value is None else arguments.integer(name, value, wanted, 0, (1 << 63) - 1)
 
 
 @module_pass
 class StaticPlanBlockMemory:
-    """Plan the memory of every function.
+    """Plan the memory of every function: tensors share storages, and exit barriers are omitted.
+
+    Before:
+        a = R.builtin.alloc_tensor(R.shape([64]), "float32", 0, "global")
+        cls.f(x, a)
+        b = R.builtin.alloc_tensor(R.shape([64]), "float16", 0, "global")
+        cls.g(a, b)
+        c = R.builtin.alloc_tensor(R.shape([32]), "float32", 0, "global")
+        cls.h(b, c)
+
+    After `StaticPlanBlockMemory()`, as after TVM's pass of this name. Tensors of one type reuse
+    whole storages, and any pass that lowers TVM's plans lowers this one:
+        storage = R.memory.alloc_storage(R.shape([256]), 0, "global", "uint8")
+        a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
+        cls.f(x, a)
+        storage1 = R.memory.alloc_storage(R.shape([128]), 0, "global", "uint8")
+        b = R.memory.alloc_tensor(storage1, 0, R.shape([64]), "float16", 0)
+        cls.g(a, b)
+        c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
+        cls.h(b, c)
+
+    After `StaticPlanBlockMemory(packed=True)`. Tensors of any type share one storage, at offsets
+    that `tvm_ipc.transform.LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` must lower:
+        storage = R.memory.alloc_storage(R.shape([384]), 0, "global", "uint8")
+        a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
+        cls.f(x, a)
+        b = R.memory.alloc_tensor(storage, 256, R.shape([64]), "float16", 0)
+        cls.g(a, b)
+        c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
+        cls.h(b, c)
+
+    If peers read the input of a collective in place, the input is live until all of them have read
+    it. If a later collective on every path synchronizes the same ranks, the pass omits the exit
+    barrier of the first one and keeps its input live until the later one returns:
+        R.call_packed("tvm_ipc.allreduce", s, 0, 0, 3, 1, x)        # flag 1: no exit barrier
+        ...
+        R.call_packed("runtime.disco.allgather", y, 0, z)
+        R.memory.kill_storage(storage)                              # the storage of s
+
+    If tensors that share a storage rely on `tir_var_upper_bound`, the function checks it first:
+        R.call_packed("tvm_ipc.require_bounds", "main: n", n, 0, 16)
+
+    Tensors that may be referenced after the function returns keep their `builtin.alloc_tensor`.
+
+    Run this pass after `CallTIRRewrite` (and `IPCAllReduceRewrite`), which insert the allocations,
+    and before `LowerGPUIPCAllocStorage` and `KillAfterLastUse`.
 
     Parameters
     ----------
-    packed : whether tensors may lie at offsets of a storage. That takes less memory, and needs
-        `LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` of this package later: kernels refuse
-        what TVM's passes make of an offset.
-    alignment : what offsets are multiples of, in bytes: 64 suits CPUs, 256 GPUs.
-    barrier_budget : by how many bytes a storage of `ipc_memory` may grow so that collectives can
-        leave out their exit barriers; 0 leaves out those that cost nothing. The default is the
-        largest input of a collective that could do without, in that storage: one more buffer. A
-        storage whose size is symbolic grows by the default or not at all.
+    packed : whether tensors may have offsets in a storage. It takes less memory. It needs
+        `LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` of this package, because kernels
+        reject the tensors that TVM's own passes create at an offset.
+    alignment : the alignment of offsets in bytes: 64 suits CPUs, 256 GPUs.
+    barrier_budget : the number of bytes that a storage of `ipc_memory` may grow by so that exit
+        barriers can be omitted. 0 omits only those that cost no memory. None, the default, allows
+        one more buffer: the size of the largest input of a collective in that storage that could
+        omit its barrier. A storage of symbolic size grows by that default or not at all.
+
+    Examples
+    --------
+    Two tensors of different types share a storage, because only one of them is live at a time.
+
+    >>> import tvm
+    >>> from tvm_ipc.transform import StaticPlanBlockMemory
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((64,), "float32")):
+    ...         a = R.builtin.alloc_tensor(R.shape([64]), R.dtype("float32"), 0, "global")
+    ...         R.call_packed("tvm_ipc.copy", x, a, ty_args=(R.Tuple,))
+    ...         b = R.builtin.alloc_tensor(R.shape([64]), R.dtype("float16"), 0, "global")
+    ...         R.call_packed("tvm_ipc.clear", b, ty_args=(R.Tuple,))
+    ...         return R.tuple()
+    ... ''')
+    >>> planned = StaticPlanBlockMemory(packed=True)(mod)
+    >>> planned.script().count("R.memory.alloc_storage")
+    1
     """
 
     packed: bool = option(arguments.flag, default=False, kw_only=True)
     alignment: int = option(_alignment, default=64, kw_only=True)
     barrier_budget: int | None = option(_budget, default=None, kw_only=True)
 
+    @gc_paused()
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with every plan applied."""
-        with no_collection():
-            plans = plan_memory(
-                mod,
-                packed=self.packed,
-                alignment=self.alignment,
-                barrier_budget=self.barrier_budget,
-            )
-            by_name = {plan.facts.program.name: plan for plan in plans}
-            result = change_functions(mod, lambda name, _: _apply(by_name[name]))
+        plans = plan_memory(
+            mod,
+            packed=self.packed,
+            alignment=self.alignment,
+            barrier_budget=self.barrier_budget,
+        )
+        by_name = {plan.facts.program.name: plan for plan in plans}
+        result = change_functions(mod, lambda name, _: _apply(by_name[name]))
         if collecting():
             for plan in plans:
                 for decision in decisions(plan):
@@ -162,9 +191,9 @@ def _apply(plan: Plan) -> relax.Function:
         for number, storage in enumerate(plan.storages)
     }
     bindings: dict[Step, list[relax.Binding]] = {}
-    for allocation in plan.place:
+    for allocation in plan.offset_in:
         bindings[allocation.step] = [_alloc_tensor(plan, variables, allocation)]
-    for step, flags in _flags(plan).items():
+    for step, flags in _changed_flags(plan).items():
         assert step.collective is not None
         bindings[step] = [with_value(step.binding, step.collective.with_flags(flags))]
     for storage in reversed(plan.storages):
@@ -174,7 +203,7 @@ def _apply(plan: Plan) -> relax.Function:
         if storage.kill_after is not None:
             last = bindings.setdefault(storage.kill_after, [storage.kill_after.binding])
             last.append(do(_KILL, [variables[storage]]))
-    # By their addresses, which the function keeps where they are.
+    # The function keeps its bindings alive, so that their addresses identify them.
     replaced = {step.binding.__chandle__(): new for step, new in bindings.items()}
     function = plan.facts.program.function
     if replaced:
@@ -184,49 +213,59 @@ def _apply(plan: Plan) -> relax.Function:
 
 
 def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Function:
-    """Let the function check the bounds on which tensors rely that lie side by side.
+    """Return a function that first checks the bounds that tensors in shared storages rely on.
 
-    Beyond them a tensor would reach into its neighbour. What has a storage to itself needs no
-    check: that it is in the storage is checked when it is made.
+    A tensor beyond its bounds would overlap its neighbour. A tensor with a storage to itself needs
+    no check here, because its allocation checks that it fits in the storage.
     """
-    shared = {storage for storage, offset in plan.place.values() if offset}
+    shared = {storage for storage, offset in plan.offset_in.values() if offset}
     extents = (
         extent
-        for one, (storage, _offset) in plan.place.items()
+        for allocation, (storage, _offset) in plan.offset_in.items()
         if storage in shared
-        for extent in plan.tensors[one].arguments[0].values
+        for extent in as_list(plan.tensors[allocation].arguments[0].values)
     )
     checks = []
     for var, least, most in plan.sizes.bounds(extents):
-        what = tvm.ir.StringImm(f"{plan.facts.program.name}: {var.name}")
-        arguments = [what, *(relax.prim_value(one) for one in (var, least, most))]
-        checks.append(do(_REQUIRE_BOUNDS, arguments))
+        label = tvm.ir.StringImm(f"{plan.facts.program.name}: {var.name}")
+        numbers = [relax.prim_value(value) for value in (var, least, most)]
+        checks.append(do(_REQUIRE_BOUNDS, [label, *numbers]))
     return begin_with(function, checks) if checks else function
 
 
-def _flags(plan: Plan) -> dict[Step, CollectiveFlag]:
-    """Return the flags of the collectives that have other ones now."""
+def _changed_flags(plan: Plan) -> dict[Step, CollectiveFlag]:
+    """Return the new flags of the collectives whose flags change."""
     barrier = CollectiveFlag.NO_EXIT_BARRIER
     flags = {}
     for step in [*plan.without_barrier, *plan.with_barrier]:
         collective = step.collective
         assert collective is not None and collective.flags is not None
-        given = collective.flags
+        old = collective.flags
         if step in plan.without_barrier:
-            wanted = given | barrier
-        elif any(plan.facts.roots(one) & plan.place.keys() for one in collective.peers_read):
-            wanted = given & ~barrier  # others may use the memory of its input now
+            new = old | barrier
+        elif any(plan.facts.objects(x) & plan.offset_in.keys() for x in collective.peers_read):
+            new = old & ~barrier  # other tensors may reuse the memory of its input now
         else:
             continue
-        if wanted != given:
-            flags[step] = wanted
+        if new != old:
+            flags[step] = new
+    for group in [*plan.groups, *([step] for step in plan.cross_function)]:
+        omitted = [step for step in group if barrier in flags.get(step, _old_flags(step))]
+        if len(omitted) < len(group) or group[0] in plan.cross_function:
+            flags |= {step: flags.get(step, _old_flags(step)) & ~barrier for step in omitted}
     return flags
+
+
+def _old_flags(step: Step) -> CollectiveFlag:
+    """Return the flags of a collective before this pass."""
+    assert step.collective is not None
+    return step.collective.flags or CollectiveFlag.NONE
 
 
 def _alloc_storage(plan: Plan, var: Any, storage: NewStorage) -> relax.Binding:
     size = plan.sizes.expr(storage.size.factor, storage.size.unit)
     if storage.early and not plan.sizes.is_sum(storage.size.unit):
-        # The tensors may never be there, and then nothing says that their extents have a size.
+        # The branch may not run, and then the extents of its tensors may be negative.
         size = tirx.Max(size, tirx.IntImm("int64", 0))
     arguments = [
         relax.ShapeExpr([size]),
@@ -238,9 +277,10 @@ def _alloc_storage(plan: Plan, var: Any, storage: NewStorage) -> relax.Binding:
 
 
 def _alloc_tensor(plan: Plan, variables: dict[NewStorage, Any], allocation: Allocation) -> Any:
-    storage, offset = plan.place[allocation]
+    storage, offset = plan.offset_in[allocation]
     step = allocation.step
     shape, dtype, device, *_ = plan.tensors[allocation].arguments
-    at = plan.sizes.expr(offset, storage.size.unit)
-    call = relax.Call(_TENSOR, [variables[storage], at, shape, dtype, device], ret_ty=step.var.ty)
+    start = plan.sizes.expr(offset, storage.size.unit)
+    arguments = [variables[storage], start, shape, dtype, device]
+    call = relax.Call(_TENSOR, arguments, ret_ty=step.var.ty)
     return relax.VarBinding(step.var, call)

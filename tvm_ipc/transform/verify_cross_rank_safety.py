@@ -1,44 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds where ranks of a lowered program spoil each other's data, or wait for each other for ever.
+"""The pass `VerifyCrossRankSafety`, an independent verifier of lowered programs.
+
+It finds programs in which ranks overwrite data that their peers still read, and programs that
+deadlock:
 
     s = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "uint8")
     a = R.memory.alloc_tensor(s, 0, R.shape([1024]), "float32")
     cls.matmul(x, w0, a)
-    R.call_packed("tvm_ipc.allreduce", a, 0, 0, 1, 1, b)  # 1: no barrier at its end
+    R.call_packed("tvm_ipc.allreduce", a, 0, 0, 1, 1, b)  # flag 1: no exit barrier
     c = R.memory.alloc_tensor(s, 0, R.shape([1024]), "float32")
     cls.matmul(b, w1, c)                                   # a hazard: peers may still read `a`
 
-After a collective without an exit barrier, peers may read its input until every rank has returned
-from the next collective in which all of them meet: an all-reduce, say, of the same team or of all
-workers. Until then a rank must not write there, free the storage, or return. The check
-also looks whether a tensor is read after another one was written over it, and whether it lies in
-its storage, which a right plan of one rank takes for granted.
+**Memory.** After a collective without an exit barrier, peers may read its input until every rank
+has returned from the next collective that synchronizes all of them, such as an all-reduce of the
+same team or of all workers. Until then a rank must not write to the input, free its storage, or
+return. The verifier also checks that no tensor is read after another one has overwritten it, and
+that each tensor fits in its storage.
 
-A work that was posted ("tvm_ipc.post") uses memory until somebody has waited for it. Until then
-what it writes must not be read, and nothing that it uses be written; and on every path somebody
-waits.
+**Requests.** A request ("tvm_ipc.start") uses memory until the program waits for it. Until then
+its outputs must not be read, and none of its operands may be written. Every path must wait for it.
 
-All ranks of a team have to make the same calls in the same order. That may fail where a condition
-of an `if` is not the same on all of them. What was computed from a rank's number is known for each
-rank; what came out of an all-reduce, a gather or a broadcast is the same on all of its ranks. Where
-ranks take different branches, all of them are run one beside the other, with their works, messages
-and shows, and who waits for ever is a hazard:
+**Order.** All ranks of a team must make the same calls in the same order, which may fail if the
+condition of an `if` differs between ranks. The verifier knows values that are computed from the
+number of a rank, and it knows that the result of an all-reduce, a gather or a broadcast is the same
+on all of its ranks. If ranks take different branches, it simulates all ranks side by side, with
+their requests, messages and exposed tensors. A rank that waits indefinitely is a hazard:
 
     rank = R.call_packed("runtime.disco.worker_rank")
     if rank == 0:
-        R.call_packed("tvm_ipc.allreduce", x, 0, 0, 3, 0, y)   # a hazard: the others never come
+        R.call_packed("tvm_ipc.allreduce", x, 0, 0, 3, 0, y)   # a hazard: the others never call it
 
-Where neither is so, both branches have to do the same with other ranks; else the hazard is unknown.
+If the values of a condition are unknown, both branches must communicate in the same way; otherwise
+the hazard is unknown.
 
-It runs on any module in destination-passing form, after the memory plan; before `VMShapeLower`,
-which hides symbolic shapes, so that what they decide is unknown. It is independent of the passes
-that make the plans, and doubts calls that it does not know: they may write all that they are given,
-and so may recursive ones. Values that a function of the module leaves to be read are followed into
-its callers; those of a function that others can call are a hazard when it returns.
+The input is any module in destination-passing form, after the memory plan and before
+`VMShapeLower`, which hides symbolic shapes. The verifier does not share the judgement of the passes
+that make the plans. It assumes that unknown and recursive calls may write to all of their
+arguments. It follows pending reads of private functions into their callers; a public function
+must have none when it returns.
 
-Sizes may be symbolic. A tensor is there only where none of its extents is negative, and a plan must
-be right for all such sizes. It is unsafe if it is wrong for some, of which the hazard gives an
-example; where neither a proof nor an example is found, the hazard is unknown.
+Sizes may be symbolic. A plan must be correct for all sizes without negative extents. If it is wrong
+for some size, the hazard gives an example. If the verifier finds neither a proof nor an example,
+the hazard is unknown.
 """
 
 from __future__ import annotations
@@ -48,14 +51,14 @@ from dataclasses import field
 import tvm
 
 from tvm_ipc import arguments
-from tvm_ipc.contract import MAX_WORKERS
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.collection import no_collection
+from tvm_ipc.packed_functions import MAX_WORKERS
+from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
-from tvm_ipc.transform.safety.hazards import Alone, Hazard, HazardKind
-from tvm_ipc.transform.safety.interpret import Checker
-from tvm_ipc.transform.safety.known import World
+from tvm_ipc.verify.hazards import Hazard, HazardKind, UselessOverlap
+from tvm_ipc.verify.rank_model import RankModel
+from tvm_ipc.verify.verifier import find_hazards
 
 __all__ = ["Hazard", "HazardKind", "VerifyCrossRankSafety", "verify_cross_rank_safety"]
 
@@ -69,16 +72,16 @@ def verify_cross_rank_safety(
     world_size: int | None = None,
     num_groups: int = 1,
 ) -> list[Hazard]:
-    """Return every hazard of a module that memory was planned for, those that are unknown too.
+    """Return all hazards of a module after memory planning, unknown ones included.
 
     Parameters
     ----------
-    mod : in destination-passing form, as the memory plan or any later pass leaves it.
-    assume_no_exit_barrier : judge as if no custom all-reduce had an exit barrier, as is so with
-        upstream's kernels, but for those of strategy RING.
-    world_size : the number of workers that will run it. None means that the program says it, by
-        teams that all ranks are divided into, or that it is tried with a few of them.
-    num_groups : the number of groups that they will be in, where there is a `world_size`.
+    mod : a module in destination-passing form, as the memory plan or any later pass returns it.
+    assume_no_exit_barrier : assume that no custom all-reduce has an exit barrier, as with
+        upstream's kernels, except for strategy `AllReduceStrategy.DEFAULT`.
+    world_size : the number of workers that will run the module. None takes it from teams that
+        partition all ranks, or else tries a few numbers.
+    num_groups : the number of groups of these workers; more than 1 needs `world_size`.
     """
     where = "verify_cross_rank_safety"
     return _check(where, mod, assume_no_exit_barrier, world_size, num_groups)[0]
@@ -90,41 +93,58 @@ def _check(
     assume_no_exit_barrier: bool,
     world_size: int | None,
     num_groups: int,
-) -> tuple[list[Hazard], list[Alone]]:
-    """Return hazards, and what goes on beside nothing."""
+) -> tuple[list[Hazard], list[UselessOverlap]]:
+    """Check the arguments; return the hazards, and the transfers without any overlap."""
     arguments.instance(f"{where}: mod", mod, tvm.IRModule, "an IRModule")
     assumed = arguments.flag(f"{where}: assume_no_exit_barrier", assume_no_exit_barrier)
-    world = _world(where, world_size, num_groups)
-    with no_collection():
-        checker = Checker(mod, assumed, world)
-        return checker.check(), list(checker.alone.values())
+    world = _rank_model(where, world_size, num_groups)
+    with gc_paused():
+        return find_hazards(mod, assumed, world)
 
 
-def _world(where: str, world_size: int | None, num_groups: int) -> World | None:
+def _rank_model(where: str, world_size: int | None, num_groups: int) -> RankModel | None:
     if world_size is None:
         wanted = "a number of groups, 1 or more"
         if arguments.integer(f"{where}: num_groups", num_groups, wanted, 1) > 1:
-            raise ValueError(f"{where}: num_groups needs a world_size that is divided into them")
+            raise ValueError(
+                f"{where}: num_groups is {num_groups}, but world_size is None; pass world_size too"
+            )
         return None
-    return World(*arguments.workers(where, "world_size", world_size, num_groups, MAX_WORKERS))
+    return RankModel(*arguments.workers(where, "world_size", world_size, num_groups, MAX_WORKERS))
 
 
 @module_pass
 class VerifyCrossRankSafety:
-    """Refuse a module in which `verify_cross_rank_safety` finds a hazard.
+    """Reject a module in which `verify_cross_rank_safety` finds a hazard; return any other as is.
 
-    Hazards that are unknown are noted in the report, and so are works and shows that go on beside
-    nothing: they are waited for before anything is done that they could overlap with.
+    The report lists unknown hazards. It also lists requests and exposed tensors that the program
+    waits for before it computes anything that could overlap with them.
 
     Parameters
     ----------
     assume_no_exit_barrier, world_size, num_groups : see `verify_cross_rank_safety`.
-    refuse_unknown : refuse a module for those as well.
+    refuse_unknown : also reject a module with unknown hazards.
 
     Raises
     ------
     TransformError
-        Its message lists all hazards.
+        The module has hazards; the message lists all of them.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import VerifyCrossRankSafety
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32"), y: R.Tensor((4,), "float32")):
+    ...         disco = "runtime.disco.allreduce"
+    ...         R.call_packed(disco, x, R.shape([0]), False, y, ty_args=(R.Tuple,))
+    ...         return y
+    ... ''')
+    >>> VerifyCrossRankSafety()(mod).same_as(mod)
+    True
     """
 
     assume_no_exit_barrier: bool = option(arguments.flag, default=False)
@@ -133,16 +153,18 @@ class VerifyCrossRankSafety:
     num_groups: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        _world("VerifyCrossRankSafety", self.world_size, self.num_groups)
+        _rank_model("VerifyCrossRankSafety", self.world_size, self.num_groups)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return the module as it is."""
-        hazards, alone = _check(
+        """Return the module unchanged."""
+        hazards, useless_overlaps = _check(
             _NAME, mod, self.assume_no_exit_barrier, self.world_size, self.num_groups
         )
-        for one in alone:
-            reason = f"`{one.needed}` waits for it, and nothing is done since `{one.begun}`"
-            note(Decision(_NAME, one.function, one.name, "overlap lost", reason))
+        for overlap in useless_overlaps:
+            reason = (
+                f"`{overlap.awaited}` waits for it, and nothing is computed since `{overlap.begun}`"
+            )
+            note(Decision(_NAME, overlap.function, overlap.name, "overlap lost", reason))
         for hazard in hazards:
             if hazard.unknown:
                 note(Decision(_NAME, hazard.function, hazard.memory, "not proved", str(hazard)))

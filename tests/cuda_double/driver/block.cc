@@ -166,7 +166,7 @@ bool Block::ReleaseWarps() {
   return released;
 }
 
-Block::Progress Block::Turn() {
+Block::Progress Block::RunOnce() {
   bool ran = false, moved = false, left = false;
   for (size_t i : order_) {
     Thread& thread = threads_[i];

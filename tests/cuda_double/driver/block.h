@@ -43,7 +43,7 @@ class Block {
   enum class Progress { kEnded, kMoved, kWaits };
   // Each thread that can runs until it waits or ends. kWaits: all that ran wait for other memory to
   // change. Throws Failure.
-  Progress Turn();
+  Progress RunOnce();
 
   void Abandon();  // gives the stacks back
 

@@ -23,8 +23,8 @@ struct CopyPlan {
 
 CopyPlan Plan(Pointer to, Pointer from, size_t bytes) {
   CopyPlan plan;
-  plan.stage = PlaceOf(Address(from), bytes) == Place::kPageable;
-  plan.wait = PlaceOf(Address(to), bytes) == Place::kPageable;
+  plan.stage = MemoryKindOf(Address(from), bytes) == MemoryKind::kPageable;
+  plan.wait = MemoryKindOf(Address(to), bytes) == MemoryKind::kPageable;
   return plan;
 }
 
@@ -55,8 +55,8 @@ void Copy(Context& context, Pointer to, Pointer from, size_t bytes, Stream& stre
           std::memmove(Address(to), staged != nullptr ? staged->data() : Address(from), bytes);
         });
       });
-  bool between_devices = PlaceOf(Address(to), bytes) == Place::kDevice &&
-                         PlaceOf(Address(from), bytes) == Place::kDevice;
+  bool between_devices = MemoryKindOf(Address(to), bytes) == MemoryKind::kDevice &&
+                         MemoryKindOf(Address(from), bytes) == MemoryKind::kDevice;
   if (plan.wait || (synchronous && !between_devices)) {
     WaitFor(operation);
     RequireAlive(context);

@@ -44,7 +44,7 @@ void Execute(Stream& stream, Operation& operation, GridRunner& runner) {
   if (stream.context->fault != kSuccess) return;
   try {
     Touch touch;
-    operation.work(runner);
+    operation.task(runner);
   } catch (const Failure& failure) {
     int fine = kSuccess;
     stream.context->fault.compare_exchange_strong(fine, failure.result);
@@ -78,7 +78,7 @@ void RunStream(std::shared_ptr<Stream> stream) {
     stream->queue.pop_front();
     operation->finished = Now();
     operation->done = true;
-    operation->work = nullptr;  // it may own memory or handles
+    operation->task = nullptr;  // it may own memory or handles
     operation->after.clear();
     engine.progress.notify_all();
   }
@@ -100,10 +100,10 @@ std::vector<std::shared_ptr<Capture>> LiveCaptures(Engine& engine) {
   return live;
 }
 
-void AddNode(Stream& stream, Work work) {
+void AddNode(Stream& stream, Task task) {
   Capture& capture = *stream.capture;
   Require(!capture.invalid, kCaptureInvalidated, "the capture has been ended by another call");
-  capture.graph.nodes.push_back(Node{std::move(work), stream.tail});
+  capture.graph.nodes.push_back(Node{std::move(task), stream.tail});
   stream.tail = {capture.graph.nodes.size() - 1};
 }
 
@@ -117,10 +117,10 @@ void RequireNoBlockingCapture(Context& context) {
   }
 }
 
-std::shared_ptr<Operation> Enqueue(Stream& stream, Work work,
+std::shared_ptr<Operation> Enqueue(Stream& stream, Task task,
                                    std::vector<std::shared_ptr<Operation>> after) {
   auto operation = std::make_shared<Operation>();
-  operation->work = std::move(work);
+  operation->task = std::move(task);
   Context& context = *stream.context;
   std::lock_guard<std::mutex> lock(context.mutex);
   if (stream.legacy) {  // after all that was given to blocking streams
@@ -167,15 +167,15 @@ std::shared_ptr<Stream> NewStream(Context& context, bool blocking, bool legacy) 
   return stream;
 }
 
-std::shared_ptr<Operation> Submit(Stream& stream, Work work) {
+std::shared_ptr<Operation> Submit(Stream& stream, Task task) {
   Engine& engine = TheEngine();
   std::shared_lock<std::shared_mutex> door(engine.door);
   std::lock_guard<std::mutex> lock(engine.mutex);
   if (stream.capture != nullptr) {
-    AddNode(stream, std::move(work));
+    AddNode(stream, std::move(task));
     return nullptr;
   }
-  return Enqueue(stream, std::move(work), {});
+  return Enqueue(stream, std::move(task), {});
 }
 
 void Record(Event& event, Stream& stream) {
@@ -276,16 +276,16 @@ std::shared_ptr<Graph> EndCapture(Stream& stream) {
 }
 
 void LaunchGraph(const std::shared_ptr<GraphExec>& exec, Stream& stream) {
-  Work work = [exec](GridRunner& runner) {
-    for (const Node& node : exec->graph.nodes) node.work(runner);
+  Task task = [exec](GridRunner& runner) {
+    for (const Node& node : exec->graph.nodes) node.task(runner);
   };
   Engine& engine = TheEngine();
   std::shared_lock<std::shared_mutex> door(engine.door);
   std::lock_guard<std::mutex> lock(engine.mutex);
-  if (stream.capture != nullptr) return AddNode(stream, std::move(work));
+  if (stream.capture != nullptr) return AddNode(stream, std::move(task));
   std::vector<std::shared_ptr<Operation>> after;
   if (exec->last != nullptr && !exec->last->done) after.push_back(exec->last);
-  exec->last = Enqueue(stream, std::move(work), std::move(after));
+  exec->last = Enqueue(stream, std::move(task), std::move(after));
 }
 
 bool IsIdle(Stream& stream) {

@@ -77,10 +77,10 @@ void GridRunner::RunBlocks(const Launch& launch) {
       moved = true;
     }
     for (size_t i = 0; i < resident_.size();) {
-      Block::Progress progress = resident_[i]->Turn();
+      Block::Progress progress = resident_[i]->RunOnce();
       while (progress == Block::Progress::kMoved) {
         moved = true;
-        progress = resident_[i]->Turn();
+        progress = resident_[i]->RunOnce();
       }
       if (progress == Block::Progress::kEnded) {
         idle_.push_back(std::move(resident_[i]));

@@ -183,7 +183,7 @@ Range* FindRange(Pointer pointer) {
   return pointer < range.base + range.size ? &range : nullptr;
 }
 
-Place PlaceOf(const void* pointer, size_t bytes) {
+MemoryKind MemoryKindOf(const void* pointer, size_t bytes) {
   std::lock_guard<std::mutex> lock(TheSpace().mutex);
   auto at = reinterpret_cast<Pointer>(pointer);
   Range* range = FindRange(at);
@@ -191,7 +191,7 @@ Place PlaceOf(const void* pointer, size_t bytes) {
     Addresses& addresses = TheAddresses();
     Require(at < addresses.end - kAddresses || at >= addresses.end, kInvalidValue,
             "memory of a device that was freed, or never allocated");
-    return Place::kPageable;
+    return MemoryKind::kPageable;
   }
   bool pinned = range->kind == Kind::kHost || range->kind == Kind::kRegistered;
   Pointer end = at + bytes;
@@ -199,16 +199,16 @@ Place PlaceOf(const void* pointer, size_t bytes) {
     Require(pinned || range->access == 3, kInvalidValue, "memory that is mapped without access");
     if (end <= range->base + range->size) break;
     Range* next = range->kind == Kind::kMapped ? FindRange(range->base + range->size) : nullptr;
-    if (next == nullptr && range->kind == Kind::kRegistered) return Place::kPageable;
+    if (next == nullptr && range->kind == Kind::kRegistered) return MemoryKind::kPageable;
     Require(next != nullptr, kInvalidValue, "more bytes than the allocation has");
     range = next;
   }
-  return pinned ? Place::kPinned : Place::kDevice;
+  return pinned ? MemoryKind::kPinned : MemoryKind::kDevice;
 }
 
 void RequireDeviceMemory(Pointer pointer, size_t bytes) {
   if (bytes == 0) return;
-  Require(PlaceOf(Address(pointer), bytes) != Place::kPageable, kInvalidValue,
+  Require(MemoryKindOf(Address(pointer), bytes) != MemoryKind::kPageable, kInvalidValue,
           "a pointer that is not one of the device");
 }
 

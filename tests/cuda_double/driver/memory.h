@@ -99,9 +99,9 @@ void Protect(const Range& range);
 // The range that holds the address, or null. With the space's mutex held.
 Range* FindRange(Pointer pointer);
 
-enum class Place { kDevice, kPinned, kPageable };
+enum class MemoryKind { kDevice, kPinned, kPageable };
 // Where memory is. Throws if it begins in a range and ends outside, or is mapped without access.
-Place PlaceOf(const void* pointer, size_t bytes);
+MemoryKind MemoryKindOf(const void* pointer, size_t bytes);
 void RequireDeviceMemory(Pointer pointer, size_t bytes);
 
 void ChargeMemory(Context& context, size_t bytes);  // throws kOutOfMemory

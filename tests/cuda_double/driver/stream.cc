@@ -4,6 +4,9 @@
 
 #include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "call.h"
 #include "memory.h"
 
@@ -17,6 +20,17 @@ Handles<Stream>& Streams() {
 Handles<Event>& Events() {
   static auto* events = new Handles<Event>(0xE7);
   return *events;
+}
+
+std::shared_ptr<Stream> LiveStream(Handle handle) {
+  std::shared_ptr<Stream> stream = Streams().Find(handle);
+  if (stream == nullptr) {
+    std::fprintf(stderr,
+                 "cuda double: stream %#llx does not exist, or was destroyed; drivers crash\n",
+                 static_cast<unsigned long long>(handle));
+    std::abort();
+  }
+  return stream;
 }
 
 std::shared_ptr<Stream> StreamOf(Context& context, Handle handle) {
@@ -42,7 +56,7 @@ std::shared_ptr<Stream> StreamOf(Context& context, Handle handle) {
     }
     return stream;
   }
-  std::shared_ptr<Stream> stream = Streams().Get(handle);
+  std::shared_ptr<Stream> stream = LiveStream(handle);
   Require(stream->context == &context, kInvalidHandle, "a stream of another context");
   return stream;
 }
@@ -99,7 +113,7 @@ CUDA_DOUBLE_API int cuStreamGetPriority(Handle handle, int* priority) {
 
 CUDA_DOUBLE_API int cuStreamGetCtx(Handle handle, Handle* out) {
   return Call("cuStreamGetCtx", Needs::kContext, [&](Context& context) {
-    *out = handle <= 2 ? context.handle : Streams().Get(handle)->context->handle;
+    *out = handle <= 2 ? context.handle : LiveStream(handle)->context->handle;
   });
 }
 
@@ -108,7 +122,7 @@ CUDA_DOUBLE_API int cuStreamWaitEvent(Handle stream, Handle event, unsigned int 
     Require(flags <= 1, kInvalidValue, "flags of cuStreamWaitEvent");
     std::shared_ptr<Event> found = Events().Get(event);
     // A stream of another context may wait: ordering between devices.
-    std::shared_ptr<Stream> waits = stream <= 2 ? StreamOf(context, stream) : Streams().Get(stream);
+    std::shared_ptr<Stream> waits = stream <= 2 ? StreamOf(context, stream) : LiveStream(stream);
     WaitEvent(*waits, found);
   });
 }

@@ -19,17 +19,17 @@
 namespace cuda_double {
 
 // What a stream does, again at each launch of a graph.
-using Work = std::function<void(GridRunner&)>;
+using Task = std::function<void(GridRunner&)>;
 
 struct Operation {
-  Work work;
+  Task task;
   std::vector<std::shared_ptr<Operation>> after;  // of other streams
   bool done = false;
   double finished = 0;  // seconds
 };
 
 struct Node {
-  Work work;
+  Task task;
   std::vector<size_t> after;
 };
 
@@ -88,13 +88,16 @@ Handles<Event>& Events();
 Handles<Graph>& Graphs();
 Handles<GraphExec>& GraphExecs();
 
+// Returns the stream with a handle. The handle of a destroyed stream ends the process, as in
+// drivers.
+std::shared_ptr<Stream> LiveStream(Handle handle);
 // 0 and 1: the legacy default stream of the context; 2: that of the thread. Others must be of the
 // context.
 std::shared_ptr<Stream> StreamOf(Context& context, Handle handle);
 std::shared_ptr<Stream> NewStream(Context& context, bool blocking, bool legacy = false);
 
 // Appends to the stream, or to the graph while it is captured.
-std::shared_ptr<Operation> Submit(Stream& stream, Work work);
+std::shared_ptr<Operation> Submit(Stream& stream, Task task);
 void Record(Event& event, Stream& stream);
 void WaitEvent(Stream& stream, const std::shared_ptr<Event>& event);
 void BeginCapture(Stream& stream, int mode);

@@ -65,7 +65,7 @@ class Transfers {
 
  private:
   bool Push(int peer, std::deque<Transfer>& sent) {
-    Mailbox& mail = communicator_->mail(communicator_->rank, peer);
+    Channel& mail = communicator_->mail(communicator_->rank, peer);
     const uint64_t number = mail.written.load();
     if (number - mail.taken.load() == 2) return false;
     Transfer& first = sent.front();
@@ -79,7 +79,7 @@ class Transfers {
   }
 
   bool Pull(int peer, std::deque<Transfer>& received) {
-    Mailbox& mail = communicator_->mail(peer, communicator_->rank);
+    Channel& mail = communicator_->mail(peer, communicator_->rank);
     const uint64_t number = mail.taken.load();
     if (mail.written.load() == number) return false;
     Transfer& first = received.front();

@@ -29,7 +29,7 @@ constexpr int kMostRanks = 64;
 constexpr size_t kChunkBytes = 32 << 10;
 
 /*! \brief From one member to another: two chunks, the second before the first is taken. */
-struct Mailbox {
+struct Channel {
   std::atomic<uint64_t> written;
   std::atomic<uint64_t> taken;
   size_t bytes[2];
@@ -41,10 +41,10 @@ struct Shared {
   std::atomic<int> arrived;
   std::atomic<int> finalized;
   std::atomic<int> device[kMostRanks];  // and 1
-  Mailbox mail[1];                      // [from][to]
+  Channel mail[1];                      // [from][to]
 
   static size_t Bytes(int size) {
-    return sizeof(Shared) + sizeof(Mailbox) * static_cast<size_t>(size) * static_cast<size_t>(size);
+    return sizeof(Shared) + sizeof(Channel) * static_cast<size_t>(size) * static_cast<size_t>(size);
   }
 };
 
@@ -68,7 +68,7 @@ struct ncclComm {
   std::atomic<bool> connected{false};
   std::string error;
 
-  nccl_double::Mailbox& mail(int from, int to) { return shared->mail[from * size + to]; }
+  nccl_double::Channel& mail(int from, int to) { return shared->mail[from * size + to]; }
 };
 
 namespace nccl_double {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file blas.cc
- * \brief Reads the arguments of a product, and runs it on the threads that TVM's kernels use.
+ * \brief Reads the arguments of a matmul and runs it on the thread pool that TVM's kernels use.
  */
 #include "blas/blas.h"
 
@@ -13,12 +13,12 @@
 #include <exception>
 #include <string>
 
-#include "blas/matmul.h"
+#include "blas/matmul_multi_thread.h"
 #include "blas/select.h"
 #include "core/error.h"
 
 namespace tvm::runtime::threading {
-// Exported, but the wheel lacks the header.
+// These functions are exported, but the wheel lacks the header.
 int MaxConcurrency();
 int NumThreads();
 }  // namespace tvm::runtime::threading
@@ -38,7 +38,7 @@ template <typename... Args>
 
 const BlasLibrary& Library() {
   if (const BlasLibrary* library = LoadedBlas()) return *library;
-  // Python knows where packages lie; what it raises says what to install.
+  // Python finds the installed package; its exception names the package to install.
   const auto find = ffi::Function::GetGlobalRequired("tvm_ipc.blas.find");
   return LoadBlas(std::string(find().cast<ffi::String>()));
 }
@@ -62,7 +62,7 @@ FloatType TypeOf(const char* what, DLDataType type) {
          static_cast<int>(type.bits), " bits; float16, bfloat16, float32 and float64 are known");
 }
 
-/*! \brief A tensor's memory, shape and strides, its axes in the order that is asked for. */
+/*! \brief A tensor's memory, shape and strides, with its axes in the requested order. */
 struct View {
   const char* what;
   const DLTensor* tensor;
@@ -110,7 +110,7 @@ struct View {
          ShapeText(*out.tensor), " do not fit together");
 }
 
-/*! \brief The strides of x in the batch of the result; those of dimensions it lacks are 0. */
+/*! \brief Set `batch` to the strides of x in the batch of the result, 0 where x broadcasts. */
 void AlignBatch(const View& x, int own, const View& a, const View& b, const View& out,
                 int batch_dims, int64_t* batch) {
   for (int d = 0; d < batch_dims; ++d) {
@@ -131,7 +131,7 @@ void CheckUnit(const View& x, int64_t row_stride, int64_t col_stride, int64_t ro
 int64_t Integer(const ffi::AnyView& argument) { return argument.cast<int64_t>(); }
 
 int Count() {
-  // Asking for the number of threads starts them, and binds this one to a core.
+  // NumThreads starts the threads and binds this one to a core, so it is called only if needed.
   return tvm::runtime::threading::MaxConcurrency() == 1 ? 1 : tvm::runtime::threading::NumThreads();
 }
 
@@ -166,7 +166,7 @@ bool HasOperand(int kind) { return kind == kStepAdd || kind == kStepMultiply; }
 
 void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
   const BlasLibrary& library = Library();
-  constexpr int kFirst = 5;  // operand of a step
+  constexpr int kFirst = 5;  // index of the first operand of a step
   if (args.size() < kFirst + 1) Refuse("needs (a_axes, b_axes, steps, a, b, *operands, out)");
   const View a("a", args[3], Integer(args[0]));
   const View b("b", args[4], Integer(args[1]));
@@ -201,7 +201,7 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
   p.b.col_stride = has_cols ? b.stride[b.ndim - 1] : p.k;
   AlignBatch(a, own_a, a, b, out, p.batch_dims, p.a.batch);
   AlignBatch(b, own_b, a, b, out, p.batch_dims, p.b.batch);
-  // Each dimension comes from one of the two.
+  // Each batch dimension of the result must have the size of the one in a or b.
   for (int d = 0; d < p.batch_dims; ++d) {
     if (p.batch[d] != 1 && p.a.batch[d] == 0 && p.b.batch[d] == 0) {
       const int from_a = d - (p.batch_dims - own_a), from_b = d - (p.batch_dims - own_b);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file blas.h
- * \brief Matrix products of TVM's tensors, as packed functions.
+ * \brief Packed functions that multiply TVM tensors with a BLAS.
  */
 #ifndef TVM_IPC_BLAS_BLAS_H_
 #define TVM_IPC_BLAS_BLAS_H_
@@ -12,18 +12,24 @@
 namespace tvm_ipc {
 
 /*!
- * \brief (a_axes: int, b_axes: int, steps: int, a, b, *operands, out): a product and its steps.
+ * \brief Compute a matmul and its epilogue steps.
  *
- * The axes are a permutation as `permute_dims` takes it, the steps a list of contract.Epilogue:
- * one hexadecimal digit each, the first one lowest; 0 means none. Each step that has an operand
- * takes the next one. Throws LibraryError where there is no BLAS, ValueError of wrong arguments.
+ * Arguments: (a_axes: int, b_axes: int, steps: int, a, b, *operands, out).
+ *
+ * `a_axes` and `b_axes` are permutations as in `permute_dims`; `steps` is a list of `Epilogue`
+ * (tvm_ipc/packed_functions/constants.py). Each list has one hexadecimal digit per entry, the first
+ * entry in the lowest digit; 0 means none. Each step that has an operand takes the next one of
+ * `operands`. Throws LibraryError if there is no BLAS, ValueError if an argument is wrong.
  */
 void BlasMatmul(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 
-/*! \brief JSON: the library that is loaded or was found, and the kernels beside it. Loads it. */
+/*!
+ * \brief Return the configuration of the BLAS library, the kernels in use and the number of threads
+ *        as JSON. Loads the library.
+ */
 tvm::ffi::String BlasInfo();
 
-/*! \brief Use the kernels of one instruction set; "auto" is the best. For tests. */
+/*! \brief Use the kernels of one instruction set; "auto" selects the best. For tests. */
 void UseBlasKernels(tvm::ffi::String name);
 
 }  // namespace tvm_ipc

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file isa_avx512.h
- * \brief What kernels_impl.h wants of AVX-512; included by sources that are compiled with it.
+ * \brief `Isa` of kernels_impl.h for AVX-512; included by sources that are compiled with it.
  */
 #ifndef TVM_IPC_BLAS_ISA_AVX512_H_
 #define TVM_IPC_BLAS_ISA_AVX512_H_
@@ -14,7 +14,7 @@
 namespace tvm_ipc {
 namespace {
 
-// The masked forms with full masks: g++ 12 warns of undefined lanes in its own plain ones.
+// Masked intrinsics with full masks, because g++ 12 warns of undefined lanes in its unmasked ones.
 struct Isa {
   static constexpr size_t kBytes = 64;
   static constexpr int64_t kLanes = 16;

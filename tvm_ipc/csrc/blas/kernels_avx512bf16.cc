@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_avx512bf16.cc
- * \brief Products of bfloat16 in vectors, where there are no tile registers; compiled with AVX-512
- *        and its extension for bfloat16 enabled. Empty elsewhere.
+ * \brief bfloat16 matmuls with vector instructions, for processors without tile registers; compiled
+ *        with AVX-512 and its bfloat16 extension enabled. Empty on other architectures.
  *
- * One instruction multiplies 16 pairs of b, of 16 columns, with one pair of a, and adds both
- * products to the sums of these columns. It takes denormal numbers for zeros, as tile registers do.
+ * One instruction multiplies 16 pairs of b, one for each of 16 columns, by one pair of a, and adds
+ * both products to the sum of each column. It treats denormal numbers as zeros, as AMX does.
  */
 #include "blas/kernels.h"
 
 #if defined(__x86_64__)
 #include "blas/isa_avx512.h"
+#include "blas/kernels_bf16_packing.h"
 #include "blas/kernels_dot.h"
-#include "blas/kernels_pairs.h"
 
 namespace tvm_ipc {
 namespace {
@@ -20,11 +20,11 @@ namespace {
 constexpr int64_t kStepBytes = 2 * kTileBytes;
 constexpr int64_t kLine = 64;  // bytes of one row of a, or of one pair of rows of b, in a tile
 
-/*! \brief Where a row of a block of a begins in the tiles of one step. */
+/*! \brief Return the byte offset of a row of a block of a in the tiles of one step. */
 constexpr int64_t RowAt(int64_t row) { return row / kHalf * kTileBytes + row % kHalf * kLine; }
 
-/*! \brief The sums of some rows of a block and one panel of columns, which all stay in registers.
- */
+/*! \brief Compute the sums of kRows rows of a block and one panel of columns; all sums stay in
+ *         registers. */
 template <int kFirst, int kRows>
 void Rows(const char* a, const char* b, int64_t steps, float* sums, int64_t ld) {
   __m512 left[kRows], right[kRows];
@@ -64,7 +64,7 @@ void Block(const char* a, const char* b, int64_t steps, bool two_rows, float* su
 
 void Nothing() {}
 
-/*! \brief Pairs of elements that lie together, of both. */
+/*! \brief `Terms` of kernels_dot.h that multiplies pairs of adjacent elements of x and weights. */
 struct InPlace {
   static constexpr int64_t kXSize = 2, kWSize = 2, kStep = kTileStep;
   using Vector = __m512bh;

@@ -1,58 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_dot.h
- * \brief Products with weights in rows along k, each output a dot product.
+ * \brief Matmuls with weights that are contiguous along k; each output is a dot product.
  *
- * Such weights are read where they lie: nothing is packed, and each of them comes from memory once
- * for all rows of x that stay in a cache. Included by sources that define `Isa` (kernels_impl.h
- * says what that is). `Terms` says what is multiplied:
+ * These kernels read weights in place, without packing. Each weight is read from memory once for
+ * all rows of x that stay in a cache. Included by sources that define `Isa` (see kernels_impl.h).
+ * `Terms` specifies the element types and the multiplication:
  *   kXSize, kWSize            bytes of an element of x, and of a weight
- *   Vector, kStep             what is multiplied at once, and how many elements of k that are
- *   LoadX, LoadW              of memory
- *   LoadXPart, LoadWPart      only so many, and zeros
- *   Add                       sums and the products of two vectors
+ *   Vector, kStep             type of vectors multiplied at once, and their elements of k
+ *   LoadX, LoadW              load a vector
+ *   LoadXPart, LoadWPart      load the first `count` elements, and zeros for the others
+ *   Add                       add the products of two vectors to the sums
  */
 #ifndef TVM_IPC_BLAS_KERNELS_DOT_H_
 #define TVM_IPC_BLAS_KERNELS_DOT_H_
 
-#include "blas/kernels_format.h"
+#include "blas/kernels_float_conversion.h"
 
 namespace tvm_ipc {
 namespace {
 
 /*!
- * \brief So many products are added one after the other; the sums of such stretches are added then.
- *        The rounding errors of a sum grow with the number of its terms.
+ * \brief Number of steps of k that are accumulated in one partial sum. The partial sums are added
+ *        afterwards, because the rounding error of a sum grows with the number of its terms.
  */
 constexpr int64_t kStretch = 256;
 
-/*! \brief Rows of x, and rows of weights, whose sums are in registers at a time. */
+/*! \brief Rows of x and rows of weights in a tile, whose sums stay in registers. */
 constexpr int kTileRows = 4, kTileCols = kLanes >= 16 ? 4 : 2;
-/*! \brief The same of one row of x: as many lines of memory as are asked for at a time. */
+/*! \brief Rows of weights in a tile for a single row of x: the cache lines requested at a time. */
 constexpr int kOneRowCols = 8;
 
-/*! \brief Bytes of x that stay in the second cache while all weights go past them. */
+/*! \brief Bytes of a block of x, which stays in the L2 cache while all weights are read. */
 constexpr int64_t kBytesOfX = 512 << 10;
 
-/*! \brief So many bytes before one row of x meets weights, memory is asked for them. */
+/*! \brief Prefetch distance for weights, in bytes, if x has a single row. */
 constexpr int64_t kAhead = 1024;
 
 /*!
- * \brief x, weights and y of a part.
+ * \brief x, weights and y of a block.
  *
- * The weights of a tile are far apart, so that from tile to tile each of their rows is followed by
- * the next one: long streams, which the processor foresees, on several pages at a time.
+ * The weight rows of a tile are far apart, and the next tile takes the row after each of them. So
+ * weights are read as long streams, which the processor can predict, on several pages at a time.
  */
 struct Dots {
   const char* x;
   int64_t x_stride;  // bytes
   const char* w;
-  int64_t w_stride;  // bytes from a row of weights of a tile to the next one of it
-  int64_t ahead;     // bytes from weights to those that memory is asked for then
+  int64_t w_stride;  // bytes from one row of weights of a tile to its next one
+  int64_t ahead;     // prefetch distance for weights, in bytes
   int64_t k;
   float* y;
   int64_t ldy;
-  int64_t y_step;  // from an output of a tile to the next one of its row
+  int64_t y_step;  // elements from one output of a tile to the next one of its row
 };
 
 template <typename Terms, int kRows, int kCols, bool kFetch>
@@ -93,7 +93,7 @@ TVM_IPC_INLINE void DotStretch(const Dots& d, int64_t begin, int64_t count, floa
   }
 }
 
-/*! \brief Some rows of x, and of weights; memory is asked for the next weights if `kFetch`. */
+/*! \brief Multiply kRows rows of x by kCols rows of weights; prefetch the next ones if kFetch. */
 template <typename Terms, int kRows, int kCols, bool kFetch>
 void DotTile(const Dots& d) {
   constexpr int64_t kDeep = kStretch * Terms::kStep;
@@ -110,9 +110,9 @@ void DotTile(const Dots& d) {
 }
 
 /*!
- * \brief All rows of x, and some of weights, which the nearest caches have after the first. The few
- *        last columns are done by fewer kinds of tiles: each kind is compiled for each type and
- *        instruction set.
+ * \brief Multiply all rows of x by kCols rows of weights, which the nearest caches hold after the
+ *        first tile. With kCols == 1, for the last few columns, fewer tile shapes are used, because
+ *        each shape is compiled for each type and instruction set.
  */
 template <typename Terms, int kCols>
 void DotPanel(Dots d, int64_t rows) {
@@ -160,7 +160,7 @@ void DotColumns(Dots d, int64_t rows, int64_t count, int64_t stride) {
   }
 }
 
-/*! \brief y[r][n] = sum over k of x[r][k] * weights[n][k]. */
+/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k]. */
 template <typename Terms>
 void Dot(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k, int64_t n, float* y,
          int64_t ldy) {
@@ -190,7 +190,7 @@ void Dot(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k, i
   }
 }
 
-/*! \brief Weights of any type, widened, and x of float32. */
+/*! \brief `Terms` of weights of any type, widened to float32, and float32 x. */
 template <FloatType type>
 struct Widened {
   static constexpr int64_t kXSize = 4, kWSize = Format<type>::kSize, kStep = kLanes;

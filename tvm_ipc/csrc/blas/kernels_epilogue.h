@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_epilogue.h
- * \brief The steps after a product; part of kernels_impl.h.
+ * \brief Epilogue steps after a matmul; part of kernels_impl.h.
  */
 #ifndef TVM_IPC_BLAS_KERNELS_EPILOGUE_H_
 #define TVM_IPC_BLAS_KERNELS_EPILOGUE_H_
 
-#include "blas/kernels_format.h"
+#include "blas/kernels_float_conversion.h"
 
 namespace tvm_ipc {
 namespace {
 
-/*! \brief e to the x, with a relative error of 2e-7; 0 and infinity where they are nearest. */
+/*! \brief Return e to the power x, with a relative error of 2e-7; 0 and infinity where they are
+ *         nearest. */
 TVM_IPC_INLINE Floats Exp(Floats x) {
   const Floats low = Splat(-87.5f), high = Splat(89.0f);
   x = x < low ? low : x;
   x = x > high ? high : x;
-  // Adding this rounds to an integer, which then is in the low bits.
+  // Adding `magic` rounds to an integer, which is then in the low bits.
   const Floats magic = Splat(12582912.0f);
   Floats shifted = x * 1.44269504088896341f + magic;
   Floats count = shifted - magic;
@@ -37,8 +38,8 @@ TVM_IPC_INLINE Floats Exp(Floats x) {
 TVM_IPC_INLINE Floats Silu(Floats x) { return x / (1.0f + Exp(-x)); }
 
 /*!
- * \brief x * (1 + erf(x / sqrt 2)) / 2, the error function by formula 7.1.26 of Abramowitz and
- *        Stegun, whose error is 1.5e-7.
+ * \brief Return x * (1 + erf(x / sqrt 2)) / 2. The error function is formula 7.1.26 of Abramowitz
+ *        and Stegun, whose error is 1.5e-7.
  */
 TVM_IPC_INLINE Floats Gelu(Floats x) {
   Floats size = (Floats)((Words)x & 0x7fffffffu) * 0.70710678118654752f;
@@ -47,13 +48,13 @@ TVM_IPC_INLINE Floats Gelu(Floats x) {
   sum = sum * t + 1.421413741f;
   sum = sum * t - 0.284496736f;
   sum = sum * t + 0.254829592f;
-  // 1 - erf(size); of a negative x that is 1 + erf itself, with no cancellation.
+  // 1 - erf(size). For a negative x this equals 1 + erf(x / sqrt 2), without cancellation.
   Floats rest = sum * t * Exp(-(size * size));
   Floats zero = {};
   return 0.5f * x * (x < zero ? rest : 2.0f - rest);
 }
 
-/*! \brief x * (1 + tanh(u)) / 2 = x * sigmoid(2 u). */
+/*! \brief Return x * (1 + tanh(u)) / 2 = x * sigmoid(2 u). */
 TVM_IPC_INLINE Floats GeluTanh(Floats x) {
   Floats u = 0.79788456080286536f * (x + 0.044715f * x * x * x);
   return x / (1.0f + Exp(-2.0f * u));
@@ -61,7 +62,7 @@ TVM_IPC_INLINE Floats GeluTanh(Floats x) {
 
 TVM_IPC_INLINE Floats Relu(Floats x) {
   Floats zero = {};
-  return x > zero ? x : zero;  // of a NaN, too, as TVM's kernels have it
+  return x > zero ? x : zero;  // 0 for a NaN, as in TVM's kernels
 }
 
 constexpr int64_t kChunk = 256;
@@ -107,7 +108,7 @@ void CombineAny(float* values, const Step& step, int64_t row, int64_t col, int64
   }
 }
 
-/*! \brief Store `count` values; `values` holds whole vectors. */
+/*! \brief Narrow and store `count` values; `values` holds whole vectors. */
 template <FloatType type>
 void Narrow(char* to, const float* values, int64_t count) {
   int64_t i = 0;
@@ -123,14 +124,14 @@ void Narrow(char* to, const float* values, int64_t count) {
 
 void Finish(const float* sums, int64_t ld_sums, int64_t rows, int64_t cols, const Step* steps,
             int num_steps, char* target, FloatType type, int64_t ld_target) {
-  // Through a chunk in the nearest cache, step by step: each step is one loop over vectors.
+  // A chunk stays in the nearest cache while each step, one loop over vectors, is applied to it.
   alignas(Isa::kBytes) float values[kChunk];
   const int64_t size = type == kFloat32 ? 4 : 2;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t col = 0; col < cols; col += kChunk) {
       const int64_t count = cols - col < kChunk ? cols - col : kChunk;
       const int64_t vectors = (count + kLanes - 1) / kLanes;
-      // What follows the last value only has to be a number that was set.
+      // The lanes after the last value are not stored, but must be initialized.
       for (int64_t i = count; i < vectors * kLanes; ++i) values[i] = 0;
       __builtin_memcpy(values, sums + row * ld_sums + col, count * sizeof(float));
       for (int s = 0; s < num_steps; ++s) {

@@ -3,15 +3,15 @@
  * \file kernels_impl.h
  * \brief The kernels of kernels.h for one instruction set.
  *
- * Included by a translation unit that defines `Isa` first:
- *   kBytes, kLanes                   of a vector of float32
- *   Raw16                            kLanes elements of 16 bits
- *   Load16, Load16Part               of memory; the second one so many, and zeros
- *   Store16, Store16Part             to memory; the second one only so many
- *   Load32Part, Store32Part          the same of float32
- *   WidenHalf, NarrowHalf            float16 to float32 and, to nearest even, back
- *   WidenBrain, Lower                bfloat16 to float32; the lower halves of words
- *   Sum                              of the lanes
+ * Included by a translation unit that first defines `Isa` with these members:
+ *   kBytes, kLanes                   size and lanes of a vector of float32
+ *   Raw16                            vector of kLanes 16-bit elements
+ *   Load16, Load16Part               load all elements; load the first `count`, and zeros
+ *   Store16, Store16Part             store all elements; store only the first `count`
+ *   Load32Part, Store32Part          the same for float32
+ *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
+ *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
+ *   Sum                              add the lanes
  */
 #ifndef TVM_IPC_BLAS_KERNELS_IMPL_H_
 #define TVM_IPC_BLAS_KERNELS_IMPL_H_

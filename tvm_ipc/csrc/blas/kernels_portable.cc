@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_portable.cc
- * \brief The kernels beside a BLAS for every machine: vectors of 16 bytes.
+ * \brief The kernels of kernels.h for every machine, with vectors of 16 bytes.
  */
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +43,7 @@ struct Isa {
   static inline F32 WidenBrain(U16 raw) { return (F32)(__builtin_convertvector(raw, U32) << 16); }
   static inline F32 WidenHalf(U16 raw) {
     U32 half = __builtin_convertvector(raw, U32);
-    // The arithmetic is for numbers and infinities only.
+    // SoftWidenHalf handles numbers and infinities only, so NaNs are selected separately.
     U32 nan = (U32)((half & 0x7fffu) > 0x7c00u);
     return (F32)((U32)SoftWidenHalf<F32, I32, U32>(half) | (nan & 0x7fc00000u));
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_rows.h
- * \brief Products of few rows with weights in rows along n; part of kernels_impl.h.
+ * \brief Matmuls of few rows with weights that are contiguous along n; part of kernels_impl.h.
  */
 #ifndef TVM_IPC_BLAS_KERNELS_ROWS_H_
 #define TVM_IPC_BLAS_KERNELS_ROWS_H_
@@ -12,8 +12,8 @@ namespace tvm_ipc {
 namespace {
 
 /*!
- * \brief Weights in rows along n: rows of weights are scaled and added. Several of them at once,
- *        so that y, which stays in the nearest cache, is loaded and stored once for all of them.
+ * \brief Scale kDepth rows of weights and add them to y, which stays in the nearest cache and is
+ *        loaded and stored once for all of these rows.
  */
 template <FloatType type, int kRows, int kDepth, bool kFirst>
 TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_t stride, int64_t n,
@@ -75,7 +75,7 @@ TVM_IPC_INLINE void AxpyStretch(const float* x, int64_t ldx, const char* w, int6
 template <FloatType type, int kRows>
 void Axpy(const float* x, int64_t ldx, Weights weights, int64_t k, int64_t n, float* y,
           int64_t ldy) {
-  // The outputs of one block stay in the nearest cache.
+  // Columns per block, whose outputs stay in the nearest cache.
   constexpr int64_t kBlock = 4096 / kRows;
   alignas(Isa::kBytes) float more[kRows * kBlock];
   const int64_t stride = weights.ld * Format<type>::kSize;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_tiles.cc
- * \brief Products of bfloat16 in the tile registers of AMX; compiled with these and AVX-512
- *        enabled. Empty elsewhere.
+ * \brief bfloat16 matmuls in AMX tile registers; compiled with AMX and AVX-512 enabled. Empty on
+ *        other architectures.
  *
- * One instruction adds the product of a tile of a and a tile of b, 16 x 16 float32, to a third
- * tile. Four tiles of sums at a time stay in registers along the whole of k. The instruction takes
- * denormal numbers for zeros.
+ * One instruction multiplies a tile of a by a tile of b and adds the product, 16 x 16 float32, to a
+ * third tile. Four tiles of sums stay in registers for all steps of a call. The instruction treats
+ * denormal numbers as zeros.
  */
 #include "blas/kernels.h"
 
 #if defined(__x86_64__)
-#include "blas/kernels_pairs.h"
+#include "blas/kernels_bf16_packing.h"
 
 namespace tvm_ipc {
 namespace {
@@ -24,7 +24,7 @@ struct __attribute__((packed)) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-/*! \brief The sums of one block of rows and one panel of columns. */
+/*! \brief Compute the sums of one block of rows and one panel of columns. */
 void Block(const char* a, const char* b, int64_t steps, bool two_rows, float* sums, int64_t ld) {
   _tile_zero(0);
   _tile_zero(1);
@@ -56,8 +56,8 @@ void Block(const char* a, const char* b, int64_t steps, bool two_rows, float* su
   _tile_stored(1, sums + kHalf, ld * 4);
 }
 
-// Not on the stack: g++ believes that the instruction reads 8 bytes of it, and may leave out the
-// rest.
+// Not on the stack: g++ assumes that the instruction reads only 8 bytes of the configuration, and
+// may omit the stores of the rest.
 alignas(64) constexpr TileConfig kConfig;
 
 void Begin() { _tile_loadconfig(&kConfig); }

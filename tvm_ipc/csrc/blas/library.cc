@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file library.cc
- * \brief Loads OpenBLAS and looks its functions up.
+ * \brief Loads OpenBLAS and looks up its functions.
  */
 #include "blas/library.h"
 
@@ -16,11 +16,11 @@ namespace tvm_ipc {
 namespace {
 
 std::mutex loading;
-std::atomic<const BlasLibrary*> loaded{nullptr};  // never freed: threads may be inside
+std::atomic<const BlasLibrary*> loaded{nullptr};  // never freed: threads may be using it
 
 template <typename Function>
 Function Find(void* library, const std::string& path, const std::string& name) {
-  // The names of the wheels of SciPy: a prefix, and a suffix for 64-bit integers.
+  // SciPy's wheels add a prefix to each name, and a suffix for 64-bit integers.
   const std::string symbol = "scipy_" + name + "64_";
   void* address = dlsym(library, symbol.c_str());
   if (address == nullptr) {

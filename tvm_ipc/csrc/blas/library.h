@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file library.h
- * \brief OpenBLAS of the wheel scipy-openblas64, by function pointers.
+ * \brief Function pointers to OpenBLAS of the wheel scipy-openblas64.
  *
- * The library is a private copy of ours, and does all its work on the thread that calls it: who
- * calls it divides the work among the threads that TVM's kernels have too.
+ * The library is a private copy and runs each call on the calling thread. The caller splits the
+ * work among the threads that TVM's kernels use too.
  */
 #ifndef TVM_IPC_BLAS_LIBRARY_H_
 #define TVM_IPC_BLAS_LIBRARY_H_
@@ -14,7 +14,7 @@
 
 namespace tvm_ipc {
 
-/*! \brief CBLAS, its enumerations as the numbers they are. */
+/*! \brief CBLAS functions; enumerations are passed as integers. */
 struct BlasLibrary {
   static constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
   template <typename T>
@@ -30,10 +30,10 @@ struct BlasLibrary {
   std::string config;
 };
 
-/*! \brief The library, or nullptr before LoadBlas. */
+/*! \brief Return the library, or nullptr before LoadBlas. */
 const BlasLibrary* LoadedBlas();
 
-/*! \brief Load the library at `path`, once per process. Throws what the loader says. */
+/*! \brief Load the library at `path`, once per process. Throws an Error with dlopen's message. */
 const BlasLibrary& LoadBlas(const std::string& path);
 
 }  // namespace tvm_ipc

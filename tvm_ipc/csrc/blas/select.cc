@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file select.cc
- * \brief Asks the processor and the system what they have.
+ * \brief Selects kernels that the processor and the operating system support.
  */
 #include "blas/select.h"
 
@@ -20,7 +20,7 @@ const BlasKernels* KernelsFor(const char* name) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   unsigned a = 0, b = 0, c = 0, d = 0;
-  // Not every compiler knows "f16c" in the builtin; its registers are those of AVX.
+  // Not every compiler accepts "f16c" in __builtin_cpu_supports. F16C uses the registers of AVX.
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   if (std::strcmp(name, "avx512") == 0) {
@@ -33,7 +33,7 @@ const BlasKernels* KernelsFor(const char* name) {
   return std::strcmp(name, "portable") == 0 ? &kPortableBlas : nullptr;
 }
 
-/*! \brief Products of bfloat16 in vectors, where the processor has them. */
+/*! \brief Return the bfloat16 kernels for vectors, or nullptr if the processor cannot run them. */
 const TileKernels* Pairs() {
 #if defined(__x86_64__)
   const bool pairs = KernelsFor("avx512") != nullptr && __builtin_cpu_supports("avx512bf16");
@@ -43,15 +43,15 @@ const TileKernels* Pairs() {
 #endif
 }
 
-/*! \brief Products of bfloat16 in tile registers, if this process may use them, which is asked for
- *         once; else in vectors. */
+/*! \brief Return the bfloat16 kernels for tile registers if this process may use them, else those
+ *         for vectors. Requests the permission, so it is called once. */
 const TileKernels* FindTiles() {
 #if defined(__x86_64__) && defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kTile = 1u << 24, kBrain = 1u << 22;
   const bool tiles =
       __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kTile) != 0 && (d & kBrain) != 0;
-  // The system saves 8 KB of registers only for processes that said that they use them.
+  // Linux saves the 8 KB of tile registers only for processes that requested permission.
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   if (tiles && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return &kTileKernels;
 #endif
@@ -70,7 +70,7 @@ const BlasKernels* BestKernels() {
   return &kPortableBlas;
 }
 
-// The tables are constant, so the pointer needs no ordering with anything.
+// The tables are constant, so the pointer needs no memory ordering.
 std::atomic<const BlasKernels*> current{nullptr};
 enum class Brain { kBest, kPairs, kNone };
 std::atomic<Brain> brain{Brain::kBest};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file select.h
- * \brief Which of the kernels beside the BLAS run here.
+ * \brief Selection of the kernels of kernels.h at run time.
  */
 #ifndef TVM_IPC_BLAS_SELECT_H_
 #define TVM_IPC_BLAS_SELECT_H_
@@ -12,20 +12,22 @@
 
 namespace tvm_ipc {
 
-/*! \brief The kernels in use: the best ones, until a test wants others. */
+/*! \brief Return the kernels in use: the best ones, unless a test selected others. */
 const BlasKernels& CurrentBlasKernels();
 
-/*! \brief Products of bfloat16, or nullptr where the processor has none or others were named. */
+/*! \brief Return the bfloat16 kernels, or nullptr if the processor cannot run them or
+ *         UseBlasInstructionSet excluded them. */
 const TileKernels* CurrentTiles();
 
-/*! \brief Products of bfloat16 with weights along k, or nullptr as CurrentTiles. */
+/*! \brief Return the bfloat16 kernel for weights that are contiguous along k, or nullptr as
+ *         CurrentTiles does or if the processor lacks it. */
 DotFn CurrentPairDot();
 
-/*! \brief Name of the instruction set of the kernels in use. */
+/*! \brief Return the names of the kernels in use. */
 std::string BlasInstructionSet();
 
-/*! \brief Use the kernels of `avx512`, `avx2`, `portable` alone, those of `avx512bf16`, or the best
- *         and tile registers (`auto`); whether they run here. */
+/*! \brief Use only the kernels of `avx512`, `avx2` or `portable`, add those of `avx512bf16`, or use
+ *         the best ones including tile registers (`auto`). Return whether this machine has them. */
 bool UseBlasInstructionSet(const char* name);
 
 }  // namespace tvm_ipc

@@ -50,7 +50,7 @@ void Arena::Grow(size_t bytes) {
   }
   const size_t needed = bytes - tail;
   const size_t room = stats_.limit - stats_.committed;
-  // A quarter more than there is keeps the number of growths logarithmic.
+  // Growing by at least a quarter keeps the number of growths logarithmic.
   const size_t wanted = RoundUp(std::max(needed, stats_.committed / 4), kGrowBytes);
   size_t step = std::min(wanted, room);
   const bool fits = needed <= room;

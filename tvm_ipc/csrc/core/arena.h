@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file arena.h
- * \brief Sub-allocation of the part of a rank's segment that peers map.
+ * \brief Allocator of the peer-mapped arena in a rank's segment.
  *
- * Best fit, lowest offset first, free neighbours joined: a deterministic function of the sequence
- * of calls, so ranks that make the same calls get the same offsets. No collective relies on that:
- * a rank may hold a tensor longer than its peers do, so offsets travel with each operation.
+ * It uses best fit, prefers the lowest offset and joins free neighbours. Offsets are a
+ * deterministic function of the sequence of calls, so ranks that make the same calls get the same
+ * offsets. No collective relies on that: a rank may hold a tensor longer than its peers do, so
+ * offsets are sent with each operation.
  *
- * The address range is reserved and mapped by every peer at the start; growing commits pages of it
- * and tells nobody. A page is committed before an offset in it is handed out, and an offset is
- * published (release) after that, so a peer that has seen an offset (acquire) finds pages there.
+ * The address range is reserved, and mapped by every peer, at the start. Growing commits pages
+ * without notifying peers. A page is committed before an offset in it is returned, and an offset is
+ * published (release) after that. So a peer that has seen an offset (acquire) finds pages there.
  */
 #ifndef TVM_IPC_CORE_ARENA_H_
 #define TVM_IPC_CORE_ARENA_H_
@@ -24,12 +25,12 @@
 
 namespace tvm_ipc {
 
-/*! \brief The memory scope of what lies in an arena. Upstream's name. */
+/*! \brief The memory scope of arenas; the name is upstream's. */
 constexpr const char* kIpcMemory = "ipc_memory";
 
 struct ArenaStats {
   size_t limit = 0;
-  /*! \brief Bytes with pages behind them. */
+  /*! \brief Bytes that are backed by pages. */
   size_t committed = 0;
   size_t in_use = 0;
   size_t peak_in_use = 0;
@@ -43,18 +44,18 @@ class Arena {
   static constexpr size_t kAlignment = 256;
   static constexpr size_t kGrowBytes = 2 << 20;
 
-  /*! \brief Makes pages for [offset, offset + bytes); false when the system has none left. */
+  /*! \brief Allocates pages for [offset, offset + bytes); false when the system has none left. */
   using Commit = std::function<bool(size_t offset, size_t bytes)>;
-  /*! \brief Gives the pages of [offset, offset + bytes) back. */
+  /*! \brief Frees the pages of [offset, offset + bytes). */
   using Release = std::function<void(size_t offset, size_t bytes)>;
 
   Arena(size_t limit, Commit commit, Release release);
 
-  /*! \brief Offset of a new block. Throws kind::kMemory past the limit. */
+  /*! \brief Allocate a block; return its offset. Throw kind::kMemory beyond the limit. */
   size_t Allocate(size_t bytes);
-  /*! \brief Any thread may free. */
+  /*! \brief Free a block; any thread may call this. */
   void Free(size_t offset, size_t bytes);
-  /*! \brief Give the pages at the end that no block uses back to the system. */
+  /*! \brief Return the unused pages at the end to the system. */
   void Trim();
   ArenaStats stats() const;
 

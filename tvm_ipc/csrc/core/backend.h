@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file backend.h
- * \brief What a backend is: it moves data between the workers of a session. How a session starts,
- *        hears of errors and deaths, and ends is the same for all of them.
+ * \brief The interface of a backend, which moves data between the workers of a session. The core
+ *        starts and ends sessions and handles errors and deaths, for all backends alike.
  *
- * A backend is a folder, which includes core/ alone, and a line in backends.cc.
+ * A backend is a folder that includes core/ only, and a line in backends.cc.
  */
 #ifndef TVM_IPC_CORE_BACKEND_H_
 #define TVM_IPC_CORE_BACKEND_H_
@@ -16,17 +16,17 @@
 #include <string>
 #include <vector>
 
-#include "core/control.h"
-#include "core/element.h"
+#include "core/element_type.h"
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file_descriptor.h"
 #include "core/heap.h"
-#include "core/machine.h"
+#include "core/host.h"
+#include "core/shared_memory_layout.h"
 
 namespace tvm_ipc {
 
 class Rank;
-class Works;
+class AsyncQueue;
 
 /*! \brief Contiguous elements. */
 struct Buffer {
@@ -42,67 +42,71 @@ struct Buffer {
 };
 
 /*!
- * \brief How many elements the members of a team give each other, the same for all of them: number
- *        i * size + j is what i gives to j. None where each gives as many to everyone.
+ * \brief The split sizes of an all-to-all, identical on all members: entry i * size + j is the
+ *        number of elements that member i sends to member j. Empty if all are equal.
  */
-using Parts = std::vector<int64_t>;
-/*! \brief By the place of a member, the place of the one it receives from, or -1 for nobody. */
+using SplitCounts = std::vector<int64_t>;
+/*! \brief For each member, the team index of the member it receives from, or -1 for none. */
 using Sources = std::vector<int64_t>;
 
-/*! \brief How an all-reduce moves its data. Upstream's numbers. */
-enum class Strategy : uint8_t { kRing = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
+/*! \brief The algorithm of an all-reduce. The values are upstream's. */
+enum class Strategy : uint8_t { kDefault = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
 
-/*! \brief How rows are normalised: over as many elements as there are weights. */
+/*! \brief A row-wise normalisation. The row length is the number of weights. */
 struct Norm {
   const Buffer& weight;
-  /*! \brief LayerNorm's; RMSNorm has none. */
+  /*! \brief The bias of a LayerNorm; null for an RMSNorm. */
   const Buffer* bias;
   double epsilon;
 };
 
-/*! \brief A tensor that a rank has shown to a team: see core/shows.h. */
-struct Shown {
+/*! \brief A tensor that a rank has exposed to a team: see core/exposed_buffers.h. */
+struct ExposedBuffer {
   TeamId team = kWorld;
   uint32_t number = 0;
-  /*! \brief Where and when: a session, its recoveries by then, and the rank. */
+  /*! \brief The session, the recoveries it had at the time, and the rank that exposed it. */
   std::shared_ptr<const void> session;
   uint32_t generation = 0;
   int rank = 0;
   Buffer memory;
-  /*! \brief What keeps the memory. */
+  /*! \brief Owns the memory. */
   std::shared_ptr<const void> keep;
-  /*! \brief Of which members what they have shown has come over an emulated link, by place. */
+  /*! \brief A bit for each team index: whether that member's buffer has crossed an emulated link.
+   */
   uint64_t arrived = 0;
 };
 
-/*! \brief What a peer has shown, as memory of this process. */
+/*! \brief A buffer that a peer has exposed, mapped into this process. */
 struct PeerMemory {
   void* data;
-  /*! \brief What keeps it mapped. */
+  /*! \brief Keeps it mapped. */
   std::shared_ptr<const void> keep;
 };
 
-/*! \brief Bits of the flags of a collective. */
+/*! \brief A bit of a collective's flags: the caller promises that no exit barrier is needed. */
 constexpr uint8_t kNoExitBarrier = 1;
 
 /*!
- * \brief A backend's part in one worker. Its end is the end of the worker's part.
+ * \brief A backend in one worker. Its destructor ends the worker's part.
  *
- * Every function throws Error and leaves the inputs as they were. Outputs may be half written after
- * an error, and peers may read inputs until they have heard of it, which is an error of theirs.
- * Several threads may be in operations of different teams at once. A root is a place in the team.
- * Parameters have the order that they have in the contract.
+ * Every function reports failures by throwing Error, and never modifies its inputs. After an error
+ * outputs may be partly written, and peers may read inputs until the error reaches them. Several
+ * threads may run operations of different teams at the same time. A root is an index in the team.
+ * Parameters have the order of tvm_ipc.packed_functions.
  */
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
 
-  /*! \brief The memory that programs get as "ipc_memory": peers map it if `peer_memory` is true.
-   * Null if there is none. */
+  /*! \brief Return the memory that programs get as "ipc_memory"; null if there is none. Peers map
+   *         it if `Capabilities::peer_memory` is true. */
   virtual const std::shared_ptr<Heap>& heap() const = 0;
-  /*! \brief The name of how ranks reach each other's memory, where there are several ways; and why
-   *         it is no better one, a line for each. */
-  virtual std::string Way(std::string* why) const { return ""; }
+  /*!
+   * \brief Return the name of the mode in which ranks map each other's memory; empty if the backend
+   *        has only one.
+   * \param why Receives one line for each better mode: why it cannot be used.
+   */
+  virtual std::string SharingModeName(std::string* why) const { return ""; }
 
   virtual void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy,
                          uint8_t flags, const Buffer& recv) = 0;
@@ -111,159 +115,173 @@ class Endpoint {
   /*! \brief recv = the root's send. Others may pass nullptr. */
   virtual void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
                          const Buffer& recv) = 0;
-  /*! \brief recv = this member's part of the root's send. */
+  /*! \brief recv = this member's slice of the root's send. */
   virtual void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags,
                        const Buffer& recv) = 0;
   /*! \brief On the root, recv = the members' sends, in rank order. */
   virtual void Gather(const Buffer& send, int root, TeamId team, uint8_t flags,
                       const Buffer* recv) = 0;
-  /*! \brief Returns when the buffer may be written again. */
+  /*! \brief Return when the buffer may be written again. */
   virtual void Send(const Buffer& send, int receiver) = 0;
   virtual void Receive(const Buffer& recv, int sender) = 0;
 
-  /*! \brief Copy as many bytes as both have, in memory of this worker. */
+  /*! \brief Copy within this worker's memory, as many bytes as the smaller buffer has. */
   virtual void Copy(const Buffer& source, const Buffer& target) = 0;
   /*!
-   * \brief Returns when all that was started here is done. Throws what went wrong since, where that
-   *        is known only then.
+   * \brief Return when everything that the calling thread has started is done. Throw errors that
+   *        become known only then.
    */
   virtual void Synchronise() = 0;
-  /*! \brief Before the controller hears that a command is done: the same, of all that runs still.
-   */
+  /*! \brief Like Synchronise, for everything that this worker still runs. Called before a command
+   *         is reported as done. */
   virtual void Settle() {}
   /*!
-   * \brief When a program has raised: throw what the device reported before, which left results as
-   *        they were. Waits for nothing that runs still.
+   * \brief Throw the error that the device has already reported, if any. Does not wait.
+   *
+   * Called after a program has raised: a failed kernel leaves its results unwritten, so the
+   * program's own error may only be a consequence.
    */
   virtual void CheckReports() {}
-  /*! \brief Before a command: so often the session has recovered. All ranks are told. */
-  virtual void Follow(uint32_t generation) {}
-  /*! \brief After a command: wait where what others do with its results would not. */
-  virtual void Rest() {}
-  /*! \brief What does the rank's works, where operations only start on the calling thread's
-   *         stream (core/streams.h); null leaves them to a thread, which calls operations that end.
+  /*! \brief Adopt the session's generation, the number of recoveries. Called before each command.
    */
-  virtual std::unique_ptr<Works> MakeWorks();
-  /*! \brief Write a number, an int64, in the order of what was started here. */
+  virtual void Follow(uint32_t generation) {}
+  /*! \brief Called after each command: wait if other users of its results would not wait
+   *         themselves. */
+  virtual void FinishCommand() {}
+  /*! \brief Make the rank's queue of asynchronous operations. Null, the default, runs them on a
+   *         thread; backends whose operations only start on a stream (core/current_stream.h) need
+   * their own queue. */
+  virtual std::unique_ptr<AsyncQueue> MakeAsyncQueue();
+  /*! \brief Write an int64, ordered after the operations that the calling thread has started. */
   virtual void WriteNumber(int64_t number, const Buffer& recv) {
     memcpy(recv.data, &number, sizeof(number));
   }
 
-  // Collectives that not every backend has; a call of what it lacks is refused.
+  // Optional collectives: the default reports that the backend does not support them.
 
-  /*! \brief recv = this member's part of what an all-reduce would give. */
+  /*! \brief recv = this member's slice of the reduction. */
   virtual void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                              const Buffer& recv) {
-    Lack("reduce_scatter");
+    FailUnsupported("reduce_scatter");
   }
-  /*! \brief residual_out = residual + what an all-reduce would sum; norm_out = its rows' norms. */
+  /*! \brief residual_out = residual + the sum of the sends; norm_out = its rows, normalised. */
   virtual void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm,
                              TeamId team, Strategy strategy, uint8_t flags,
                              const Buffer& residual_out, const Buffer& norm_out) {
-    Lack("allreduce_norm");
+    FailUnsupported("allreduce_norm");
   }
-  /*! \brief On the member with this place, recv = what an all-reduce would give. */
+  /*! \brief On the root, recv = the reduction of the members' sends. */
   virtual void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
                       const Buffer* recv) {
-    Lack("reduce");
+    FailUnsupported("reduce");
   }
-  /*! \brief Part i of recv = this member's part of member i's send. */
-  virtual void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
+  /*! \brief Slice i of recv = the slice of member i's send that is for this member. */
+  virtual void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
                         const Buffer& recv) {
-    Lack("all_to_all");
+    FailUnsupported("all_to_all");
   }
   /*! \brief recv = the send of the member that this one receives from, or zeros. */
   virtual void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
                        const Buffer& recv) {
-    Lack("permute");
+    FailUnsupported("permute");
   }
   /*!
-   * \brief From now on the others of the team may read the tensor, until all of them hide it.
-   * \param keep What keeps its memory.
+   * \brief Let the other members read the tensor until all of them release it.
+   * \param keep Owns the tensor's memory.
    */
-  virtual Shown Show(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) {
-    Lack("show");
+  virtual ExposedBuffer Expose(const Buffer& tensor, TeamId team,
+                               std::shared_ptr<const void> keep) {
+    FailUnsupported("expose");
   }
-  /*! \brief What the member so many places after this one has shown with the same number. */
-  virtual PeerMemory Peer(Shown& shown, int64_t shift) { Lack("peer"); }
-  /*! \brief Meet; then nobody reads any of these any more. */
-  virtual void Hide(TeamId team, const std::vector<const Shown*>& shown) { Lack("hide"); }
+  /*! \brief Return the buffer that corresponds to `exposed` on the member `shift` places after this
+   *         one in the team. */
+  virtual PeerMemory PeerView(ExposedBuffer& exposed, int64_t shift) {
+    FailUnsupported("peer_view");
+  }
+  /*! \brief Synchronize the team; afterwards no member reads any of these buffers. */
+  virtual void Release(TeamId team, const std::vector<const ExposedBuffer*>& exposed) {
+    FailUnsupported("release");
+  }
   /*!
-   * \brief recv = the reduction of what the members have, in the order of their places.
-   * \param parts Of the member so many places before this one: number 0 is this one's.
+   * \brief recv = the reduction of one buffer of each member, in team order.
+   * \param parts Entry i belongs to the member i places before this one; entry 0 is its own.
    */
-  virtual void ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
-                           const Buffer& recv) {
-    Lack("reduce_parts");
+  virtual void ReduceSlices(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                            const Buffer& recv) {
+    FailUnsupported("reduce_slices");
   }
 
  private:
-  [[noreturn]] static void Lack(const char* operation) {
-    Fail(kind::kValue, operation, ": the backend of this session does not have it");
+  [[noreturn]] static void FailUnsupported(const char* operation) {
+    Fail(kind::kValue, operation, ": the backend of this session does not support this operation");
   }
 };
 
-/*! \brief What a backend can do. */
+/*! \brief The capabilities of a backend. */
 struct Capabilities {
-  /*! \brief On whose memory it works, by DLPack's number. */
+  /*! \brief The device whose memory it works on, as a DLPack device type. */
   int32_t device_type;
-  /*! \brief Whether it has memory that peers map ("ipc_memory"). */
+  /*! \brief Whether peers map its "ipc_memory". */
   bool peer_memory;
-  /*! \brief Whether operations only start there, on the calling thread's stream (core/streams.h).
+  /*! \brief Whether operations are asynchronous, on the calling thread's stream
+   * (core/current_stream.h).
    */
   bool streams = false;
 };
 
-/*! \brief A library of others that a backend needs. */
+/*! \brief A third-party library that a backend needs. */
 struct LibraryFacts {
-  /*! \brief The library's own number; 0 if it cannot be used. */
+  /*! \brief The library's version number; 0 if it cannot be used, with the reason below. */
   int version = 0;
   std::string path;
   std::string reason;
 };
 
 /*!
- * \brief What `Backend::Start` throws where the ranks found together that it cannot connect them,
- * so that all of them throw it: they may go on with another backend.
+ * \brief Thrown by `Backend::Start` on all ranks, once they have agreed that the backend cannot
+ *        connect them. They may continue with another backend.
  */
 class CannotConnect : public Error {
  public:
   explicit CannotConnect(const std::string& message) : Error(kind::kRuntime, message) {}
 };
 
-/*! \brief A line in the table of backends. */
+/*! \brief An entry in the table of backends (backends.cc). */
 class Backend {
  public:
   virtual ~Backend() = default;
-  /*! \brief At most 15 letters; part of the names of its functions. */
+  /*! \brief Return the name, at most 15 letters; part of the names of its packed functions. */
   virtual const char* name() const = 0;
   virtual Capabilities capabilities() const = 0;
-  /*! \brief In the controller: why it cannot work between workers on these devices, or nothing. */
+  /*! \brief Return why it cannot connect workers on these devices; empty if it can. Called in the
+   *         controller. */
   virtual std::string Refusal(const std::vector<int>& devices) const { return ""; }
-  /*! \brief Where the library is that it loads when it is needed; empty: the system knows. */
+  /*! \brief Set the path of the library that it loads on first use; empty: the system's search
+   *         path. */
   virtual void UseLibrary(const std::string& path) const {}
-  /*! \brief What it is, or why it cannot be used. */
+  /*! \brief Return the version and path of its library, or why it cannot be used. */
   virtual LibraryFacts FactsOfLibrary() const { return {0, "", "it needs none"}; }
   /*!
-   * \brief In the controller, before the workers come: the files that each of them is to get.
+   * \brief Make the files that every worker gets when it joins. Called in the controller.
    *
-   * What workers make themselves they show each other later (ExchangeWithAll).
+   * Workers exchange handles of memory that they make themselves later (AllGatherHandles).
    */
   virtual std::vector<File> Prepare(const Control& control) const = 0;
-  /*! \brief Bytes of a rank's arena where nobody says; 0 leaves it to the ranks. */
+  /*! \brief Return the default size of a rank's arena in bytes; 0 lets the ranks choose. */
   virtual size_t DefaultArena(int num_ranks) const { return DefaultArenaBytes(num_ranks); }
-  /*! \brief In a worker that has joined: start. */
+  /*! \brief Start in a worker that has joined the session. */
   virtual std::unique_ptr<Endpoint> Start(Rank& rank) const = 0;
-  /*! \brief What it finds here, as JSON; it never throws. */
+  /*! \brief Describe the devices and libraries of this machine as JSON. Never throws. */
   virtual std::string Info() const { return "{}"; }
-  /*! \brief How ranks on these devices reach each other, tried, as JSON. */
+  /*! \brief Test how ranks on these devices can map each other's memory; return JSON. */
   virtual std::string Probe(const std::vector<int>& devices) const { return "{}"; }
-  /*! \brief Whether it can reduce elements of the type. */
+  /*! \brief Return whether it can reduce elements of the type. */
   virtual bool Reduces(ElementType type, ReduceKind kind) const = 0;
-  /*! \brief What its kernels are compiled for and run on here, the best first. */
+  /*! \brief Return the instruction sets of its kernels that run on this machine, best first. */
   virtual std::vector<std::string> instruction_sets() const = 0;
   virtual std::string instruction_set() const = 0;
-  /*! \brief Use one from now on in this process, or "auto"; false if the machine has it not. */
+  /*! \brief Select an instruction set, or "auto", for this process; false if the machine lacks it.
+   */
   virtual bool UseInstructionSet(const std::string& name) const = 0;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file error.h
- * \brief The core's exception, which carries the name of the Python class it becomes.
+ * \brief The core's exception, with the name of the Python class that it is converted to.
  */
 #ifndef TVM_IPC_CORE_ERROR_H_
 #define TVM_IPC_CORE_ERROR_H_
@@ -12,7 +12,7 @@
 
 namespace tvm_ipc {
 
-/*! \brief The kinds of errors, as Python spells them. */
+/*! \brief The kinds of errors, as names of Python classes. */
 namespace kind {
 constexpr const char* kValue = "ValueError";
 constexpr const char* kType = "TypeError";
@@ -22,7 +22,7 @@ constexpr const char* kRuntime = "RuntimeError";
 constexpr const char* kMismatch = "MismatchError";
 /*! \brief A rank did not arrive in time. */
 constexpr const char* kDeadline = "DeadlineError";
-/*! \brief This rank stopped because of something that another rank reports. */
+/*! \brief This rank stopped because of an error that another rank reports. */
 constexpr const char* kPeer = "PeerError";
 }  // namespace kind
 
@@ -35,7 +35,7 @@ class Error : public std::runtime_error {
   const char* kind_;
 };
 
-/*! \brief The arguments, written one after the other. */
+/*! \brief Concatenate the arguments as text. */
 template <typename... Args>
 std::string Text(const Args&... args) {
   std::ostringstream os;

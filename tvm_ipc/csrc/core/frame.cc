@@ -15,12 +15,12 @@ namespace tvm_ipc {
 
 namespace {
 
-/*! \brief The most bytes of a text that a rank sends home. */
+/*! \brief The most bytes of an error text that a rank sends to the controller. */
 constexpr size_t kLongestText = size_t{1} << 20;
-/*! \brief What is read of a socket before somebody looks at it: others want to be heard too. */
+/*! \brief The most bytes to read from a socket at a time, so that other sockets get their turn. */
 constexpr size_t kReadAtOnce = size_t{1} << 20;
 
-/*! \brief A text without the bytes between its first half and its last that nobody can read. */
+/*! \brief Return a text without its middle if it is too long. */
 std::string Shortened(const std::string& text) {
   if (text.size() <= kLongestText) return text;
   auto inside_a_character = [&](size_t at) { return (text[at] & 0xC0) == 0x80; };
@@ -31,7 +31,7 @@ std::string Shortened(const std::string& text) {
               " bytes are left out here] ...\n", text.substr(right));
 }
 
-/*! \brief Room for the files of a frame beside its bytes. */
+/*! \brief Ancillary data for the files of a frame. */
 struct FileSpace {
   alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * kMaxFrameFiles)] = {};
 };
@@ -79,7 +79,8 @@ bool FrameReader::Read(int socket) {
   drained_ = true;
   for (size_t taken = 0; taken < kReadAtOnce;) {
     if (broken_) break;
-    // Behind a header that has come in part, with its files, there may be a frame with others.
+    // Read no further than the incomplete header whose files have arrived: the next frame may come
+    // with files of its own.
     const size_t room = files_.empty() ? sizeof(chunk) : sizeof(FrameHeader) - bytes_.size();
     iovec data{chunk, room};
     FileSpace space;
@@ -96,12 +97,13 @@ bool FrameReader::Read(int socket) {
       for (size_t at = 0; at + CMSG_LEN(sizeof(int)) <= part->cmsg_len; at += sizeof(int)) {
         int file;
         memcpy(&file, CMSG_DATA(part) + at, sizeof(file));
-        files_.push_back(File(file));
+        File received(file);
+        if (received.get() >= 0) files_.push_back(std::move(received));  // otherwise it is lost
       }
     }
     bytes_.append(chunk, static_cast<size_t>(got));
     taken += static_cast<size_t>(got);
-    broken_ = !Cut();  // each time, so that files find the header that they came with
+    broken_ = !Cut();  // after each read, to match files with the header that they came with
     errno = 0;
     if (got == 0) return false;
   }
@@ -124,13 +126,13 @@ bool FrameReader::Begin(const FrameHeader& header) {
   begun_ = true;
   length_ = header.bytes;
   current_ = Frame{header.type, "", {}, false};
-  // The system hands out no bytes behind those that files came with before it is asked again.
+  // One recvmsg returns no bytes beyond those that the files came with, so all of them belong here.
   if (header.num_files > 0) current_.files = std::exchange(files_, {});
   current_.lost_files = current_.files.size() < header.num_files;
   return true;
 }
 
-/*! \brief Make frames of the bytes; false if they are none. */
+/*! \brief Assemble frames from the bytes; return false if they are invalid. */
 bool FrameReader::Cut() {
   size_t position = 0;
   while (true) {
@@ -150,7 +152,7 @@ bool FrameReader::Cut() {
     begun_ = false;
   }
   bytes_.erase(0, position);
-  // Files are those of a header that has begun to come, and of no other.
+  // Remaining files may only belong to a header that has arrived in part.
   const bool header_comes = !begun_ && !bytes_.empty();
   return files_.empty() || (header_comes && files_.size() <= kMaxFrameFiles);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file frame.h
- * \brief What travels between a worker and the hub: frames of bytes, which may carry open files.
+ * \brief The frames between a worker and the session server, which may carry open files.
  *
- * A frame is a header and as many bytes as it says. Its files go with the header's first byte, so
- * that they are there when the header is.
+ * A frame is a header and the number of bytes that it specifies. Its files are sent with the
+ * header's first byte, so they have arrived when the header has.
  */
 #ifndef TVM_IPC_CORE_FRAME_H_
 #define TVM_IPC_CORE_FRAME_H_
@@ -14,42 +14,43 @@
 #include <string>
 #include <vector>
 
-#include "core/file.h"
+#include "core/file_descriptor.h"
 
 namespace tvm_ipc {
 
-/*! \brief The most files in one frame; the system's own limit (SCM_MAX_FD) is 253. */
+/*! \brief The maximum number of files in one frame; the system's limit (SCM_MAX_FD) is 253. */
 constexpr size_t kMaxFrameFiles = 128;
 
-/*! \brief What a frame is about, and what its payload is. */
+/*! \brief The type of a frame, which determines its payload. */
 enum class FrameType : uint32_t {
-  /*! \brief Of a worker: Hello. */
+  /*! \brief From a worker: Hello. */
   kHello = 1,
-  /*! \brief Of a worker: a ticket. */
+  /*! \brief From a worker: a ticket. */
   kDone = 2,
-  /*! \brief Of a worker: PackError. */
+  /*! \brief From a worker: PackError. */
   kError = 3,
-  /*! \brief Of a worker: a key, and the bytes of a value. */
+  /*! \brief From a worker: a key, and the bytes of a value. */
   kValue = 4,
-  /*! \brief Of a worker: nothing; what ends a connection without it is a death. */
+  /*! \brief From a worker: a goodbye, without payload; a connection that ends without it is a
+     death. */
   kBye = 5,
-  /*! \brief Of a worker: nothing; it has all it needs. */
+  /*! \brief From a worker: it has joined; the payload is the fallback backend, or empty. */
   kJoined = 6,
-  /*! \brief Of a worker, what it shows to all, and of the hub, what one of them showed: Round. */
+  /*! \brief From a worker: its memory handles; from the server: those of one rank. */
   kShared = 7,
-  /*! \brief Of a worker on one of several nodes: a copy, and the ranks of the team that it needs,
-     or none. */
+  /*! \brief From a worker on one of several nodes: a copy, and the ranks of the team that it
+   *         requests, or none. */
   kTeam = 8,
-  /*! \brief Of the hub: Welcome, and the files of the session. */
+  /*! \brief From the server: Welcome, and the files of the session. */
   kWelcome = 9,
-  /*! \brief Of the hub: why not. */
+  /*! \brief From the server: why the worker is refused. */
   kRefusal = 10,
-  // Between the hubs of several nodes (node_link.h): of a NodeMessage,
-  /*! \brief a part, which others follow, */
+  // Between the session servers of several nodes (internode_control_link.h):
+  /*! \brief A piece of a NodeMessage, which others follow. */
   kPiece = 11,
-  /*! \brief the last or only part, */
+  /*! \brief The last or only piece of a NodeMessage. */
   kLast = 12,
-  /*! \brief all, which may come between the parts of another. */
+  /*! \brief A whole NodeMessage, which may arrive between the pieces of another. */
   kUrgent = 13,
 };
 
@@ -59,16 +60,16 @@ struct FrameHeader {
   uint64_t bytes;
 };
 
-/*! \brief A frame as it came. */
+/*! \brief A received frame. */
 struct Frame {
   FrameType type;
   std::string payload;
   std::vector<File> files;
-  /*! \brief Whether files are missing, for want of descriptors here. */
+  /*! \brief Whether files were lost because this process has no descriptors left. */
   bool lost_files = false;
 };
 
-/*! \brief The bytes of a value. */
+/*! \brief Return the bytes of a value. */
 template <typename T>
 std::string AsBytes(const T& value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -76,30 +77,29 @@ std::string AsBytes(const T& value) {
 
 /*!
  * \brief Send bytes, and files with the first of them.
- * \param flags As of sendmsg.
- * \return How many bytes were sent; -1 with errno.
+ * \param flags Flags of sendmsg.
+ * \return The number of bytes sent; -1, with errno, on failure.
  */
 int64_t SendSome(int socket, const char* bytes, size_t count, const std::vector<int>& files,
                  int flags);
-/*! \brief Send a whole frame; false, with errno, when the other side is gone. */
+/*! \brief Send a whole frame; return false, with errno, if the other side is gone. */
 bool SendFrame(int socket, FrameType type, const std::string& payload,
                const std::vector<int>& files = {});
 
-/*! \brief What a reader takes of a frame; more is no frame of ours. */
+/*! \brief The limits of a reader; a frame beyond them is invalid. */
 struct FrameLimits {
-  /*! \brief Of the payload. A worker's value may be as large as its memory. */
+  /*! \brief Bytes of the payload. A worker's value may be as large as its memory. */
   uint64_t bytes = uint64_t{1} << 40;
-  /*! \brief The types that may come. */
+  /*! \brief The range of valid types. */
   FrameType first = FrameType::kHello;
   FrameType last = FrameType::kRefusal;
   uint32_t files = kMaxFrameFiles;
 };
 
 /*!
- * \brief Puts frames together, however the socket cuts them.
+ * \brief Assembles frames from the bytes of a socket.
  *
- * It keeps no more than the frames of one call of Read and one that is not whole, and of that no
- * more than has come.
+ * It keeps at most the frames of one call of Read and the received bytes of one incomplete frame.
  */
 class FrameReader {
  public:
@@ -107,15 +107,16 @@ class FrameReader {
   explicit FrameReader(const FrameLimits& limits) : limits_(limits) {}
 
   /*!
-   * \brief Take in what has come, without waiting, up to a megabyte or so; false, with errno or 0,
-   *        once no more will. With EPROTO what came is no frame within the limits.
+   * \brief Read the bytes that have arrived, up to about a megabyte, without waiting. Return false,
+   *        with errno or 0, if no more will arrive. EPROTO means a frame that is invalid or exceeds
+   *        the limits.
    */
   bool Read(int socket);
-  /*! \brief Whether the last call of Read took all there was. */
+  /*! \brief Return whether the last call of Read read everything that had arrived. */
   bool drained() const { return drained_; }
-  /*! \brief The next whole frame, if it is here. */
+  /*! \brief Get the next complete frame; return false if there is none. */
   bool Next(Frame* frame);
-  /*! \brief How many bytes of a frame that is not whole it keeps. */
+  /*! \brief Return the number of bytes kept of an incomplete frame. */
   size_t held() const { return bytes_.size(); }
 
  private:
@@ -127,22 +128,21 @@ class FrameReader {
   bool broken_ = false;
   std::string bytes_;
   std::vector<File> files_;
-  /*! \brief The frame whose header is here, and how long it is. */
+  /*! \brief Whether the header of `current_` has arrived, and the length of its payload. */
   bool begun_ = false;
   uint64_t length_ = 0;
   Frame current_;
   std::deque<Frame> whole_;
 };
 
-/*! \brief A worker's error as the payload of a frame; of a very long text the middle is left out.
- */
+/*! \brief Pack a worker's error as the payload of a frame; omit the middle of a very long text. */
 std::string PackError(const std::string& kind, const std::string& message,
                       const std::string& traceback);
-/*! \brief A text, and before it its length. */
+/*! \brief Pack a text, preceded by its length. */
 std::string PackField(const std::string& text);
 /*!
- * \brief Read the text that PackField wrote at the position, which moves behind it; false, and
- *        nothing changes, if the payload has not all of it.
+ * \brief Read the text that PackField wrote at the position, and move the position behind it.
+ *        Return false and change nothing if the payload does not contain all of it.
  */
 bool TakeField(const std::string& payload, size_t* position, std::string* text);
 

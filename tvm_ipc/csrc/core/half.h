@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file half.h
- * \brief float16 <-> float32 in integer arithmetic, for one lane or a vector of them.
+ * \brief Conversion between float16 and float32 without F16C, for one lane or a vector of them.
  *
- * Same bits as the F16C instructions for everything but NaN, which never gets here: the
- * kernels recognise NaN and treat it on its own (reduce_impl.h).
+ * The results have the same bits as those of the F16C instructions for everything but NaN. Callers
+ * handle NaN separately (for example reduce_impl.h).
  */
 #ifndef TVM_IPC_CORE_HALF_H_
 #define TVM_IPC_CORE_HALF_H_
@@ -26,11 +26,11 @@ inline To BitCast(const From& from) {
 // Bits and Int are the unsigned and signed integers as wide as Float: one lane, or a vector of
 // them. Comparisons are signed because SSE2 has no others; magnitudes have no sign bit.
 
-/*! \brief The float32 of the half in the low 16 bits of each lane; the upper bits are zero. */
+/*! \brief Convert the half in the low 16 bits of each lane to float32; the upper bits are zero. */
 template <typename Float, typename Int, typename Bits>
 inline Float SoftWidenHalf(Bits half) {
   Bits magnitude = half & 0x7fffu;
-  Bits normal = (magnitude << 13) + (112u << 23);  // another exponent bias
+  Bits normal = (magnitude << 13) + (112u << 23);  // adjusts the exponent bias
   Bits infinite = (magnitude << 13) + (224u << 23);
   // A subnormal counts units of 2^-24, which is one unit in the last place of 0.5. The
   // difference is exact and never sees a float32 subnormal, so flush-to-zero does not matter.
@@ -40,15 +40,15 @@ inline Float SoftWidenHalf(Bits half) {
   return BitCast<Float>(bits | ((half & 0x8000u) << 16));
 }
 
-/*! \brief Rounds to nearest even; the half is in the low 16 bits of each lane. */
+/*! \brief Convert to half, rounded to nearest even, in the low 16 bits of each lane. */
 template <typename Float, typename Int, typename Bits>
 inline Bits SoftNarrowHalf(Float value) {
   Bits all = BitCast<Bits>(value);
   Bits magnitude = all & 0x7fffffffu;
-  // A carry out of the mantissa moves to the next exponent, and from the largest to infinity.
+  // A carry out of the mantissa increments the exponent; from the largest it gives infinity.
   Bits odd = (magnitude >> 13) & 1u;
   Bits normal = (magnitude - (112u << 23) + 0xfffu + odd) >> 13;
-  // The adder rounds to units of 2^-24.
+  // The addition rounds to units of 2^-24.
   Bits tiny = BitCast<Bits>(BitCast<Float>(magnitude) + 0.5f) - 0x3f000000u;
   Bits infinite = (magnitude & 0u) + 0x7c00u;
   Int order = BitCast<Int>(magnitude);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file heap.h
- * \brief Memory of a rank that its peers map, and what hands out blocks of it.
+ * \brief Memory of a rank that its peers map, and the allocator of its blocks.
  */
 #ifndef TVM_IPC_CORE_HEAP_H_
 #define TVM_IPC_CORE_HEAP_H_
@@ -16,18 +16,18 @@
 
 namespace tvm_ipc {
 
-/*! \brief It lasts as long as anybody holds it, be the rank and the session gone. */
+/*! \brief Peer-mapped memory. It may outlive the rank and the session. */
 class Heap {
  public:
   virtual ~Heap() = default;
-  /*! \brief A block, aligned to Arena::kAlignment. */
+  /*! \brief Allocate a block, aligned to Arena::kAlignment. */
   virtual void* Allocate(size_t bytes) = 0;
-  /*! \brief Any thread may free. */
+  /*! \brief Free a block; any thread may call this. */
   virtual void Free(void* data, size_t bytes) = 0;
-  /*! \brief Give what no block uses back to the system. */
+  /*! \brief Return unused memory to the system. */
   virtual void Trim() = 0;
   virtual ArenaStats stats() const = 0;
-  /*! \brief Where the data lies in the heap; -1 if it lies elsewhere. */
+  /*! \brief Return the offset of data in the heap; -1 if it is elsewhere. */
   virtual int64_t Offset(const void* data) const = 0;
 };
 
@@ -53,39 +53,39 @@ class ArenaHeap final : public Heap {
 };
 
 /*!
- * \brief Hands out blocks of a heap to those who know of it by a bare pointer, as TVM's storages
- *        know their allocator. It ends with the last of its maker and the blocks.
+ * \brief Allocates blocks of a heap for users that hold a raw pointer to it, as TVM's storages hold
+ *        their allocator. It is reference counted by its creator and its blocks.
  */
-class Lender {
+class SharedAllocator {
  public:
-  explicit Lender(std::shared_ptr<Heap> heap) : heap_(std::move(heap)) {}
-  Lender(const Lender&) = delete;
-  Lender& operator=(const Lender&) = delete;
+  explicit SharedAllocator(std::shared_ptr<Heap> heap) : heap_(std::move(heap)) {}
+  SharedAllocator(const SharedAllocator&) = delete;
+  SharedAllocator& operator=(const SharedAllocator&) = delete;
 
-  void* Lend(size_t bytes) {
+  void* AllocateBlock(size_t bytes) {
     void* data = heap_->Allocate(bytes);
-    // Whoever lends is a user already, so nobody can be the last one meanwhile.
+    // The caller holds a reference already, so the count cannot reach zero meanwhile.
     users_.fetch_add(1, std::memory_order_relaxed);
     return data;
   }
-  /*! \brief A block comes back, from any thread. The lender may be gone then. */
-  void TakeBack(void* data, size_t bytes) {
+  /*! \brief Free a block, from any thread. This may delete the allocator. */
+  void FreeBlock(void* data, size_t bytes) {
     heap_->Free(data, bytes);
     Release();
   }
-  /*! \brief The maker will lend no more. The lender may be gone then. */
+  /*! \brief Drop the creator's reference. This may delete the allocator. */
   void Release() {
-    // Release: what this user did comes before the end. Acquire: so does what all others did.
+    // Release: this user's accesses happen before the deletion. Acquire: so do all others'.
     if (users_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
   const std::shared_ptr<Heap>& heap() const { return heap_; }
 
  protected:
-  virtual ~Lender() = default;
+  virtual ~SharedAllocator() = default;
 
  private:
   const std::shared_ptr<Heap> heap_;
-  /*! \brief The maker and every block. */
+  /*! \brief The number of references: one of the creator, and one of every block. */
   std::atomic<int64_t> users_{1};
 };
 

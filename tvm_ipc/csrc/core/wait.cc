@@ -19,7 +19,7 @@ namespace tvm_ipc {
 namespace {
 
 constexpr long kSleepSliceNanoseconds = 20 * 1000 * 1000;
-/*! \brief Looks before the first pause: a peer on another core answers within these. */
+/*! \brief The number of checks before the first pause, in which a peer on another core answers. */
 constexpr uint32_t kHotSpins = 128;
 
 inline void Pause() {
@@ -36,26 +36,26 @@ long Futex(const std::atomic<uint32_t>& word, int op, uint32_t value, const time
 }
 
 /*!
- * \brief Whether `OrderEverybody` orders what this process does.
+ * \brief Return whether `OrderAllThreads` orders the memory accesses of this process.
  *
- * True wherever the kernel has membarrier, which Linux 4.16 and later do unless a sandbox forbids
- * it. A sandbox that forbids it to some ranks of a session only costs them a late wake.
+ * True wherever the kernel has membarrier: Linux 4.16 and later, unless a sandbox forbids it. A
+ * sandbox that forbids it to some ranks of a session only costs them late wake-ups.
  */
-bool OrderedByOthers() {
-  // Not a static whose initialization others wait for: it takes milliseconds, and in a process that
-  // is forked meanwhile nobody would end it. To register twice does no harm.
+bool IsRegistered() {
+  // Not a function-local static: its initialization takes milliseconds while other threads would
+  // wait, and in a process forked meanwhile it would never end. Registering twice is harmless.
   static std::atomic<int> registered{-1};
-  int known = registered.load(std::memory_order_relaxed);
-  if (known < 0) {
-    known = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
-    registered.store(known, std::memory_order_relaxed);
+  int result = registered.load(std::memory_order_relaxed);
+  if (result < 0) {
+    result = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    registered.store(result, std::memory_order_relaxed);
   }
-  return known != 0;
+  return result != 0;
 }
 
-/*! \brief A full memory barrier in every running thread of every process that is registered. */
-void OrderEverybody() {
-  if (OrderedByOthers()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+/*! \brief Run a full memory barrier in every running thread of every registered process. */
+void OrderAllThreads() {
+  if (IsRegistered()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
 void WakeSleepers(const std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) {
@@ -90,8 +90,8 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
                    std::atomic<uint32_t>& sleepers, const std::atomic<uint32_t>& abort,
                    const WaitPolicy& policy, std::chrono::nanoseconds deadline, Ordered ordered) {
   auto reached = [&] { return Reached(word.load(std::memory_order_acquire), target); };
-  // The word decides before abort does: what was completed counts as completed. So it is looked at
-  // again after abort was seen, since a rank that fails over what a peer showed says so afterwards.
+  // The word takes precedence over abort: a completed step counts as completed. So it is checked
+  // again after abort was seen, since a rank may publish a step and fail afterwards.
   auto aborted = [&] { return abort.load(std::memory_order_acquire) != 0 && !reached(); };
   for (uint32_t i = 0; i < policy.spins; ++i) {
     if (reached()) return WaitResult::kReached;
@@ -103,10 +103,11 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
     sched_yield();
   }
   using Clock = std::chrono::steady_clock;
-  const Clock::time_point end = Clock::now() + deadline;
+  Clock::time_point last_check = Clock::now();
+  Clock::time_point end = last_check + deadline;
   while (true) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    if (ordered == Ordered::kBySleeper) OrderEverybody();
+    if (ordered == Ordered::kBySleeper) OrderAllThreads();
     const uint32_t seen = word.load(std::memory_order_seq_cst);
     if (!Reached(seen, target) && abort.load(std::memory_order_acquire) == 0) {
       const int64_t left = std::chrono::nanoseconds(end - Clock::now()).count();
@@ -116,7 +117,10 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
     sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (reached()) return WaitResult::kReached;
     if (aborted()) return WaitResult::kAborted;
-    if (Clock::now() >= end) return WaitResult::kDeadline;
+    const Clock::time_point now = Clock::now();
+    if (now - last_check > kStandstill) end += now - last_check;
+    last_check = now;
+    if (now >= end) return WaitResult::kDeadline;
   }
 }
 
@@ -132,7 +136,7 @@ void SleepOn(const std::atomic<uint32_t>& word, uint32_t seen, std::atomic<uint3
 }
 
 void Publish(std::atomic<uint32_t>& word, uint32_t step, const std::atomic<uint32_t>& sleepers) {
-  if (!OrderedByOthers()) return PublishOrdered(word, step, sleepers);
+  if (!IsRegistered()) return PublishOrdered(word, step, sleepers);
   word.store(step, std::memory_order_release);
   std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order too
   WakeSleepers(word, sleepers);

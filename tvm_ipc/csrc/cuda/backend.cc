@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device_info.h"
 #include "cuda/endpoint.h"
-#include "cuda/info.h"
 #include "cuda/probe.h"
 
 namespace tvm_ipc {
@@ -18,9 +18,9 @@ class CudaBackend final : public Backend {
  public:
   const char* name() const final { return "cuda"; }
   Capabilities capabilities() const final { return {cuda::kDeviceType, true, true}; }
-  /*! \brief None: regions are memory that the workers make. */
+  /*! \brief Return no files: the workers allocate their regions. */
   std::vector<File> Prepare(const Control&) const final { return {}; }
-  /*! \brief By the memory of their devices, which they know. */
+  /*! \brief Return 0: the workers choose the size by the memory of their devices. */
   size_t DefaultArena(int) const final { return 0; }
   std::unique_ptr<Endpoint> Start(Rank& rank) const final {
     return std::make_unique<cuda::CudaEndpoint>(rank);
@@ -33,7 +33,7 @@ class CudaBackend final : public Backend {
   }
   std::string Info() const final { return cuda::Info(); }
   std::string Probe(const std::vector<int>& devices) const final { return cuda::Probe(devices); }
-  // Kernels are chosen by the device.
+  // The device determines the kernels.
   std::vector<std::string> instruction_sets() const final { return {}; }
   std::string instruction_set() const final { return ""; }
   bool UseInstructionSet(const std::string&) const final { return true; }

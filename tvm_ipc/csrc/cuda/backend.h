@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*! \file backend.h
- *  \brief The backend "cuda": collectives between NVIDIA's devices of one machine, by kernels of
- *         ours over memory that peers map.
+ *  \brief The backend "cuda": collectives between NVIDIA devices of one machine, by kernels of this
+ *         library that use memory mapped by peers.
  */
 #ifndef TVM_IPC_CUDA_BACKEND_H_
 #define TVM_IPC_CUDA_BACKEND_H_

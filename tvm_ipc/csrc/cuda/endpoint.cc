@@ -8,12 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <utility>
 
-#include "core/exchange.h"
-#include "core/streams.h"
+#include "core/current_stream.h"
+#include "core/handle_allgather.h"
 #include "core/teams.h"
-#include "driver/works.h"
+#include "driver/stream_async_queue.h"
 
 namespace tvm_ipc::cuda {
 
@@ -31,43 +32,26 @@ Identity IdentityOf(const Device& device) {
 
 std::vector<Identity> IdentitiesOf(Rank& rank, const Identity& mine) {
   std::vector<Identity> all;
-  for (const Exported& shown :
-       ExchangeWithAll(rank, "the devices of the cuda backend", {AsBytes(mine), {}})) {
+  for (const Exported& exposed :
+       AllGatherHandles(rank, "the devices of the cuda backend", {AsBytes(mine), {}})) {
     Identity theirs;
-    memcpy(&theirs, shown.bytes.data(), std::min(shown.bytes.size(), sizeof(theirs)));
+    memcpy(&theirs, exposed.bytes.data(), std::min(exposed.bytes.size(), sizeof(theirs)));
     all.push_back(theirs);
   }
   return all;
 }
 
-/*! \brief Of a rank where nobody says: it shares the device's memory with programs and ranks. */
+/*! \brief Return the default arena size of a rank, which shares the device's memory with other
+ *         ranks and programs. */
 size_t DefaultArenaOn(const Device& device, int ranks) {
   constexpr size_t kMost = size_t{1} << 30;
   return std::min(kMost, device.FreeMemory() / 8 / static_cast<size_t>(ranks));
 }
 
-/*! \brief A stream that its owner has ended; who did so has waited for it. */
-bool IsGone(Status status) {
-  constexpr int kInvalidHandle = 400;
-  constexpr int kContextIsDestroyed = 709;
-  return static_cast<int>(status) == kInvalidHandle ||
-         static_cast<int>(status) == kContextIsDestroyed;
-}
-
-bool LetsThreadsCapture() {
-  constexpr const char* kName = "TVM_IPC_CUDA_GRAPHS_OF_THREADS";
-  const char* const given = getenv(kName);
-  const std::string value = given == nullptr ? "" : given;
-  if (!value.empty() && value != "0" && value != "1") {
-    Fail(kind::kValue, kName, " must be 0 or 1, not '", value, "'");
-  }
-  return value == "1";
-}
-
 std::shared_ptr<kernels::ErrorRecord> MakeRecords(const std::shared_ptr<Device>& device) {
   const Here here(*device);
   void* data = nullptr;
-  const size_t bytes = (kSeats + 1) * sizeof(kernels::ErrorRecord);
+  const size_t bytes = (kTeamSlots + 1) * sizeof(kernels::ErrorRecord);
   device->driver().cuMemHostAlloc("memory for what kernels report", &data, bytes, kPortableMapped);
   memset(data, 0, bytes);
   return {static_cast<kernels::ErrorRecord*>(data), [device](kernels::ErrorRecord* records) {
@@ -104,12 +88,13 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
       apart_ = apart_ && !all[i].Shares(all[j]);
     }
   }
-  captures_ = LetsThreadsCapture();
+  captures_ = rank.options().graphs_of_threads;
   limits_ = kernels_->LimitsFor(ranks_on_device);
   const size_t asked = rank.control().arena_bytes;
   const size_t arena = asked != 0 ? asked : DefaultArenaOn(*device_, ranks_on_device);
   stream_ = std::make_unique<OwnStream>(device_);
   copy_stream_ = std::make_unique<OwnStream>(device_);
+  async_stream_ = std::make_shared<OwnStream>(device_);
   records_ = MakeRecords(device_);
   auto* const word = reinterpret_cast<uint8_t*>(&rank.control().abort);
   auto* const page =
@@ -118,71 +103,94 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
   abort_ = Pointer<const uint32_t>(Pinned::On(*device_, page) + static_cast<size_t>(word - page));
   regions_ = Regions::Make(rank, device_, kernels_, arena, &limits_);
   if (ranks_here > 1) {
-    // On the default stream, which they would share, the kernel of one would stand before that of
-    // another, for which it waits.
+    // The ranks would share the default stream. There, the kernel of one rank would be queued ahead
+    // of the kernel of another, for which it waits.
     program_stream_ = std::make_unique<OwnStream>(device_);
     ProgramStreams().use(kDeviceType, device_->ordinal(), program_stream_->get());
   }
 }
 
 CudaEndpoint::~CudaEndpoint() {
-  if (device_->forked()) return;
+  if (device_->in_forked_child()) return;
   try {
-    // The thread may be ending, and what knows its current stream may be gone.
+    // The thread may be exiting, so the record of its current stream may already be destroyed.
     Drain(nullptr);
   } catch (const Error&) {
-    // It was told before, or nobody wants to know any more.
+    // The error was reported before, or nobody is left to receive it.
   }
 }
 
-Stream CudaEndpoint::Enter(Order& order, bool* capturing) {
-  Stream const stream = ProgramStream(*device_);
-  *capturing = IsCapturing(*device_, stream);
-  if (*capturing) return stream;
-  auto wait_for = [&](Stream other) {
-    Event event = nullptr;
-    driver_.cuEventCreate("to order streams", &event, kWithoutTiming);
-    Status status = driver_.cuEventRecord.Try(event, other);
-    if (status == kSuccess) status = driver_.cuStreamWaitEvent.Try(stream, event, 0);
-    driver_.cuEventDestroy_v2.Try(event);  // once it has come
-    if (status != kSuccess && !IsGone(status))
-      FailCall("cuStreamWaitEvent", "to order streams", status);
-  };
-  if (order.last.has_value() && *order.last != stream) wait_for(*order.last);
-  // TVM copies on the default stream, which others of our streams do not wait for by themselves.
-  if (program_stream_ != nullptr && stream != nullptr) wait_for(nullptr);
-  order.last = stream;
-  return stream;
+bool CudaEndpoint::Outlasts(Stream stream) const {
+  return IsDefaultStream(stream) || stream == async_stream_->get() ||
+         (program_stream_ != nullptr && stream == program_stream_->get());
 }
 
-Member& CudaEndpoint::MemberOf(Meeting& meeting) {
+void CudaEndpoint::WaitForStream(Stream waiting, Stream other) const {
+  const OwnEvent event(device_);  // its destruction is deferred until the event has completed
+  event.Record(other);
+  event.Await(waiting);
+}
+
+Enqueuing::Enqueuing(const CudaEndpoint& endpoint, Order& order)
+    : order_(order),
+      stream_(ProgramStream(*endpoint.device_)),
+      capturing_(IsCapturing(*endpoint.device_, stream_)) {
+  if (capturing_) return;
+  if (const Status failed = std::exchange(order.failed, kSuccess); failed != kSuccess) {
+    FailCall("cuEventRecord", "to order streams", failed);
+  }
+  // Always wait for `end`: a new stream may have the handle of one that was destroyed.
+  if (order.ended) order.end->Await(stream_);
+  if (order.stream.has_value() && *order.stream != stream_) {
+    endpoint.WaitForStream(stream_, *order.stream);
+  }
+  // TVM copies on the default stream, and our streams do not wait for that one implicitly.
+  if (endpoint.program_stream_ != nullptr && stream_ != nullptr) {
+    endpoint.WaitForStream(stream_, nullptr);
+  }
+  order.stream.reset();
+  order.ended = false;
+  if (endpoint.Outlasts(stream_)) {
+    order.stream = stream_;
+  } else if (order.end == nullptr) {
+    order.end = std::make_unique<OwnEvent>(endpoint.device_);
+  }
+}
+
+Enqueuing::~Enqueuing() {
+  if (capturing_ || order_.stream.has_value()) return;
+  order_.failed = order_.end->TryRecord(stream_);
+  order_.ended = order_.failed == kSuccess;
+}
+
+Member& CudaEndpoint::MemberOf(TeamBarrier& barrier) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto known = members_.find(&meeting);
+  const auto known = members_.find(&barrier);
   if (known != members_.end()) return known->second;
   Member member;
-  member.meeting = &meeting;
-  member.size = meeting.size();
-  member.place = meeting.index();
-  member.where = meeting.Where();
-  for (int i = 0; i < meeting.size(); ++i) {
-    if (meeting.place(i) >= kSeats) {
-      Fail(kind::kRuntime, "rank ", meeting.rank(i), " is in more than ", kSeats - kFirstTeam,
+  member.barrier = &barrier;
+  member.size = barrier.size();
+  member.place = barrier.index();
+  member.where = barrier.Where();
+  for (int i = 0; i < barrier.size(); ++i) {
+    if (barrier.slot_index(i) >= kTeamSlots) {
+      Fail(kind::kRuntime, "rank ", barrier.rank(i), " is in more than ", kTeamSlots - kFirstTeam,
            " teams that were made; the backend cuda has no more seats, and teams live as long as"
            " the session");
     }
-    member.ranks.push_back(meeting.rank(i));
-    member.args.seat[i] = regions_->seat(meeting.rank(i), meeting.place(i));
-    member.args.region[i] = Pointer<const uint8_t>(regions_->base(meeting.rank(i)));
+    member.ranks.push_back(barrier.rank(i));
+    member.args.team_slot[i] = regions_->team_slot(barrier.rank(i), barrier.slot_index(i));
+    member.args.region[i] = Pointer<const uint8_t>(regions_->base(barrier.rank(i)));
   }
   member.args.size = member.size;
   member.args.place = member.place;
-  const TeamRecord* const made = FindTeam(rank_.control(), meeting.team());
-  const bool of_works = made != nullptr && made->copy >= kCopiesOfWorks;
-  member.limits = of_works ? kernels::LimitsOfWorks(limits_) : limits_;
-  const int seat = meeting.place(member.place);
-  member.record = records_.get() + seat;
-  member.args.guard = GuardOf(&member.args.seat[member.place]->failed, member.record);
-  return members_.emplace(&meeting, std::move(member)).first->second;
+  const TeamRecord* const made = FindTeam(rank_.control(), barrier.team());
+  const bool is_async = made != nullptr && made->copy >= kAsyncTeamCopies;
+  member.limits = is_async ? kernels::LimitsOfAsync(limits_) : limits_;
+  const int team_slot = barrier.slot_index(member.place);
+  member.record = records_.get() + team_slot;
+  member.args.guard = GuardOf(&member.args.team_slot[member.place]->failed, member.record);
+  return members_.emplace(&barrier, std::move(member)).first->second;
 }
 
 kernels::Guard CudaEndpoint::GuardOf(uint32_t* failed, kernels::ErrorRecord* record) const {
@@ -203,7 +211,7 @@ void CudaEndpoint::CopyOnStream(void* target, const void* source, size_t bytes,
   driver_.cuMemcpyAsync("to copy on a device", AddressOf(target), AddressOf(source), bytes, stream);
 }
 
-void* CudaEndpoint::Grow(Growing& memory, size_t bytes) {
+void* CudaEndpoint::Grow(GrowOnlyBuffer& memory, size_t bytes) {
   if (bytes > memory.bytes) {
     const std::shared_ptr<Heap>& room = regions_->room();
     const size_t size = std::max(bytes, std::min(2 * memory.bytes, bytes + bytes / 2));
@@ -234,41 +242,46 @@ void CudaEndpoint::Drain(const Stream* current) {
   std::vector<Stream> streams = {copy_stream_->get()};
   if (program_stream_ != nullptr) streams.push_back(program_stream_->get());
   if (current != nullptr) streams.push_back(*current);
+  std::vector<const OwnEvent*> ends;
   auto add = [&](const Order& order) {
-    if (!order.last.has_value()) return;
-    if (std::find(streams.begin(), streams.end(), *order.last) != streams.end()) return;
-    streams.push_back(*order.last);
+    if (order.ended) ends.push_back(order.end.get());
+    if (!order.stream.has_value()) return;
+    if (std::find(streams.begin(), streams.end(), *order.stream) != streams.end()) return;
+    streams.push_back(*order.stream);
   };
   if (std::lock_guard<std::mutex> lock(mutex_); true) {
-    for (const auto& [meeting, member] : members_) add(member.order);
+    for (const auto& [barrier, member] : members_) add(member.order);
     for (const Order& order : sent_) add(order);
     for (const Order& order : received_) add(order);
   }
+  const std::string what = Text("what was started on ", device_->name());
   Status failed = kSuccess;
+  const char* call = nullptr;
+  auto take = [&](const char* name, Status status) {
+    if (failed == kSuccess && status != kSuccess) std::tie(call, failed) = std::tie(name, status);
+  };
   for (Stream stream : streams) {
-    const Status status = driver_.cuStreamSynchronize.Try(stream);
-    if (failed == kSuccess && !IsGone(status)) failed = status;
+    take("cuStreamSynchronize", driver_.cuStreamSynchronize.Try(stream));
   }
-  if (failed != kSuccess) {
-    FailCall("cuStreamSynchronize", Text("what was started on ", device_->name()).c_str(), failed);
-  }
+  for (const OwnEvent* end : ends) take("cuEventSynchronize", end->TryWait());
+  if (failed != kSuccess) FailCall(call, what.c_str(), failed);
 }
 
 void CudaEndpoint::Settle() {
-  if (rank_.forked()) return;
+  if (rank_.in_forked_child()) return;
   Stream const current = ProgramStream(*device_);
   Drain(&current);
   CheckReports();
 }
 
 void CudaEndpoint::CheckReports() {
-  // What was reported before a recovery has been told; the next operation clears it.
+  // Reports from before a recovery have already been thrown; the next operation clears them.
   if (generation_.load() == rank_.control().generation.load()) CheckRecords();
 }
 
 void CudaEndpoint::Synchronise() { Settle(); }
 
-void CudaEndpoint::Rest() {
+void CudaEndpoint::FinishCommand() {
   if (program_stream_ != nullptr) Settle();
 }
 
@@ -283,32 +296,34 @@ void CudaEndpoint::Follow(uint32_t generation) {
 void CudaEndpoint::StartAgain() {
   Stream const current = ProgramStream(*device_);
   Drain(&current);
-  // From here on no kernel of any rank is on its way to write into seats.
-  ExchangeWithAll(rank_, "the end of what went before an error", {});
+  // From here on, no kernel of any rank can still write into team slots.
+  AllGatherHandles(rank_, "the end of what went before an error", {});
   stream_->Zero(regions_->base(rank_.id()), kArenaStart);
-  memset(static_cast<void*>(records_.get()), 0, (kSeats + 1) * sizeof(kernels::ErrorRecord));
+  memset(static_cast<void*>(records_.get()), 0, (kTeamSlots + 1) * sizeof(kernels::ErrorRecord));
   if (std::lock_guard<std::mutex> lock(mutex_); true) {
-    for (auto& [meeting, member] : members_) member.compared = false;
+    for (auto& [barrier, member] : members_) member.compared = false;
   }
-  ExchangeWithAll(rank_, "a new start after an error", {});
+  AllGatherHandles(rank_, "a new start after an error", {});
 }
 
-std::unique_ptr<Works> CudaEndpoint::MakeWorks() {
-  return std::make_unique<WorksOnStream>(rank_, device_);
+std::unique_ptr<AsyncQueue> CudaEndpoint::MakeAsyncQueue() {
+  return std::make_unique<StreamAsyncQueue>(rank_, device_, async_stream_);
 }
 
 Operation::Operation(CudaEndpoint& endpoint, TeamId team)
-    : turn([&] {
+    : guard([&] {
         Rank& rank = endpoint.rank_;
         endpoint.Follow(rank.control().generation.load(std::memory_order_acquire));
         return rank.Begin(team);
       }()),
-      member(endpoint.MemberOf(turn.meeting)),
+      member(endpoint.MemberOf(guard.barrier)),
       stream(nullptr),
       endpoint_(endpoint),
       here_(*endpoint.device_) {
   endpoint.CheckRecord(*member.record, &member);
-  stream = endpoint.Enter(member.order, &capturing);
+  enqueuing_.emplace(endpoint, member.order);
+  stream = enqueuing_->stream();
+  capturing = enqueuing_->capturing();
 }
 
 void Operation::LaunchTogether(const char* what, Kernel kernel, const kernels::Launch& grid,
@@ -318,7 +333,7 @@ void Operation::LaunchTogether(const char* what, Kernel kernel, const kernels::L
       endpoint_.RequireReplays(what);
       return Launch(what, kernel, grid, arguments);
     }
-    turn.meeting.Enter(DescriptorOf(header, &member));
+    guard.barrier.Enter(DescriptorOf(header, &member));
   }
   LaunchMet(what, kernel, grid, arguments);
 }
@@ -330,7 +345,7 @@ void Operation::LaunchMet(const char* what, Kernel kernel, const kernels::Launch
   if (!endpoint_.meets_ || member.size == 1) return;
   Descriptor launched;
   launched.op = "launch";
-  turn.meeting.Enter(launched);
+  guard.barrier.Enter(launched);
 }
 
 void CudaEndpoint::RequireReplays(const char* operation) const {
@@ -346,16 +361,16 @@ void CudaEndpoint::RequireReplays(const char* operation) const {
 void Operation::RequireRoot(const char* operation, int root) const {
   if (root >= 0 && root < size()) return;
   Fail(kind::kValue, operation, ": there is no root ", root, " in a team of ", size(),
-       "; it is a place in the team, from 0 on");
+       "; it is an index in the team, from 0 on");
 }
 
-Operation::Input Operation::Place(const void* data, size_t bytes, uint8_t flags) {
+Operation::Input Operation::PrepareInput(const void* data, size_t bytes, uint8_t flags) {
   if (bytes == 0) return {kArenaStart, true};
   const int64_t offset = endpoint_.regions_->OffsetOf(data, bytes);
   if (offset >= 0) return {static_cast<uint64_t>(offset), (flags & kNoExitBarrier) != 0};
   void* const stage = endpoint_.Grow(member.stage, bytes);
   Copy(stage, data, bytes);
-  // The next operation's input may be copied there before anybody hears of that.
+  // The next operation may copy its input there before peers learn that it has started.
   return {static_cast<uint64_t>(endpoint_.regions_->OffsetOf(stage, bytes)), false};
 }
 

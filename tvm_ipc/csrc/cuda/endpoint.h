@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file endpoint.h
- * \brief A rank on a device: it checks operations, puts kernels on the program's stream, and tells
- *        what they reported.
+ * \brief The endpoint of a rank with a CUDA device. It checks operations, launches kernels on the
+ *        program's stream, and throws the errors that the kernels report.
  *
- * Nothing here waits for a peer but shows, which meet on the host too. An operation returns when it
- * is on the stream; what goes wrong there is thrown by the next operation of the team, or by
- * Synchronise or Settle. Operations of one team go on one after the other: where the calling
- * thread's stream is another one than the last time, it waits for that one first. A stream that is
- * being captured (for a CUDA graph) waits for nothing: the order of replays is the program's.
+ * Only the operations on exposed buffers wait for a peer, because they also synchronize on the
+ * host. All other operations return once they are enqueued on the stream. (For ranks that are
+ * threads of one process, see CudaEndpoint::meets_.) An error on the device is thrown by the next
+ * operation of the team, or by Synchronise or Settle.
+ *
+ * The operations of a team run one after the other. If the calling thread uses a different stream
+ * than last time, that stream first waits for the previous operation. Programs may destroy a stream
+ * while operations are on it, because only their events are used later. A stream that is being
+ * captured for a CUDA graph does not wait: the program defines the order of replays.
  */
 #ifndef TVM_IPC_CUDA_ENDPOINT_H_
 #define TVM_IPC_CUDA_ENDPOINT_H_
@@ -23,50 +27,78 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/group.h"
-#include "cuda/pinned.h"
-#include "cuda/region.h"
+#include "core/rank.h"
+#include "cuda/host_registration.h"
+#include "cuda/peer_regions.h"
 
 namespace tvm_ipc::cuda {
 
-/*! \brief Memory of the rank's own region that grows, and is never given back: graphs that were
- *         captured go on using what was there then. */
-struct Growing {
+/*! \brief A buffer in the rank's own region that grows and is never freed, because captured graphs
+ *         keep using the memory they were captured with. */
+struct GrowOnlyBuffer {
   void* data = nullptr;
   size_t bytes = 0;
 };
 
-/*! \brief What operations follow each other on: they may come from several streams. */
+/*! \brief The last operation of a sequence that runs in order, on any streams. */
 struct Order {
-  std::optional<Stream> last;
+  /*! \brief The operation's stream, if that stream outlasts the endpoint. */
+  std::optional<Stream> stream;
+  /*! \brief The event after the operation, if it is on a stream of the program. */
+  std::unique_ptr<OwnEvent> end;
+  /*! \brief Whether `end` was recorded for the last operation. */
+  bool ended = false;
+  /*! \brief The error of recording `end`, if recording failed. */
+  Status failed = kSuccess;
 };
 
-/*! \brief This rank's part in a team, from its first operation on. */
+/*! \brief The state of this rank in a team, created by the team's first operation. */
 struct Member {
-  Meeting* meeting = nullptr;
+  TeamBarrier* barrier = nullptr;
   int size = 0;
   int place = 0;
-  /*! \brief "in team 3 (ranks 0, 2)", as errors have it. */
+  /*! \brief The team as error messages print it: "in team 3 (ranks 0, 2)". */
   std::string where;
-  /*! \brief By place. */
+  /*! \brief The ranks of the members, by index in the team. */
   std::vector<int> ranks;
   kernels::TeamArgs args{};
   kernels::ErrorRecord* record = nullptr;
-  /*! \brief Of its kernels: those of works share the device with those of the program. */
+  /*! \brief The launch limits of its kernels. Those of asynchronous operations share the device
+   *         with the program's. */
   kernels::Limits limits{1, 1};
-  /*! \brief Whether it has met the others since a kernel found that they disagree. */
+  /*! \brief Whether the members have compared their operations since a kernel found a mismatch. */
   bool compared = false;
   Order order;
-  /*! \brief Where inputs are copied to that peers cannot read where they lie. */
-  Growing stage;
-  /*! \brief Where reduced slices lie until peers have them. */
-  Growing scratch;
-  /*! \brief Where a sum lies until it has been added and normalised. */
-  Growing sum;
+  /*! \brief The staging buffer for inputs outside the region, which peers cannot read directly. */
+  GrowOnlyBuffer stage;
+  /*! \brief The buffer that holds reduced slices until peers have read them. */
+  GrowOnlyBuffer scratch;
+  /*! \brief The buffer that holds a sum until the residual is added and the rows are normalised. */
+  GrowOnlyBuffer sum;
 };
 
+class CudaEndpoint;
 class Operation;
 struct MovePlan;
+
+/*! \brief A scope in which an operation is enqueued on the calling thread's stream, after the
+ *         previous one of the same order. */
+class Enqueuing {
+ public:
+  Enqueuing(const CudaEndpoint& endpoint, Order& order);
+  /*! \brief Record the end of the operation, for which the next one waits. */
+  ~Enqueuing();
+  Enqueuing(const Enqueuing&) = delete;
+  Enqueuing& operator=(const Enqueuing&) = delete;
+
+  Stream stream() const { return stream_; }
+  bool capturing() const { return capturing_; }
+
+ private:
+  Order& order_;
+  Stream stream_;
+  bool capturing_;
+};
 
 class CudaEndpoint final : public Endpoint {
  public:
@@ -74,9 +106,9 @@ class CudaEndpoint final : public Endpoint {
   ~CudaEndpoint() final;
 
   const std::shared_ptr<Heap>& heap() const final { return regions_->heap(); }
-  std::string Way(std::string* why) const final {
+  std::string SharingModeName(std::string* why) const final {
     *why = regions_->reasons();
-    return NameOf(regions_->rung());
+    return NameOf(regions_->mode());
   }
 
   const Regions& regions() const { return *regions_; }
@@ -90,15 +122,15 @@ class CudaEndpoint final : public Endpoint {
                      const Buffer& recv) final;
   void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
               const Buffer* recv) final;
-  void ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
-                   const Buffer& recv) final;
+  void ReduceSlices(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                    const Buffer& recv) final;
 
   void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) final;
   void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
                  const Buffer& recv) final;
   void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final;
   void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final;
-  void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
+  void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
                 const Buffer& recv) final;
   void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
                const Buffer& recv) final;
@@ -106,9 +138,9 @@ class CudaEndpoint final : public Endpoint {
   void Send(const Buffer& send, int receiver) final;
   void Receive(const Buffer& recv, int sender) final;
 
-  Shown Show(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final;
-  PeerMemory Peer(Shown& shown, int64_t shift) final;
-  void Hide(TeamId team, const std::vector<const Shown*>& shown) final;
+  ExposedBuffer Expose(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final;
+  PeerMemory PeerView(ExposedBuffer& exposed, int64_t shift) final;
+  void Release(TeamId team, const std::vector<const ExposedBuffer*>& exposed) final;
 
   void Copy(const Buffer& source, const Buffer& target) final;
   void WriteNumber(int64_t number, const Buffer& recv) final;
@@ -116,81 +148,88 @@ class CudaEndpoint final : public Endpoint {
   void Settle() final;
   void CheckReports() final;
   void Follow(uint32_t generation) final;
-  void Rest() final;
-  std::unique_ptr<Works> MakeWorks() final;
+  void FinishCommand() final;
+  std::unique_ptr<AsyncQueue> MakeAsyncQueue() final;
 
  private:
+  friend class Enqueuing;
   friend class Operation;
 
-  Member& MemberOf(Meeting& meeting);
-  /*! \brief The calling thread's stream, which waits for what went before. */
-  Stream Enter(Order& order, bool* capturing);
-  /*! \brief Wait for all streams on which operations are, and for another one. */
+  Member& MemberOf(TeamBarrier& barrier);
+  /*! \brief Return whether a stream lives as long as this endpoint. */
+  bool Outlasts(Stream stream) const;
+  /*! \brief Make later work on a stream wait for everything enqueued on another stream so far. */
+  void WaitForStream(Stream waiting, Stream other) const;
+  /*! \brief Wait for all operations, and for `current` unless it is null. */
   void Drain(const Stream* current);
-  /*! \brief After a recovery: nothing is on the way any more, and seats start again. */
+  /*! \brief Drain all operations and reset the team slots, after a recovery. */
   void StartAgain();
   void Launch(const char* what, Kernel kernel, const kernels::Launch& grid, Stream stream,
               void* arguments) const;
   void CopyOnStream(void* target, const void* source, size_t bytes, Stream stream) const;
-  void* Grow(Growing& memory, size_t bytes);
-  /*! \brief Throw what a kernel reported, if one did. */
+  void* Grow(GrowOnlyBuffer& memory, size_t bytes);
+  /*! \brief Throw the error that a kernel reported, if one did. */
   void CheckRecord(const kernels::ErrorRecord& record, Member* member) const;
   void CheckRecords();
-  /*! \brief When a kernel has found that members disagree: all of them have, so let all compare
-   *         what they did on the host, which tells all of it in the same words everywhere. */
+  /*! \brief Compare the operations of all members on the host, after a kernel found a mismatch. All
+   *         members have found it, and all of them throw the same message. */
   static void Compare(Member& member, const kernels::ErrorRecord& record);
   kernels::Guard GuardOf(uint32_t* failed, kernels::ErrorRecord* record) const;
-  /*! \brief What both ends of a message have in their arguments. */
+  /*! \brief Return the arguments that both ends of a message have in common. */
   kernels::MessageArgs MessageOf(const Buffer& buffer, int peer);
-  void Exchange(const Buffer& buffer, int peer, bool sends);
+  void RunMessage(const Buffer& buffer, int peer, bool sends);
   void Move(Operation& operation, const char* what, kernels::Header header, const MovePlan& plan);
   void BroadcastInSlices(Operation& operation, kernels::Header header, const Buffer* send, int root,
                          const Buffer& recv);
-  /*! \brief Throw where what is captured would have to meet on the host. */
+  /*! \brief Throw if captured operations would have to synchronize on the host. */
   void RequireReplays(const char* operation) const;
 
   Rank& rank_;
   std::shared_ptr<Device> device_;
   std::shared_ptr<const Kernels> kernels_;
   const Driver& driver_;
-  /*! \brief The program's kernels, and those of works beside them. */
+  /*! \brief The launch limits of the program's kernels, with room for asynchronous operations. */
   kernels::Limits limits_{kernels::kMaxBlocks, 1024};
   std::unique_ptr<OwnStream> stream_;
-  /*! \brief Where ranks of this process share the device: the stream of this one's program. */
+  /*! \brief The program stream of this rank, if ranks of this process share the device. */
   std::unique_ptr<OwnStream> program_stream_;
   /*!
    * \brief Whether ranks are threads of one process.
    *
-   * Then calls that change memory or load code wait for what all of them have on their devices, and
-   * keep the others from launching meanwhile. None of them must come between the launches of
-   * kernels that wait for each other: who launches one meets the others on the host before, when
-   * all are about to launch, and after, when all have. What waits for what a peer does alone is
-   * launched when the peer has launched that.
+   * In that case, a call that changes memory or loads code waits for everything that any of these
+   * ranks has on its device, and blocks launches of the others meanwhile. Such a call must not come
+   * between the launches of kernels that wait for each other. So the ranks synchronize on the host
+   * before they launch such kernels, and again once all have launched. A kernel that waits for
+   * something a single peer does is launched after the peer has launched that.
    */
   bool meets_ = false;
-  /*! \brief Whether each rank has a device of its own, whose links others do not use. */
+  /*! \brief Whether each rank has a device of its own, whose links no other rank uses. */
   bool apart_ = true;
-  /*! \brief Whether threads may capture all the same: TVM_IPC_CUDA_GRAPHS_OF_THREADS. */
+  /*! \brief Whether ranks that are threads may capture graphs anyway
+   *         (TVM_IPC_CUDA_GRAPHS_OF_THREADS). */
   bool captures_ = false;
-  /*! \brief Copies of what peers show, beside the program. */
+  /*! \brief The stream for copies of exposed buffers, concurrent with the program. */
   std::unique_ptr<OwnStream> copy_stream_;
+  /*! \brief The stream of asynchronous operations. */
+  std::shared_ptr<const OwnStream> async_stream_;
   std::unique_ptr<Regions> regions_;
-  /*! \brief The page of the control block with the abort word, and where the device sees it. */
+  /*! \brief The page of the control block that holds the abort word. */
   std::shared_ptr<Pinned> control_page_;
+  /*! \brief The device address of the abort word. */
   const uint32_t* abort_ = nullptr;
-  /*! \brief One for each seat, and the last one for messages. */
+  /*! \brief One record for each team slot, and a last one for messages. */
   std::shared_ptr<kernels::ErrorRecord> records_;
 
-  /*! \brief Of what follows; held for as long as nobody else is waited for. */
+  /*! \brief Guards the members below. Never held while waiting for another rank. */
   mutable std::mutex mutex_;
-  std::map<const Meeting*, Member> members_;
+  std::map<const TeamBarrier*, Member> members_;
   std::vector<Order> sent_;
   std::vector<Order> received_;
   std::mutex recovery_mutex_;
   std::atomic<uint32_t> generation_{0};
 };
 
-/*! \brief One operation of a team. */
+/*! \brief An operation of a team. */
 class Operation {
  public:
   Operation(CudaEndpoint& endpoint, TeamId team);
@@ -201,30 +240,31 @@ class Operation {
   void RequireRoot(const char* operation, int root) const;
   struct Input {
     uint64_t offset;
-    /*! \brief Whether peers may be left reading it. */
+    /*! \brief Whether the operation may end while peers still read the input. */
     bool stays;
   };
-  /*! \brief Where an input lies in this rank's region, copied there if it lies elsewhere. */
-  Input Place(const void* data, size_t bytes, uint8_t flags);
-  /*! \brief Room in the region for reduced slices, and where it lies. */
+  /*! \brief Return the offset of an input in this rank's region. Copy it there first if it is
+   *         stored elsewhere. */
+  Input PrepareInput(const void* data, size_t bytes, uint8_t flags);
+  /*! \brief Return a buffer in the region for reduced slices, and its offset. */
   void* Scratch(size_t bytes, uint64_t* offset);
-  /*! \brief Room for a sum, until the team's next one. */
+  /*! \brief Return a buffer for a sum, valid until the team's next one. */
   void* Sum(size_t bytes) { return endpoint_.Grow(member.sum, bytes); }
-  /*! \brief A kernel that waits for no other one. */
+  /*! \brief Launch a kernel that waits for no other kernel. */
   void Launch(const char* what, Kernel kernel, const kernels::Launch& grid, void* arguments) const {
     endpoint_.Launch(what, kernel, grid, stream, arguments);
   }
-  /*! \brief Kernels that wait for each other, one of each member with such a header. */
+  /*! \brief Launch kernels that wait for each other: one on each member, with the same header. */
   void LaunchTogether(const char* what, Kernel kernel, const kernels::Launch& grid,
                       const kernels::Header& header, void* arguments) const;
-  /*! \brief The same, when all members have met already. */
+  /*! \brief Do the same once all members have already synchronized on the host. */
   void LaunchMet(const char* what, Kernel kernel, const kernels::Launch& grid,
                  void* arguments) const;
   void Copy(void* target, const void* source, size_t bytes) const {
     if (target != source) endpoint_.CopyOnStream(target, source, bytes, stream);
   }
 
-  const Turn turn;
+  const OpGuard guard;
   Member& member;
   bool capturing = false;
   Stream stream;
@@ -232,14 +272,15 @@ class Operation {
  private:
   CudaEndpoint& endpoint_;
   Here here_;
+  std::optional<Enqueuing> enqueuing_;
 };
 
-/*! \brief What a header says, as the host compares and tells it. */
+/*! \brief Return the descriptor of a header, which the host compares and prints. */
 Descriptor DescriptorOf(const kernels::Header& header, const Member* member);
-/*! \brief How headers carry the type of elements, and the flags of a collective. */
+/*! \brief Return a header with an element type and the flags of a collective. */
 kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_t count,
                          uint8_t flags);
-/*! \brief Throw what a record says. */
+/*! \brief Throw the error in a record. */
 [[noreturn]] void FailRecord(const Rank& rank, const kernels::ErrorRecord& record,
                              const Member* member);
 

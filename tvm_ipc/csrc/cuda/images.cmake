@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# The library tvm_ipc_images: kernels/*.cu compiled for each target, in the table of images.h.
-# What has not changed is not compiled again.
+# The library tvm_ipc_images: kernels/*.cu compiled for each target, with the table of images.h.
+# Unchanged sources are not compiled again.
 option(TVM_IPC_CUDA "Compile the CUDA kernels; wants NVRTC of the wheel nvidia-cuda-nvrtc" OFF)
-# Machine code for Ampere, Hopper and both Blackwells, and PTX for what has none of these.
+# Machine code for Ampere, Hopper and both Blackwells, and PTX for devices that are none of these.
 set(TVM_IPC_CUDA_TARGETS sm_80 sm_90 sm_100 sm_120 compute_90
   CACHE STRING "What kernels are compiled for: sm_NN is machine code, compute_NN is PTX")
 
-# require_nvrtc(<folder of compile.py>): says where it is, or what to do where it is missing.
+# require_nvrtc(<folder of compile.py>): print the path of NVRTC, or fail with install instructions.
 function(require_nvrtc folder)
   execute_process(
     COMMAND ${Python_EXECUTABLE} -B -c
@@ -23,7 +23,8 @@ function(require_nvrtc folder)
   message(STATUS "CUDA kernels are compiled by ${found} for ${TVM_IPC_CUDA_TARGETS}")
 endfunction()
 
-# compile_kernels(<table>): writes the source of the table, and how what it holds is made.
+# compile_kernels(<table>): write the source of the table, and add the commands that compile the
+# images in it.
 function(compile_kernels table)
   set(folder ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/kernels)
   set(made ${CMAKE_CURRENT_BINARY_DIR}/kernels)
@@ -82,7 +83,7 @@ const KernelImage kKernelImages[] = {
 const size_t kNumKernelImages = @count@;
 }  // namespace tvm_ipc::cuda
 ]])
-  # The compiler does not tell of what the assembler reads.
+  # The compiler does not report the files that the assembler includes.
   set_source_files_properties(${table} PROPERTIES OBJECT_DEPENDS "${images}")
 endfunction()
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels as the build compiled them, in the library's own bytes: no user needs a compiler.
+// The compiled kernels, embedded in the library, so that users need no compiler.
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,19 @@
 
 namespace tvm_ipc::cuda {
 
-// What one source became for one kind of device. PTX ends in a NUL, which belongs to it.
+// The image of one source for one target. PTX ends in a NUL, which is part of the image.
 struct KernelImage {
   const char* source;  // its name without ".cu"
-  int capability;      // 90 for 9.0: machine code for that major version, from that minor one on
-  bool ptx;            // not machine code: the driver compiles it, for this capability or any later
+  int capability;      // 90 for 9.0. Machine code runs on 9.x from that minor version on
+  bool ptx;            // not machine code: the driver compiles it for this or a later capability
   const uint8_t* data;
   const uint8_t* end;
 
   size_t size() const { return end - data; }
 };
 
-// None if the library was built with TVM_IPC_CUDA=OFF. Machine code comes before PTX.
+// All images, machine code before PTX. There are none if the library is built with
+// TVM_IPC_CUDA=OFF.
 extern const KernelImage kKernelImages[];
 extern const size_t kNumKernelImages;
 

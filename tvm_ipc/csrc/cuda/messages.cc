@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file messages.cc
- * \brief Messages from one rank to another: through a channel in the regions of both.
+ * \brief Messages from one rank to another, through a channel in the regions of both.
  *
- * Kernels wait for each other there, and for nobody else. Where ranks are threads of one process, a
- * kernel is launched only when that for which it waits has been launched:
+ * The kernels of the two ranks wait for each other, and for no other rank. If ranks are threads of
+ * one process, a message is sent in pieces, and a kernel is launched only after the kernel for
+ * which it waits:
  *
- *   sender    sees that the receiver has launched piece m - 2, launches piece m, tells that
- *   receiver  sees that the sender has launched piece m, launches, tells that
+ * - The sender waits until the receiver has launched piece m - 2, launches piece m, and publishes
+ *   that.
+ * - The receiver waits until the sender has launched piece m, launches it, and publishes that.
  *
- * A piece has a packet in each lane at most, so it needs no more room than m - 2 had.
+ * A piece has at most one packet in each lane, so piece m fits in the buffers of piece m - 2.
  */
-#include "core/messages.h"
-
 #include <algorithm>
 
+#include "core/point_to_point_checks.h"
 #include "core/wait.h"
 #include "cuda/endpoint.h"
 
@@ -24,7 +25,7 @@ namespace {
 
 constexpr uint64_t kPieceBytes = kernels::kLanes * kernels::kPacketBytes;
 
-/*! \brief An end of a message, as the other end sees it on the host: both number its pieces. */
+/*! \brief One end of a message on the host. Both ends number its pieces. */
 class MessageOnHost {
  public:
   MessageOnHost(Rank& rank, const Link& link, const Buffer& buffer, int peer)
@@ -62,7 +63,7 @@ class MessageOnHost {
 
 kernels::MessageArgs CudaEndpoint::MessageOf(const Buffer& buffer, int peer) {
   Follow(rank_.control().generation.load(std::memory_order_acquire));
-  kernels::ErrorRecord* const record = records_.get() + kSeats;
+  kernels::ErrorRecord* const record = records_.get() + kTeamSlots;
   CheckRecord(*record, nullptr);
   kernels::MessageArgs args{};
   args.guard = GuardOf(&regions_->channels(rank_.id())->failed, record);
@@ -72,7 +73,7 @@ kernels::MessageArgs CudaEndpoint::MessageOf(const Buffer& buffer, int peer) {
   return args;
 }
 
-void CudaEndpoint::Exchange(const Buffer& buffer, int peer, bool sends) {
+void CudaEndpoint::RunMessage(const Buffer& buffer, int peer, bool sends) {
   const char* const what = sends ? "send_to_worker" : "recv_from_worker";
   CheckPeer(rank_, what, peer);
   const Here here(*device_);
@@ -80,10 +81,10 @@ void CudaEndpoint::Exchange(const Buffer& buffer, int peer, bool sends) {
   const Link link = sends ? rank_.BeginSend(peer) : rank_.BeginReceive(peer);
   const int from = sends ? rank_.id() : peer;
   const int to = sends ? peer : rank_.id();
-  args.outbox = &regions_->channels(from)->out[to];
-  args.inbox = &regions_->channels(to)->in[from];
-  bool capturing = false;
-  Stream const stream = Enter((sends ? sent_ : received_)[static_cast<size_t>(peer)], &capturing);
+  args.send_queue = &regions_->channels(from)->out[to];
+  args.receive_queue = &regions_->channels(to)->in[from];
+  const Enqueuing enqueuing(*this, (sends ? sent_ : received_)[static_cast<size_t>(peer)]);
+  const bool capturing = enqueuing.capturing();
   if (meets_ && capturing) RequireReplays(what);
   auto launch = [&](uint64_t at, uint64_t bytes) {
     if (sends) {
@@ -93,7 +94,7 @@ void CudaEndpoint::Exchange(const Buffer& buffer, int peer, bool sends) {
     }
     args.bytes = bytes;
     Launch(what, sends ? kernels_->send : kernels_->receive, kernels::LaunchMessage(bytes, limits_),
-           stream, &args);
+           enqueuing.stream(), &args);
   };
   if (!meets_ || capturing) return launch(0, buffer.bytes());
   MessageOnHost message(rank_, link, buffer, peer);
@@ -104,7 +105,7 @@ void CudaEndpoint::Exchange(const Buffer& buffer, int peer, bool sends) {
   }
 }
 
-void CudaEndpoint::Send(const Buffer& send, int receiver) { Exchange(send, receiver, true); }
-void CudaEndpoint::Receive(const Buffer& recv, int sender) { Exchange(recv, sender, false); }
+void CudaEndpoint::Send(const Buffer& send, int receiver) { RunMessage(send, receiver, true); }
+void CudaEndpoint::Receive(const Buffer& recv, int sender) { RunMessage(recv, sender, false); }
 
 }  // namespace tvm_ipc::cuda

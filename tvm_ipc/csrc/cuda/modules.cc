@@ -16,7 +16,7 @@ namespace tvm_ipc::cuda {
 
 namespace {
 
-/*! \brief The types that kernels reduce; the first three also have norms, in the order of
+/*! \brief The types that kernels reduce. The first three also have norms; they are in the order of
  *         kernels::FloatType. */
 constexpr const char* kTypes[] = {"float16", "bfloat16", "float32", "float64", "int8",
                                   "uint8",   "int16",    "uint16",  "int32",   "uint32",
@@ -31,7 +31,7 @@ int IndexOf(ElementType type) {
   return found == std::end(kTypes) ? -1 : static_cast<int>(found - kTypes);
 }
 
-/*! \brief The index of a type, which is looked for by name once in a thread and then remembered. */
+/*! \brief Return the index of a type. Each thread caches the last type it looked up. */
 int KnownIndexOf(ElementType type) {
   thread_local ElementType last;
   thread_local int index = -1;
@@ -42,13 +42,13 @@ int KnownIndexOf(ElementType type) {
   return index;
 }
 
-/*! \brief Whether code or PTX runs on devices of a capability. */
+/*! \brief Return whether an image of machine code or PTX runs on devices of a capability. */
 bool Runs(const KernelImage& image, int capability) {
   if (image.ptx) return image.capability <= capability;
   return image.capability / 10 == capability / 10 && image.capability <= capability;
 }
 
-/*! \brief The best image of each source. */
+/*! \brief Return the best image of each source. */
 std::map<std::string, const KernelImage*> ImagesFor(int capability) {
   std::map<std::string, const KernelImage*> best;
   for (size_t i = 0; i < kNumKernelImages; ++i) {
@@ -130,48 +130,51 @@ Kernels::Kernels(std::shared_ptr<Device> device) : device_(std::move(device)) {
                                   ") on ", device_->name());
     Module module = nullptr;
     device_->driver().cuModuleLoadData(what.c_str(), &module, image->data);
-    modules_.push_back(module);
+    modules_[source] = module;
   }
   for (const char* type : kTypes) {
-    auto of = [&](const char* name) { return Find(Text("tvm_ipc_", name, "_", type)); };
-    TypeKernels one{of("push"), of("push_slices"), of("pull"), of("parts")};
+    auto reduction = [&](const char* name) {
+      return Find("reduce", Text("tvm_ipc_", name, "_", type));
+    };
+    TypeKernels kernels{reduction("push"), reduction("push_slices"), reduction("pull"),
+                        reduction("parts")};
     if (types_.size() < kNumNormTypes) {
-      one.push_norm = of("push_norm");
-      one.norm = of("norm");
+      kernels.push_norm = Find("norm", Text("tvm_ipc_push_norm_", type));
+      kernels.norm = Find("norm", Text("tvm_ipc_norm_", type));
     }
-    types_.push_back(one);
+    types_.push_back(kernels);
   }
   for (const auto& [kernel, name] : {std::pair(&move, "tvm_ipc_move"),
                                      {&move_push, "tvm_ipc_move_push"},
-                                     {&meet, "tvm_ipc_meet"},
-                                     {&show, "tvm_ipc_show"},
+                                     {&meet, "tvm_ipc_barrier"},
+                                     {&expose, "tvm_ipc_expose"},
                                      {&await, "tvm_ipc_await"},
                                      {&send, "tvm_ipc_send"},
                                      {&receive, "tvm_ipc_receive"},
                                      {&write_pattern, "tvm_ipc_write_pattern"},
                                      {&check_pattern, "tvm_ipc_check_pattern"}}) {
-    *kernel = Find(name);
+    *kernel = Find("move", name);
   }
 }
 
 Kernels::~Kernels() {
   Quietly(*device_, [this](const Driver& driver) {
-    for (Module module : modules_) driver.cuModuleUnload.Try(module);
+    for (const auto& [source, module] : modules_) driver.cuModuleUnload.Try(module);
   });
 }
 
-Kernel Kernels::Find(const std::string& name) {
+Kernel Kernels::Find(const std::string& source, const std::string& name) {
   const Driver& driver = device_->driver();
   Kernel kernel = nullptr;
-  for (Module module : modules_) {
-    const Status status = driver.cuModuleGetFunction.Try(&kernel, module, name.c_str());
-    if (status == kSuccess) break;
-    if (status != kNotFound) FailCall("cuModuleGetFunction", name.c_str(), status);
-  }
-  if (kernel == nullptr) {
+  const auto module = modules_.find(source);
+  const Status status = module == modules_.end()
+                            ? Status{kNotFound}
+                            : driver.cuModuleGetFunction.Try(&kernel, module->second, name.c_str());
+  if (status == kNotFound) {
     Fail(kind::kRuntime, "the kernels of this tvm-ipc have no ", name,
          "; its parts are of different versions: build it again");
   }
+  if (status != kSuccess) FailCall("cuModuleGetFunction", name.c_str(), status);
   if (driver.cuFuncLoad.exists()) driver.cuFuncLoad(name.c_str(), kernel);
   constexpr int kMaxThreads = 0;
   int threads = 0;
@@ -197,7 +200,7 @@ const TypeKernels& Kernels::OfNorm(const char* operation, ElementType type) cons
 }
 
 kernels::Limits Kernels::LimitsFor(int ranks) const {
-  return kernels::LimitsBesideWorks(resident_ / static_cast<uint32_t>(ranks), threads_);
+  return kernels::LimitsBesideAsync(resident_ / static_cast<uint32_t>(ranks), threads_);
 }
 
 }  // namespace tvm_ipc::cuda

@@ -1,28 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file modules.h
- * \brief Our kernels on a device: loaded, and found by name.
+ * \brief The kernels of this library, loaded on a device and found by name.
  */
 #ifndef TVM_IPC_CUDA_MODULES_H_
 #define TVM_IPC_CUDA_MODULES_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "core/element.h"
+#include "core/element_type.h"
 #include "cuda/kernels/launch.h"
 #include "driver/device.h"
 
 namespace tvm_ipc::cuda {
 
-/*! \brief What our kernels are compiled for: "sm_90", "compute_90". */
+/*! \brief Return the targets for which the kernels are compiled: "sm_90", "compute_90". */
 std::vector<std::string> Architectures();
-/*! \brief Of these the one that runs on a device of the capability; "" and why if none does. */
+/*! \brief Return the target that runs on a device of the capability. If none does, return "" and
+ *         set `why`. */
 std::string ArchitectureFor(int capability, std::string* why);
 
-/*! \brief The kernels for one type of elements; null where there is none. */
+/*! \brief The kernels for one element type; null if there is none. */
 struct TypeKernels {
   Kernel push = nullptr;
   Kernel push_slices = nullptr;
@@ -32,49 +34,53 @@ struct TypeKernels {
   Kernel norm = nullptr;
 };
 
-/*! \brief All of them. */
+/*! \brief All kernels of this library on one device. */
 class Kernels {
  public:
-  /*! \brief Those of a device, loaded once in a process; all at once, since to load one later could
-   *         wait for kernels that wait for it. */
+  /*! \brief Return the kernels of a device, which are loaded once per process. All are loaded at
+   *         the same time: loading one later could wait for kernels that wait for it. */
   static std::shared_ptr<const Kernels> Load(const std::shared_ptr<Device>& device);
   ~Kernels();
   Kernels(const Kernels&) = delete;
   Kernels& operator=(const Kernels&) = delete;
 
-  /*! \brief Throws kind::kType where elements of the type are not reduced so. */
+  /*! \brief Return the kernels of a reduction. Throw kind::kType if the type is not supported. */
   const TypeKernels& OfReduction(const char* operation, ElementType type, ReduceKind kind) const;
-  /*! \brief Throws where rows of the type are not normalised. */
+  /*! \brief Return the kernels of a norm. Throw if the type is not supported. */
   const TypeKernels& OfNorm(const char* operation, ElementType type) const;
 
   Kernel move = nullptr;
   Kernel move_push = nullptr;
   Kernel meet = nullptr;
-  Kernel show = nullptr;
+  Kernel expose = nullptr;
   Kernel await = nullptr;
   Kernel send = nullptr;
   Kernel receive = nullptr;
   Kernel write_pattern = nullptr;
   Kernel check_pattern = nullptr;
 
-  /*! \brief What is surely resident together where so many ranks share the device. */
+  /*! \brief Return the launch limits if `ranks` ranks share the device, so that their kernels are
+   *         resident together. */
   kernels::Limits LimitsFor(int ranks) const;
 
  private:
   explicit Kernels(std::shared_ptr<Device> device);
-  Kernel Find(const std::string& name);
+  /*! \brief Return a kernel of one of the sources. */
+  Kernel Find(const std::string& source, const std::string& name);
 
   std::shared_ptr<Device> device_;
-  std::vector<Module> modules_;
+  /*! \brief The modules, by the name of their source. */
+  std::map<std::string, Module> modules_;
   std::vector<TypeKernels> types_;
-  /*! \brief Of any kernel, blocks of `threads_` on the whole device. */
+  /*! \brief The number of blocks of `threads_` threads that the whole device can hold, for any of
+   *         the kernels. */
   uint32_t resident_ = UINT32_MAX;
   uint32_t threads_ = 512;
 };
 
-/*! \brief Whether elements of the type are reduced so. */
+/*! \brief Return whether there is a kernel for a reduction of the type. */
 bool IsReduced(ElementType type, ReduceKind kind);
-/*! \brief The number that kernels have for a type of weights and norms. Throws if it has none. */
+/*! \brief Return the kernels::FloatType of a type of weights and norms. Throw if there is none. */
 uint32_t FloatTypeOf(const char* operation, ElementType type);
 
 }  // namespace tvm_ipc::cuda

@@ -7,33 +7,33 @@
 #include <sstream>
 #include <thread>
 
-#include "core/hub.h"
-#include "core/join.h"
-#include "core/process.h"
+#include "core/session_server.h"
+#include "core/thread_signals.h"
+#include "core/worker_handshake.h"
 #include "cuda/backend.h"
+#include "cuda/device_info.h"
 #include "cuda/endpoint.h"
-#include "cuda/info.h"
 
 namespace tvm_ipc::cuda {
 
 namespace {
 
 struct Found {
-  Rung rung = Rung::kNone;
+  SharingMode mode = SharingMode::kNone;
   std::string reason;
 };
 
-/*! \brief How long a pair may take: a device that is new to the process takes seconds. */
+/*! \brief The timeout of a pair. A device takes seconds when the process first uses it. */
 constexpr double kSeconds = 60;
 
 Found Try(int first, int second) {
   const std::array<int, 2> devices = {first, second};
-  HubOptions options;
+  SessionServerOptions options;
   options.backend = &Cuda();
   options.num_ranks = 2;
   options.timeout_seconds = kSeconds;
   options.arena_bytes = kLeastArena;
-  Hub hub(options);
+  SessionServer server(options);
   std::array<Found, 2> found;
   std::array<std::unique_ptr<Rank>, 2> ranks;
   std::array<std::thread, 2> threads;
@@ -41,21 +41,21 @@ Found Try(int first, int second) {
     threads[i] = StartThread("a rank that tries a device", [&, i] {
       try {
         const int rank = static_cast<int>(i);
-        ranks[i] = Join(Invitation::Unpack(hub.invitation()), Cuda(), rank, 2, 1, devices[i]);
+        ranks[i] = Join(Invitation::Unpack(server.invitation()), Cuda(), rank, 2, 1, devices[i]);
         const auto& endpoint = static_cast<const CudaEndpoint&>(ranks[i]->endpoint());
-        found[i] = {endpoint.regions().rung(), endpoint.regions().reasons()};
+        found[i] = {endpoint.regions().mode(), endpoint.regions().reasons()};
       } catch (const Error& error) {
         found[i].reason = error.what();
-        hub.AbortClosed();  // the other one need not wait
+        server.AbortClosed();  // end the wait of the other rank
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  // What ends memory waits for those that map it: both at once.
+  // Destroy both ranks at the same time: freeing memory waits for the rank that maps it.
   for (size_t i = 0; i < 2; ++i)
     threads[i] = StartThread("the end of a rank", [&, i] { ranks[i].reset(); });
   for (std::thread& thread : threads) thread.join();
-  Found& worse = found[1].rung == Rung::kNone ? found[1] : found[0];
+  Found& worse = found[1].mode == SharingMode::kNone ? found[1] : found[0];
   while (!worse.reason.empty() && worse.reason.back() == '\n') worse.reason.pop_back();
   return worse;
 }
@@ -69,7 +69,7 @@ std::string Describe(int first, int second) {
   } catch (const Error& error) {
     found.reason = error.what();
   }
-  return Text("{\"rung\": ", Quoted(NameOf(found.rung)), ", \"link\": ", Quoted(NameOf(link)),
+  return Text("{\"rung\": ", Quoted(NameOf(found.mode)), ", \"link\": ", Quoted(NameOf(link)),
               ", \"reason\": ", Quoted(found.reason), "}");
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*! \file probe.h
- *  \brief What pairs of devices can do, tried with sessions of two ranks in this process.
+ *  \brief Probe of the memory sharing between pairs of devices.
  */
 #ifndef TVM_IPC_CUDA_PROBE_H_
 #define TVM_IPC_CUDA_PROBE_H_
@@ -11,9 +11,11 @@
 namespace tvm_ipc::cuda {
 
 /*!
- * \brief JSON: of each pair of the devices, in both orders, the way in which two ranks on them map
- *        memory, over which link, and why not in a better way. It makes contexts, and takes a
- *        second or so for each pair.
+ * \brief Return, as JSON, the sharing mode and the link of each pair of the devices, in both
+ *        orders, and why no better mode works.
+ *
+ * The probe starts a session of two ranks in this process for each pair. It creates contexts on the
+ * devices, and takes about a second per pair.
  */
 std::string Probe(const std::vector<int>& devices);
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reductions.cc
- * \brief Collectives that reduce. What is refused is what the backend shm refuses, in its words.
+ * \brief Reductions. They reject the same arguments as the backend shm, with the same messages.
  */
 #include <cstring>
 
-#include "cuda/checks.h"
+#include "cuda/argument_checks.h"
 #include "cuda/endpoint.h"
 
 namespace tvm_ipc::cuda {
@@ -26,14 +26,15 @@ Kernel Of(const TypeKernels& of_type, Path path) {
   return path == Path::kPushSlices ? of_type.push_slices : of_type.pull;
 }
 
-/*! \brief Arguments, with what a way that pulls needs. */
+/*! \brief Return the arguments of a reduction, with the input offset and the scratch that pulling
+ *         needs. */
 kernels::ReduceArgs ArgumentsOf(Operation& operation, kernels::Header header, Path path,
                                 const Buffer& send, void* recv, bool scratch) {
   header.path = static_cast<uint32_t>(path);
   kernels::ReduceArgs args{operation.member.args, header, send.data, recv, nullptr, 0};
   if (path != Path::kPull) return args;
   const auto flags = static_cast<uint8_t>(kernels::FlagsOf(header.mode));
-  const Operation::Input input = operation.Place(send.data, send.bytes(), flags);
+  const Operation::Input input = operation.PrepareInput(send.data, send.bytes(), flags);
   args.header.input = input.offset;
   args.leaves_early = static_cast<uint32_t>(input.stays);
   if (scratch) {
@@ -44,7 +45,7 @@ kernels::ReduceArgs ArgumentsOf(Operation& operation, kernels::Header header, Pa
 }
 
 int StrategyOf(Strategy strategy) {
-  return static_cast<int>(strategy == Strategy::kRing ? Strategy::kAuto : strategy);
+  return static_cast<int>(strategy == Strategy::kDefault ? Strategy::kAuto : strategy);
 }
 
 }  // namespace
@@ -155,7 +156,7 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
   }
   const void* sum = send.data;
   if (n > 1) {
-    // Into residual_out, unless the residual lies there.
+    // Reduce into residual_out, unless it is the residual.
     const bool apart = residual_out.data != residual.data;
     void* const reduced = apart ? residual_out.data : operation.Sum(send.bytes());
     const Path path = kernels::ChooseAllReduce(send.count, width, n, static_cast<uint32_t>(way));
@@ -170,25 +171,25 @@ void CudaEndpoint::AllReduceNorm(const Buffer& send, const Buffer& residual, con
   operation.Launch(name, of_type.norm, grid, &args);
 }
 
-void CudaEndpoint::ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
-                               const Buffer& recv) {
-  const TypeKernels& of_type = kernels_->OfReduction("reduce_parts", recv.type, kind);
-  const int me = rank_.PlaceIn(team, "reduce_parts");
+void CudaEndpoint::ReduceSlices(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                                const Buffer& recv) {
+  const TypeKernels& of_type = kernels_->OfReduction("reduce_slices", recv.type, kind);
+  const int me = rank_.TeamIndex(team, "reduce_slices");
   const int size = rank_.SizeOf(team);
   if (parts.size() != static_cast<size_t>(size)) {
-    Fail(kind::kValue, "reduce_parts: ", parts.size(), " parts for a team of ", size,
+    Fail(kind::kValue, "reduce_slices: ", parts.size(), " parts for a team of ", size,
          "; there is one of each member");
   }
   kernels::PartsArgs args{};
   for (int before = 0; before < size; ++before) {
     const Buffer& part = parts[static_cast<size_t>(before)];
     if (part.type != recv.type || part.count != recv.count) {
-      Fail(kind::kValue, "reduce_parts: part ", before, " has ", part.count, " x ",
+      Fail(kind::kValue, "reduce_slices: part ", before, " has ", part.count, " x ",
            tvm_ipc::Name(part.type), ", recv has ", recv.count, " x ", tvm_ipc::Name(recv.type),
            "; they must be equal");
     }
     if (part.Overlaps(recv)) {
-      Fail(kind::kValue, "reduce_parts: part ", before,
+      Fail(kind::kValue, "reduce_slices: part ", before,
            " and recv overlap, but peers may read the one while the other is written");
     }
     args.parts[(me - before + size) % size] = part.data;
@@ -198,7 +199,7 @@ void CudaEndpoint::ReduceParts(ReduceKind kind, TeamId team, const std::vector<B
   args.count = recv.count;
   args.recv = recv.data;
   const Here here(*device_);
-  Launch("reduce_parts", of_type.parts, kernels::LaunchParts(recv.bytes(), limits_),
+  Launch("reduce_slices", of_type.parts, kernels::LaunchParts(recv.bytes(), limits_),
          ProgramStream(*device_), &args);
 }
 

@@ -8,10 +8,10 @@
 #include <memory>
 #include <utility>
 
-#include "core/group.h"
 #include "core/heap.h"
+#include "core/rank.h"
 #include "disco/tensor_view.h"
-#include "disco/worker.h"
+#include "disco/worker_functions.h"
 
 namespace tvm_ipc {
 
@@ -26,10 +26,10 @@ namespace memory = tvm::runtime::memory;
  * A storage may outlive the worker's thread and the session (the controller can hold a tensor of
  * worker 0), so the allocator lives until the last storage is gone.
  */
-class HeapAllocator final : public memory::Allocator, public Lender {
+class HeapAllocator final : public memory::Allocator, public SharedAllocator {
  public:
   explicit HeapAllocator(std::shared_ptr<Heap> heap)
-      : Allocator(memory::kPooled), Lender(std::move(heap)) {}
+      : Allocator(memory::kPooled), SharedAllocator(std::move(heap)) {}
 
   memory::Buffer Alloc(tvm::Device device, size_t bytes, size_t alignment, DLDataType) final {
     if (alignment > Arena::kAlignment) {
@@ -37,14 +37,14 @@ class HeapAllocator final : public memory::Allocator, public Lender {
            alignment);
     }
     memory::Buffer buffer;
-    buffer.data = Lend(bytes);
+    buffer.data = AllocateBlock(bytes);
     buffer.size = bytes;
     buffer.device = device;
     buffer.alloc_type = memory::kPooled;
     return buffer;
   }
 
-  void Free(const memory::Buffer& buffer) final { TakeBack(buffer.data, buffer.size); }
+  void Free(const memory::Buffer& buffer) final { FreeBlock(buffer.data, buffer.size); }
   void Clear() final { heap()->Trim(); }
   size_t UsedMemory() const final { return heap()->stats().in_use; }
 
@@ -186,7 +186,7 @@ ffi::String ArenaStatistics() {
   const ArenaStats stats = HeapOf(rank)->stats();
   ffi::Map<ffi::String, ffi::Any> json;
   std::string why;
-  if (std::string way = rank.endpoint().Way(&why); !way.empty()) {
+  if (std::string way = rank.endpoint().SharingModeName(&why); !way.empty()) {
     json.Set("way", ffi::String(way));
     json.Set("why", ffi::String(why));
   }

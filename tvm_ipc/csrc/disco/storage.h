@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file storage.h
- * \brief The arena as TVM sees it: a storage that `vm.builtin.alloc_tensor` takes.
+ * \brief Arena memory as TVM storages, which `vm.builtin.alloc_tensor` takes.
  */
 #ifndef TVM_IPC_DISCO_STORAGE_H_
 #define TVM_IPC_DISCO_STORAGE_H_
@@ -13,26 +13,26 @@
 
 namespace tvm_ipc {
 
-/*! \brief Room for shape x dtype in the calling worker's arena. */
+/*! \brief Allocate a storage for shape x dtype in the calling worker's arena. */
 tvm::runtime::memory::Storage AllocStorage(tvm::ffi::Shape shape, DLDataType dtype);
-/*! \brief A tensor in a storage, from an offset in bytes; its data pointer is moved there. */
+/*! \brief Return a tensor in a storage at an offset in bytes, with an adjusted data pointer. */
 tvm::ffi::Tensor AllocTensor(tvm::runtime::memory::Storage storage, int64_t offset,
                              tvm::ffi::Shape shape, DLDataType dtype);
-/*! \brief A tensor of this shape inside of another one, from a byte on; its data pointer is moved.
+/*! \brief Return a view of a tensor from a byte offset, with an adjusted data pointer.
  */
 tvm::ffi::Tensor ViewTensor(tvm::ffi::Tensor tensor, int64_t offset, tvm::ffi::Shape shape);
-/*! \brief The same for a function whose name errors have. */
+/*! \brief Like ViewTensor, with the function's name for errors. */
 tvm::ffi::Tensor ViewFor(const char* function, tvm::ffi::Tensor tensor, int64_t offset,
                          tvm::ffi::Shape shape);
-/*! \brief Fail where a value is not in the bounds that a memory plan relies on. */
+/*! \brief Throw if a value is outside the bounds that a memory plan relies on. */
 void RequireBounds(tvm::ffi::String what, int64_t value, int64_t least, int64_t most);
-/*! \brief Copy between two tensors of one type and size, wherever they lie. */
+/*! \brief Copy between two tensors of the same type and size, on any devices. */
 void CopyTensor(tvm::ffi::Tensor source, tvm::ffi::Tensor target);
-/*! \brief Give unused pages back to the system. */
+/*! \brief Return unused pages to the system. */
 void ClearArena();
-/*! \brief JSON. */
+/*! \brief Return the statistics of the arena as JSON. */
 tvm::ffi::String ArenaStatistics();
-/*! \brief Where a tensor's data lies in the arena, or -1. */
+/*! \brief Return the offset of a tensor's data in the arena; -1 if it is elsewhere. */
 int64_t ArenaOffset(tvm::ffi::Tensor tensor);
 
 }  // namespace tvm_ipc

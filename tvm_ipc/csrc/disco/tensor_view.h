@@ -12,11 +12,11 @@
 
 #include "core/backend.h"
 #include "core/error.h"
-#include "core/group.h"
+#include "core/rank.h"
 
 namespace tvm_ipc {
 
-/*! \brief "the CPU", "cuda:1" and the like, for errors. */
+/*! \brief Return the name of a device for errors, for example "the CPU" or "cuda:1". */
 inline std::string NameOf(DLDevice device) {
   if (device.device_type == kDLCPU) return "the CPU";
   const std::string id = std::to_string(device.device_id);
@@ -25,17 +25,17 @@ inline std::string NameOf(DLDevice device) {
   return "device " + id + " of DLPack's type " + std::to_string(device.device_type);
 }
 
-/*! \brief Where the tensors of a rank are. */
+/*! \brief Return the device of a rank's tensors. */
 inline DLDevice DeviceOf(const Rank& rank) {
   const int32_t type = rank.backend().capabilities().device_type;
   return {static_cast<DLDeviceType>(type), rank.options().device};
 }
 
-/*! \brief The elements of a contiguous tensor on the device of the rank; `what` is for errors. */
+/*! \brief View a contiguous tensor on the rank's device as a buffer; `what` names it in errors. */
 inline Buffer ViewBuffer(const Rank& rank, const char* what, const tvm::ffi::TensorView& tensor) {
   const DLDevice device = tensor.device();
   const DLDevice wanted = DeviceOf(rank);
-  // Memory of the CPU is one, whatever number it is given.
+  // The CPU's device number does not matter.
   const bool here = device.device_type == wanted.device_type &&
                     (device.device_id == wanted.device_id || wanted.device_type == kDLCPU);
   if (!here) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file value.h
- * \brief Values as bytes, on their way from a worker process to the controller.
+ * \brief Serializes values that a worker process sends to the controller.
  */
 #ifndef TVM_IPC_DISCO_VALUE_H_
 #define TVM_IPC_DISCO_VALUE_H_
@@ -12,8 +12,8 @@
 
 namespace tvm_ipc {
 
-/*! \brief None, numbers, strings, bytes, shapes, dtypes, devices, tensors, arrays of them; other
- *         objects as TVM's JSON graph. Never empty. */
+/*! \brief Serialize None, numbers, strings, bytes, shapes, dtypes, devices, tensors, and arrays of
+ *         them; other objects become TVM's JSON graph. The result is never empty. */
 std::string PackValue(const tvm::ffi::Any& value);
 tvm::ffi::Any UnpackValue(const std::string& bytes);
 

@@ -6,8 +6,8 @@
 #include <map>
 #include <mutex>
 
+#include "core/atfork_descriptors.h"
 #include "core/error.h"
-#include "core/forked.h"
 
 namespace tvm_ipc::cuda {
 
@@ -23,13 +23,13 @@ int Handle(const Driver& driver, int ordinal) {
   return handle;
 }
 
-/*! \brief An attribute; 0 where the driver does not know it. */
+/*! \brief Return an attribute, or 0 if the driver does not know it. */
 int Ask(const Driver& driver, Attribute attribute, int handle) {
   int value = 0;
   return driver.cuDeviceGetAttribute.Try(&value, attribute, handle) == kSuccess ? value : 0;
 }
 
-std::string Show(const Uuid& uuid) {
+std::string Expose(const Uuid& uuid) {
   std::string text = "GPU-";
   for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
     char digits[4];
@@ -53,7 +53,7 @@ DeviceFacts FactsOf(int ordinal) {
   facts.name = name;
   Uuid uuid{};
   driver.cuDeviceGetUuid_v2("the identity of a device", &uuid, handle);
-  facts.uuid = Show(uuid);
+  facts.uuid = Expose(uuid);
   char pci[32];
   snprintf(pci, sizeof(pci), "%04x:%02x:%02x.0", ask(kPciDomain), ask(kPciBus), ask(kPciDevice));
   facts.pci = pci;
@@ -113,8 +113,8 @@ Device::Device(int ordinal)
 }
 
 Device::~Device() {
-  // The driver may have ended before, with the process.
-  if (!forked()) driver_.cuDevicePrimaryCtxRelease_v2.Try(facts_.ordinal);
+  // The driver may already have shut down, at the end of the process.
+  if (!in_forked_child()) driver_.cuDevicePrimaryCtxRelease_v2.Try(facts_.ordinal);
 }
 
 std::string Device::name() const { return Text("cuda:", facts_.ordinal, " (", facts_.name, ")"); }
@@ -135,6 +135,6 @@ void Device::ReachPeer(const Device& other) const {
   FailCall("cuCtxEnablePeerAccess", Text(name(), " cannot reach ", other.name()).c_str(), status);
 }
 
-bool Device::forked() const { return generation_ != Generation(); }
+bool Device::in_forked_child() const { return generation_ != Generation(); }
 
 }  // namespace tvm_ipc::cuda

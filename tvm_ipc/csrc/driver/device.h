@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file device.h
- * \brief The devices that NVIDIA's driver sees: facts, and contexts.
+ * \brief The devices that NVIDIA's driver reports: their properties and contexts.
  */
 #ifndef TVM_IPC_DRIVER_DEVICE_H_
 #define TVM_IPC_DRIVER_DEVICE_H_
@@ -15,16 +15,16 @@
 
 namespace tvm_ipc::cuda {
 
-/*! \brief What DLPack calls these devices: kDLCUDA. */
+/*! \brief The DLPack device type, kDLCUDA. */
 constexpr int32_t kDeviceType = 2;
 
-/*! \brief What a device is. To ask makes no context. */
+/*! \brief The properties of a device. Querying them creates no context. */
 struct DeviceFacts {
   int ordinal = 0;
   std::string name;
-  /*! \brief As nvidia-smi has it. The parts of a device that is divided (MIG) have their own. */
+  /*! \brief The UUID as nvidia-smi prints it. Each MIG instance of a device has its own. */
   std::string uuid;
-  /*! \brief "0000:17:00.0". */
+  /*! \brief The PCI address, such as "0000:17:00.0". */
   std::string pci;
   int major = 0;
   int minor = 0;
@@ -33,23 +33,23 @@ struct DeviceFacts {
   /*! \brief Whether memory can be shared with other processes by file descriptors. */
   bool files = false;
 
-  /*! \brief As 90 for 9.0. */
+  /*! \brief Return the compute capability: 90 for 9.0. */
   int capability() const { return 10 * major + minor; }
 };
 
-/*! \brief Facts of a device; an error if there is none with the number. */
+/*! \brief Return the properties of a device. Throw if there is none with the number. */
 DeviceFacts FactsOf(int ordinal);
 
-/*! \brief How two devices reach each other. */
+/*! \brief The link between two devices. */
 enum class LinkKind { kNone, kSame, kPcie, kNvlink };
-/*! \brief "nvlink" and the like; "" where they do not. */
+/*! \brief Return the name of a link, such as "nvlink"; "" for kNone. */
 const char* NameOf(LinkKind link);
 LinkKind LinkBetween(int ordinal, int other);
 
-/*! \brief A device that this process uses: its primary context, which TVM uses too. */
+/*! \brief A device that this process uses, with its primary context, which TVM also uses. */
 class Device {
  public:
-  /*! \brief Use a device, together with all others of this process that do. */
+  /*! \brief Return a device, which all users in this process share. */
   static std::shared_ptr<Device> Open(int ordinal);
   ~Device();
   Device(const Device&) = delete;
@@ -57,16 +57,16 @@ class Device {
 
   const DeviceFacts& facts() const { return facts_; }
   int ordinal() const { return facts_.ordinal; }
-  /*! \brief "cuda:1 (NVIDIA H200)". */
+  /*! \brief Return the name of the device, such as "cuda:1 (NVIDIA H200)". */
   std::string name() const;
   const Driver& driver() const { return driver_; }
   Context context() const { return context_; }
-  /*! \brief Of its memory, now. */
+  /*! \brief Return the number of bytes of device memory that are currently free. */
   size_t FreeMemory() const;
-  /*! \brief Kernels on this device may use memory of another one of this process. */
+  /*! \brief Enable kernels on this device to access memory of another device of this process. */
   void ReachPeer(const Device& other) const;
-  /*! \brief Whether this is the copy in a process that was forked off: it must not be touched. */
-  bool forked() const;
+  /*! \brief Return whether this is a copy in a forked child process, which must not use it. */
+  bool in_forked_child() const;
 
  private:
   explicit Device(int ordinal);
@@ -77,7 +77,7 @@ class Device {
   uint32_t generation_;
 };
 
-/*! \brief While it lives, the device's context is the calling thread's. */
+/*! \brief A scope in which the device's context is current on the calling thread. */
 class Here {
  public:
   explicit Here(const Device& device) : device_(device) {
@@ -99,10 +99,10 @@ class Here {
   bool pushed_ = false;
 };
 
-/*! \brief Calls the driver where a destructor must not throw, with the device's context. */
+/*! \brief Call the driver with the device's context, from a destructor, which must not throw. */
 template <typename Calls>
 void Quietly(const Device& device, const Calls& calls) {
-  if (device.forked()) return;
+  if (device.in_forked_child()) return;
   Context context = nullptr;
   if (device.driver().cuCtxPushCurrent_v2.Try(device.context()) != kSuccess) return;
   calls(device.driver());

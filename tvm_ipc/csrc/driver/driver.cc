@@ -12,7 +12,7 @@ namespace tvm_ipc::cuda {
 
 namespace {
 
-/*! \brief What to do about a status, if that is known. */
+/*! \brief Return what to do about a status, or "" if unknown. */
 const char* Hint(Status status) {
   switch (static_cast<int>(status)) {
     case kOutOfMemory:
@@ -64,13 +64,13 @@ std::string TextOf(const Driver& driver, Status status) {
               text == nullptr ? "" : text, Hint(status));
 }
 
-/*! \brief Held by those who launch together, and by one call that waits for devices. */
+/*! \brief The lock that Launching scopes share and that a WaitingCall holds exclusively. */
 std::shared_mutex& Door() {
-  static auto* const door = new std::shared_mutex;  // outlives the calls at the end of a process
+  static auto* const door = new std::shared_mutex;  // never destroyed: used until process exit
   return *door;
 }
 
-/*! \brief Those of which documents or drivers say that they wait, or that they may. */
+/*! \brief Return whether a function waits for devices, or may wait. */
 bool Waits(const std::string& name) {
   for (const char* waits :
        {"cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2",
@@ -92,12 +92,13 @@ WaitingCall::WaitingCall(bool waits) : lock_(Door(), std::defer_lock) {
   if (waits) lock_.lock();
 }
 
-/*! \brief The driver, or why there is none. */
+/*! \brief The driver, or the reason why there is none. */
 struct Found {
   Driver driver;
   std::string why = driver.Start();
 
-  /*! \brief Looks once in a process: what was missing then is missing until the process ends. */
+  /*! \brief Search once per process. A driver that is missing then stays missing until the process
+   *         ends. */
   static const Found& Get() {
     static const Found found;
     return found;
@@ -123,7 +124,7 @@ const char* Driver::Take(void* library) {
 }
 
 std::string Driver::Start() {
-  // Never closed: it has threads of its own, and functions that run when the process ends.
+  // The library is never closed: it has its own threads, and functions that run at process exit.
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* error = dlerror();

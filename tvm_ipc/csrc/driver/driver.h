@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file driver.h
- * \brief NVIDIA's driver: the functions that we call, found in libcuda.so.1 when somebody asks.
+ * \brief The functions of NVIDIA's driver that this library calls, loaded from libcuda.so.1 on
+ *        first use.
  *
- * The types and numbers are those of the driver's interface, declared here, so that a machine
- * without CUDA builds and runs this library. Nothing is loaded before `TheDriver` or `FindDriver`
- * is called.
+ * This file declares the types and constants of the driver's interface, so that the library builds
+ * and runs on a machine without CUDA. The first call of `TheDriver` or `FindDriver` loads the
+ * driver.
  */
 #ifndef TVM_IPC_DRIVER_DRIVER_H_
 #define TVM_IPC_DRIVER_DRIVER_H_
@@ -33,7 +34,7 @@ struct Uuid {
 struct IpcHandle {
   char bytes[64];
 };
-/*! \brief Where memory is: CUmemLocation. */
+/*! \brief The location of memory: CUmemLocation. */
 struct Location {
   int type = 1;  // a device
   int id = 0;
@@ -53,7 +54,7 @@ struct Access {
 };
 static_assert(sizeof(AllocationProperties) == 32 && sizeof(Access) == 12, "as the driver has them");
 
-/*! \brief What a call returns: CUresult. */
+/*! \brief The result of a call: CUresult. */
 enum Status : int {
   kSuccess = 0,
   kInvalidValue = 1,
@@ -76,7 +77,7 @@ enum Status : int {
   kSystemDriverMismatch = 803,
 };
 
-/*! \brief CUdevice_attribute, as far as we ask. */
+/*! \brief The values of CUdevice_attribute that are used here. */
 enum Attribute : int {
   kMultiprocessors = 16,
   kIntegrated = 18,
@@ -88,35 +89,36 @@ enum Attribute : int {
   kVirtualMemory = 102,
   kPosixFiles = 103,
 };
-/*! \brief CUdevice_P2PAttribute: whether atomic operations pass, as they do over NVLink. */
+/*! \brief A CUdevice_P2PAttribute: whether atomic operations are supported, as over NVLink. */
 constexpr int kPeerAtomics = 3;
 
-constexpr unsigned kNonBlocking = 1;     // of a stream
-constexpr unsigned kWithoutTiming = 2;   // of an event
-constexpr unsigned kPortableMapped = 3;  // of host memory: for all contexts, mapped into devices
+constexpr unsigned kNonBlocking = 1;     // for streams
+constexpr unsigned kWithoutTiming = 2;   // for events
+constexpr unsigned kPortableMapped = 3;  // for host memory: in all contexts, mapped into devices
 constexpr int kRelaxedCapture = 2;
 constexpr int kNotCapturing = 0;
 
-/*! \brief The name and the text of a status, and what to do about it. */
+/*! \brief Return the name and the text of a status, and what to do about it. */
 std::string TextOf(Status status);
 
 /*!
- * \brief Kernels that wait for each other are being launched by threads of this process: for as
- *        long as one of these lives, no call of ours begins that waits for the process's devices.
+ * \brief A scope in which threads of this process launch kernels that wait for each other. While
+ *        any such scope is active, this library begins no call that waits for the process's
+ *        devices.
  *
- * Such a call would wait for the kernel that was launched first, and keep the thread that has the
- * other one from launching it. Calls of others are not stopped: TVM's, the program's.
+ * Such a call would wait for the kernel that was launched first, and block the thread that is to
+ * launch the other one. Calls by others, such as TVM or the program, are not blocked.
  */
 class Launching {
  public:
-  /*! \param together Whether they are: otherwise this does nothing. */
+  /*! \param together Whether the kernels wait for each other. If not, this scope does nothing. */
   explicit Launching(bool together);
 
  private:
   std::shared_lock<std::shared_mutex> lock_;
 };
 
-/*! \brief A call that waits for the process's devices. */
+/*! \brief The scope of a call that waits for the process's devices. */
 class WaitingCall {
  public:
   explicit WaitingCall(bool waits);
@@ -128,8 +130,8 @@ class WaitingCall {
 /*!
  * \brief A function of the driver.
  *
- * A call throws Error where it fails; the first argument says what was being done. `Try` returns
- * what the driver returned.
+ * A call throws Error if it fails; its first argument describes the action for the message. `Try`
+ * returns the driver's status instead.
  */
 template <typename... Args>
 class Function {
@@ -142,19 +144,19 @@ class Function {
     const WaitingCall waiting(waits_);
     return call_(args...);
   }
-  /*! \brief Older drivers lack some. */
+  /*! \brief Return whether the driver has the function. Older drivers lack some. */
   bool exists() const { return call_ != nullptr; }
 
  private:
   friend class Driver;
   [[noreturn]] void FailCall(const char* what, Status status) const;
   const char* name_ = nullptr;
-  /*! \brief Whether it may wait for all that the process has on its devices. */
+  /*! \brief Whether the function may wait for everything that the process runs on its devices. */
   bool waits_ = false;
   Status (*call_)(Args...) = nullptr;
 };
 
-/*! \brief Throws the error of a call. */
+/*! \brief Throw the error of a call. */
 [[noreturn]] void FailCall(const char* name, const char* what, Status status);
 
 template <typename... Args>
@@ -162,7 +164,7 @@ void Function<Args...>::FailCall(const char* what, Status status) const {
   cuda::FailCall(name_, what, status);
 }
 
-/*! \brief The functions, by the names that libcuda.so.1 has. Of them X(name, parameters...). */
+/*! \brief Expand X(name, parameters...) for each function, named as in libcuda.so.1. */
 #define TVM_IPC_DRIVER_FUNCTIONS(X)                                                               \
   X(cuInit, unsigned)                                                                             \
   X(cuDriverGetVersion, int*)                                                                     \
@@ -226,7 +228,7 @@ void Function<Args...>::FailCall(const char* what, Status status) const {
   X(cuOccupancyMaxActiveBlocksPerMultiprocessor, int*, Kernel, int, size_t)                       \
   X(cuLaunchKernel, Kernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
     Stream, void**, void**)
-/*! \brief Those that a driver may lack. */
+/*! \brief Expand X likewise for the functions that a driver may lack. */
 #define TVM_IPC_DRIVER_OPTIONAL(X) X(cuFuncLoad, Kernel)
 
 /*! \brief The driver of this machine, initialised. */
@@ -237,24 +239,24 @@ class Driver {
   TVM_IPC_DRIVER_OPTIONAL(TVM_IPC_DECLARE)
 #undef TVM_IPC_DECLARE
 
-  /*! \brief As 13000 for 13.0: the newest CUDA that it serves. */
+  /*! \brief Return the newest CUDA version that the driver supports: 13000 for 13.0. */
   int version() const { return version_; }
   int num_devices() const { return num_devices_; }
 
  private:
   friend struct Found;
-  /*! \brief Find it and start it. Returns why that cannot be, or nothing. */
+  /*! \brief Load and initialise the driver. Return why that fails, or "". */
   std::string Start();
-  /*! \brief The first function that the library lacks; nullptr if it has all. */
+  /*! \brief Load all functions. Return the first required one that is missing, or nullptr. */
   const char* Take(void* library);
 
   int version_ = 0;
   int num_devices_ = 0;
 };
 
-/*! \brief The driver; an error that says why there is none, or no device. */
+/*! \brief Return the driver. Throw an error with the reason if there is no driver or no device. */
 const Driver& TheDriver();
-/*! \brief The same, or nullptr and why. */
+/*! \brief Return the driver, or nullptr with the reason in `why`. */
 const Driver* FindDriver(std::string* why);
 
 }  // namespace tvm_ipc::cuda

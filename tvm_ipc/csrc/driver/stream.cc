@@ -2,9 +2,10 @@
 /*! \file stream.cc */
 #include "driver/stream.h"
 
+#include <cstdint>
 #include <utility>
 
-#include "core/streams.h"
+#include "core/current_stream.h"
 
 namespace tvm_ipc::cuda {
 
@@ -49,12 +50,18 @@ void OwnEvent::Record(Stream stream) const {
   device_->driver().cuEventRecord("to record an event", event_, stream);
 }
 
+Status OwnEvent::TryRecord(Stream stream) const {
+  return device_->driver().cuEventRecord.Try(event_, stream);
+}
+
+Status OwnEvent::TryWait() const { return device_->driver().cuEventSynchronize.Try(event_); }
+
 void OwnEvent::Await(Stream stream) const {
   device_->driver().cuStreamWaitEvent("to wait for an event", stream, event_, 0);
 }
 
 bool OwnEvent::pending() const {
-  // The question is no part of a graph that another thread may be capturing, and would end it.
+  // Another thread may be capturing a graph. Relaxed mode keeps the query from invalidating it.
   const Driver& driver = device_->driver();
   int mode = kRelaxedCapture;
   driver.cuThreadExchangeStreamCaptureMode.Try(&mode);
@@ -65,6 +72,11 @@ bool OwnEvent::pending() const {
 
 Stream ProgramStream(const Device& device) {
   return static_cast<Stream>(ProgramStreams().current(kDeviceType, device.ordinal()));
+}
+
+bool IsDefaultStream(Stream stream) {
+  constexpr uintptr_t kLastOfDefaults = 2;  // null, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+  return reinterpret_cast<uintptr_t>(stream) <= kLastOfDefaults;
 }
 
 bool IsCapturing(const Device& device, Stream stream) {

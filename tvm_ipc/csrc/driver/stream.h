@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file stream.h
- * \brief Streams and events of a device that are ours.
+ * \brief Streams and events that this library owns.
  */
 #ifndef TVM_IPC_DRIVER_STREAM_H_
 #define TVM_IPC_DRIVER_STREAM_H_
@@ -13,7 +13,8 @@
 
 namespace tvm_ipc::cuda {
 
-/*! \brief A stream for what must not wait for the program's; what is on it is waited for. */
+/*! \brief A non-blocking stream, which does not wait for the program's default stream. Its
+ *         destructor waits for everything on it. */
 class OwnStream {
  public:
   explicit OwnStream(std::shared_ptr<Device> device);
@@ -24,7 +25,7 @@ class OwnStream {
   Stream get() const { return stream_; }
   void Wait() const;
   void Zero(Address address, size_t bytes) const;
-  /*! \brief Between host and device, or within either. */
+  /*! \brief Copy between host and device, or within either, and wait for the copy. */
   void Copy(Address target, Address source, size_t bytes) const;
 
  private:
@@ -32,8 +33,8 @@ class OwnStream {
   Stream stream_ = nullptr;
 };
 
-/*! \brief A mark on a stream, for which others wait. The calling thread has the device's context.
- */
+/*! \brief An event on a stream, for which other streams wait. The device's context must be current
+ *         on the calling thread. */
 class OwnEvent {
  public:
   explicit OwnEvent(std::shared_ptr<Device> device);
@@ -42,9 +43,13 @@ class OwnEvent {
   OwnEvent& operator=(const OwnEvent&) = delete;
 
   void Record(Stream stream) const;
-  /*! \brief What the stream gets from now on waits for it. */
+  /*! \brief Record the event without throwing; return the status. */
+  Status TryRecord(Stream stream) const;
+  /*! \brief Make later work on the stream wait for the event. */
   void Await(Stream stream) const;
-  /*! \brief Whether the device has not come to it, and is sound. */
+  /*! \brief Block the calling thread until the event has completed. */
+  Status TryWait() const;
+  /*! \brief Return whether the event has not completed yet and the device has no error. */
   bool pending() const;
 
  private:
@@ -52,9 +57,15 @@ class OwnEvent {
   Event event_ = nullptr;
 };
 
-/*! \brief The stream on which the calling thread's programs run. */
+/*! \brief Return the stream on which the calling thread's programs run. */
 Stream ProgramStream(const Device& device);
-/*! \brief Whether a CUDA graph is being captured from the stream. */
+/*!
+ * \brief Return whether a stream is one of CUDA's default streams, which live as long as the
+ *        process. Only these may be used later: programs may destroy their streams at any time, and
+ *        CUDA crashes if a destroyed stream is used.
+ */
+bool IsDefaultStream(Stream stream);
+/*! \brief Return whether a CUDA graph is being captured from the stream. */
 bool IsCapturing(const Device& device, Stream stream);
 
 }  // namespace tvm_ipc::cuda

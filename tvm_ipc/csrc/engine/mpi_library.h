@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file mpi_library.h
- * \brief MPI's functions, found in the library that the process has loaded: whichever MPI that is.
+ * \brief The functions of whichever MPI library the process has loaded.
  *
- * Handles are pointers in one MPI and 32-bit numbers in another. They are given in registers of 64
- * bits, of which a function takes what it knows. Arrays of requests and statuses, which MPI writes,
- * are bytes, and who has loaded MPI says how long each is.
+ * Handles are pointers in one MPI and 32-bit numbers in another. They are passed in 64-bit
+ * registers, of which a function uses as many bits as it needs. Arrays of requests and statuses,
+ * which MPI writes, are bytes; the code that has loaded MPI specifies the size of an entry.
  */
 #ifndef TVM_IPC_ENGINE_MPI_LIBRARY_H_
 #define TVM_IPC_ENGINE_MPI_LIBRARY_H_
@@ -17,7 +17,7 @@ namespace tvm_ipc::engine {
 
 using MpiHandle = uint64_t;
 
-/*! \brief Those that are used, and their parameters. */
+/*! \brief The MPI functions in use, and their parameters. */
 #define TVM_IPC_MPI_FUNCTIONS(X)                                    \
   X(Isend, const void*, int, MpiHandle, int, int, MpiHandle, void*) \
   X(Irecv, void*, int, MpiHandle, int, int, MpiHandle, void*)       \
@@ -30,7 +30,7 @@ using MpiHandle = uint64_t;
   X(Mrecv, void*, int, MpiHandle, void*, void*)                     \
   X(Error_string, int, char*, int*)
 
-/*! \brief Pointers to them; each returns 0 or an error. */
+/*! \brief Pointers to these functions; each returns 0 or an error. */
 struct MpiFunctions {
 #define TVM_IPC_DECLARE(name, ...) int (*name)(__VA_ARGS__) = nullptr;
   TVM_IPC_MPI_FUNCTIONS(TVM_IPC_DECLARE)
@@ -38,8 +38,8 @@ struct MpiFunctions {
 };
 
 /*!
- * \brief Those of a library that this process has loaded, or of what that needs.
- * \param path Of the library, which stays loaded.
+ * \brief Find the functions in a library that this process has loaded, or in its dependencies.
+ * \param path The path of the library, which stays loaded.
  */
 MpiFunctions FindMpi(const std::string& path);
 

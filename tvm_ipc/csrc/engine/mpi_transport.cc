@@ -10,33 +10,34 @@
 #include <thread>
 
 #include "core/error.h"
-#include "engine/engine.h"
+#include "engine/progress_engine.h"
 
 namespace tvm_ipc::engine {
 
 namespace {
 
-/*! \brief The longest message, far above what there is: MPI counts in 32 bits. */
+/*! \brief The longest message, because MPI counts in 32 bits. Actual messages are far shorter. */
 constexpr uint64_t kMostBytes = 1 << 30;
 constexpr int kCountsTag = 1;
-/*! \brief Above what any MPI calls MPI_MAX_ERROR_STRING. */
+/*! \brief More than MPI_MAX_ERROR_STRING of any MPI. */
 constexpr size_t kErrorBytes = 8192;
 
 }  // namespace
 
-/*! \brief Memory that MPI reads and writes until all of it is told. */
+/*! \brief Message counts of all nodes, which MPI reads and writes until all are exchanged. */
 struct MpiTransport::Counts {
   struct Line {
     int64_t generation;
     int64_t sent;
   };
-  /*! \brief By node. */
+  /*! \brief Indexed by node. */
   std::vector<Line> told, heard;
   std::vector<uint8_t> requests, statuses;
   size_t asked = 0;
   bool all = false;
 
-  /*! \brief Stays, where leak checkers see it, if a flush ends before MPI has let go of it. */
+  /*! \brief Allocate counts. If a flush ends while MPI still uses them, they stay allocated,
+   *         reachable for leak checkers. */
   static Counts* New() {
     std::lock_guard<std::mutex> lock(Mutex());
     return &All().emplace_back();
@@ -70,87 +71,87 @@ void MpiTransport::Check(const char* call, int result) const {
        length > 0 ? std::string(text, static_cast<size_t>(length)) : Text("error ", result));
 }
 
-void MpiTransport::Start(const WireWork& work) {
-  if (work.bytes > kMostBytes) {
-    Fail(kind::kRuntime, "a message between nodes has ", work.bytes, " bytes; it may have ",
+void MpiTransport::Start(const RingMessage& message) {
+  if (message.bytes > kMostBytes) {
+    Fail(kind::kRuntime, "a message between nodes has ", message.bytes, " bytes; it may have ",
          kMostBytes);
   }
-  const size_t number = under_way_.size();
+  const size_t number = in_flight_.size();
   if (requests_.size() < (number + 1) * world_.request_bytes) {
     const size_t room = std::max<size_t>(64, 2 * number);
     requests_.resize(room * world_.request_bytes);
     statuses_.resize(room * world_.status_bytes);
     ended_.resize(room);
   }
-  auto* data = reinterpret_cast<void*>(work.address);
-  const int count = static_cast<int>(work.bytes);
-  if (work.sends != 0) {
-    Check("MPI_Isend", mpi_.Isend(data, count, world_.byte, work.peer, work.tag, world_.messages,
-                                  Request(number)));
-    ++sent_[work.peer];
+  auto* data = reinterpret_cast<void*>(message.address);
+  const int count = static_cast<int>(message.bytes);
+  if (message.sends != 0) {
+    Check("MPI_Isend", mpi_.Isend(data, count, world_.byte, message.peer, message.tag,
+                                  world_.messages, Request(number)));
+    ++sent_[message.peer];
   } else {
-    Check("MPI_Irecv", mpi_.Irecv(data, count, world_.byte, work.peer, work.tag, world_.messages,
-                                  Request(number)));
+    Check("MPI_Irecv", mpi_.Irecv(data, count, world_.byte, message.peer, message.tag,
+                                  world_.messages, Request(number)));
   }
-  const bool in_turn = GoInTurn(work.tag);
-  under_way_.push_back(
-      {work.rank, work.request, work.sends != 0 ? -1 : work.peer, work.bytes, in_turn});
-  if (in_turn) ++in_turn_;
+  const bool sequential = IsSequential(message.tag);
+  in_flight_.push_back({message.rank, message.request, message.sends != 0 ? -1 : message.peer,
+                        message.bytes, sequential});
+  if (sequential) ++scheduled_;
 }
 
 void MpiTransport::Progress(std::vector<Ended>* ended) {
-  if (under_way_.empty()) return;
+  if (in_flight_.empty()) return;
   int count = 0;
-  Check("MPI_Testsome", mpi_.Testsome(static_cast<int>(under_way_.size()), requests_.data(), &count,
+  Check("MPI_Testsome", mpi_.Testsome(static_cast<int>(in_flight_.size()), requests_.data(), &count,
                                       ended_.data(), statuses_.data()));
-  if (count <= 0) return;  // nothing has ended, or, below zero, nothing was under way
+  if (count <= 0) return;  // 0: no request has ended; negative: no request was active
   for (int i = 0; i < count; ++i) {
-    UnderWay& one = under_way_[static_cast<size_t>(ended_[i])];
-    if (one.in_turn) --in_turn_;
-    if (one.source >= 0) {
+    InFlight& message = in_flight_[static_cast<size_t>(ended_[i])];
+    if (message.sequential) --scheduled_;
+    if (message.source >= 0) {
       int taken_back = 0;
       if (cancelled_) Check("MPI_Test_cancelled", mpi_.Test_cancelled(Status(i), &taken_back));
       if (taken_back != 0) continue;
       int came = 0;
       Check("MPI_Get_count", mpi_.Get_count(Status(i), world_.byte, &came));
-      one.bytes = static_cast<uint64_t>(came);
-      ++came_[one.source];
+      message.bytes = static_cast<uint64_t>(came);
+      ++came_[message.source];
     }
-    ended->push_back({one.rank, one.request, one.bytes});
+    ended->push_back({message.rank, message.request, message.bytes});
   }
-  // The last ones take the places of those that have ended, from behind.
+  // Replace the entries that have ended by the last ones, in descending order.
   std::sort(ended_.begin(), ended_.begin() + count, std::greater<int>());
   for (int i = 0; i < count; ++i) {
     const auto gone = static_cast<size_t>(ended_[i]);
-    const size_t last = under_way_.size() - 1;
+    const size_t last = in_flight_.size() - 1;
     if (gone != last) {
-      under_way_[gone] = under_way_[last];
+      in_flight_[gone] = in_flight_[last];
       memcpy(Request(gone), Request(last), world_.request_bytes);
     }
-    under_way_.pop_back();
+    in_flight_.pop_back();
   }
 }
 
 /*!
- * MPI cannot take back a send, so whom it was meant for receives it into a bin: from each node as
- * many messages as that one has sent. They come in the order in which they were sent, before those
+ * MPI cannot cancel a send, so its receiver discards the message: it receives as many messages from
+ * each node as that node has sent. They arrive in the order in which they were sent, before those
  * of the next generation.
  */
 bool MpiTransport::Flush(uint32_t generation, const std::atomic<bool>& stopped) {
   cancelled_ = true;
-  for (size_t i = 0; i < under_way_.size(); ++i) {
-    if (under_way_[i].source >= 0) Check("MPI_Cancel", mpi_.Cancel(Request(i)));
+  for (size_t i = 0; i < in_flight_.size(); ++i) {
+    if (in_flight_[i].source >= 0) Check("MPI_Cancel", mpi_.Cancel(Request(i)));
   }
   Counts* const told = Counts::New();
   Tell(told, generation);
   std::vector<Ended> ended;
-  Pauses pauses;
-  // All looks are made in every round: what one waits for moves only while others look.
+  IdleBackoff idle_backoff;
+  // Poll everything in every round: what one node waits for moves only while the others poll.
   while (!stopped.load(std::memory_order_acquire)) {
     ended.clear();
     Progress(&ended);
-    if (!ended.empty()) pauses.Moved();
-    // A receive that was taken back and yet got its message counts as soon as it has ended.
+    if (!ended.empty()) idle_backoff.Moved();
+    // A cancelled receive that got its message nevertheless is counted once it has ended.
     if (Told(told, generation) && !Receives()) {
       bool missing = false;
       for (int node = 0; node < nodes_; ++node) {
@@ -158,20 +159,20 @@ bool MpiTransport::Flush(uint32_t generation, const std::atomic<bool>& stopped) 
         missing = true;
         Drop(node, told->heard[node].sent);
       }
-      if (under_way_.empty() && !missing) {
+      if (in_flight_.empty() && !missing) {
         Counts::Delete(told);
         cancelled_ = false;
         return true;
       }
     }
-    pauses.Pause([](Pauses::Nanoseconds most) { std::this_thread::sleep_for(most); });
+    idle_backoff.Pause([](IdleBackoff::Nanoseconds most) { std::this_thread::sleep_for(most); });
   }
   return false;
 }
 
 bool MpiTransport::Receives() const {
-  return std::any_of(under_way_.begin(), under_way_.end(),
-                     [](const UnderWay& one) { return one.source >= 0; });
+  return std::any_of(in_flight_.begin(), in_flight_.end(),
+                     [](const InFlight& message) { return message.source >= 0; });
 }
 
 void MpiTransport::Tell(Counts* counts, uint32_t generation) {
@@ -194,7 +195,7 @@ void MpiTransport::Tell(Counts* counts, uint32_t generation) {
   }
 }
 
-/*! \brief Whether all nodes have told what they sent, and know what this one has. */
+/*! \brief Return whether all counts are exchanged: those of all nodes, and this node's with all. */
 bool MpiTransport::Told(Counts* counts, uint32_t generation) {
   if (counts->all) return true;
   int all = 0;
@@ -210,7 +211,7 @@ bool MpiTransport::Told(Counts* counts, uint32_t generation) {
   return true;
 }
 
-/*! \brief Receive into a bin what has come from a node, as far as it belongs there. */
+/*! \brief Receive and discard messages that have arrived from a node, up to the number it sent. */
 void MpiTransport::Drop(int node, int64_t sent) {
   std::vector<uint8_t> bin, status(world_.status_bytes);
   while (came_[node] < sent) {

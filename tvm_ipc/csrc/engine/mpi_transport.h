@@ -3,8 +3,8 @@
  * \file mpi_transport.h
  * \brief Messages between nodes by MPI: node k is rank k.
  *
- * A message that is longer than its receive has room for is an error of the ranks' protocol, which
- * MPI tells. Nothing here waits in MPI: all is begun, and looked at.
+ * A message that is longer than its receive's buffer is an error of the ranks' protocol, which MPI
+ * reports. Nothing here blocks in MPI: all operations are non-blocking and polled.
  */
 #ifndef TVM_IPC_ENGINE_MPI_TRANSPORT_H_
 #define TVM_IPC_ENGINE_MPI_TRANSPORT_H_
@@ -18,40 +18,40 @@
 
 namespace tvm_ipc::engine {
 
-/*! \brief What who has loaded MPI says of it. */
+/*! \brief Facts about MPI, from the code that has loaded it. */
 struct MpiWorld {
-  /*! \brief Two communicators of the agents: of messages, and of what engines tell each other. */
+  /*! \brief Two communicators of the agents: for messages, and for control data of the engines. */
   MpiHandle messages = 0;
   MpiHandle control = 0;
   /*! \brief MPI_BYTE. */
   MpiHandle byte = 0;
   int any_tag = 0;
-  /*! \brief Bytes of a request, and of a status. A message's handle has at most 8. */
+  /*! \brief Bytes of a request and of a status. A message handle has at most 8. */
   size_t request_bytes = 0;
   size_t status_bytes = 0;
 };
 
 class MpiTransport final : public Transport {
  public:
-  /*! \param functions Which outlive it. */
+  /*! \param functions Must outlive the transport. */
   MpiTransport(const MpiFunctions& functions, const MpiWorld& world, int nodes, int node);
 
-  size_t busy() const final { return under_way_.size(); }
-  size_t in_turn() const final { return in_turn_; }
-  void Start(const WireWork& work) final;
+  size_t in_flight() const final { return in_flight_.size(); }
+  size_t sequential() const final { return scheduled_; }
+  void Start(const RingMessage& message) final;
   void Progress(std::vector<Ended>* ended) final;
   bool Flush(uint32_t generation, const std::atomic<bool>& stopped) final;
 
  private:
-  struct UnderWay {
+  struct InFlight {
     int rank;
     int request;
-    /*! \brief The node that it comes from; -1: it is sent. */
+    /*! \brief The source node of a receive; -1 for a send. */
     int source;
     uint64_t bytes;
-    bool in_turn;
+    bool sequential;
   };
-  /*! \brief What the engines tell each other. */
+  /*! \brief The exchange of message counts between the engines. */
   struct Counts;
 
   void Check(const char* call, int result) const;
@@ -66,15 +66,15 @@ class MpiTransport final : public Transport {
   const MpiWorld world_;
   const int nodes_;
   const int node_;
-  /*! \brief Of each node, how many messages were sent to it, and have come from it. */
+  /*! \brief For each node, how many messages were sent to it and received from it. */
   std::vector<int64_t> sent_, came_;
-  /*! \brief One for each request, in any order. */
-  std::vector<UnderWay> under_way_;
-  /*! \brief How many of them go in turn. */
-  size_t in_turn_ = 0;
+  /*! \brief The messages in flight, one for each request, in any order. */
+  std::vector<InFlight> in_flight_;
+  /*! \brief The number of sequential ones among them. */
+  size_t scheduled_ = 0;
   std::vector<uint8_t> requests_, statuses_;
   std::vector<int> ended_;
-  /*! \brief Receives may have been taken back. */
+  /*! \brief Whether receives may have been cancelled. */
   bool cancelled_ = false;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file transport.h
- * \brief What moves messages between nodes: all that an engine has to be. Another one is a file
- * with a class like this.
+ * \brief The interface of a transport, which moves messages between nodes. Another transport is a
+ *        file with a class that implements it.
  */
 #ifndef TVM_IPC_ENGINE_TRANSPORT_H_
 #define TVM_IPC_ENGINE_TRANSPORT_H_
@@ -12,33 +12,34 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/engine_wire.h"
+#include "core/internode_request_consumer.h"
 
 namespace tvm_ipc::engine {
 
-/*! \brief A message that has ended: whose, and how many bytes it had. */
+/*! \brief A message that has ended: its rank and request, and how many bytes it had. */
 struct Ended {
   int rank;
   int request;
-  uint64_t came;
+  uint64_t received;
 };
 
-/*! \brief One thread uses it. What goes wrong is thrown, and ends the engine. */
+/*! \brief Used by one thread. Errors are thrown and end the engine. */
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  /*! \brief How many messages are under way. */
-  virtual size_t busy() const = 0;
-  /*! \brief How many of these go in turn (core/wire.h): nobody hurries them. */
-  virtual size_t in_turn() const = 0;
-  /*! \brief Begin to send or to receive; messages of one tag to a node arrive in this order. */
-  virtual void Start(const WireWork& work) = 0;
-  /*! \brief Add those that have ended since. */
+  /*! \brief Return the number of messages in flight. */
+  virtual size_t in_flight() const = 0;
+  /*! \brief Return how many of them are sequential (core/internode_request_queue.h) and need no
+   *         frequent polling. */
+  virtual size_t sequential() const = 0;
+  /*! \brief Start a send or a receive. Messages of one tag to a node arrive in this order. */
+  virtual void Start(const RingMessage& message) = 0;
+  /*! \brief Append the messages that have ended since the last call. */
   virtual void Progress(std::vector<Ended>* ended) = 0;
   /*!
-   * \brief Return when nothing is under way, here and towards here, of what was before this
-   *        recovery; false if it was stopped. All nodes do it, once for each recovery, in order.
+   * \brief Wait until no message from before this recovery is in flight, from or to this node;
+   *        return false if stopped. All nodes call it once for each recovery, in order.
    */
   virtual bool Flush(uint32_t generation, const std::atomic<bool>& stopped) = 0;
 };

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file backend.cc
- * \brief Inside of a node everything is the backend shm's; teams and messages across nodes go
- *        through the wire.
+ * \brief The backend for several nodes. Within a node it uses the CPU backend of one machine; teams
+ *        and messages across nodes use the internode ring.
  */
 #include "mpi/backend.h"
 
 #include <optional>
 #include <utility>
 
-#include "core/group.h"
-#include "core/messages.h"
-#include "core/wire.h"
+#include "core/internode_request_queue.h"
+#include "core/point_to_point_checks.h"
+#include "core/rank.h"
 #include "mpi/collectives.h"
-#include "mpi/shows.h"
+#include "mpi/exposed_buffers.h"
 #include "shm/backend.h"
 
 namespace tvm_ipc {
@@ -24,128 +24,128 @@ class NodesEndpoint final : public Endpoint {
  public:
   explicit NodesEndpoint(Rank& rank)
       : rank_(rank), inside_(SharedMemory().Start(rank)), layouts_(rank) {
-    if (rank.control().wire_bytes == 0) return;
-    wire_.emplace(rank);
-    shows_.emplace(rank, *wire_);
+    if (rank.control().ring_bytes == 0) return;
+    ring_.emplace(rank);
+    exposed_buffers_.emplace(rank, *ring_);
   }
 
   const std::shared_ptr<Heap>& heap() const final { return inside_->heap(); }
 
   void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
                  const Buffer& recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->AllReduce(send, kind, team, strategy, flags, recv);
-    across::AllReduce(To(*layout), send, kind, strategy, flags, recv);
+    internode::AllReduce(To(*layout), send, kind, strategy, flags, recv);
   }
   void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm, TeamId team,
                      Strategy strategy, uint8_t flags, const Buffer& residual_out,
                      const Buffer& norm_out) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) {
       return inside_->AllReduceNorm(send, residual, norm, team, strategy, flags, residual_out,
                                     norm_out);
     }
-    across::AllReduceNorm(To(*layout), send, residual, norm, strategy, flags, residual_out,
-                          norm_out);
+    internode::AllReduceNorm(To(*layout), send, residual, norm, strategy, flags, residual_out,
+                             norm_out);
   }
   void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                      const Buffer& recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->ReduceScatter(send, kind, team, flags, recv);
-    across::ReduceScatter(To(*layout), send, kind, flags, recv);
+    internode::ReduceScatter(To(*layout), send, kind, flags, recv);
   }
   void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
               const Buffer* recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->Reduce(send, kind, root, team, flags, recv);
-    across::Reduce(To(*layout), send, kind, root, flags, recv);
+    internode::Reduce(To(*layout), send, kind, root, flags, recv);
   }
-  void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
+  void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
                 const Buffer& recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->AllToAll(send, parts, team, flags, recv);
-    across::AllToAll(To(*layout), send, parts, flags, recv);
+    internode::AllToAll(To(*layout), send, parts, flags, recv);
   }
   void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
                const Buffer& recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->Permute(send, sources, team, flags, recv);
-    across::Permute(To(*layout), send, sources, flags, recv);
+    internode::Permute(To(*layout), send, sources, flags, recv);
   }
   void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->AllGather(send, team, flags, recv);
-    across::AllGather(To(*layout), send, flags, recv);
+    internode::AllGather(To(*layout), send, flags, recv);
   }
   void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
                  const Buffer& recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->Broadcast(send, root, team, flags, recv);
-    across::Broadcast(To(*layout), send, root, flags, recv);
+    internode::Broadcast(To(*layout), send, root, flags, recv);
   }
   void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->Scatter(send, root, team, flags, recv);
-    across::Scatter(To(*layout), send, root, flags, recv);
+    internode::Scatter(To(*layout), send, root, flags, recv);
   }
   void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final {
-    const Layout* layout = Across(team);
+    const NodeLayout* layout = InternodeTeam(team);
     if (layout == nullptr) return inside_->Gather(send, root, team, flags, recv);
-    across::Gather(To(*layout), send, root, flags, recv);
+    internode::Gather(To(*layout), send, root, flags, recv);
   }
   void Send(const Buffer& send, int receiver) final {
     CheckPeer(rank_, "send_to_worker", receiver);
     if (rank_.control().IsHere(receiver)) return inside_->Send(send, receiver);
-    across::Send(rank_, *wire_, send, receiver);
+    internode::Send(rank_, *ring_, send, receiver);
   }
   void Receive(const Buffer& recv, int sender) final {
     CheckPeer(rank_, "recv_from_worker", sender);
     if (rank_.control().IsHere(sender)) return inside_->Receive(recv, sender);
-    across::Receive(rank_, *wire_, recv, sender);
+    internode::Receive(rank_, *ring_, recv, sender);
   }
 
-  Shown Show(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final {
-    const Layout* layout = Across(team);
-    if (layout == nullptr) return inside_->Show(tensor, team, std::move(keep));
-    return shows_->Show(*layout, tensor, std::move(keep));
+  ExposedBuffer Expose(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final {
+    const NodeLayout* layout = InternodeTeam(team);
+    if (layout == nullptr) return inside_->Expose(tensor, team, std::move(keep));
+    return exposed_buffers_->Expose(*layout, tensor, std::move(keep));
   }
-  PeerMemory Peer(Shown& shown, int64_t shift) final {
-    const Layout* layout = Across(shown.team);
-    if (layout == nullptr) return inside_->Peer(shown, shift);
-    return shows_->Peer(*layout, shown, shift);
+  PeerMemory PeerView(ExposedBuffer& exposed, int64_t shift) final {
+    const NodeLayout* layout = InternodeTeam(exposed.team);
+    if (layout == nullptr) return inside_->PeerView(exposed, shift);
+    return exposed_buffers_->PeerView(*layout, exposed, shift);
   }
-  void Hide(TeamId team, const std::vector<const Shown*>& shown) final {
-    const Layout* layout = Across(team);
-    if (layout == nullptr) return inside_->Hide(team, shown);
-    shows_->Hide(*layout, shown);
+  void Release(TeamId team, const std::vector<const ExposedBuffer*>& exposed) final {
+    const NodeLayout* layout = InternodeTeam(team);
+    if (layout == nullptr) return inside_->Release(team, exposed);
+    exposed_buffers_->Release(*layout, exposed);
   }
-  /*! \brief All parts are in memory of this node. */
-  void ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
-                   const Buffer& recv) final {
-    inside_->ReduceParts(kind, team, parts, recv);
+  /*! \brief All slices are in memory of this node. */
+  void ReduceSlices(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                    const Buffer& recv) final {
+    inside_->ReduceSlices(kind, team, parts, recv);
   }
 
   void Copy(const Buffer& source, const Buffer& target) final { inside_->Copy(source, target); }
-  /*! \brief Nothing of users' is in flight when a collective returns. */
+  /*! \brief Return at once: no user memory is in flight when a collective returns. */
   void Synchronise() final {}
 
  private:
-  /*! \brief Where the members are, if they are on several nodes; else null. */
-  const Layout* Across(TeamId team) {
-    if (!wire_) return nullptr;
-    const Layout& layout = layouts_.Of(team);
-    return layout.across() ? &layout : nullptr;
+  /*! \brief Return the layout of a team of several nodes; null if all members are on this node. */
+  const NodeLayout* InternodeTeam(TeamId team) {
+    if (!ring_) return nullptr;
+    const NodeLayout& layout = layouts_.Of(team);
+    return layout.is_internode() ? &layout : nullptr;
   }
-  across::Call To(const Layout& layout) { return {rank_, *wire_, layout}; }
+  internode::Call To(const NodeLayout& layout) { return {rank_, *ring_, layout}; }
 
   Rank& rank_;
   std::unique_ptr<Endpoint> inside_;
-  Layouts layouts_;
-  std::optional<RankWire> wire_;
-  std::optional<ShowsAcross> shows_;
+  NodeLayouts layouts_;
+  std::optional<InternodeRing> ring_;
+  std::optional<InternodeExposedBuffers> exposed_buffers_;
 };
 
-/*! \brief What is of one machine is as of shm. */
+/*! \brief The backend; what concerns one machine is inherited. */
 class MpiBackend final : public Backend {
  public:
   const char* name() const final { return "mpi"; }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file collectives.h
- * \brief The operations of teams whose members are on several nodes, on plain memory: as those of
- *        shm/collectives.h, which has those inside of a node.
+ * \brief The collectives of teams whose members are on several nodes, with the semantics of
+ *        shm/collectives.h, which has those within a node.
  */
 #ifndef TVM_IPC_MPI_COLLECTIVES_H_
 #define TVM_IPC_MPI_COLLECTIVES_H_
@@ -10,19 +10,19 @@
 #include <cstdint>
 
 #include "core/backend.h"
-#include "core/layout.h"
+#include "core/team_layout.h"
 
 namespace tvm_ipc {
 
-class RankWire;
+class InternodeRing;
 
-namespace across {
+namespace internode {
 
-/*! \brief A rank's means of reaching other nodes, and the team. */
+/*! \brief The rank, its internode ring, and the team. */
 struct Call {
   Rank& rank;
-  RankWire& wire;
-  const Layout& layout;
+  InternodeRing& ring;
+  const NodeLayout& layout;
 };
 
 void AllReduce(const Call& call, const Buffer& send, ReduceKind kind, Strategy strategy,
@@ -34,7 +34,7 @@ void ReduceScatter(const Call& call, const Buffer& send, ReduceKind kind, uint8_
                    const Buffer& recv);
 void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uint8_t flags,
             const Buffer* recv);
-void AllToAll(const Call& call, const Buffer& send, const Parts& parts, uint8_t flags,
+void AllToAll(const Call& call, const Buffer& send, const SplitCounts& parts, uint8_t flags,
               const Buffer& recv);
 void Permute(const Call& call, const Buffer& send, const Sources& sources, uint8_t flags,
              const Buffer& recv);
@@ -43,10 +43,10 @@ void Broadcast(const Call& call, const Buffer* send, int root, uint8_t flags, co
 void Scatter(const Call& call, const Buffer* send, int root, uint8_t flags, const Buffer& recv);
 void Gather(const Call& call, const Buffer& send, int root, uint8_t flags, const Buffer* recv);
 
-/*! \brief To and from a rank of another node. */
-void Send(Rank& rank, RankWire& wire, const Buffer& send, int receiver);
-void Receive(Rank& rank, RankWire& wire, const Buffer& recv, int sender);
+/*! \brief Send to, and receive from, a rank of another node. */
+void Send(Rank& rank, InternodeRing& ring, const Buffer& send, int receiver);
+void Receive(Rank& rank, InternodeRing& ring, const Buffer& recv, int sender);
 
-}  // namespace across
+}  // namespace internode
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_MPI_COLLECTIVES_H_

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_plan.h
- * \brief How a reduction between nodes goes: in which pieces, which node ends which elements of a
- *        piece, and who is told what they came to. All members come to the same plan.
+ * \brief The plan of a reduction between nodes: the pieces, which node finishes which elements of a
+ *        piece, and which nodes get the results. All members compute the same plan.
  *
- * A node says to another one what it has of the elements that the other one ends, and no more. With
- * N nodes, s bytes said of an element, w bytes of its own and n elements:
+ * A node sends to another only its data of the elements that the other one finishes. With N nodes,
+ * s bytes sent for an element, w bytes of an element itself and n elements:
  *
- *   one hop, wanted by all     each node ends everything for itself; it sends (N - 1) s n bytes
- *   one hop, wanted by one     that one ends everything; each other sends s n bytes
- *   one hop, wanted in parts   each ends what its members want; it sends s for each other element
- *   two hops                   each ends as much as any other, and sends what it came to to those
- *                              that want it, all or one; where that is fewer bytes for a link
+ *   one hop, wanted by all     each node finishes everything itself; it sends (N - 1) s n bytes
+ *   one hop, wanted by one     that node finishes everything; every other sends s n bytes
+ *   one hop, wanted in slices  each finishes what its members want, and sends s bytes for every
+ *                              other element
+ *   two hops                   each finishes an equal share and sends the results to those that
+ *                              want them, all or one; used where a link carries fewer bytes
  *
- * The bits are the same. In the first piece each node says something to each other one, be it that
- * it has nothing to say: so all of them know that they are in the same operation.
+ * The results are bitwise identical. In the first piece each node sends a message to every other
+ * one, even without data, so that all nodes check that they are in the same operation.
  */
 #ifndef TVM_IPC_MPI_REDUCE_PLAN_H_
 #define TVM_IPC_MPI_REDUCE_PLAN_H_
@@ -23,22 +24,22 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/layout.h"
-#include "mpi/combine.h"
+#include "core/team_layout.h"
+#include "mpi/reduction_combiner.h"
 
 namespace tvm_ipc {
 
-/*! \brief Which members want the elements that come out. */
+/*! \brief Which members want the results. */
 struct Wanted {
   enum Who {
     kByAll,
-    /*! \brief One member wants all of them. */
+    /*! \brief One member wants all results. */
     kByOne,
-    /*! \brief Each member wants a part: as many as any other, in the order of their places. */
+    /*! \brief Each member wants an equal slice, in team order. */
     kInParts,
   };
   Who who = kByAll;
-  /*! \brief The place of the one. */
+  /*! \brief The team index of that member. */
   int place = 0;
 };
 
@@ -50,38 +51,38 @@ struct Range {
 
 class ReducePlan {
  public:
-  ReducePlan(const Layout& layout, const Combine& combine, Wanted wanted, size_t count,
+  ReducePlan(const NodeLayout& layout, const Combine& combine, Wanted wanted, size_t count,
              size_t width);
 
   /*! \brief Bytes of an element. */
   const size_t width;
-  /*! \brief As many members of each node share its work. */
-  int lanes() const { return lanes_; }
+  /*! \brief Return the number of members of each node that share its work. */
+  int slices() const { return slices_; }
   size_t pieces() const { return pieces_; }
   bool two_hops() const { return two_hops_; }
-  /*! \brief After how many others a piece's parts are reduced, and after how many it ends. */
+  /*! \brief How many pieces later the parts of a piece are reduced, and how many later it ends. */
   size_t middle() const { return middle_; }
   size_t depth() const { return depth_; }
 
   Range Piece(size_t piece) const { return {0, rows_.size() * RowCount(piece)}; }
-  /*! \brief What a lane of a node, by its index, ends of a piece. */
-  Range Ends(size_t piece, int node, int lane) const;
-  /*! \brief Whether all nodes end the same, so that all are told the same. */
+  /*! \brief Return the elements of a piece that a slice leader of a node (an index) finishes. */
+  Range Ends(size_t piece, int node, int slice) const;
+  /*! \brief Return whether all nodes finish the same elements, so that all get the same data. */
   bool same() const { return wanted_.who == Wanted::kByAll && !two_hops_; }
-  /*! \brief Whether there are messages about what it ends. */
-  bool Speaks(size_t piece, int node, int lane) const {
-    return piece == 0 || Ends(piece, node, lane).count != 0;
+  /*! \brief Return whether there are messages for the elements that a slice leader finishes. */
+  bool HasMessages(size_t piece, int node, int slice) const {
+    return piece == 0 || Ends(piece, node, slice).count != 0;
   }
-  /*! \brief Whether a node is told what others have ended, in a second hop. */
-  bool Told(int node) const {
+  /*! \brief Return whether a node gets the results of other nodes, in a second hop. */
+  bool GetsResults(int node) const {
     return wanted_.who == Wanted::kByAll || node == layout_.node_of[wanted_.place];
   }
-  /*! \brief Whether this node has, in the end, what a node has ended. */
-  bool Has(int node) const { return two_hops_ ? Told(layout_.here) : node == layout_.here; }
+  /*! \brief Return whether this node has the results of a node in the end. */
+  bool Has(int node) const { return two_hops_ ? GetsResults(layout_.here) : node == layout_.here; }
 
   /*!
-   * \brief Call with each run of elements of a range: where it is in the buffer that is reduced,
-   *        where in the piece, and how many they are.
+   * \brief Call `call` for each run of consecutive elements of a range, with its position in the
+   *        reduced buffer, its position in the piece, and its length.
    */
   template <typename Call>
   void ForRuns(size_t piece, Range range, Call call) const {
@@ -99,16 +100,16 @@ class ReducePlan {
     return std::min(per_piece_, row_ - std::min(row_, piece * per_piece_));
   }
 
-  const Layout& layout_;
+  const NodeLayout& layout_;
   const Wanted wanted_;
   /*!
-   * \brief The buffer is rows of as many elements each, and a piece has some of each row. They are
-   *        the parts of the members, node by node; else there is one row.
+   * \brief The rows of the buffer, which have equal lengths; a piece has elements of each row. With
+   *        kInParts they are the members' slices, node by node; otherwise there is one row.
    */
   std::vector<int> rows_;
   size_t row_;
   size_t per_piece_;
-  int lanes_;
+  int slices_;
   size_t pieces_;
   bool two_hops_;
   size_t middle_;

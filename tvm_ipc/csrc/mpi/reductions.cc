@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reductions.cc
- * \brief The reductions: who wants what comes out, and what is done with it.
+ * \brief The reductions: which members want the results, and the sinks that store them.
  */
 #include <algorithm>
 
 #include "mpi/collectives.h"
-#include "mpi/reduce_across.h"
-#include "shm/checks.h"
+#include "mpi/internode_reduce.h"
+#include "shm/argument_checks.h"
 #include "shm/reduce.h"
 
-namespace tvm_ipc::across {
+namespace tvm_ipc::internode {
 
 namespace {
 
-/*! \brief The elements of a result from `first` on, as many as there is room for. */
+/*! \brief Stores the elements of a result from `first` on, as many as the output holds. */
 class Section final : public Sink {
  public:
   Section(const Buffer& recv, size_t first) : recv_(recv), first_(first) {}
-  void Reduce(size_t, const void* const*, int, size_t) final {}  // nothing comes that way
+  void Reduce(size_t, const void* const*, int, size_t) final {}  // never called
   void Copy(size_t at, const void* reduced, size_t count) final {
     const size_t begin = std::max(at, first_);
     const size_t end = std::min(at + count, first_ + recv_.count);
@@ -47,7 +47,7 @@ Descriptor Describe(const OpName& op, const Buffer& send, ReduceKind kind, uint8
 }
 
 int8_t Number(Strategy strategy) {
-  return static_cast<int8_t>(strategy == Strategy::kRing ? Strategy::kAuto : strategy);
+  return static_cast<int8_t>(strategy == Strategy::kDefault ? Strategy::kAuto : strategy);
 }
 
 }  // namespace
@@ -56,11 +56,11 @@ void AllReduce(const Call& call, const Buffer& send, ReduceKind kind, Strategy s
                uint8_t flags, const Buffer& recv) {
   CheckAllReduce(send, recv);
   RequireReduce("allreduce", send.type, kind);
-  Across across(call.rank, call.layout);
+  InternodeTeam internode_team(call.rank, call.layout);
   Descriptor mine = Describe("allreduce", send, kind, flags);
   mine.strategy = Number(strategy);
   Section all(recv, 0);
-  ReduceAcross(call.wire, across, send, mine, {Wanted::kByAll}, all);
+  ReduceInternode(call.ring, internode_team, send, mine, {Wanted::kByAll}, all);
 }
 
 void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual, const Norm& norm,
@@ -68,9 +68,9 @@ void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual,
                    const Buffer& norm_out) {
   AllReduceNormBy(send, residual, norm, flags, residual_out, norm_out,
                   [&](ReduceFn, Descriptor mine, Sink& sink) {
-                    Across across(call.rank, call.layout);
+                    InternodeTeam internode_team(call.rank, call.layout);
                     mine.strategy = Number(strategy);
-                    ReduceAcross(call.wire, across, send, mine, {Wanted::kByAll}, sink);
+                    ReduceInternode(call.ring, internode_team, send, mine, {Wanted::kByAll}, sink);
                   });
 }
 
@@ -78,10 +78,10 @@ void ReduceScatter(const Call& call, const Buffer& send, ReduceKind kind, uint8_
                    const Buffer& recv) {
   RequireReduce("reduce_scatter", send.type, kind);
   CheckReduceScatter(send, recv, {call.layout.size(), call.layout.me});
-  Across across(call.rank, call.layout);
+  InternodeTeam internode_team(call.rank, call.layout);
   Section part(recv, static_cast<size_t>(call.layout.me) * recv.count);
-  ReduceAcross(call.wire, across, send, Describe("reduce_scatter", send, kind, flags),
-               {Wanted::kInParts}, part);
+  ReduceInternode(call.ring, internode_team, send, Describe("reduce_scatter", send, kind, flags),
+                  {Wanted::kInParts}, part);
 }
 
 void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uint8_t flags,
@@ -90,12 +90,12 @@ void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uin
   CheckRoot("reduce", root, call.layout.size());
   const bool receives = call.layout.me == root;
   CheckReduce(send, receives, recv);
-  Across across(call.rank, call.layout);
+  InternodeTeam internode_team(call.rank, call.layout);
   Descriptor mine = Describe("reduce", send, kind, flags);
   mine.root = call.layout.ranks[root];
   const Buffer none{nullptr, 0, send.type};
   Section result(receives ? *recv : none, 0);
-  ReduceAcross(call.wire, across, send, mine, {Wanted::kByOne, root}, result);
+  ReduceInternode(call.ring, internode_team, send, mine, {Wanted::kByOne, root}, result);
 }
 
-}  // namespace tvm_ipc::across
+}  // namespace tvm_ipc::internode

@@ -4,12 +4,12 @@
 
 #include <set>
 
-#include "core/group.h"
+#include "core/rank.h"
 #include "driver/device.h"
-#include "driver/works.h"
+#include "driver/stream_async_queue.h"
+#include "nccl/device_heap.h"
 #include "nccl/endpoint.h"
 #include "nccl/library.h"
-#include "nccl/memory.h"
 
 namespace tvm_ipc {
 
@@ -17,7 +17,7 @@ namespace nccl {
 
 namespace {
 
-/*! \brief The library first: it says what to install. */
+/*! \brief Return the device. Load NCCL first, because its error reports what to install. */
 std::shared_ptr<cuda::Device> DeviceOf(const Rank& rank) {
   TheLibrary();
   return cuda::Device::Open(rank.options().device);
@@ -33,20 +33,20 @@ class NcclBackend final : public Backend {
   }
 
   /*!
-   * \brief A segment for each rank, with an identity for each of its seats in a team, and on
-   * several nodes with a wire, in its place, by which members say what they are about to do.
+   * \brief Return a segment for each rank, with a UniqueId for each of its team slots. With several
+   *        nodes it also has an internode ring, over which members announce their next operation.
    */
   std::vector<File> Prepare(const Control& control) const final {
-    constexpr size_t kIdentities = kMaxSeats * sizeof(UniqueId);
-    static_assert(kIdentities <= WireStart(1), "the wire is behind them");
-    const size_t bytes = control.wire_bytes == 0 ? kIdentities : ArenaStart(control);
+    constexpr size_t kIdentities = kMaxTeamSlots * sizeof(UniqueId);
+    static_assert(kIdentities <= RingStart(1), "the internode ring follows them");
+    const size_t bytes = control.ring_bytes == 0 ? kIdentities : ArenaStart(control);
     std::vector<File> files;
     for (int i = 0; i < control.ranks_here; ++i) {
       files.push_back(MakeMemoryFile("tvm_ipc segment", bytes));
     }
     return files;
   }
-  /*! \brief What there is on the device. */
+  /*! \brief Return 0: the arena may use all memory of the device. */
   size_t DefaultArena(int) const final { return 0; }
   std::string Refusal(const std::vector<int>& devices) const final {
     try {
@@ -96,8 +96,10 @@ NcclEndpoint::NcclEndpoint(Rank& rank)
       heap_(std::make_shared<DeviceHeap>(cuda::Device::Open(rank.options().device),
                                          rank.control().arena_bytes)) {}
 
-std::unique_ptr<Works> NcclEndpoint::MakeWorks() {
-  return std::make_unique<cuda::WorksOnStream>(rank_, DeviceOf(rank_));
+std::unique_ptr<AsyncQueue> NcclEndpoint::MakeAsyncQueue() {
+  const std::shared_ptr<cuda::Device> device = DeviceOf(rank_);
+  return std::make_unique<cuda::StreamAsyncQueue>(rank_, device,
+                                                  std::make_shared<cuda::OwnStream>(device));
 }
 
 void NcclEndpoint::Copy(const Buffer& source, const Buffer& target) {
@@ -112,7 +114,8 @@ void NcclEndpoint::Copy(const Buffer& source, const Buffer& target) {
 void NcclEndpoint::WriteNumber(int64_t number, const Buffer& recv) {
   const cuda::Device& device = communicators_.device();
   const cuda::Here here(device);
-  // Bytes that are set, for a copy would read the number when it is gone, or in a graph's replay.
+  // Set the bytes instead of copying the number: a copy would read it after this call has returned,
+  // or when a graph is replayed.
   const auto at = reinterpret_cast<cuda::Address>(recv.data);
   for (size_t i = 0; i < sizeof(number); ++i) {
     const auto byte = static_cast<unsigned char>(static_cast<uint64_t>(number) >> (8 * i));

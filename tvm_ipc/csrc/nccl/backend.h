@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file backend.h
- * \brief The backend between NVIDIA's devices over NCCL, loaded when a session asks for it.
+ * \brief The backend "nccl", for NVIDIA devices. NCCL is loaded when a session asks for it.
  */
 #ifndef TVM_IPC_NCCL_BACKEND_H_
 #define TVM_IPC_NCCL_BACKEND_H_

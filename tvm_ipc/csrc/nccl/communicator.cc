@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/meeting.h"
+#include "core/team_barrier.h"
 
 namespace tvm_ipc::nccl {
 
@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/*! \brief Waits a little longer each time: NCCL answers within microseconds, or within seconds. */
+/*! \brief A backoff for polling: NCCL finishes within microseconds, or takes seconds. */
 class Patience {
  public:
   void Pause() {
@@ -64,7 +64,7 @@ void Communicator::Enqueue(const Words& what, const Calls& calls) {
     Called first{library_.GroupStart.name(), library_.GroupStart()};
     if (first.result == kSuccess) {
       first = calls(handle_);
-      // Without its end, what this thread calls next would belong to the group.
+      // Always end the group. Otherwise the next calls of this thread would belong to it.
       last.result = library_.GroupEnd();
     }
     auto failed = [](const Called& call) {
@@ -130,7 +130,7 @@ bool Communicator::ended() const {
 
 std::string Communicator::AsynchronousError() const {
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || handle_ == nullptr) return "";  // who is in a call hears of it
+  if (!lock.owns_lock() || handle_ == nullptr) return "";  // a thread in a call gets the error
   Result state = kSuccess;
   const Result asked = library_.CommGetAsyncError(handle_, &state);
   if (asked != kSuccess) state = asked;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file communicator.h
- * \brief NCCL's communicator of a team, which never blocks and can be ended from another thread.
+ * \brief The NCCL communicator of a team, which never blocks and can be ended from another thread.
  */
 #ifndef TVM_IPC_NCCL_COMMUNICATOR_H_
 #define TVM_IPC_NCCL_COMMUNICATOR_H_
@@ -12,57 +12,57 @@
 #include <mutex>
 #include <string>
 
-#include "core/control.h"
+#include "core/shared_memory_layout.h"
 #include "nccl/library.h"
 
 namespace tvm_ipc::nccl {
 
-/*! \brief What ends a wait for NCCL. */
+/*! \brief The conditions that end a wait for NCCL. */
 struct Limits {
   const Control& control;
   std::chrono::nanoseconds deadline;
 };
 
-/*! \brief A call of NCCL, and what came of it. */
+/*! \brief An NCCL call and its result. */
 struct Called {
   const char* name = "";
   Result result = kSuccess;
 };
-/*! \brief Calls of NCCL, up to the first that fails. */
+/*! \brief A function that calls NCCL until a call fails; it returns the last call. */
 using Calls = std::function<Called(Handle)>;
-/*! \brief Something to be said if it is asked for. */
+/*! \brief A description for errors, built only when it is needed. */
 using Words = std::function<std::string()>;
 
 /*!
- * \brief A member's part of a communicator.
+ * \brief A member's communicator.
  *
- * NCCL would wait for peers in its calls: for all of them when a communicator is made, for those
- * that have not been met yet in the first operations. A peer that has died is waited for for ever.
- * So communicators are of the kind that does not block; NCCL says "in progress" instead, and this
- * looks from time to time whether it has come further, the session has stopped, or the deadline has
- * passed. The thread that watches the rank may end the communicator meanwhile: the lock is held in
- * calls, never while anybody waits.
+ * A blocking communicator waits for peers inside NCCL: for all of them when it is created, and for
+ * peers it has not connected to yet in the first operations. It waits for a dead peer indefinitely.
+ * So this communicator is nonblocking: NCCL returns "in progress", and this class polls until NCCL
+ * has finished, the session has stopped, or the deadline has passed. The watch thread of the rank
+ * may end the communicator meanwhile, so the lock is held during calls, but not between two polls.
  */
 class Communicator {
  public:
   /*!
-   * \brief Meet the other members, all of which do this.
-   * \param what For errors: whose it is.
+   * \brief Create the communicator. All members must do so, and wait for each other.
+   * \param what Describes the communicator in errors.
    */
   Communicator(const Limits& limits, const Words& what, int size, int place, const UniqueId& id);
   ~Communicator() { End(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  /*! \brief Enqueue what `calls` calls, as one group. `what` is for errors. */
+  /*! \brief Enqueue the NCCL calls of `calls` as one group. `what` describes them in errors. */
   void Enqueue(const Words& what, const Calls& calls);
 
-  /*! \brief Meet the other members once more, and end. False where they do not come. */
+  /*! \brief Finalize together with the other members and destroy the communicator. Return false if
+   *         that fails, or does not finish in time. */
   bool Leave(std::chrono::nanoseconds patience);
-  /*! \brief Stop what it does on the device, and end it. Any thread may. */
+  /*! \brief Abort the communicator and its operations on the device. Any thread may call this. */
   void End();
   bool ended() const;
-  /*! \brief What NCCL has found out since; empty if all is well. */
+  /*! \brief Return NCCL's asynchronous error, or "" if there is none. */
   std::string AsynchronousError() const;
 
  private:
@@ -72,7 +72,7 @@ class Communicator {
   const Library& library_;
   const Limits limits_;
   mutable std::mutex mutex_;
-  /*! \brief Null once it has ended. */
+  /*! \brief The communicator; null once it has ended. */
   Handle handle_ = nullptr;
 };
 

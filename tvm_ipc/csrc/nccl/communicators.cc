@@ -6,8 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/meeting.h"
-#include "core/streams.h"
+#include "core/current_stream.h"
+#include "core/team_barrier.h"
+#include "driver/stream.h"
 
 namespace tvm_ipc::nccl {
 
@@ -15,14 +16,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/*! \brief How often the watch looks while something is on its way. */
+/*! \brief The polling interval of the watch thread while operations are in flight. */
 constexpr std::chrono::milliseconds kLook{5};
-/*! \brief How long what is on its way may take to come to its end when the session has stopped. */
+/*! \brief How long operations in flight may still take after the session has stopped. */
 constexpr std::chrono::milliseconds kGrace{250};
-/*! \brief How long the last meeting of all members may take when a session ends. */
+/*! \brief How long finalizing the communicators may take when a session ends. */
 constexpr std::chrono::seconds kLeave{10};
-/*! \brief How long a device may take to come to rest when its communicators have ended. */
+/*! \brief How long a device may take to become idle after its communicators have ended. */
 constexpr std::chrono::seconds kRest{60};
+
+/*! \brief The name of a CUDA graph's operations in errors. */
+constexpr char kGraph[] = "a CUDA graph with operations between ranks";
+
+/*! \brief Return whether the session was aborted, rather than closed. */
+bool HasFailed(const Control& control) {
+  const uint32_t abort = control.abort.load(std::memory_order_acquire);
+  return abort != 0 && (abort & 0xff) != static_cast<uint32_t>(AbortReason::kClosed);
+}
 
 Descriptor About(const OpName& op) {
   Descriptor descriptor;
@@ -39,19 +49,19 @@ Communicators::Communicators(Rank& rank, std::shared_ptr<cuda::Device> device)
       driver_(device_->driver()),
       limits_{rank.control(), rank.options().deadline},
       layouts_(rank),
-      flights_(device_) {
-  if (rank.control().wire_bytes != 0) wire_.emplace(rank);
+      in_flight_ops_(device_) {
+  if (rank.control().ring_bytes != 0) ring_.emplace(rank);
   if (rank.num_ranks() > 1) Follow(rank.control().generation.load(std::memory_order_acquire));
   watch_ = std::thread([this] { Watch(); });
 }
 
 Communicators::~Communicators() {
-  if (rank_.forked()) {
-    watch_.detach();  // it is not in this process
+  if (rank_.in_forked_child()) {
+    watch_.detach();  // the thread does not exist in this process
     return;
   }
-  // This thread may be at its end, where what TVM, the driver and NCCL keep for each thread is
-  // gone.
+  // The watch thread shuts down the communicators: this thread may be exiting, with its
+  // thread-local state of TVM, the driver and NCCL already destroyed.
   if (std::lock_guard<std::mutex> lock(watch_mutex_); true) stop_ = true;
   watched_.notify_all();
   watch_.join();
@@ -63,24 +73,25 @@ void Communicators::Leave() {
   try {
     Await(stream_.load(std::memory_order_relaxed));
   } catch (const Error&) {
-    // Nobody is left who could be told.
+    // Nobody is left to receive the error.
   }
-  const uint32_t abort = rank_.control().abort.load(std::memory_order_acquire);
-  const bool closed = abort == 0 || (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
-  // Peers may still receive what this rank has sent long ago.
+  const bool closed = !HasFailed(rank_.control());
+  // Peers may still receive messages that this rank has already sent.
   const auto patience = std::min<std::chrono::nanoseconds>(limits_.deadline, kLeave);
-  // All ranks in one order: each waits for the members of a team until they leave it too.
+  // All ranks leave their teams in the same order, because each waits until all members of a team
+  // leave it.
   std::map<TeamId, Entry*> in_order;
-  for (auto& [meeting, entry] : entries_) in_order[meeting->team()] = &entry;
+  for (auto& [barrier, entry] : entries_) in_order[barrier->team()] = &entry;
   for (auto& [team, entry] : in_order) {
     if (entry->communicator == nullptr) continue;
     if (!closed || !entry->communicator->Leave(patience)) entry->communicator->End();
   }
   entries_.clear();
-  flights_.Close();
-  // What comes next frees memory: then the driver waits for all devices, and lets nobody enqueue.
-  // The watches of this process's other ranks first end what waits for this one.
-  if (!closed) Flights::AwaitProcess(patience);
+  in_flight_ops_.Close();
+  // The next step frees memory, for which the driver waits for all devices and blocks launches. So
+  // the watch threads of this process's other ranks must first end the operations that wait for
+  // this rank.
+  if (!closed) InFlightOps::AwaitProcess(patience);
 }
 
 cuda::Stream Communicators::stream() const {
@@ -88,34 +99,35 @@ cuda::Stream Communicators::stream() const {
 }
 
 Gathering Communicators::Gather(TeamId team) {
-  // A group of all ranks is the world, which has a communicator.
+  // A group of all ranks uses the communicator of the world.
   if (team == kGroup && rank_.group_size() == rank_.num_ranks()) team = kWorld;
-  return Gathering(rank_, wire_ ? &*wire_ : nullptr, layouts_.Of(team));
+  return Gathering(rank_, ring_ ? &*ring_ : nullptr, layouts_.Of(team));
 }
 
-void Communicators::Run(Gathering& team, const Descriptor& mine, const Work& work) {
+void Communicators::Run(Gathering& team, const Descriptor& mine, const Launch& launch) {
   Check();
-  // A peer that fails as soon as they have met must not free its memory before this rank's part
-  // ends.
-  const Flights::Coming coming;
+  // If a peer fails right after the host barrier, it must not free its memory before this rank's
+  // operation has ended.
+  const InFlightOps::EnqueueScope incoming;
   team.Enter(mine);
   Entry& entry = Of(team);
   ++entry.operations;
-  Enqueue(entry, mine, team.Where(), work);
+  Enqueue(entry, mine, team.Where(), launch);
   if (meets_ && !capturing(stream())) team.Enter(About("launch"));
 }
 
-void Communicators::RunMessage(const Descriptor& mine, int sender, int receiver, const Work& work) {
+void Communicators::RunMessage(const Descriptor& mine, int sender, int receiver,
+                               const Launch& launch) {
   Check();
   const bool sends = sender == rank_.id();
   const std::string where = sends ? Text(" to rank ", receiver) : Text(" from rank ", sender);
   const uint64_t hash = HashOf({sender, receiver});
   world_->messages += sends ? hash : -hash;
-  Enqueue(*world_, mine, where, work);
+  Enqueue(*world_, mine, where, launch);
 }
 
 void Communicators::Follow(uint32_t generation) {
-  stream_.store(stream(), std::memory_order_relaxed);
+  SeeStream(stream());
   if (rank_.num_ranks() == 1 || (world_ != nullptr && generation == generation_)) return;
   Gathering all = Gather(kWorld);
   world_ = &Of(all);
@@ -151,7 +163,7 @@ void Communicators::Make(Gathering& team, Entry& entry) {
   entry.operations = 0;
   entry.messages = 0;
   entry.last.reset();
-  // The first member says how to find it.
+  // The first member creates the id by which the others connect.
   UniqueId id{};
   const cuda::Here here(*device_);
   if (team.index() == 0) {
@@ -168,63 +180,65 @@ void Communicators::Make(Gathering& team, Entry& entry) {
 }
 
 void Communicators::Enqueue(Entry& entry, const Descriptor& mine, const std::string& where,
-                            const Work& work) {
+                            const Launch& launch) {
   const cuda::Here here(*device_);
   const cuda::Stream on = stream();
-  auto calls = [&](Handle handle) { return work(handle, on); };
+  auto calls = [&](Handle handle) { return launch(handle, on); };
   auto what = [&] { return Describe(mine) + where; };
   auto enqueue = [&] {
     try {
       entry.communicator->Enqueue(what, calls);
     } catch (...) {
-      // Peers may have begun what this rank has not.
+      // Peers may have begun the operation that this rank could not enqueue.
       entry.communicator->End();
       if (entry.captured) graphs_lost_ = true;
       throw;
     }
   };
   if (capturing(on)) {
-    // Events would become a part of the graph. Replays run in the order of the stream that the
-    // graph is launched on, whatever ran when it was captured.
+    // Record no events: they would become part of the graph. A replay is ordered by the stream on
+    // which the graph is launched, not by the operations that ran during capture.
     Capture(entry, mine);
     captured_ = true;
     enqueue();
     return;
   }
-  stream_.store(on, std::memory_order_relaxed);
-  if (entry.last != nullptr && entry.stream != on) {
+  SeeStream(on);
+  // Equal handles do not mean equal streams, unless they are default streams: a new stream may have
+  // the handle of one that was destroyed.
+  if (entry.last != nullptr && !(entry.stream == on && cuda::IsDefaultStream(on))) {
     driver_.cuStreamWaitEvent("to order two streams of a team", on, *entry.last, 0);
   }
-  Flight flight;
-  flight.descriptor = mine;
-  flight.where = where;
-  flight.stream = on;
-  flight.begin = Events::Record(flights_.events(), on);
-  const Events::Shared begin = flight.begin;
-  // Watched from now on: whatever holds this thread up after NCCL has taken it, such as a peer of
-  // this process that frees memory and so waits for all devices, ends only where the session's end
-  // ends it.
-  flights_.Add(std::move(flight));
+  InFlightOp in_flight_op;
+  in_flight_op.descriptor = mine;
+  in_flight_op.where = where;
+  in_flight_op.stream = on;
+  in_flight_op.begin = Events::Record(in_flight_ops_.events(), on);
+  const Events::Shared begin = in_flight_op.begin;
+  // Let the watch thread poll the operation from now on. This thread may be blocked after NCCL has
+  // accepted the operation, for example by a peer of this process that frees memory and so waits
+  // for all devices. Then only the watch thread can end the operation, when the session stops.
+  in_flight_ops_.Add(std::move(in_flight_op));
   if (std::lock_guard<std::mutex> lock(watch_mutex_); !std::exchange(something_, true)) {
     watched_.notify_all();
   }
   try {
     enqueue();
-    const Events::Shared end = Events::Record(flights_.events(), on);
+    const Events::Shared end = Events::Record(in_flight_ops_.events(), on);
     entry.stream = on;
     entry.last = end;
-    flights_.Enqueued(begin, end);
+    in_flight_ops_.Enqueued(begin, end);
   } catch (...) {
-    // The device may have it already, and nobody would watch it.
+    // The device may already have the operation, but the watch thread could not poll it.
     entry.communicator->End();
-    flights_.Drop(begin);
+    in_flight_ops_.Drop(begin);
     throw;
   }
 }
 
 void Communicators::Capture(Entry& entry, const Descriptor& mine) {
   entry.captured = true;
-  const bool of_all = mine.root < 0 && mine.parts == 0 && !(mine.op == OpName("send"));
+  const bool of_all = mine.root < 0 && mine.layout_hash == 0 && !(mine.op == OpName("send"));
   if (!of_all) entry.captured_alone = true;
 }
 
@@ -235,6 +249,10 @@ bool Communicators::capturing(cuda::Stream stream) const {
   return state != cuda::kNotCapturing;
 }
 
+void Communicators::SeeStream(cuda::Stream stream) {
+  stream_.store(cuda::IsDefaultStream(stream) ? stream : nullptr, std::memory_order_relaxed);
+}
+
 bool Communicators::busy() const {
   return driver_.cuStreamQuery.Try(stream_.load(std::memory_order_relaxed)) == cuda::kNotReady;
 }
@@ -242,20 +260,22 @@ bool Communicators::busy() const {
 void Communicators::Settle() {
   const cuda::Here here(*device_);
   const cuda::Stream on = stream();
-  stream_.store(on, std::memory_order_relaxed);
+  SeeStream(on);
   Await(on);
-  // A look that began before this ends before it.
+  // Wait for a poll that has already begun: it may find an error.
   if (std::lock_guard<std::mutex> lock(look_mutex_); true) Check();
 }
 
 void Communicators::Await(cuda::Stream on) {
-  const Events::Shared end = Events::Record(flights_.events(), on);
+  const Events::Shared end = Events::Record(in_flight_ops_.events(), on);
   const auto begun = Clock::now();
+  std::optional<Clock::time_point> stopped;
   for (int looks = 0;; ++looks) {
     const cuda::Status status = driver_.cuEventQuery.Try(*end);
     if (status == cuda::kSuccess) {
-      const Flights::Found found = flights_.Look(limits_.deadline);
-      if (found.state == Flights::State::kEmpty || found.state == Flights::State::kBroken) break;
+      const InFlightOps::Found found = in_flight_ops_.Look(limits_.deadline);
+      if (found.state == InFlightOps::State::kEmpty || found.state == InFlightOps::State::kBroken)
+        break;
     } else if (status != cuda::kNotReady) {
       Lose(Error(kind::kRuntime, Text("what rank ", rank_.id(), " has started on ", device_->name(),
                                       " has failed: ", cuda::TextOf(status))));
@@ -263,12 +283,17 @@ void Communicators::Await(cuda::Stream on) {
     }
     const auto waited = Clock::now() - begun;
     if (captured_ && !has_lost_ && waited > limits_.deadline) {
-      // The watch does not know where in a graph the device is.
+      // The watch thread cannot see how far the device is in a graph.
       Lose(Error(kind::kDeadline,
                  Text("rank ", rank_.id(), " waited ",
                       std::chrono::duration<double>(limits_.deadline).count(),
                       " s for its device, which runs CUDA graphs with operations between ranks;"
                       " every rank must launch the same, or raise the timeout (TVM_IPC_TIMEOUT)")));
+    }
+    // The watch thread does not see graphs on the program's own streams.
+    if (captured_ && !has_lost_ && HasFailed(rank_.control())) {
+      if (!stopped) stopped = Clock::now();
+      if (Clock::now() - *stopped > kGrace) LoseStopped(kGraph);
     }
     if (has_lost_ && waited > limits_.deadline + kRest) break;
     if (looks < 64) {
@@ -300,9 +325,13 @@ void Communicators::Lose(const Error& error) {
   EndAll();
 }
 
+void Communicators::LoseStopped(const std::string& what) {
+  Lose(Error(kind::kPeer, Text(what, " was stopped: ", DescribeAbort(rank_.control()))));
+}
+
 void Communicators::EndAll() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [meeting, entry] : entries_) {
+  for (auto& [barrier, entry] : entries_) {
     if (entry.communicator == nullptr) continue;
     entry.communicator->End();
     if (entry.captured) graphs_lost_ = true;
@@ -311,8 +340,8 @@ void Communicators::EndAll() {
 
 void Communicators::Watch() {
   const cuda::Here here(*device_);
-  // Some calls of the driver are forbidden to all threads while one of them captures a graph, and
-  // would spoil it, unless they say that they know.
+  // While a thread captures a graph, some driver calls are forbidden in all threads and would
+  // invalidate the capture, unless the calling thread is in relaxed mode.
   int mode = cuda::kRelaxedCapture;
   driver_.cuThreadExchangeStreamCaptureMode.Try(&mode);
   std::unique_lock<std::mutex> lock(watch_mutex_);
@@ -334,16 +363,16 @@ void Communicators::Watch() {
 
 bool Communicators::Look() {
   std::lock_guard<std::mutex> look(look_mutex_);
-  const Flights::Found found = flights_.Look(limits_.deadline);
-  const bool flying = found.state != Flights::State::kEmpty;
+  const InFlightOps::Found found = in_flight_ops_.Look(limits_.deadline);
+  const bool flying = found.state != InFlightOps::State::kEmpty;
   const double seconds = std::chrono::duration<double>(limits_.deadline).count();
-  if (found.state == Flights::State::kBroken) {
-    flights_.Clear();
+  if (found.state == InFlightOps::State::kBroken) {
+    in_flight_ops_.Clear();
     Lose(Error(kind::kRuntime, Text(found.what, " has failed on ", device_->name(), ": ",
                                     cuda::TextOf(found.status))));
     return false;
   }
-  if (found.state == Flights::State::kLate && !has_lost_) {
+  if (found.state == InFlightOps::State::kLate && !has_lost_) {
     Lose(Error(
         kind::kDeadline,
         Text(found.what, " has begun on ", device_->name(), " and has not ended within ", seconds,
@@ -359,16 +388,15 @@ bool Communicators::Look() {
     const auto now = Clock::now();
     if (!stopped_) stopped_ = now;
     if (now - *stopped_ > kGrace) {
-      const std::string what = flying ? found.what : "a CUDA graph with operations between ranks";
-      Lose(Error(kind::kPeer, Text(what, " was stopped: ", DescribeAbort(control))));
+      LoseStopped(flying ? found.what : kGraph);
       stopped_.reset();
     }
   }
-  // Who enqueues hears of errors itself.
-  if (found.state > Flights::State::kEnqueuing && !has_lost_) {
+  // A thread that is enqueueing gets NCCL's errors itself.
+  if (found.state > InFlightOps::State::kEnqueuing && !has_lost_) {
     std::string error;
     if (std::lock_guard<std::mutex> lock(mutex_); true) {
-      for (auto& [meeting, entry] : entries_) {
+      for (auto& [barrier, entry] : entries_) {
         if (entry.communicator != nullptr && error.empty()) {
           error = entry.communicator->AsynchronousError();
         }

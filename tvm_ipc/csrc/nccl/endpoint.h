@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file endpoint.h
- * \brief The operations between ranks, by NCCL.
+ * \brief The endpoint of a rank that communicates through NCCL.
  */
 #ifndef TVM_IPC_NCCL_ENDPOINT_H_
 #define TVM_IPC_NCCL_ENDPOINT_H_
@@ -14,16 +14,17 @@
 namespace tvm_ipc::nccl {
 
 /*!
- * \brief A rank's part. Every operation is enqueued on the calling thread's stream and returns.
+ * \brief The endpoint of a rank. Every operation is enqueued on the calling thread's stream, then
+ *        returns.
  *
- * Peers never read a rank's memory but in operations that it takes part in, so no barrier protects
- * inputs, and flags promise nothing that is needed.
+ * Peers read a rank's memory only in operations in which the rank takes part. So no barrier is
+ * needed to protect inputs, and the promises in `flags` have no effect.
  */
 class NcclEndpoint final : public Endpoint {
  public:
   explicit NcclEndpoint(Rank& rank);
 
-  /*! \brief Memory of the device, which peers do not map. */
+  /*! \brief Return the heap in device memory, which peers do not map. */
   const std::shared_ptr<Heap>& heap() const final { return heap_; }
 
   void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
@@ -37,14 +38,14 @@ class NcclEndpoint final : public Endpoint {
                  const Buffer& recv) final;
   void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final;
   void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final;
-  void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
+  void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
                 const Buffer& recv) final;
   void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
                const Buffer& recv) final;
   void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm, TeamId team,
                      Strategy strategy, uint8_t flags, const Buffer& residual_out,
                      const Buffer& norm_out) final;
-  /*! \brief The buffer may be written again in the order of the stream. */
+  /*! \brief Enqueue a send. Later work on the stream may overwrite the buffer. */
   void Send(const Buffer& send, int receiver) final;
   void Receive(const Buffer& recv, int sender) final;
 
@@ -54,7 +55,7 @@ class NcclEndpoint final : public Endpoint {
   void Settle() final { communicators_.Settle(); }
   void CheckReports() final { communicators_.Check(); }
   void Follow(uint32_t generation) final { communicators_.Follow(generation); }
-  std::unique_ptr<Works> MakeWorks() final;
+  std::unique_ptr<AsyncQueue> MakeAsyncQueue() final;
 
  private:
   Rank& rank_;

@@ -14,7 +14,7 @@ namespace tvm_ipc::nccl {
 
 namespace {
 
-/*! \brief 2.19: communicators that do not block, and memory of its own. */
+/*! \brief The minimum version, 2.19: nonblocking communicators and ncclMemAlloc. */
 constexpr int kLeastVersion = 21900;
 constexpr const char* kInstall =
     "; `pip install 'tvm-ipc[cuda]'` brings it, or `pip install nvidia-nccl-cu13`";
@@ -44,7 +44,7 @@ const Library& TheLibrary() {
 }
 
 Library::Library(const std::string& path) : path_(path) {
-  // Never closed, even where it cannot be used: it may have threads of its own.
+  // The library is never closed, even if it cannot be used: it may have its own threads.
   void* file = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (file == nullptr) {
     const char* error = dlerror();
@@ -106,7 +106,7 @@ bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator*
   } else if (type == ElementType{kBFloat, 16, 1}) {
     *nccl_type = kBfloat16;
   } else if (type == ElementType{kBool, 8, 1} && !average) {
-    // Of zeros and ones: any of them, or all of them.
+    // On zeros and ones, the maximum is a logical or and the minimum a logical and.
     *nccl_type = kUint8;
     const bool all = kind == ReduceKind::kProd || kind == ReduceKind::kMin;
     *nccl_operator = all ? kMin : kMax;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file library.h
- * \brief NCCL: the functions that we call, found in libnccl.so.2 when a session asks for them.
+ * \brief The functions of NCCL that this library calls, loaded from libnccl.so.2 on first use.
  *
- * The types and numbers are those of NCCL's interface, declared here, so that machines without it
- * build and run this library.
+ * This file declares the types and constants of NCCL's interface, so that the library builds and
+ * runs on machines without NCCL.
  */
 #ifndef TVM_IPC_NCCL_LIBRARY_H_
 #define TVM_IPC_NCCL_LIBRARY_H_
@@ -13,19 +13,19 @@
 #include <cstddef>
 #include <string>
 
-#include "core/element.h"
+#include "core/element_type.h"
 #include "driver/driver.h"
 
 namespace tvm_ipc::nccl {
 
 using Handle = struct ncclComm*;
 
-/*! \brief What the members of a communicator have to know to find each other. */
+/*! \brief The id by which the members of a communicator connect to each other: ncclUniqueId. */
 struct UniqueId {
   char bytes[128];
 };
 
-/*! \brief What a call returns: ncclResult_t. */
+/*! \brief The result of a call: ncclResult_t. */
 enum Result : int {
   kSuccess = 0,
   kCudaFailed = 1,
@@ -37,7 +37,7 @@ enum Result : int {
   kInProgress = 7,
 };
 
-/*! \brief ncclDataType_t, those that NCCL reduces everywhere. */
+/*! \brief The values of ncclDataType_t that NCCL can reduce on all devices. */
 enum Type : int {
   kInt8 = 0,
   kUint8 = 1,
@@ -55,8 +55,8 @@ enum Type : int {
 enum Operator : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
 /*!
- * \brief ncclConfig_t, as it was in NCCL 2.17: it only grows, and says how large it is and of which
- *        version, so later libraries take it.
+ * \brief ncclConfig_t of NCCL 2.17. Later versions only add members, and the struct contains its
+ *        size and version, so later libraries accept it.
  */
 struct Config {
   static constexpr int kUnset = INT_MIN;
@@ -71,7 +71,7 @@ struct Config {
 };
 static_assert(sizeof(Config) == 40, "as NCCL 2.17 has it");
 
-/*! \brief The functions, by their names without "nccl". Of them X(name, parameters...). */
+/*! \brief Expand X(name, parameters...) for each function, named without "nccl". */
 #define TVM_IPC_NCCL_FUNCTIONS(X)                                                    \
   X(GetVersion, int*)                                                                \
   X(GetUniqueId, UniqueId*)                                                          \
@@ -97,7 +97,7 @@ template <typename... Args>
 class Function {
  public:
   Result operator()(Args... args) const { return call_(args...); }
-  /*! \brief As in its documentation, for errors. */
+  /*! \brief Return the name as in NCCL's documentation, for errors. */
   const char* name() const { return name_; }
   bool exists() const { return call_ != nullptr; }
 
@@ -113,14 +113,14 @@ class Library {
   TVM_IPC_NCCL_FUNCTIONS(TVM_IPC_DECLARE)
 #undef TVM_IPC_DECLARE
 
-  /*! \brief As 22703 for 2.27.3. */
+  /*! \brief Return the version: 22703 for 2.27.3. */
   int version() const { return version_; }
   const std::string& path() const { return path_; }
-  /*! \brief "NCCL 2.27.3", and the file it was loaded from. */
+  /*! \brief Return the version and the file, as "NCCL 2.27.3 (libnccl.so.2)". */
   std::string Name() const;
-  /*! \brief What a result means, with what NCCL says of it. */
+  /*! \brief Return the text of a result, with NCCL's last error message. */
   std::string Describe(Result result, Handle communicator = nullptr) const;
-  /*! \brief Throws where the result of a call is not success. */
+  /*! \brief Throw if the result of a call is not kSuccess. */
   void Check(const char* call, Result result, Handle communicator = nullptr) const;
 
  private:
@@ -134,14 +134,15 @@ class Library {
 };
 
 /*!
- * \brief Take NCCL from this file when it is needed first, or from where the system's loader finds
- *        it.
+ * \brief Set the file from which NCCL is loaded on first use. If it is empty, the system's loader
+ *        searches for NCCL.
  */
 void UseLibrary(const std::string& path);
-/*! \brief NCCL, loaded by the first call; an error that says why it cannot be. */
+/*! \brief Return NCCL, which the first call loads. Throw an error with the reason if that fails. */
 const Library& TheLibrary();
 
-/*! \brief How NCCL reduces elements of a type; false, and why not, where it cannot. */
+/*! \brief Find NCCL's type and operator for a reduction. Return false and set `why` if there is
+ *         none. */
 bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator* nccl_operator,
                    const char** why);
 

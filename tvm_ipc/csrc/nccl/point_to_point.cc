@@ -3,21 +3,21 @@
  * \file point_to_point.cc
  * \brief Messages from one rank to another.
  *
- * NCCL would wait for ever, or write beyond a buffer, where the ends of a message disagree. So the
- * sender says on the host what it sends, in the channel that each ordered pair of ranks has, or by
- * a short message to a rank of another node, and the receiver compares before it calls NCCL. The
- * sender goes on at once, up to two messages ahead.
+ * If the two ends of a message disagree, NCCL waits indefinitely or writes beyond a buffer. So the
+ * sender announces the message on the host, and the receiver compares before it calls NCCL. Each
+ * ordered pair of ranks on a node has a channel for announcements; a rank of another node gets a
+ * short message. The sender does not wait for the receiver, unless it is two messages ahead.
  *
- * On the device a message is sent when it is received: two ranks that both send first, on the
- * stream on which they would receive afterwards, wait for each other, and end in a deadline. What
- * several exchange at once goes by `permute`.
+ * On the device, a send completes only when the message is received. If two ranks both send before
+ * they receive on the same stream, they wait for each other until the deadline. Use `permute` for
+ * such exchanges.
  */
 #include <cstring>
 
-#include "core/meeting.h"
-#include "core/messages.h"
+#include "core/internode_request_queue.h"
+#include "core/point_to_point_checks.h"
+#include "core/team_barrier.h"
 #include "core/wait.h"
-#include "core/wire.h"
 #include "nccl/endpoint.h"
 #include "nccl/team.h"
 
@@ -25,7 +25,7 @@ namespace tvm_ipc::nccl {
 
 namespace {
 
-/*! \brief What a sender has said to a rank of another node before, and may still be on its way. */
+/*! \brief How many earlier announcements to a rank of another node may still be in flight. */
 constexpr size_t kAhead = 1;
 
 void SayHere(Rank& rank, Communicators& communicators, const Descriptor& mine, int receiver) {
@@ -51,22 +51,22 @@ Descriptor HearHere(Rank& rank, Communicators& communicators, const Descriptor& 
   return theirs;
 }
 
-/*! \brief To a rank of another node. */
+/*! \brief Announce a message to a rank of another node. */
 void SayThere(Rank& rank, Communicators& communicators, const Descriptor& mine, int receiver) {
   const RemoteLink link = rank.BeginRemote(receiver, true);
   communicators.Check();
-  WireUse use(communicators.wire(), link.generation, nullptr, mine, 1, 1);
-  use.AwaitLeft(receiver, kAhead);
+  RingLease use(communicators.ring(), link.generation, nullptr, mine, 1, 1);
+  use.AwaitDetached(receiver, kAhead);
   memcpy(use.buffer(0), &mine, sizeof(mine));
-  const int32_t tag = WireTag(kWorld, rank.id(), receiver, kPacketPhase);
-  use.Leave(use.Send(rank.control().NodeOf(receiver), tag, 0, 0, sizeof(mine)), 0, receiver);
+  const int32_t tag = RingTag(kWorld, rank.id(), receiver, kPacketPhase);
+  use.Detach(use.Send(rank.control().NodeOf(receiver), tag, 0, 0, sizeof(mine)), 0, receiver);
 }
 
 Descriptor HearThere(Rank& rank, Communicators& communicators, const Descriptor& mine, int sender) {
   const RemoteLink link = rank.BeginRemote(sender, false);
   communicators.Check();
-  WireUse use(communicators.wire(), link.generation, nullptr, mine, 1, 1);
-  const int32_t tag = WireTag(kWorld, sender, rank.id(), kPacketPhase);
+  RingLease use(communicators.ring(), link.generation, nullptr, mine, 1, 1);
+  const int32_t tag = RingTag(kWorld, sender, rank.id(), kPacketPhase);
   use.Await(use.Receive(rank.control().NodeOf(sender), tag, 0));
   Descriptor theirs;
   memcpy(&theirs, use.buffer(0), sizeof(theirs));

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reductions.cc
- * \brief Reductions, by NCCL's own.
+ * \brief Reductions, by NCCL's own collectives.
  *
- * In which order NCCL adds is its own choice, by the number of ranks, the size, and how the devices
- * are connected. All ranks get the same bits; those of another size may differ.
+ * NCCL chooses the order of additions by the number of ranks, the size, and the links between the
+ * devices. All ranks get the same bits, but the bits may differ between sizes.
  */
 #include "nccl/endpoint.h"
 #include "nccl/team.h"
@@ -13,7 +13,7 @@ namespace tvm_ipc::nccl {
 
 namespace {
 
-/*! \brief How NCCL does it. */
+/*! \brief The type and operator that NCCL uses for a reduction. */
 struct Reduction {
   Type type = kFloat32;
   Operator how = kSum;
@@ -56,7 +56,7 @@ void NcclEndpoint::AllReduce(const Buffer& send, ReduceKind kind, TeamId team_id
   const Reduction reduction("allreduce", send.type, kind);
   Team team(communicators_, team_id);
   Descriptor mine = About("allreduce", kind, send, flags);
-  mine.strategy = static_cast<int8_t>(strategy);  // NCCL chooses; but programs that differ, differ
+  mine.strategy = static_cast<int8_t>(strategy);  // only compared: NCCL chooses its own algorithm
   team.Run(mine, send.bytes(), [&](Handle handle, cuda::Stream stream) {
     const auto& reduce = TheLibrary().AllReduce;
     return Called{reduce.name(), reduce(send.data, recv.data, send.count, reduction.type,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file team.h
- * \brief One operation of a team, seen from a member.
+ * \brief A team operation on one member.
  */
 #ifndef TVM_IPC_NCCL_TEAM_H_
 #define TVM_IPC_NCCL_TEAM_H_
 
 #include "core/error.h"
-#include "core/group.h"
+#include "core/rank.h"
 #include "nccl/communicators.h"
 
 namespace tvm_ipc::nccl {
@@ -18,25 +18,25 @@ class Team {
       : members_(communicators.Gather(id)), communicators_(communicators) {}
 
   int size() const { return members_.size(); }
-  /*! \brief This rank's place in the team. */
+  /*! \brief Return this rank's index in the team. */
   int index() const { return members_.index(); }
   int rank(int index) const { return members_.rank(index); }
 
-  /*! \brief Throws if no member has the place. */
+  /*! \brief Throw if no member has the index `root`. */
   void RequireRoot(const char* operation, int root) const {
     if (root >= 0 && root < size()) return;
     Fail(kind::kValue, operation, ": there is no root ", root, " in a team of ", size(),
-         "; it is a place in the team, from 0 on");
+         "; it is an index in the team, from 0 on");
   }
 
-  /*! \brief Do it together; nothing where a member is alone, or nobody gives anything. */
-  void Run(const Descriptor& mine, size_t bytes, const Communicators::Work& work) {
-    if (size() > 1 && bytes > 0) return communicators_.Run(members_, mine, work);
+  /*! \brief Run the operation. If the team has one member or there is no data, only synchronize. */
+  void Run(const Descriptor& mine, size_t bytes, const Communicators::Launch& launch) {
+    if (size() > 1 && bytes > 0) return communicators_.Run(members_, mine, launch);
     communicators_.Check();
     members_.Enter(mine);
   }
 
-  /*! \brief Of a copy within this member, in the order of its stream. */
+  /*! \brief Enqueue a copy within this member on its stream. */
   void Copy(const uint8_t* from, uint8_t* to, size_t bytes) const {
     if (from == to || bytes == 0) return;
     const cuda::Device& device = communicators_.device();

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file all_to_all.cc
- * \brief All-to-all: part j of what rank i sends becomes part i of what rank j receives.
+ * \brief All-to-all: slice j of the input of rank i becomes slice i of the output of rank j.
  *
- * Inputs in the arenas of all ranks are copied from where they lie between a step in and a step
- * out. Others go through the staging buffers, in pieces that have something of every part, and so
- * do small ones: one step is enough for these.
+ * If the inputs of all ranks are in arenas, they are read in place between a step in and a step
+ * out. Otherwise they go through the staging buffers, in pieces that contain a part of every slice.
+ * So do small inputs, for which one step is enough.
  */
 #include <algorithm>
 
-#include "shm/checks.h"
+#include "shm/all_to_all_layout.h"
+#include "shm/argument_checks.h"
 #include "shm/collectives.h"
-#include "shm/division.h"
 #include "shm/team.h"
 
 namespace tvm_ipc {
 
-void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, TeamId team_id, uint8_t flags,
-              const Buffer& recv) {
+void AllToAll(Rank& rank, const Buffer& send, const SplitCounts& parts, TeamId team_id,
+              uint8_t flags, const Buffer& recv) {
   Team team(rank, team_id);
   CheckAllToAll(send, parts, recv, {team.size(), team.index()});
   const int n = team.size();
@@ -29,10 +29,10 @@ void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, TeamId team_id
   mine.flags = flags;
   mine.type = send.type;
   mine.count = parts.empty() ? send.count : division.elements();
-  mine.parts = HashOf(parts);
+  mine.layout_hash = HashOf(parts);
   mine.offset = rank.OffsetOf(send.data, send.bytes());
   auto take = [&](int peer, const uint8_t* from, size_t at, size_t bytes) {
-    CopyBytes(recv.begin() + division.place(peer, me) + at, from, bytes, stream);
+    CopyBytes(recv.begin() + division.recv_offset(peer, me) + at, from, bytes, stream);
   };
   auto take_own = [&] {
     take(me, send.begin() + division.before(me, me), 0, division.part(me, me));
@@ -41,9 +41,9 @@ void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, TeamId team_id
     team.Enter(mine);
     if (team.InArenas()) {
       take_own();
-      for (int k = 1; k < n; ++k) {  // each begins with another peer, for they read at once
+      for (int k = 1; k < n; ++k) {  // each begins with a different peer, since all read at once
         const int peer = (me + k) % n;
-        const uint8_t* memory = team.memory(peer, team.shown(peer).offset);
+        const uint8_t* memory = team.memory(peer, team.exposed(peer).offset);
         take(peer, memory + division.before(peer, me), 0, division.part(peer, me));
       }
       if (!(flags & kNoExitBarrier)) team.Enter(mine);

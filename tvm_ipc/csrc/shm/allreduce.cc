@@ -1,55 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file allreduce.cc
- * \brief All-reduce: one answer, four ways to move the data.
+ * \brief All-reduce: four algorithms with bitwise identical results.
  *
- * All ways add in rank order with the same kernels, so the result has the same bits on every rank
- * and for every way. `Team` says what a step is and why two staging buffers suffice. With n ranks
- * and S bytes a rank moves:
+ * All algorithms add in rank order with the same kernels, so the result has the same bits on every
+ * rank and with every algorithm. `TeamBarrier` defines a step and explains why two staging buffers
+ * suffice. With n ranks and S bytes, a rank moves:
  *
  *   eager    one step for each piece of kStageBytes. A rank copies its piece into its staging
  *            buffer, enters, and reduces the pieces of all. Reads (n + 1) S, writes 2 S, half of
  *            it in the cache. No exit barrier: the staging buffer is a second copy. Small
- *            messages take back the lines of the next staging buffer while they reduce.
- *   direct   inputs in the arenas are read in place, others were copied to the staging buffer
- *            before the step in, as far as they fit. One step in, reduce, and one step out if
- *            any input is read in place: it is kept until the slowest peer has read it. Reads
- *            n S, writes S.
+ *            messages prefetch the lines of the next staging buffer while they reduce.
+ *   direct   inputs in the arenas are read in place, others are copied to the staging buffer
+ *            before the step in, if they fit. One step in, reduce, and one step out if any input
+ *            is read in place, which protects it until the slowest peer has read it. Reads n S,
+ *            writes S.
  *   sliced   inputs in the arenas, in pieces of n slices. A rank reduces its slice of the piece
  *            into its staging buffer, enters, and copies the slices of all to the output. Reads
- *            2 S, writes S + S / n. No exit barrier: a rank that entered the last piece has
- *            read all inputs it will read, and everybody waits for that.
+ *            2 S, writes S + S / n. No exit barrier: a rank that has entered the last piece has
+ *            finished reading inputs, and all ranks wait for that.
  *   relayed  sliced for inputs that are staged: a piece is copied to the staging buffer in one
  *            step, its reduced slices in the next. Reads 3 S, writes 2 S + S / n.
  *
- * The choice depends only on what all ranks know after the first step: n, S, the strategy, which
- * inputs lie in arenas, and whether any rank overwrites one of these. `direct` cannot do that;
- * `sliced` can, because a rank overwrites only slices that its peers have reduced before they
- * entered the step that lets it. A one-shot reads n S bytes and pays for one or two
- * meetings; the two-phase ways read about 2 S however many ranks there are, and pay for a meeting
- * per piece. So one-shot is taken up to two ranks, and for small messages between more.
+ * The choice depends only on facts that all ranks share after the first step: n, S, the strategy,
+ * which inputs are in arenas, and whether any rank overwrites one of these. `direct` does not
+ * allow that. `sliced` does, because a rank overwrites only slices that its peers have reduced
+ * before they entered the step that permits it. A one-shot algorithm reads n S bytes and costs one
+ * or two steps. The two-phase algorithms read about 2 S for any n, and cost a step per piece. So
+ * one-shot algorithms are used for up to two ranks, and for small messages between more.
  */
 #include "shm/allreduce.h"
 
 #include <algorithm>
 
-#include "shm/checks.h"
+#include "shm/argument_checks.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
 
 namespace {
 
-/*! \brief From here on slices pay among three or more ranks. */
+/*! \brief Above this size two phases are faster among three or more ranks. */
 constexpr size_t kSliceBytes = 64 << 10;
 
-/*! \brief Whether slices are reduced and gathered; known before the first step. */
+/*! \brief Return whether slices are reduced and gathered. All ranks know before the first step. */
 bool TwoPhases(int n, size_t bytes, Strategy strategy) {
   return strategy == Strategy::kTwoShot ||
          (strategy != Strategy::kOneShot && n > 2 && bytes > kSliceBytes);
 }
 
-/*! \brief What the ways share. */
+/*! \brief The arguments that the algorithms share. */
 struct Call {
   Team& team;
   const Buffer& send;
@@ -65,7 +65,7 @@ void Eager(Call& call) {
   const size_t width = call.width();
   const size_t piece = kStageBytes / width;
   const void* sources[kMaxRanks];
-  // In place, a piece of the output may be written only after it was copied: it was.
+  // In place, a piece of the output is written only after the piece of the input was staged.
   for (size_t at = 0; at < call.send.count || at == 0; at += piece) {
     const size_t count = std::min(piece, call.send.count - at);
     CopyBytes(team.NextBuffer(), call.send.begin() + at * width, count * width, false);
@@ -82,7 +82,7 @@ void Direct(Call& call) {
   const void* sources[kMaxRanks];
   bool in_place_reads = false;
   for (int i = 0; i < team.size(); ++i) {
-    const int64_t offset = team.shown(i).offset;
+    const int64_t offset = team.exposed(i).offset;
     sources[i] = offset >= 0 ? team.memory(i, offset) : team.buffer(i);
     in_place_reads = in_place_reads || offset >= 0;
   }
@@ -91,19 +91,20 @@ void Direct(Call& call) {
   if (in_place_reads && !(call.descriptor.flags & kNoExitBarrier)) team.Enter(call.descriptor);
 }
 
-/*! \brief Where slice i of a piece starts; whole cache lines, the last one takes the rest. */
+/*! \brief Return where slice i of a piece starts, in whole cache lines. The last slice takes the
+ *         rest. */
 size_t SliceStart(size_t count, int n, int i, size_t width) {
   if (i == n) return count;
   const size_t line = kLine / width;
   return std::min(count, (count + line * n - 1) / (line * n) * line * i);
 }
 
-/*! \brief Enter with this rank's reduced slice, then give the slices of all to the sink. */
+/*! \brief Enter with this rank's reduced slice, then pass the slices of all ranks to the sink. */
 void GatherSlices(Call& call, size_t at, size_t count) {
   Team& team = call.team;
   const size_t width = call.width();
   team.Enter(call.descriptor);
-  // Each member begins with another one's slice, so that they are not all at the same memory.
+  // Each member begins with a different slice, to spread the reads over the memory of all.
   const int first = call.sink.in_order() ? 0 : team.index();
   for (int k = 0; k < team.size(); ++k) {
     const int i = (first + k) % team.size();
@@ -119,7 +120,7 @@ void Sliced(Call& call) {
   const size_t width = call.width();
   const size_t piece = kStageBytes / width * n;
   int64_t offsets[kMaxRanks];  // the peers' descriptors change with the steps below
-  for (int i = 0; i < n; ++i) offsets[i] = team.shown(i).offset;
+  for (int i = 0; i < n; ++i) offsets[i] = team.exposed(i).offset;
   const void* sources[kMaxRanks];
   for (size_t at = 0; at < call.send.count; at += piece) {
     const size_t count = std::min(piece, call.send.count - at);
@@ -178,11 +179,11 @@ void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy str
     const void* source = send.data;
     return sink.Reduce(0, &source, 1, send.count);
   }
-  if (strategy == Strategy::kRing) strategy = Strategy::kAuto;
+  if (strategy == Strategy::kDefault) strategy = Strategy::kAuto;
   mine.strategy = static_cast<int8_t>(strategy);
   Call call{team, send, reduce, mine, sink};
   const bool two_phases = TwoPhases(team.size(), send.bytes(), strategy);
-  // What is small travels with the first step, so that one is enough.
+  // Small inputs are staged before the first step, so that one step is enough.
   if (!two_phases && send.bytes() <= kEagerBytes) return Eager(call);
   const bool fits = send.bytes() <= kStageBytes;
   if (!two_phases && fits && mine.offset < 0) {
@@ -192,8 +193,8 @@ void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy str
   bool in_arenas = true;
   bool in_place = false;
   for (int i = 0; i < team.size(); ++i) {
-    in_arenas = in_arenas && team.shown(i).offset >= 0;
-    in_place = in_place || team.shown(i).in_place != 0;
+    in_arenas = in_arenas && team.exposed(i).offset >= 0;
+    in_place = in_place || team.exposed(i).in_place != 0;
   }
   if (two_phases) return in_arenas ? Sliced(call) : Relayed(call);
   if (!in_place && (in_arenas || fits)) return Direct(call);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file allreduce.h
- * \brief The ways of an all-reduce, for whatever is done with what comes out.
+ * \brief The algorithms of an all-reduce, with a sink for the reduced elements.
  */
 #ifndef TVM_IPC_SHM_ALLREDUCE_H_
 #define TVM_IPC_SHM_ALLREDUCE_H_
@@ -15,30 +15,30 @@
 
 namespace tvm_ipc {
 
-/*! \brief Where the reduced elements of an all-reduce go, piece by piece. */
+/*! \brief Receives the reduced elements of an all-reduce, piece by piece. */
 class Sink {
  public:
   virtual ~Sink() = default;
-  /*! \brief Elements from `at` on are the reduction of these sources, which begin with them. */
+  /*! \brief Store the reduction of the sources, which begin at element `at`. */
   virtual void Reduce(size_t at, const void* const* sources, int num_sources, size_t count) = 0;
-  /*! \brief Elements from `at` on were reduced already. */
+  /*! \brief Store elements from `at` on, which are already reduced. */
   virtual void Copy(size_t at, const void* reduced, size_t count) = 0;
-  /*! \brief Whether each piece has to begin where the last one ended. */
+  /*! \brief Return whether each piece must begin where the last one ended. */
   virtual bool in_order() const = 0;
 };
 
 /*!
- * \brief Reduce what all members send, in the way that suits it.
+ * \brief Reduce the sends of all members with the fastest algorithm.
  * \param reduce The kernel that the sink uses.
- * \param mine What this rank shows, but for the strategy.
+ * \param mine This rank's descriptor, without the strategy.
  */
 void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy strategy,
                    Descriptor mine, Sink& sink);
 
-/*! \brief All-reduces into the sink; the kernel is the sink's, and a descriptor says the rest. */
+/*! \brief An all-reduce into the sink, with the sink's kernel and a descriptor. */
 using NormRun = std::function<void(ReduceFn sum, Descriptor mine, Sink& sink)>;
 
-/*! \brief `AllReduceNorm`, with an all-reduce of the caller's, once all is checked. */
+/*! \brief Check the arguments of `AllReduceNorm` and run it with the caller's all-reduce. */
 void AllReduceNormBy(const Buffer& send, const Buffer& residual, const Norm& norm, uint8_t flags,
                      const Buffer& residual_out, const Buffer& norm_out, const NormRun& run);
 

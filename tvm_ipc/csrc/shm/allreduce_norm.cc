@@ -4,10 +4,10 @@
  * \brief All-reduce, the addition of a residual, and the norm of its rows, while they are in the
  *        cache.
  *
- * Data moves in the ways of all-reduce. What comes out of them in pieces, not all of whole rows, is
- * added to the residual at once, and each row is normalised as soon as it is complete. The kernels
- * are those of all-reduce and round where it would: the new residual has the bits of an all-reduce
- * and an addition.
+ * The data is moved by the algorithms of all-reduce. Each reduced piece, which need not consist of
+ * whole rows, is added to the residual at once, and each row is normalised as soon as it is
+ * complete. The kernels and their rounding are those of all-reduce, so the new residual is bitwise
+ * that of an all-reduce and an addition.
  */
 #include <algorithm>
 #include <cstring>
@@ -21,7 +21,7 @@ namespace tvm_ipc {
 
 namespace {
 
-/*! \brief Float32, as the kernels take weights; converted where they are something else. */
+/*! \brief Return weights as float32, which the kernels need; convert them if necessary. */
 const float* Widened(const char* operation, const Buffer& buffer, std::vector<float>* converted) {
   constexpr ElementType kFloat32{2, 32, 1};  // the code is DLPack's
   const WidenFn widen = RequireWiden(operation, buffer.type);
@@ -31,7 +31,7 @@ const float* Widened(const char* operation, const Buffer& buffer, std::vector<fl
   return converted->data();
 }
 
-/*! \brief Bytes of sums of 16-bit floats, rounded once, that wait for the residual. */
+/*! \brief Bytes of the buffer for rounded sums of 16-bit floats, before the residual is added. */
 constexpr size_t kSumBytes = 4 << 10;
 
 class ResidualAndNorm final : public Sink {
@@ -65,7 +65,7 @@ class ResidualAndNorm final : public Sink {
     return static_cast<const uint8_t*>(elements) + at * width();
   }
 
-  /*! \brief The sum of the sources and the residual; there is room for one more source. */
+  /*! \brief Store the sum of the sources and the residual. `sources` has room for one more. */
   void Add(size_t at, const void** sources, int num_sources, size_t count) {
     uint8_t* out = residual_out_.begin() + at * width();
     const void* residual = At(residual_.data, at);
@@ -85,7 +85,7 @@ class ResidualAndNorm final : public Sink {
     }
   }
 
-  /*! \brief The row that starts there. */
+  /*! \brief Normalise the row that starts at `at`. */
   void Normalise(size_t at) {
     normalise_(norm_out_.begin() + at * norm_out_.type.bytes(),
                residual_out_.begin() + at * width(), row_);
@@ -163,7 +163,7 @@ void AllReduceNormBy(const Buffer& send, const Buffer& residual, const Norm& nor
   mine.flags = flags;
   mine.type = send.type;
   mine.count = send.count;
-  mine.parts = HashOf({static_cast<int64_t>(row.count), epsilon});
+  mine.layout_hash = HashOf({static_cast<int64_t>(row.count), epsilon});
   ResidualAndNorm sink(sum, residual, row, normalise, residual_out, norm_out);
   run(sum, mine, sink);
 }

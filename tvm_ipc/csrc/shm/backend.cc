@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "core/group.h"
+#include "core/rank.h"
 #include "shm/collectives.h"
 #include "shm/reduce.h"
 
@@ -44,7 +44,7 @@ class SharedMemoryEndpoint final : public Endpoint {
     tvm_ipc::Reduce(rank_, send, kind, root, team, flags, recv);
     Arrive(team, [&](size_t) { return recv == nullptr ? 0 : recv->bytes(); });
   }
-  void AllToAll(const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
+  void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
                 const Buffer& recv) final {
     tvm_ipc::AllToAll(rank_, send, parts, team, flags, recv);
     Arrive(team, [&](size_t n) { return recv.bytes() / n * (n - 1); });
@@ -77,26 +77,29 @@ class SharedMemoryEndpoint final : public Endpoint {
     if (rank_.link().on()) rank_.link().Travel(recv.bytes());
   }
 
-  Shown Show(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final {
-    return tvm_ipc::Show(rank_, tensor, team, std::move(keep));
+  ExposedBuffer Expose(const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep) final {
+    return tvm_ipc::Expose(rank_, tensor, team, std::move(keep));
   }
-  PeerMemory Peer(Shown& shown, int64_t shift) final { return tvm_ipc::Peer(rank_, shown, shift); }
-  void Hide(TeamId team, const std::vector<const Shown*>& shown) final {
-    tvm_ipc::Hide(rank_, team, shown);
+  PeerMemory PeerView(ExposedBuffer& exposed, int64_t shift) final {
+    return tvm_ipc::PeerView(rank_, exposed, shift);
   }
-  void ReduceParts(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
-                   const Buffer& recv) final {
-    tvm_ipc::ReduceParts(rank_, kind, team, parts, recv);
+  void Release(TeamId team, const std::vector<const ExposedBuffer*>& exposed) final {
+    tvm_ipc::Release(rank_, team, exposed);
+  }
+  void ReduceSlices(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                    const Buffer& recv) final {
+    tvm_ipc::ReduceSlices(rank_, kind, team, parts, recv);
   }
 
   void Copy(const Buffer& source, const Buffer& target) final {
     CopyBytes(target.begin(), source.begin(), source.bytes(), source.bytes() >= kStreamBytes);
   }
-  /*! \brief Nothing is in flight when a collective returns. */
+  /*! \brief Return at once: nothing is in flight when a collective returns. */
   void Synchronise() final {}
 
  private:
-  /*! \brief Over a link that is emulated, what the rank received comes late: by a team's size. */
+  /*! \brief Delay received bytes as the emulated link would; the number depends on the team size.
+   */
   template <typename Bytes>
   void Arrive(TeamId team, const Bytes& bytes) {
     if (!rank_.link().on()) return;
@@ -113,7 +116,7 @@ class SharedMemoryBackend final : public Backend {
   const char* name() const final { return "shm"; }
   Capabilities capabilities() const final { return {kCPU, true}; }
 
-  /*! \brief The ranks' segments: see control.h. */
+  /*! \brief Make the ranks' segments (shared_memory_layout.h). */
   std::vector<File> Prepare(const Control& control) const final {
     std::vector<File> files;
     for (int i = 0; i < control.ranks_here; ++i) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file collectives.h
- * \brief The operations between ranks, on plain memory.
+ * \brief The collectives and messages between ranks of one machine.
  *
- * Every function throws Error and leaves the inputs as they were. Outputs may be half written
- * after an error. Teams are named by their ids (core/teams.h). Inputs in the rank's arena are read
- * by peers in place; others are staged.
+ * Every function reports failures by throwing Error, and never modifies its inputs. Outputs may be
+ * partly written after an error. Peers read inputs in the rank's arena in place; other inputs are
+ * staged.
  */
 #ifndef TVM_IPC_SHM_COLLECTIVES_H_
 #define TVM_IPC_SHM_COLLECTIVES_H_
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "core/group.h"
+#include "core/rank.h"
 #include "shm/reduce.h"
 
 namespace tvm_ipc {
@@ -29,14 +29,14 @@ void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team, Str
 void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const Norm& norm,
                    TeamId team, Strategy strategy, uint8_t flags, const Buffer& residual_out,
                    const Buffer& norm_out);
-/*! \brief recv = this member's part of what an all-reduce would give. */
+/*! \brief recv = this member's slice of the reduction. */
 void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
                    const Buffer& recv);
-/*! \brief On the member with this place, recv = what an all-reduce would give. */
+/*! \brief On the root, recv = the reduction of the members' sends. */
 void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
             const Buffer* recv);
-/*! \brief Part i of recv = this member's part of member i's send. */
-void AllToAll(Rank& rank, const Buffer& send, const Parts& parts, TeamId team, uint8_t flags,
+/*! \brief Slice i of recv = the slice of member i's send that is for this member. */
+void AllToAll(Rank& rank, const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
               const Buffer& recv);
 /*! \brief recv = the send of the member that this one receives from, or zeros. */
 void Permute(Rank& rank, const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
@@ -46,29 +46,30 @@ void AllGather(Rank& rank, const Buffer& send, TeamId team, uint8_t flags, const
 /*! \brief recv = the root's send. Others may pass nullptr. */
 void Broadcast(Rank& rank, const Buffer* send, int root, TeamId team, uint8_t flags,
                const Buffer& recv);
-/*! \brief recv = this member's part of the root's send. */
+/*! \brief recv = this member's slice of the root's send. */
 void Scatter(Rank& rank, const Buffer* send, int root, TeamId team, uint8_t flags,
              const Buffer& recv);
 /*! \brief On the root, recv = the members' sends, in rank order. */
 void Gather(Rank& rank, const Buffer& send, int root, TeamId team, uint8_t flags,
             const Buffer* recv);
 
-/*! \brief Those of shows: core/backend.h says what they do. */
-Shown Show(Rank& rank, const Buffer& tensor, TeamId team, std::shared_ptr<const void> keep);
-PeerMemory Peer(Rank& rank, Shown& shown, int64_t shift);
-void Hide(Rank& rank, TeamId team, const std::vector<const Shown*>& shown);
-void ReduceParts(Rank& rank, ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
-                 const Buffer& recv);
+// Exposed buffers: documented in core/backend.h.
+ExposedBuffer Expose(Rank& rank, const Buffer& tensor, TeamId team,
+                     std::shared_ptr<const void> keep);
+PeerMemory PeerView(Rank& rank, ExposedBuffer& exposed, int64_t shift);
+void Release(Rank& rank, TeamId team, const std::vector<const ExposedBuffer*>& exposed);
+void ReduceSlices(Rank& rank, ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
+                  const Buffer& recv);
 
-/*! \brief Returns when the buffer may be written again. */
+/*! \brief Return when the buffer may be written again. */
 void Send(Rank& rank, const Buffer& send, int receiver);
 void Receive(Rank& rank, const Buffer& recv, int sender);
 
-/*! \brief Up to here a copy is cheaper than a second meeting, for the exit. */
+/*! \brief Up to this size a copy is cheaper than an exit barrier. */
 constexpr size_t kEagerBytes = 2 << 10;
 
-/*! \brief Outputs of at least this many bytes are written past the caches, for their reader would
- *         not find them there anyway. */
+/*! \brief Outputs of at least this many bytes bypass the caches, where their reader would no longer
+ *         find them anyway. */
 constexpr size_t kStreamBytes = 32 << 20;
 
 }  // namespace tvm_ipc

@@ -6,16 +6,17 @@
 #ifndef TVM_IPC_SHM_NORM_H_
 #define TVM_IPC_SHM_NORM_H_
 
-#include "core/element.h"
+#include "core/element_type.h"
 #include "shm/reduce_table.h"
 
 namespace tvm_ipc {
 
-/*! \brief Normalises rows of a type into another; throws if it is none of 16 or 32-bit floats. */
+/*! \brief Return the function that normalises rows of one type into another; throw unless both are
+ *         16-bit or 32-bit floats. */
 NormFn RequireNorm(const char* operation, ElementType from, ElementType to);
-/*! \brief Makes float32 of a type; throws likewise. */
+/*! \brief Return the function that converts a type to float32; throw likewise. */
 WidenFn RequireWiden(const char* operation, ElementType from);
-/*! \brief Rounds float32 to a type; throws likewise. */
+/*! \brief Return the function that rounds float32 to a type; throw likewise. */
 NarrowFn RequireNarrow(const char* operation, ElementType to);
 
 }  // namespace tvm_ipc

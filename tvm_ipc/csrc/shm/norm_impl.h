@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file norm_impl.h
- * \brief Normalising a row, written once over vectors; part of reduce_impl.h.
+ * \brief Normalisation of a row, written once over vectors; part of reduce_impl.h.
  *
- * All is float32. Sums are those of 32 lanes, element i in lane i % 32, which are added in a tree:
- * so they have the same bits on every instruction set. A variance is that of the differences from
- * the mean, in a second pass, which does not cancel where the mean is large.
+ * All arithmetic is float32. A sum has 32 lanes, element i in lane i % 32, which are added in a
+ * tree, so it has the same bits on every instruction set. A variance is computed from the
+ * differences from the mean in a second pass, which avoids cancellation if the mean is large.
  */
 #ifndef TVM_IPC_SHM_NORM_IMPL_H_
 #define TVM_IPC_SHM_NORM_IMPL_H_
@@ -24,10 +24,10 @@ constexpr size_t kFloats = kVector / sizeof(float);
 constexpr size_t kRegisters = kLanes / kFloats;
 
 using Ints = VectorOf<int32_t>::Type;
-/*! \brief As many 16-bit elements as a vector has floats. */
+/*! \brief A vector of as many 16-bit elements as a vector has floats. */
 typedef uint16_t Shorts __attribute__((vector_size(Isa::kBytes / 2)));
 
-/*! \brief Floats of consecutive elements, in their order. */
+/*! \brief Consecutive elements as floats, in order. */
 struct Lanes {
   Floats v[kRegisters];
 };
@@ -122,7 +122,7 @@ struct InOrder<Float16> {
   }
 };
 
-/*! \brief Some of the elements of a block, and zeros. */
+/*! \brief Load the first `count` elements of a block, and zeros for the others. */
 template <typename Format>
 TVM_IPC_INLINE Lanes LoadSome(const typename InOrder<Format>::Element* p, size_t count) {
   typename InOrder<Format>::Element block[kLanes] = {};
@@ -130,7 +130,7 @@ TVM_IPC_INLINE Lanes LoadSome(const typename InOrder<Format>::Element* p, size_t
   return InOrder<Format>::Load(block);
 }
 
-/*! \brief The sum of what a function makes of each element. */
+/*! \brief Return the sum of `term` over all elements of a row. */
 template <typename Format, typename Term>
 TVM_IPC_INLINE float SumOf(const typename InOrder<Format>::Element* row, size_t count, Term term) {
   Lanes total = {};
@@ -144,7 +144,7 @@ TVM_IPC_INLINE float SumOf(const typename InOrder<Format>::Element* row, size_t 
     Lanes terms = LoadSome<Format>(row + at, count - at);
     for (size_t i = 0; i < kRegisters; ++i) terms.v[i] = term(terms.v[i]);
     __builtin_memcpy(lanes, &terms, sizeof(lanes));
-    for (size_t i = count - at; i < kLanes; ++i) lanes[i] = 0;  // those beyond the end are none
+    for (size_t i = count - at; i < kLanes; ++i) lanes[i] = 0;  // no terms beyond the end
     terms = InOrder<Float32>::Load(lanes);
     for (size_t i = 0; i < kRegisters; ++i) total.v[i] += terms.v[i];
   }
@@ -155,13 +155,13 @@ TVM_IPC_INLINE float SumOf(const typename InOrder<Format>::Element* row, size_t 
   return lanes[0];
 }
 
-/*! \brief What is taken from each element of a row, and what it is multiplied by then. */
+/*! \brief The value to subtract from each element of a row, and the factor to multiply by then. */
 struct Moments {
   float mean;
   float scale;
 };
 
-// Not inline: it is most of what there is to compile, and does not depend on what is written.
+// Not inline: this is most of the code to compile, and it does not depend on the output type.
 template <typename From, bool kCentred>
 __attribute__((noinline)) Moments MomentsOf(const typename InOrder<From>::Element* row,
                                             const NormRow& norm) {
@@ -231,8 +231,8 @@ void Widen(float* out, const void* elements, size_t count) {
   __builtin_memcpy(out + at, &rest, (count - at) * sizeof(float));
 }
 
-/*! \brief What is NaN, of floats that were rounded, keeps its sign and the upper bits of its
- *         payload, and is quiet: the same on every instruction set. */
+/*! \brief Replace the NaNs among rounded floats by quiet NaNs with the same sign and upper bits of
+ *         the payload, the same on every instruction set. */
 template <typename To>
 __attribute__((noinline, cold)) void KeepNans(uint16_t* out, const float* from, size_t count) {
   for (size_t i = 0; i < count; ++i) {

@@ -10,14 +10,14 @@
  *   receiver see slot.seq reach m (acquire), copy, publish taken = m (release)
  *   sender   see taken reach m - 2 (acquire) before it fills the slot again
  *
- * A message in private memory goes through the packets' buffers piece by piece, and the sender
- * returns when the last piece is in a buffer; two ranks that send to each other first do not block
- * up to two packets. A larger message in the arena is one packet that says where it lies, and the
- * sender waits until it is taken.
+ * A message in private memory goes through the packets' buffers piece by piece. The sender returns
+ * when the last piece is in a buffer, so two ranks that send to each other first do not block with
+ * up to two packets. A larger message in the arena is one packet with its offset, and the sender
+ * waits until the receiver has copied it.
  */
 #include <algorithm>
 
-#include "core/messages.h"
+#include "core/point_to_point_checks.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce.cc
- * \brief The choice of an instruction set, and of a function in its table.
+ * \brief Selection of an instruction set, and of a function in its table.
  */
 #include "shm/reduce.h"
 
@@ -19,7 +19,8 @@ namespace tvm_ipc {
 namespace {
 
 #if defined(__x86_64__)
-/*! \brief Whether 512-bit conversions of float16 take longer than two of 256 bits: Zen 4. */
+/*! \brief Return whether one 512-bit conversion of float16 takes longer than two 256-bit ones, as
+ *         on Zen 4. */
 bool ConvertsHalvesBy256() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(0, &a, &b, &c, &d) == 0 || c != signature_AMD_ecx) return false;
@@ -28,13 +29,13 @@ bool ConvertsHalvesBy256() {
 }
 #endif
 
-/*! \brief What this machine can run, the best one last. */
+/*! \brief Return the tables that this machine can run, the best one last. */
 std::vector<ReduceTable> MachineTables() {
   std::vector<ReduceTable> tables{kPortableTable};
 #if defined(__x86_64__)
-  // The builtin also asks whether the operating system saves the registers.
+  // __builtin_cpu_supports also checks whether the operating system saves the registers.
   __builtin_cpu_init();
-  // Not every compiler knows "f16c" in the builtin; its registers are those of AVX.
+  // Not every compiler accepts "f16c" in __builtin_cpu_supports. F16C uses the registers of AVX.
   unsigned a = 0, b = 0, c = 0, d = 0;
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return tables;
@@ -55,24 +56,24 @@ std::vector<ReduceTable> MachineTables() {
   return tables;
 }
 
-// Made when the library is loaded, not when it is first used, by threads and forked children.
+// Created when the library is loaded, because threads and forked children may use it first.
 const std::vector<ReduceTable> machine_tables = MachineTables();
 
-// The tables are constant, so the pointer needs no ordering with anything.
+// The tables are constant, so the pointer needs no memory ordering.
 std::atomic<const ReduceTable*> current{nullptr};
 
 const ReduceTable* Table() {
   const ReduceTable* table = current.load(std::memory_order_relaxed);
   if (table != nullptr) return table;
   const ReduceTable* best = &machine_tables.back();
-  // Unless another thread was first.
+  // If another thread was first, keep its table.
   return current.compare_exchange_strong(table, best, std::memory_order_relaxed) ? best : table;
 }
 
 // Codes of DLPack.
 constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kBool = 6;
 
-/*! \brief The ReduceType, or -1. */
+/*! \brief Return the ReduceType of an element type, or -1. */
 int RowOf(ElementType type) {
   if (type.lanes != 1) return -1;
   switch (type.code << 8 | type.bits) {
@@ -122,7 +123,7 @@ ReduceFn RequireReduce(const char* operation, ElementType type, ReduceKind kind)
        " is not supported; cast to a type that is, such as float32");
 }
 
-/*! \brief The row of a type that is normalised. */
+/*! \brief Return the row of a type that can be normalised; throw if it cannot. */
 static int NormRowOf(const char* operation, ElementType type) {
   const int row = RowOf(type);
   if (row >= 0 && row < kNumNormTypes) return row;

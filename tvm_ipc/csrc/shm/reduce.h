@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/element.h"
+#include "core/element_type.h"
 
 namespace tvm_ipc {
 
@@ -22,24 +22,24 @@ namespace tvm_ipc {
  * accumulate in a wider integer and wrap at the end; an average divides the whole sum, integers
  * towards zero. NaN in any source gives NaN for every kind. The result has the same bits on
  * every instruction set. `dst` may be exactly one of the sources. No pointer needs alignment.
- * \param stream Write past the caches; worth it for outputs larger than they are.
+ * \param stream Bypass the caches; worth it for outputs larger than the caches.
  */
 using ReduceFn = void (*)(void* dst, const void* const* src, int num_src, size_t count,
                           bool stream);
 
-/*! \brief The reduction for a type, or nullptr where the pair has no meaning or no code. */
+/*! \brief Return the reduction for a type; nullptr if there is none. */
 ReduceFn FindReduce(ElementType type, ReduceKind kind);
-/*! \brief The reduction for a type; throws if there is none. `operation` is for the error. */
+/*! \brief Return the reduction for a type; throw if there is none. `operation` is for the error. */
 ReduceFn RequireReduce(const char* operation, ElementType type, ReduceKind kind);
 
-/*! \brief memcpy; with `stream`, written past the caches. */
+/*! \brief Copy like memcpy; with `stream` bypass the caches. */
 void CopyBytes(void* dst, const void* src, size_t bytes, bool stream);
 
-/*! \brief The instruction set in use: "avx512bf16", "avx512", "avx2" or "portable". */
+/*! \brief Return the instruction set in use: "avx512bf16", "avx512", "avx2" or "portable". */
 const char* InstructionSet();
 
 /*!
- * \brief Use this instruction set from now on in this process ("auto": the best one).
+ * \brief Select an instruction set for this process; "auto" is the best one.
  * \return Whether the machine has it; if not, nothing changes.
  */
 bool UseInstructionSet(const std::string& name);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_avx2.cc
- * \brief The reductions for AVX2, F16C and FMA; compiled with these enabled. Empty elsewhere.
+ * \brief The reductions for AVX2, F16C and FMA; compiled with these enabled. Empty on other
+ *        architectures.
  */
 #if defined(__x86_64__)
 #include <immintrin.h>

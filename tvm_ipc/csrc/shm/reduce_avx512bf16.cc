@@ -2,17 +2,18 @@
 /*!
  * \file reduce_avx512bf16.cc
  * \brief The reductions of bfloat16 for AVX-512 with BF16, whose instruction rounds 32 floats at
- *        once; compiled with these enabled. Empty elsewhere.
+ *        once; compiled with these enabled. Empty on other architectures.
  */
 #if defined(__x86_64__)
 #include "shm/reduce_isa512.h"
-// After what it stands on.
+// Must follow the definition of Isa.
 #include "shm/reduce_impl.h"
 
 namespace tvm_ipc {
 namespace {
 
-/*! \brief Subnormal sums, which the instruction takes for zeros, are rounded as elsewhere. */
+/*! \brief bfloat16 that rounds with the BF16 instruction. The instruction treats subnormal sums as
+ *         zeros, so Exact rounds them. */
 struct RoundedBFloat16 : BFloat16 {
   using Exact = BFloat16;
   static constexpr bool kNormalsOnly = true;
@@ -27,7 +28,7 @@ struct RoundedBFloat16 : BFloat16 {
 
 }  // namespace
 
-// The least and the greatest of some bfloat16 need no rounding.
+// The minimum and the maximum of bfloat16 elements need no rounding.
 constexpr ReduceRow kAvx512BFloat16Row = {
     {Reduce<RoundedBFloat16, Sum>, Reduce<RoundedBFloat16, Product>, Reduce<BFloat16, Minimum>,
      Reduce<BFloat16, Maximum>, Reduce<RoundedBFloat16, Average>}};

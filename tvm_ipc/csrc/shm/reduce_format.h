@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_format.h
- * \brief Element formats and operations on vectors of them; part of reduce_impl.h, which says
- *        what `Isa` provides.
+ * \brief Element formats and operations on vectors of them; part of reduce_impl.h, which documents
+ *        `Isa`.
  */
 #ifndef TVM_IPC_SHM_REDUCE_FORMAT_H_
 #define TVM_IPC_SHM_REDUCE_FORMAT_H_
@@ -31,13 +31,13 @@ TVM_IPC_INLINE Raw Load(const char* p) {
   return v;
 }
 
-// Formats: how elements lie in memory and in which type they are accumulated. A vector of
-// memory becomes kParts vectors of accumulators; the order of lanes inside does not matter as
-// long as Pack undoes Unpack.
+// A format specifies how elements are stored in memory and in which type they are accumulated. A
+// vector in memory becomes kParts vectors of accumulators. The order of lanes inside does not
+// matter as long as Pack is the inverse of Unpack.
 
-/*! \brief What most formats have in common. */
+/*! \brief Defaults of most formats. */
 struct Plain {
-  /*! \brief Whether Pack is wrong for what is Unusual; Exact's is not. */
+  /*! \brief Whether Pack is wrong for elements that are Unusual; Exact::Pack handles these. */
   static constexpr bool kNormalsOnly = false;
   template <typename V>
   static TVM_IPC_INLINE V Add(V a, V x) {
@@ -45,7 +45,8 @@ struct Plain {
   }
 };
 
-/*! \brief Accumulated in the type itself. For integers that equals wrapping at the end. */
+/*! \brief A format that accumulates in the element type. For integers, the result is the same as
+ *         wrapping at the end. */
 template <typename T>
 struct Native : Plain {
   using Element = T;
@@ -83,19 +84,19 @@ struct BFloat16 : Plain {
   using Bits = uint16_t;
   static constexpr Bits kQuiet = 0x0040, kInfinity = 0x7f80, kMagnitude = 0x7fff;
   static constexpr int kParts = 2;
-  // A word holds two elements: the lower one is shifted up, the upper one is in its place.
+  // A word holds two elements: the lower one is shifted up, the upper one is already in position.
   static TVM_IPC_INLINE void Unpack(const char* p, Vector* out) {
     Words words = (Words)Load(p);
     out[0] = (Vector)(words << 16);
     out[1] = (Vector)(words & 0xffff0000u);
   }
-  // To nearest even: up where the lower half is more than half a unit of the upper one, or just
-  // that and the upper one is odd. A carry reaches infinity as it should.
+  // Round to nearest even: up if the lower half is more than half a unit of the upper one, or
+  // exactly half a unit and the upper one is odd. A carry reaches infinity, as it should.
   static TVM_IPC_INLINE Raw Pack(const Vector* in) {
     Raw upper, lower;
     Isa::Halves((Raw)in[0], (Raw)in[1], &upper, &lower);
     Signed16 beyond =
-        (Signed16)((Unsigned16)lower ^ 0x8000);  // signed, as far as the lower half is more
+        (Signed16)((Unsigned16)lower ^ 0x8000);  // the lower half minus half a unit, signed
     Unsigned16 up = (Unsigned16)(beyond > -((Signed16)upper & 1));
     return (Raw)((Unsigned16)upper - up);
   }
@@ -123,11 +124,11 @@ struct Float16 : Plain {
     return Isa::NarrowHalf((Isa::F32)in[0], (Isa::F32)in[1]);
   }
   using Plain::Add;
-  // The same bits either way, but sums wait for the units that conversions keep busy.
+  // A multiply-add gives the same bits, but additions wait for units that conversions keep busy.
   static TVM_IPC_INLINE Vector Add(Vector a, Vector x) {
     if (!Isa::kFused) return a + x;
     Vector one = Vector{} + 1.0f;
-    __asm__("" : "+x"(one));  // or the compiler knows better, and adds
+    __asm__("" : "+x"(one));  // keeps the compiler from replacing it by an addition
     return (Vector)Isa::MultiplyAdd((Isa::F32)a, (Isa::F32)one, (Isa::F32)x);
   }
   static float Widen(Bits bits) {
@@ -138,12 +139,11 @@ struct Float16 : Plain {
   }
 };
 
-// Operations, on a scalar of a format or a vector of them. kSticky: a NaN of an operand reaches the
-// result.
+// Operations on a scalar or a vector of a format. kSticky: a NaN in an operand reaches the result.
 
 struct Sum {
   static constexpr bool kSticky = true, kDivide = false, kTruth = false;
-  // Whether two sources, of most sessions, have code of their own.
+  // Whether the most frequent case, two sources, is compiled separately.
   static constexpr bool kOften = true;
   template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
@@ -178,7 +178,7 @@ struct Maximum : Minimum {
   }
 };
 
-/*! \brief On bytes that mean false only if zero; the result is 0 or 1. */
+/*! \brief Logical operations on bytes, of which only zero is false; the result is 0 or 1. */
 struct All : Minimum {
   static constexpr bool kTruth = true;
 };

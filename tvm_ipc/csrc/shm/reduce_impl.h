@@ -19,16 +19,16 @@
  *   kHalvesInOrder             whether `low` has the first half of the vector
  *   MultiplyAdd(a, b, c)       a * b + c; kFused: whether that is one instruction
  *
- * Memory is passed over once: a few vectors of the result are accumulated over all sources in
+ * Memory is read and written once: a few vectors of the result are accumulated over all sources in
  * registers, then stored.
  *
- * NaN. Processors differ in which NaN they return, and compilers may swap the operands of an
- * addition. So the vector code only finds out whether a NaN occurred in what it is about to
- * store; if so it discards that and computes these elements one by one, where the first NaN in
- * source order is the result, made quiet, and an invalid operation gives the positive quiet NaN
- * without payload. What is not NaN is the same everywhere by IEEE 754.
+ * NaN: processors differ in which NaN they return, and compilers may swap the operands of an
+ * addition. So the vector code only checks whether there is a NaN in the results that it is about
+ * to store. If so, it discards them and computes these elements one by one. The result is then the
+ * first NaN in source order, made quiet; an invalid operation gives the positive quiet NaN without
+ * payload. By IEEE 754 all other results are the same everywhere.
  *
- * Zeros and ties in min and max: the first of the equals stays.
+ * Zeros and ties in min and max: the first of equal elements is the result.
  */
 #ifndef TVM_IPC_SHM_REDUCE_IMPL_H_
 #define TVM_IPC_SHM_REDUCE_IMPL_H_
@@ -37,8 +37,8 @@
 #include <cstdint>
 
 #include "shm/norm_impl.h"
-#include "shm/reduce_average.h"
 #include "shm/reduce_format.h"
+#include "shm/reduce_integer_average.h"
 #include "shm/reduce_table.h"
 
 namespace tvm_ipc {
@@ -46,10 +46,10 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr int kUnroll = 4;
-// How far sources are prefetched. The processor's own prefetch stops at the end of a page. Much
-// further takes longer again, by a sixth on Zen 4 for what lies in its third-level cache.
+// Prefetch distance in bytes. The hardware prefetcher stops at the end of a page. Much larger
+// distances are slower, by a sixth on Zen 4 for data in its L3 cache.
 constexpr size_t kAhead = 512;
-// Below this, in the second-level cache, memcpy is as fast.
+// Below this size, for data in the L2 cache, memcpy is as fast.
 constexpr size_t kLongCopy = 256 * 1024;
 
 template <bool kStream>
@@ -61,7 +61,7 @@ TVM_IPC_INLINE void Store(char* p, Raw v) {
   }
 }
 
-/*! \brief Keeps the compiler from mixing the stores of two lines, which would stream halves. */
+/*! \brief Keep the compiler from mixing the stores of two lines, which would stream half lines. */
 TVM_IPC_INLINE void KeepOrder() { __asm__ volatile("" ::: "memory"); }
 
 template <size_t kBytes>
@@ -86,8 +86,8 @@ struct Registers {
 
   TVM_IPC_INLINE bool HasNan() const {
     if constexpr (Isa::kFused && IsHalf<Format>::value) {
-      // NaN survives products and sums, and the units that compute these have nothing else to do
-      // while others convert. Infinities may look like NaN here; nothing else is that large.
+      // NaN survives products and sums, and the units that compute these are idle while others
+      // convert. Infinities may give NaN here too; no other value is large enough.
       auto all = v[0];
       for (int i = 1; i + 2 < kCount; i += 2) all = MultiplyAdd(all, v[i], v[i + 1]);
       if (__builtin_expect(Unordered(all, v[kCount - 1]) == 0, 1)) return false;
@@ -97,7 +97,7 @@ struct Registers {
     return found != 0;
   }
 
-  /*! \brief Whether Pack would be wrong for anything, or it is NaN. */
+  /*! \brief Return whether any element is NaN, or one for which Pack would be wrong. */
   TVM_IPC_INLINE bool HasUnusual() const {
     unsigned found = 0;
     for (int i = 0; i < kCount; ++i) found |= Format::Unusual(v[i]);
@@ -115,7 +115,7 @@ struct Registers {
   }
 };
 
-/*! \brief Whether Format holds floats: those have a type for their bits. */
+/*! \brief Whether Format holds floats: only these define kInfinity. */
 template <typename Format, typename = void>
 struct HoldsFloats {
   static constexpr bool value = false;
@@ -125,7 +125,7 @@ struct HoldsFloats<Format, decltype((void)Format::kInfinity)> {
   static constexpr bool value = true;
 };
 
-/*! \brief Elements one by one, with the rules for NaN. */
+/*! \brief Reduce elements one by one, with the rules for NaN. */
 template <typename Format, typename Op>
 __attribute__((noinline, cold)) void ReduceCarefully(char* dst, const void* const* src, int num_src,
                                                      size_t begin, size_t end) {
@@ -158,7 +158,7 @@ __attribute__((noinline, cold)) void ReduceCarefully(char* dst, const void* cons
   }
 }
 
-/*! \brief What a step needs to know. */
+/*! \brief The arguments of a step. */
 struct Job {
   char* dst;
   const void* const* src;
@@ -168,7 +168,7 @@ struct Job {
   size_t bytes;
   bool stream;
 
-  // kSources is their number, or 0 if that is known only when run.
+  // kSources is the number of sources, or 0 if it is known only at run time.
   template <int kSources>
   TVM_IPC_INLINE int Sources() const {
     return kSources != 0 ? kSources : num_src;
@@ -180,7 +180,7 @@ struct Job {
   }
 };
 
-/*! \brief kVectors vectors to byte `at`, or `part` bytes of one if that is not 0. */
+/*! \brief Store kVectors vectors at byte `at`, or `part` bytes of one if that is not 0. */
 template <typename Format, int kVectors>
 TVM_IPC_INLINE void StoreBlock(const Job& job, size_t at, size_t part,
                                const typename Format::Vector* v) {
@@ -199,8 +199,8 @@ TVM_IPC_INLINE void StoreBlock(const Job& job, size_t at, size_t part,
 }
 
 /*!
- * \brief The result for kVectors vectors at byte `at`, or, if `part` is not 0, for that many
- *        bytes of one.
+ * \brief Compute and store the result for kVectors vectors at byte `at`, or, if `part` is not 0,
+ *        for that many bytes of one.
  */
 template <typename Format, typename Op, int kVectors, int kSources>
 TVM_IPC_INLINE void Step(const Job& job, size_t at, size_t part) {
@@ -222,7 +222,7 @@ TVM_IPC_INLINE void Step(const Job& job, size_t at, size_t part) {
   }
   if constexpr (Op::kDivide) {
     Scalar divisor = static_cast<Scalar>(num_src);
-    // The product with an exact reciprocal is the quotient, and several times faster.
+    // Multiplication by an exact reciprocal gives the quotient, and is several times faster.
     bool power_of_two = (num_src & (num_src - 1)) == 0;
     Scalar factor = static_cast<Scalar>(1) / divisor;
     for (int i = 0; i < Block::kCount; ++i)
@@ -250,11 +250,12 @@ TVM_IPC_INLINE void Step(const Job& job, size_t at, size_t part) {
 }
 
 /*!
- * \brief The bytes from `at` to `end`: the few before and after what is done four vectors at a
- * time.
+ * \brief Reduce the bytes from `at` to `end`: the few before and after those that are done four
+ *        vectors at a time.
  *
- * One function for any number of sources, since inlined it is most of what there is to compile. It
- * has a job of its own: that of the caller stays in registers only where nobody has its address.
+ * One function handles any number of sources, because inlined it would be most of the code to
+ * compile. It takes its own copy of the job: the caller's stays in registers only if its address is
+ * never taken.
  */
 template <typename Format, typename Op>
 __attribute__((noinline)) void ReduceFew(Job job, size_t at, size_t end) {
@@ -296,7 +297,8 @@ void Reduce(void* dst, const void* const* src, int num_src, size_t count, bool s
   Run<Format, Op, 0>(dst, src, num_src, count, stream);
 }
 
-/*! \brief A copy of two lines or more; the library's prefetches nothing and streams late. */
+/*! \brief Copy two lines or more. The C library's memcpy does not prefetch, and streams only larger
+ *         copies. */
 template <bool kStream>
 TVM_IPC_INLINE void CopyLong(char* to, const char* from, size_t bytes) {
   constexpr size_t kVectors = kLine / kVector;
@@ -332,7 +334,7 @@ constexpr ReduceRow FloatRow() {
            Reduce<Format, Maximum>, Reduce<Format, Average>}};
 }
 
-// Signed sums and products have the bits of unsigned ones, which may overflow.
+// Signed sums and products have the same bits as unsigned ones, whose overflow is defined.
 template <typename T, typename Unsigned, ReduceFn kAverage>
 constexpr ReduceRow IntegerRow() {
   return {{Reduce<Native<Unsigned>, Sum>, Reduce<Native<Unsigned>, Product>,
@@ -345,7 +347,7 @@ constexpr ReduceRow TruthRow() {
       {Reduce<Bytes, Any>, Reduce<Bytes, All>, Reduce<Bytes, All>, Reduce<Bytes, Any>, nullptr}};
 }
 
-/*! \brief The rows in the order of ReduceType. */
+/*! \brief Return the table, with its rows in the order of ReduceType. */
 constexpr ReduceTable MakeTable(const char* name) {
   return {name,
           {FloatRow<Float16>(), FloatRow<BFloat16>(), FloatRow<Float32>(), FloatRow<Float64>(),

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_isa512.h
- * \brief Vectors of AVX-512 F, BW, VL and DQ, and of BF16 where that is enabled, as reduce_impl.h
- *        wants them.
+ * \brief `Isa` of reduce_impl.h for AVX-512 F, BW, VL and DQ, and for BF16 where that is enabled.
  */
 #ifndef TVM_IPC_SHM_REDUCE_ISA512_H_
 #define TVM_IPC_SHM_REDUCE_ISA512_H_
@@ -43,7 +42,7 @@ struct Isa {
                                           14, 46, 16, 48, 18, 50, 20, 52, 22, 54, 24, 56, 26, 58,
                                           28, 60, 30, 62);
   }
-  // The masked forms with full masks: g++ 12 warns of undefined lanes in its own plain ones.
+  // Masked intrinsics with full masks, because g++ 12 warns of undefined lanes in unmasked ones.
   static constexpr __mmask16 kAll = 0xffff;
   static inline void WidenHalf(const char* p, F32* low, F32* high) {
     const __m256i* half = reinterpret_cast<const __m256i*>(p);
@@ -59,7 +58,7 @@ struct Isa {
   static constexpr bool kFused = false;
   static inline F32 MultiplyAdd(F32 a, F32 b, F32 c) { return a * b + c; }
 #if defined(__AVX512BF16__)
-  /*! \brief To nearest even; NaN stays some NaN, and subnormals become zeros. */
+  /*! \brief Round to nearest even. A NaN gives some NaN, and subnormals become zeros. */
   static inline Raw NarrowBFloat(F32 even, F32 odd) {
     typedef int16_t Words __attribute__((vector_size(kBytes)));
     const Words words = (Words)_mm512_cvtne2ps_pbh(odd, even);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_portable.cc
- * \brief The reductions for every machine: vectors of 16 bytes, which compilers map to what
- *        there is.
+ * \brief The reductions for every machine, with vectors of 16 bytes, which compilers map to the
+ *        available instructions.
  */
 #include <cstddef>
 #include <cstdint>

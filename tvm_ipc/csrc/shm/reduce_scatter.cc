@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_scatter.cc
- * \brief Reduce-scatter: each rank reduces its own part of what all of them show.
+ * \brief Reduce-scatter: each rank reduces its own slice of the inputs of all ranks.
  *
- * With the kernels of all-reduce, in the same order, so a part has the bits that it would have
- * there. Inputs in the arenas of all ranks are read in place between a step in and a step out.
- * Others go through the staging buffers, in pieces that have something of every part, and so do
- * small ones: one step is enough for these. A rank reads only its own part of any input, so its
- * result may replace that part of its own.
+ * It uses the kernels and the order of all-reduce, so the results are bitwise identical. If the
+ * inputs of all ranks are in arenas, they are read in place between a step in and a step out.
+ * Otherwise they go through the staging buffers, in pieces that contain a part of every slice. So
+ * do small inputs, for which one step is enough. A rank reads only its own slice of any input, so
+ * its result may replace that slice of its own input.
  */
 #include <algorithm>
 
-#include "shm/checks.h"
+#include "shm/argument_checks.h"
 #include "shm/collectives.h"
 #include "shm/team.h"
 
@@ -39,7 +39,7 @@ void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_
   if (n > 1 && send.bytes() > kEagerBytes) {
     team.Enter(mine);
     if (team.InArenas()) {
-      for (int i = 0; i < n; ++i) sources[i] = team.memory(i, team.shown(i).offset) + me * part;
+      for (int i = 0; i < n; ++i) sources[i] = team.memory(i, team.exposed(i).offset) + me * part;
       reduce(recv.data, sources, n, recv.count, stream);
       if (!(flags & kNoExitBarrier)) team.Enter(mine);
       return;

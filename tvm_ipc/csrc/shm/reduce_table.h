@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_table.h
- * \brief What each instruction set provides: one table of functions.
+ * \brief The table of functions that each instruction set provides.
  *
  * Does not include reduce.h: the translation units that are compiled for one instruction set
  * must hold no inline function of the standard library, because the linker keeps one copy of
@@ -15,7 +15,7 @@
 
 namespace tvm_ipc {
 
-// The same alias as in reduce.h, where its contract is.
+// The same alias as in reduce.h, which documents it.
 using ReduceFn = void (*)(void* dst, const void* const* src, int num_src, size_t count,
                           bool stream);
 
@@ -38,7 +38,8 @@ enum ReduceType : int {
 };
 constexpr int kNumReduceKinds = 5;
 
-/*! \brief What a row is normalised with: `bias` is that of LayerNorm, and RMSNorm has none. */
+/*! \brief The parameters of a row's normalisation. `bias` is that of a LayerNorm, null for an
+ *         RMSNorm. */
 struct NormRow {
   size_t count;
   const float* weight;
@@ -50,11 +51,11 @@ using WidenFn = void (*)(float* dst, const void* src, size_t count);
 
 using NarrowFn = void (*)(void* dst, const float* src, size_t count);
 
-/*! \brief The first rows of a table are those of floats that are normalised. */
+/*! \brief The number of types that can be normalised; they are the first rows of a table. */
 constexpr int kNumNormTypes = kReduceFloat32 + 1;
 /*!
- * \brief For rows of one type: to float32 and back, to nearest even, where NaN stays the same NaN
- *        but quiet; and normalised, by the type of the result.
+ * \brief Kernels for rows of one type: conversion to float32 and back, to nearest even, where a NaN
+ *        stays the same NaN but becomes quiet; and normalisation, indexed by the result's type.
  */
 struct NormKernels {
   WidenFn widen;
@@ -62,7 +63,7 @@ struct NormKernels {
   NormFn to[kNumNormTypes];
 };
 
-/*! \brief By ReduceKind; nullptr where a kind has no meaning for the type. */
+/*! \brief Indexed by ReduceKind; nullptr if a kind has no meaning for the type. */
 struct ReduceRow {
   ReduceFn kinds[kNumReduceKinds];
 };
@@ -78,7 +79,7 @@ extern const ReduceTable kPortableTable;
 #if defined(__x86_64__)
 extern const ReduceTable kAvx2Table;
 extern const ReduceTable kAvx512Table;
-/*! \brief For kReduceBFloat16, where AVX-512 has BF16. */
+/*! \brief The row of kReduceBFloat16 for AVX-512 with BF16. */
 extern const ReduceRow kAvx512BFloat16Row;
 #endif
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file reduce_to_root.cc
- * \brief Reduce: one member, the root, gets what all of them would get of an all-reduce.
+ * \brief Reduce: one member, the root, gets the result of an all-reduce.
  *
- * With the kernels of all-reduce, in the same order, so the bits are the same. Inputs in the arenas
- * of all ranks are read in place, by the root alone, between a step in and a step out, up to a
- * size; of larger ones all ranks reduce a slice into their staging buffers, which the root copies,
- * and the last step in says that all inputs have been read. Others go through the staging buffers,
- * in pieces, and so do small ones: one step is enough for these.
+ * It uses the kernels and the order of all-reduce, so the results are bitwise identical. If the
+ * inputs of all ranks are in arenas, they are read in place: up to kSharedBytes by the root,
+ * between a step in and a step out. Of larger inputs every rank reduces a slice into its staging
+ * buffer and the root copies the slices; the last step in protects the inputs. Otherwise inputs go
+ * through the staging buffers, in pieces. So do small inputs, for which one step is enough.
  */
 #include <algorithm>
 
-#include "shm/checks.h"
+#include "shm/argument_checks.h"
 #include "shm/collectives.h"
 #include "shm/team.h"
 
@@ -19,7 +19,7 @@ namespace tvm_ipc {
 
 namespace {
 
-/*! \brief From here on it pays that all ranks reduce. */
+/*! \brief Above this size it is faster if all ranks reduce. */
 constexpr size_t kSharedBytes = 64 << 10;
 
 }  // namespace
@@ -49,7 +49,7 @@ void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId te
     team.Enter(mine);
     if (team.InArenas()) {
       const uint8_t* inputs[kMaxRanks];
-      for (int i = 0; i < n; ++i) inputs[i] = team.memory(i, team.shown(i).offset);
+      for (int i = 0; i < n; ++i) inputs[i] = team.memory(i, team.exposed(i).offset);
       if (send.bytes() <= kSharedBytes) {
         for (int i = 0; i < n; ++i) sources[i] = inputs[i];
         if (receives) reduce(recv->data, sources, n, send.count, stream);

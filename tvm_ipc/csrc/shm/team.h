@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file team.h
- * \brief A team between CPUs of one machine: its meeting, and where its members' memory lies.
+ * \brief A team of ranks on the CPUs of one machine: its barrier, and its members' memory.
  */
 #ifndef TVM_IPC_SHM_TEAM_H_
 #define TVM_IPC_SHM_TEAM_H_
@@ -11,62 +11,64 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/group.h"
-#include "core/trace.h"
+#include "core/protocol_trace.h"
+#include "core/rank.h"
 
 namespace tvm_ipc {
 
 /*!
  * \brief One operation of a team, seen from a member.
  *
- * What a member shows in step e lies in its staging buffer e & 1 of the team, or in its arena.
- * `Meeting` says why two buffers do, and when memory that is shown where it lies may be written.
+ * The data that a member exposes in step e is in its staging buffer e & 1 of the team, or in its
+ * arena. `TeamBarrier` explains why two buffers suffice, and when memory that peers read in place
+ * may be written again.
  */
 class Team {
  public:
-  /*! \param id 0 for the world, 1 for the rank's group, larger ones were made (core/teams.h). */
-  Team(Rank& rank, TeamId id) : turn_(rank.Begin(id)), segments_(*rank.segments()) {}
+  /*! \param id 0 for the world, 1 for the rank's group, otherwise a user-created team
+   *         (core/teams.h). */
+  Team(Rank& rank, TeamId id) : guard_(rank.Begin(id)), segments_(*rank.segments()) {}
 
-  /*! \brief Of those who meet in a turn. */
-  Team(Rank& rank, Turn turn) : turn_(std::move(turn)), segments_(*rank.segments()) {}
+  /*! \brief Make a team of the members of an operation that has begun. */
+  Team(Rank& rank, OpGuard guard) : guard_(std::move(guard)), segments_(*rank.segments()) {}
 
-  const Meeting& meeting() const { return turn_.meeting; }
-  int size() const { return turn_.meeting.size(); }
-  /*! \brief This rank's index in the team. */
-  int index() const { return turn_.meeting.index(); }
-  int rank(int index) const { return turn_.meeting.rank(index); }
-  void Enter(const Descriptor& mine) { turn_.meeting.Enter(mine); }
+  const TeamBarrier& barrier() const { return guard_.barrier; }
+  int size() const { return guard_.barrier.size(); }
+  /*! \brief Return this rank's index in the team. */
+  int index() const { return guard_.barrier.index(); }
+  int rank(int index) const { return guard_.barrier.rank(index); }
+  void Enter(const Descriptor& mine) { guard_.barrier.Enter(mine); }
   void Enter(const Descriptor& mine, std::chrono::nanoseconds deadline) {
-    turn_.meeting.Enter(mine, deadline);
+    guard_.barrier.Enter(mine, deadline);
   }
-  /*! \brief What a member showed in the last step. */
-  const Descriptor& shown(int index) const { return turn_.meeting.shown(index); }
+  /*! \brief Return the descriptor that a member published in the last step. */
+  const Descriptor& exposed(int index) const { return guard_.barrier.exposed(index); }
 
-  /*! \brief Whether what all members showed in the last step lies in their arenas. */
+  /*! \brief Return whether the inputs of all members in the last step are in their arenas. */
   bool InArenas() const {
     bool all = true;
-    for (int i = 0; i < size(); ++i) all = all && shown(i).offset >= 0;
+    for (int i = 0; i < size(); ++i) all = all && exposed(i).offset >= 0;
     return all;
   }
 
-  /*! \brief The buffer to fill for the next step. */
+  /*! \brief Return the buffer to fill for the next step. */
   uint8_t* NextBuffer() const {
-    Trace("stage", rank(index()), (turn_.meeting.step() + 1) & 1);
-    return Stage(index(), turn_.meeting.step() + 1);
+    Trace("stage", rank(index()), (guard_.barrier.step() + 1) & 1);
+    return StagingBuffer(index(), guard_.barrier.step() + 1);
   }
   /*!
-   * \brief Ask for the next buffer's cache lines, which the peers have; they have read it. They
-   *        arrive while this step's data is used, not while the next step's is written.
+   * \brief Prefetch the next buffer's cache lines from the peers, which have finished reading it.
+   *        They arrive while this step's data is used, not while the next step's is written.
    */
   void ClaimNextBuffer(size_t bytes) const {
 #if defined(__x86_64__)
-    const uint8_t* buffer = Stage(index(), turn_.meeting.step() + 1);
+    const uint8_t* buffer = StagingBuffer(index(), guard_.barrier.step() + 1);
     for (size_t at = 0; at < bytes; at += kLine) asm volatile("prefetchw %0" : : "m"(buffer[at]));
 #endif
   }
   const uint8_t* buffer(int index) const {
-    Trace("read staging", rank(index), turn_.meeting.step() & 1);
-    return Stage(index, turn_.meeting.step());
+    Trace("read staging", rank(index), guard_.barrier.step() & 1);
+    return StagingBuffer(index, guard_.barrier.step());
   }
   const uint8_t* memory(int index, int64_t offset) const {
     Trace("read input", rank(index), 0);
@@ -74,12 +76,12 @@ class Team {
   }
 
  private:
-  uint8_t* Stage(int index, uint32_t step) const {
+  uint8_t* StagingBuffer(int index, uint32_t step) const {
     return segments_.base(rank(index)) +
-           (2 * turn_.meeting.place(index) + (step & 1)) * kStageBytes;
+           (2 * guard_.barrier.slot_index(index) + (step & 1)) * kStageBytes;
   }
 
-  Turn turn_;
+  OpGuard guard_;
   const Segments& segments_;
 };
 

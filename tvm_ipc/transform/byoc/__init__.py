@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the passes for external compilers share.
+"""Shared parts of the passes for external compilers.
 
-literals             function literals: finding, closing and comparing them
-global_symbol_cache  what they are called, and which of them may be one
-compiled             what a compiler gives back, checked against what it was given
-extern               what is declared of a function that something else has compiled
-call_shapes          the symbolic shapes of a signature at one of its calls
+function_literals    find, close and compare function literals
+global_symbol_cache  choose the symbols of outlined functions, and which of them are shared
+compiler_results     the result of an external compiler, and its checks
+extern_declaration   extern declarations, which replace compiled functions
+call_shapes          match the symbolic shapes of a signature with those of a call
 """

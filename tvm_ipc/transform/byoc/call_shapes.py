@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the symbolic shapes of a function's signature are at one of its calls.
+"""Matching of the symbolic shapes in a function's signature with the arguments of a call.
 
 For `f(a: R.Tensor(("m", 4)), s: R.Shape(["k"]))` and the call `f(x, R.shape([n + 1]))`, where the
-type of `x` is `R.Tensor((2 * n, 4))`, `m` is `2 * n` and `k` is `n + 1`. Where the type of an
-argument does not tell, or does not prove what the signature says, the call needs a `match_cast`
-before it: that defines the symbol, or checks the shape, when the program runs.
+type of `x` is `R.Tensor((2 * n, 4))`, `m` is `2 * n` and `k` is `n + 1`. If the type of an argument
+does not determine a symbol, or does not imply the signature, the call needs a `match_cast` before
+it, which defines the symbol or checks the shape when the program runs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import tvm_ffi
 from tvm import relax, tirx
 
 
-@dataclass
+@dataclass(eq=False)
 class CallShapes:
     """The symbols of a signature in terms of the caller."""
 
     values: dict[tvm.ir.Var, Any] = field(default_factory=dict)
-    casts: dict[int, Any] = field(default_factory=dict)  #: argument -> the type to cast it to
+    casts: dict[int, Any] = field(default_factory=dict)  #: index of an argument -> its match_cast
 
     def substitute(self, node: Any) -> Any:
-        """Put the caller's expressions into a type or an expression of the signature."""
+        """Substitute the caller's expressions into a type or an expression of the signature."""
         values = self.values
         return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda var: values.get(var, var)))
 
@@ -36,7 +36,7 @@ class CallShapes:
 
 
 def match_call(params: Sequence[Any], arguments: Sequence[Any]) -> CallShapes:
-    """Match types of parameters with types of arguments."""
+    """Match the types of parameters with the types of arguments."""
     shapes = CallShapes()
     for param, argument in zip(params, arguments, strict=True):
         _define(shapes, param, argument)
@@ -48,7 +48,7 @@ def match_call(params: Sequence[Any], arguments: Sequence[Any]) -> CallShapes:
 
 
 def dimensions(ty: Any) -> list[Any] | None:
-    """Return the dimensions that a type of a tensor or a shape states, None if it does not."""
+    """Return the dimensions of a tensor or shape type, None if they are unknown."""
     if isinstance(ty, relax.TensorType):
         return list(ty.shape.values) if isinstance(ty.shape, relax.ShapeExpr) else None
     if isinstance(ty, relax.ShapeType):
@@ -58,21 +58,21 @@ def dimensions(ty: Any) -> list[Any] | None:
 
 def _define(shapes: CallShapes, param: Any, argument: Any) -> None:
     if isinstance(param, relax.TupleType) and isinstance(argument, relax.TupleType):
-        for one, other in zip(param.fields, argument.fields, strict=False):
-            _define(shapes, one, other)
+        for param_field, argument_field in zip(param.fields, argument.fields, strict=False):
+            _define(shapes, param_field, argument_field)
         return
-    wanted, given = dimensions(param), dimensions(argument)
-    for dimension, extent in zip(wanted or (), given or (), strict=False):
+    expected, actual = dimensions(param), dimensions(argument)
+    for dimension, extent in zip(expected or (), actual or (), strict=False):
         if isinstance(dimension, tvm.ir.Var):
             shapes.values.setdefault(dimension, extent)
 
 
 def _implied(shapes: CallShapes, analyzer: Any, param: Any, argument: Any) -> bool:
-    """Return whether the argument is certain to be what the signature says."""
+    """Return whether the type of an argument provably implies that of its parameter."""
     if isinstance(param, relax.TupleType):
         return isinstance(argument, relax.TupleType) and all(
-            _implied(shapes, analyzer, one, other)
-            for one, other in zip(param.fields, argument.fields, strict=True)
+            _implied(shapes, analyzer, param_field, argument_field)
+            for param_field, argument_field in zip(param.fields, argument.fields, strict=True)
         )
     if not isinstance(param, relax.TensorType | relax.ShapeType):
         return True
@@ -82,25 +82,28 @@ def _implied(shapes: CallShapes, analyzer: Any, param: Any, argument: Any) -> bo
         return False
     if isinstance(param, relax.TensorType) and param.dtype and param.dtype != argument.dtype:
         return False
-    wanted, given = dimensions(param), dimensions(argument)
-    if wanted is None:
+    expected, actual = dimensions(param), dimensions(argument)
+    if expected is None:
         return True
-    return given is not None and all(
+    return actual is not None and all(
         analyzer.can_prove_equal(shapes.substitute(dimension), extent)
-        for dimension, extent in zip(wanted, given, strict=True)
+        for dimension, extent in zip(expected, actual, strict=True)
     )
 
 
 def _cast(shapes: CallShapes, param: Any, argument: Any) -> Any:
-    """Return the type of the signature, with the caller's symbols, new ones where it has none."""
+    """Return the type of a parameter in the caller's symbols, with new ones for unknown symbols."""
     if isinstance(param, relax.TupleType):
-        of_fields = (
+        argument_fields = (
             argument.fields
             if isinstance(argument, relax.TupleType)
             else [relax.AnyType()] * len(param.fields)
         )
         return relax.TupleType(
-            [_cast(shapes, one, other) for one, other in zip(param.fields, of_fields, strict=True)]
+            [
+                _cast(shapes, param_field, argument_field)
+                for param_field, argument_field in zip(param.fields, argument_fields, strict=True)
+            ]
         )
     wanted = dimensions(param)
     if wanted is None:

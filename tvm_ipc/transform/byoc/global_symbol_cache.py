@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which symbol an outlined function gets, and which of them may be one.
+"""Policies that choose the symbols of outlined functions, and which functions are shared.
 
-`OutlineCompilerFunctions` asks a `GlobalSymbolCache` for the symbol of every function literal that
-it has not seen before, and whether a literal may share the function of a structurally equal one.
-Three policies are here; a policy of one's own is a subclass with a `symbol` method, which may keep
-what it decided and be given to the pass for one module after the other.
+`OutlineCompilerFunctions` asks a `GlobalSymbolCache` for the symbol of every new function literal,
+and whether a literal may share the function of a structurally equal one. This module has three
+policies. For a policy of your own, write a subclass with a `symbol` method; an instance may keep
+state and may be used for several modules.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ GLOBAL_SYMBOL = "global_symbol"
 
 @dataclass(frozen=True)
 class Site:
-    """Where a function literal stands."""
+    """The location of a function literal."""
 
-    function: str  #: the module-level function around it
-    variable: str  #: the variable that it is bound to
+    function: str  #: the enclosing module-level function
+    variable: str  #: the variable to which the literal is bound
     compiler: str  #: its `Codegen` attribute
 
     def __str__(self) -> str:
@@ -35,18 +35,18 @@ class Site:
 
 
 class Names:
-    """The names that a module has given away."""
+    """The names that are in use in a module."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
         self._next: dict[str, int] = {}
 
     def taken(self, name: str) -> bool:
-        """Return whether something of the module has this name."""
+        """Return whether a name is in use."""
         return name in self._taken
 
     def fresh(self, prefix: str) -> str:
-        """Return `prefix_0`, or with the next number that is free; a valid C identifier."""
+        """Return `prefix_0`, or the prefix with the next free number, as a valid C identifier."""
         prefix = re.sub(r"\W", "_", prefix)
         prefix = f"_{prefix}" if prefix[:1].isdigit() else prefix
         number = self._next.get(prefix, 0)
@@ -56,23 +56,29 @@ class Names:
         return f"{prefix}_{number}"
 
     def take(self, name: str) -> None:
-        """Give a name away."""
+        """Mark a name as in use."""
         self._taken.add(name)
 
 
 class GlobalSymbolCache(ABC):
-    """The policy of `OutlineCompilerFunctions`."""
+    """The base class of policies for `OutlineCompilerFunctions`."""
 
     @abstractmethod
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
         """Return the symbol of a function that is not shared with an earlier one.
 
-        `function` has its free variables among its parameters, and the attributes of the literal.
-        A symbol that the module has already is a conflict, which the pass reports.
+        The pass raises an error if the symbol is already in use.
+
+        Parameters
+        ----------
+        function : the function, with its free variables as parameters and the attributes of the
+            literal.
+        site : the location of the literal.
+        names : the names that are in use.
         """
 
     def shares(self, symbol: str, function: relax.Function, site: Site) -> bool:
-        """Return whether a function may be the equal one that has this symbol already."""
+        """Return whether a function may share the equal function that has this symbol."""
         return True
 
 
@@ -84,9 +90,12 @@ def _check_otherwise(where: str, otherwise: GlobalSymbolCache | None) -> GlobalS
 
 
 class FreshGlobalSymbols(GlobalSymbolCache):
-    """Fresh names: the prefix, or the names of the function around and of the compiler.
+    """Policy that numbers functions, replacing their own `global_symbol`.
 
-    The function's own `global_symbol` is replaced.
+    Parameters
+    ----------
+    prefix : the beginning of the names; None for the names of the enclosing function and of the
+        compiler.
     """
 
     def __init__(self, prefix: str | None = None) -> None:
@@ -99,9 +108,13 @@ class FreshGlobalSymbols(GlobalSymbolCache):
 
 
 class ExistingGlobalSymbols(GlobalSymbolCache):
-    """The function's own `global_symbol`; two that differ and have the same one are a conflict.
+    """Policy that keeps the function's own `global_symbol`.
 
-    Functions without one get their names from `otherwise`, or are refused where there is none.
+    Different functions with the same symbol are an error.
+
+    Parameters
+    ----------
+    otherwise : the policy for functions without a `global_symbol`; None makes them an error.
     """
 
     def __init__(self, otherwise: GlobalSymbolCache | None = None) -> None:
@@ -114,21 +127,24 @@ class ExistingGlobalSymbols(GlobalSymbolCache):
             return own
         if self._otherwise is None:
             raise TransformError(
-                f"ExistingGlobalSymbols: {site} has no attribute {GLOBAL_SYMBOL!r}. Set one, or "
-                "give ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())"
+                f"ExistingGlobalSymbols: {site} has no attribute {GLOBAL_SYMBOL!r}; set it, or "
+                "pass ExistingGlobalSymbols(otherwise=FreshGlobalSymbols())"
             )
         return self._otherwise.symbol(function, site, names)
 
     def shares(self, symbol: str, function: relax.Function, site: Site) -> bool:
-        """Return whether the function does not insist on another symbol."""
+        """Return whether the function has this symbol or none."""
         return own_symbol(function) in (None, symbol)
 
 
 class MappedGlobalSymbols(GlobalSymbolCache):
-    """A map from what the function is called to its symbol.
+    """Policy that looks symbols up in a mapping.
 
-    The keys are the function's own `global_symbol`, or `"function.variable"` of the place where the
-    literal stands. Functions that the map lacks get their names from `otherwise`, or are refused.
+    Parameters
+    ----------
+    symbols : the symbol by the function's own `global_symbol`, or by `"function.variable"` of the
+        literal's location.
+    otherwise : the policy for functions that the mapping lacks; None makes them an error.
     """
 
     def __init__(
@@ -144,20 +160,20 @@ class MappedGlobalSymbols(GlobalSymbolCache):
         self._otherwise = _check_otherwise("MappedGlobalSymbols", otherwise)
 
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
-        """Look the symbol up."""
-        found = self._look_up(function, site)
-        if found is not None:
-            return found
+        """Return the symbol in the mapping."""
+        symbol = self._look_up(function, site)
+        if symbol is not None:
+            return symbol
         if self._otherwise is None:
             raise TransformError(
-                f"MappedGlobalSymbols: no symbol for {site}; the map has no key "
-                f"{' or '.join(map(repr, _keys(function, site)))}, only "
+                f"MappedGlobalSymbols: there is no symbol for {site}; expected a key "
+                f"{' or '.join(map(repr, _keys(function, site)))}, found "
                 f"{', '.join(map(repr, self._symbols))}"
             )
         return self._otherwise.symbol(function, site, names)
 
     def shares(self, symbol: str, function: relax.Function, site: Site) -> bool:
-        """Return whether the map does not want another symbol for it."""
+        """Return whether the mapping has this symbol for the function or none."""
         return self._look_up(function, site) in (None, symbol)
 
     def _look_up(self, function: relax.Function, site: Site) -> str | None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communication that goes on beside the matmul that needs it, or that makes what is sent."""
+"""Analyses and builders of passes that overlap communication with the matmul before or after it."""

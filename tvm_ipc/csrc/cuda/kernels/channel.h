@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file channel.h
- * \brief Messages from one rank to another, what one shows to others, and the probe of memory.
+ * \brief Messages from one rank to another, exposed buffers, and the memory probe.
  *
- * A lane of a channel has two packets; the sender numbers its packets m = 1, 2, ...
+ * A lane of a channel has two packet buffers. The sender numbers its packets m = 1, 2, ...
  *
- *   sender    see `taken` reach m - 2 (acquire), fill data[m & 1], write its header with tag m
- * (release) receiver  see the header with tag m (acquire), copy, write taken = m (release)
+ * - The sender waits until `taken` reaches m - 2 (acquire), fills data[m & 1], and writes the
+ *   header with tag m (release).
+ * - The receiver waits for the header with tag m (acquire), copies the data, and writes taken = m
+ *   (release).
  *
- * No team meets, so two slots alone would not do: the receiver's `taken` is what lets the sender
- * on.
+ * Two buffers alone are not enough, because a message does not synchronize a team: the sender needs
+ * the receiver's `taken` to reuse a buffer.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_CHANNEL_H_
 #define TVM_IPC_CUDA_KERNELS_CHANNEL_H_
@@ -19,7 +21,7 @@
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief Whether number a is number b or a later one; they wrap. */
+/*! \brief Return whether number a is equal to b or later. Numbers wrap around. */
 TVM_IPC_DEVICE bool Reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
 
 struct ChannelState {
@@ -28,16 +30,16 @@ struct ChannelState {
   uint32_t differs;
 };
 
-/*! \brief What this block's lane does of a message, packet by packet. */
-class MessageLane {
+/*! \brief The packets of a message that go through this block's lane. */
+class BlockChannel {
  public:
-  TVM_IPC_DEVICE explicit MessageLane(const MessageArgs& args) : args_(args) {
+  TVM_IPC_DEVICE explicit BlockChannel(const MessageArgs& args) : args_(args) {
     const uint64_t part = DivideUp(DivideUp(args.bytes, 16), Blocks()) * 16;
     at_ = Least(args.bytes, Block() * part);
     end_ = Least(args.bytes, at_ + part);
   }
 
-  /*! \brief False after an error, for all threads of the block. */
+  /*! \brief Begin the message. Return false to all threads of the block after an error. */
   TVM_IPC_DEVICE bool Begin(const uint32_t& packets_done) {
     ChannelState& state = Shared<ChannelState>();
     if (Thread() == 0) {
@@ -49,7 +51,8 @@ class MessageLane {
     packet_ = state.packet;
     return state.failed == 0;
   }
-  /*! \brief To the next packet; an empty message has one too. */
+  /*! \brief Advance to the next packet; return false after the last one. An empty message has one
+   *         packet. */
   TVM_IPC_DEVICE bool Next() {
     if (packets_ != 0) at_ += kPacketBytes;
     if (packets_ != 0 && at_ >= end_) return false;
@@ -66,7 +69,7 @@ class MessageLane {
     failed_ = failed_ || patience_.Ends(args_.guard, {phase, args_.peer, packet_}, args_.header);
     return failed_;
   }
-  /*! \brief Whether it has failed, the same for all threads of the block. */
+  /*! \brief Return whether the message has failed: the same value to all threads of the block. */
   TVM_IPC_DEVICE bool AnyFailed() {
     SyncThreads();
     ChannelState& state = Shared<ChannelState>();
@@ -87,30 +90,32 @@ class MessageLane {
 };
 
 TVM_IPC_DEVICE void Send(const MessageArgs& args) {
-  Outbox::Lane& out = args.outbox->lanes[Block()];
-  Inbox::Lane& in = args.inbox->lanes[Block()];
-  MessageLane lane(args);
-  if (!lane.Begin(out.packet)) return;
-  while (lane.Next()) {
+  SendQueue::PerBlock& out = args.send_queue->lanes[Block()];
+  ReceiveQueue::PerBlock& in = args.receive_queue->lanes[Block()];
+  BlockChannel channel(args);
+  if (!channel.Begin(out.packet)) return;
+  while (channel.Next()) {
     if (Thread() == 0) {
-      while (!Reached(LoadAcquire(&out.taken), lane.packet() - 2) && !lane.GivesUp(kForCredit)) {
+      while (!Reached(LoadAcquire(&out.taken), channel.packet() - 2) &&
+             !channel.GivesUp(kForCredit)) {
         continue;
       }
     }
-    if (lane.AnyFailed()) return;
-    const uint32_t slot = lane.packet() & 1;
-    Copy(in.data[slot], static_cast<const uint8_t*>(args.send) + lane.at(), lane.bytes(),
+    if (channel.AnyFailed()) return;
+    const uint32_t slot = channel.packet() & 1;
+    Copy(in.data[slot], static_cast<const uint8_t*>(args.send) + channel.at(), channel.bytes(),
          OfBlock());
     SyncThreads();
     for (uint32_t i = Thread() * 2; i < kHeaderWords; i += Threads() * 2) {
-      StorePairRelease(&in.headers[slot][i], {Tagged(WordOf(args.header, i), lane.packet()),
-                                              Tagged(WordOf(args.header, i + 1), lane.packet())});
+      StorePairRelease(&in.headers[slot][i],
+                       {Tagged(WordOf(args.header, i), channel.packet()),
+                        Tagged(WordOf(args.header, i + 1), channel.packet())});
     }
   }
-  if (Thread() == 0) out.packet = lane.packet();
+  if (Thread() == 0) out.packet = channel.packet();
 }
 
-/*! \brief The sender sends something else. */
+/*! \brief Report that the sender's header differs. */
 TVM_IPC_DEVICE void DisagreeWithSender(const MessageArgs& args, const TaggedWord* header,
                                        uint32_t packet) {
   ErrorRecord* record = args.guard.error;
@@ -122,19 +127,19 @@ TVM_IPC_DEVICE void DisagreeWithSender(const MessageArgs& args, const TaggedWord
 }
 
 TVM_IPC_DEVICE void Receive(const MessageArgs& args) {
-  Outbox::Lane& out = args.outbox->lanes[Block()];
-  Inbox::Lane& in = args.inbox->lanes[Block()];
+  SendQueue::PerBlock& out = args.send_queue->lanes[Block()];
+  ReceiveQueue::PerBlock& in = args.receive_queue->lanes[Block()];
   ChannelState& state = Shared<ChannelState>();
-  MessageLane lane(args);
-  if (!lane.Begin(in.packet)) return;
-  while (lane.Next()) {
-    const uint32_t slot = lane.packet() & 1;
+  BlockChannel channel(args);
+  if (!channel.Begin(in.packet)) return;
+  while (channel.Next()) {
+    const uint32_t slot = channel.packet() & 1;
     for (uint32_t i = Thread() * 2; i < kHeaderWords; i += Threads() * 2) {
       Pair pair = LoadPairAcquire(&in.headers[slot][i]);
-      while (!Has(pair, lane.packet()) && !lane.GivesUp(kForMessage)) {
+      while (!Has(pair, channel.packet()) && !channel.GivesUp(kForMessage)) {
         pair = LoadPairAcquire(&in.headers[slot][i]);
       }
-      if (i < kComparedWords && Has(pair, lane.packet()) &&
+      if (i < kComparedWords && Has(pair, channel.packet()) &&
           (Data(pair.low) != WordOf(args.header, i) ||
            Data(pair.high) != WordOf(args.header, i + 1))) {
         StoreRelaxed(&state.differs, 1);
@@ -142,32 +147,34 @@ TVM_IPC_DEVICE void Receive(const MessageArgs& args) {
     }
     SyncThreads();
     if (Thread() == 0 && LoadRelaxed(&state.differs) != 0) {
-      DisagreeWithSender(args, in.headers[slot], lane.packet());
+      DisagreeWithSender(args, in.headers[slot], channel.packet());
     }
-    if (lane.AnyFailed()) return;
-    Copy(static_cast<uint8_t*>(args.recv) + lane.at(), in.data[slot], lane.bytes(), OfBlock());
+    if (channel.AnyFailed()) return;
+    Copy(static_cast<uint8_t*>(args.recv) + channel.at(), in.data[slot], channel.bytes(),
+         OfBlock());
     SyncThreads();
-    if (Thread() == 0) StoreRelease(&out.taken, lane.packet());
+    if (Thread() == 0) StoreRelease(&out.taken, channel.packet());
   }
-  if (Thread() == 0) in.packet = lane.packet();
+  if (Thread() == 0) in.packet = channel.packet();
 }
 
-/*! \brief What was written here before can be read by who sees the number. */
-TVM_IPC_DEVICE void Show(const ShowArgs& args) {
+/*! \brief Send the number to the members. Members that have received it can read this rank's
+ *         earlier writes. */
+TVM_IPC_DEVICE void Expose(const ExposeArgs& args) {
   const TeamArgs& team = args.team;
   if (Block() != 0 || LoadRelaxed(team.guard.failed) != 0) return;
   for (int member = Thread(); member < team.size; member += Threads()) {
-    StoreRelease(&team.seat[member]->shown[team.place], args.number);
+    StoreRelease(&team.team_slot[member]->exposed[team.place], args.number);
   }
 }
 
-TVM_IPC_DEVICE void Await(const ShowArgs& args) {
+TVM_IPC_DEVICE void Await(const ExposeArgs& args) {
   const TeamArgs& team = args.team;
   if (Block() != 0 || Thread() != 0) return;
-  const uint32_t* shown = &team.seat[team.place]->shown[args.member];
+  const uint32_t* exposed = &team.team_slot[team.place]->exposed[args.member];
   Patience patience;
-  while (!Reached(LoadAcquire(shown), args.number) &&
-         !patience.Ends(team.guard, {kForShow, args.member, args.number}, args.header)) {
+  while (!Reached(LoadAcquire(exposed), args.number) &&
+         !patience.Ends(team.guard, {kForExposed, args.member, args.number}, args.header)) {
     continue;
   }
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the CUDA kernels where the library is built, by NVRTC of the wheel nvidia-cuda-nvrtc.
+"""Compile the CUDA kernels during the build, with NVRTC from the wheel nvidia-cuda-nvrtc.
 
 ``python compile.py SOURCE.cu TARGET IMAGE``: TARGET is ``sm_NN`` (machine code) or ``compute_NN``
-(PTX). No CUDA toolkit is needed, no header of it, and no GPU. Fails if a kernel keeps anything in
-memory of its threads, for that is far slower than what it should be in, and nobody would notice.
+(PTX). This needs no CUDA toolkit, no CUDA header and no GPU. It fails if a kernel uses local
+memory: that is far slower than registers, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import sys
 import time
 from pathlib import Path
 
-#: Of apache-tvm's wheel and of the driver that it needs: what a later one emits, it may refuse.
+#: The CUDA version of apache-tvm's wheel and of the driver that it needs. The driver may reject
+#: code from a later version.
 VERSION = (13, 0)
-#: The folder that sources are named from: ``cuda/kernels/...``.
+#: The folder that include paths such as ``cuda/kernels/...`` start from.
 CSRC = Path(__file__).parents[2]
 OPTIONS = (
     "--std=c++17",
     f"--include-path={CSRC}",
-    # The bits of the CPU's reductions: no fused operation, and division, roots and numbers near
-    # zero as IEEE 754 has them.
+    # Give the same bits as the CPU's reductions: no fused operations, and division, square roots
+    # and subnormal numbers as in IEEE 754.
     "--fmad=false",
     "--prec-div=true",
     "--prec-sqrt=true",
@@ -35,11 +36,11 @@ FRAME_SIZE, MIN_STACK_SIZE = 0x11, 0x12
 
 
 class CompileError(Exception):
-    """What went wrong, for whoever builds."""
+    """An error to report to the user who builds."""
 
 
 def find_nvrtc() -> Path:
-    """Where the library is; raises if it is not installed or has another version."""
+    """Return the path of NVRTC; raise if it is not installed or has another version."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         for path in sorted(Path(folder).glob(f"cu{VERSION[0]}/lib/libnvrtc.so.{VERSION[0]}")):
@@ -51,14 +52,14 @@ def find_nvrtc() -> Path:
 
 
 def version(nvrtc: ctypes.CDLL) -> tuple[int, int]:
-    """Of a library that is loaded."""
+    """Return the version of a loaded library."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
 
 
 class Program:
-    """A source as NVRTC has it."""
+    """A source file that NVRTC compiles."""
 
     def __init__(self, nvrtc: ctypes.CDLL, source: Path) -> None:
         self.nvrtc = nvrtc
@@ -67,7 +68,7 @@ class Program:
         self.call("nvrtcCreateProgram", ctypes.byref(self.handle), text, name, 0, None, None)
 
     def call(self, function: str, *args: object) -> None:
-        """Call a function of NVRTC; raises what it says, and what the compiler says."""
+        """Call a function of NVRTC; raise an error with its message and the compiler's log."""
         status = getattr(self.nvrtc, function)(*args)
         if status != 0:
             self.nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -75,7 +76,7 @@ class Program:
             raise CompileError(f"{function}: {said}\n{self.log()}")
 
     def log(self) -> str:
-        """What the compiler has said."""
+        """Return the compiler's log."""
         size = ctypes.c_size_t()
         if not self.handle or self.nvrtc.nvrtcGetProgramLogSize(self.handle, ctypes.byref(size)):
             return ""
@@ -84,13 +85,13 @@ class Program:
         return text.value.decode()
 
     def compile(self, options: tuple[str, ...]) -> None:
-        """Compile it."""
+        """Compile the source."""
         strings = [option.encode() for option in options]
         array = (ctypes.c_char_p * len(strings))(*strings)
         self.call("nvrtcCompileProgram", self.handle, len(strings), array)
 
     def get(self, what: str) -> bytes:
-        """What came out: ``CUBIN`` or ``PTX``, which ends in a NUL."""
+        """Return the image, ``CUBIN`` or ``PTX``; PTX ends in a NUL."""
         size = ctypes.c_size_t()
         self.call(f"nvrtcGet{what}Size", self.handle, ctypes.byref(size))
         image = ctypes.create_string_buffer(size.value)
@@ -99,9 +100,9 @@ class Program:
 
 
 def compiled(source: Path, target: str) -> bytes:
-    """The image of a source for a target."""
+    """Return the image of a source for a target."""
     path = find_nvrtc()
-    # NVRTC asks for it by its name alone, and finds it if it is there already.
+    # NVRTC loads this library by its name alone, and finds it if it is already loaded.
     builtins = ".".join(map(str, VERSION))
     ctypes.CDLL(str(path.with_name(f"libnvrtc-builtins.so.{builtins}")))
     nvrtc = ctypes.CDLL(str(path))
@@ -118,7 +119,7 @@ def compiled(source: Path, target: str) -> bytes:
 
 
 def frames(image: bytes) -> dict[str, int]:
-    """Of each function, how many bytes of memory its threads have for themselves."""
+    """Return how many bytes of local memory a thread of each function uses."""
     if not image.startswith(b"\x7fELF"):
         return {"": image.count(b"\t.local ")}
     sections = elf_sections(image)
@@ -127,7 +128,7 @@ def frames(image: bytes) -> dict[str, int]:
     info, at = sections[".nv.info"], 0
     while at < len(info):
         form, attribute, size = struct.unpack_from("<BBH", info, at)
-        # Form 4 is followed by so many bytes; the others have their value in place of the size.
+        # Form 4 is followed by `size` bytes; the others have their value in place of the size.
         if form == 4 and attribute in (FRAME_SIZE, MIN_STACK_SIZE):
             symbol, frame = struct.unpack_from("<II", info, at + 4)
             (offset,) = struct.unpack_from("<I", symbols, 24 * symbol)
@@ -138,7 +139,7 @@ def frames(image: bytes) -> dict[str, int]:
 
 
 def elf_sections(image: bytes) -> dict[str, bytes]:
-    """The bytes of each section of an ELF file, by its name."""
+    """Return the bytes of each section of an ELF file, by name."""
     (start,) = struct.unpack_from("<Q", image, 40)
     size, count, names_at = struct.unpack_from("<HHH", image, 58)
     headers = [struct.unpack_from("<IIQQQQ", image, start + i * size) for i in range(count)]

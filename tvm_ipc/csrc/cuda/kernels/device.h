@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file device.h
- * \brief What kernels ask of the machine that they run on: memory, threads, conversions, a clock.
+ * \brief The device functions that kernels use: memory access, threads, conversions, a clock.
  *
- * No CUDA header: NVRTC needs none then. A build for another machine, such as a CPU, defines
- * TVM_IPC_KERNEL_DEVICE as the name of a file that has the same.
+ * This file includes no CUDA header, so that NVRTC needs none. A build for another machine, such as
+ * a CPU, defines TVM_IPC_KERNEL_DEVICE as the name of a file with the same functions.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_DEVICE_H_
 #define TVM_IPC_CUDA_KERNELS_DEVICE_H_
@@ -14,7 +14,7 @@
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief 16 bytes, aligned: one access. */
+/*! \brief 16 aligned bytes, which are loaded and stored in one access. */
 struct alignas(16) Pair {
   uint64_t low;
   uint64_t high;
@@ -28,9 +28,9 @@ struct alignas(16) Pair {
 #else
 
 #define TVM_IPC_DEVICE __device__ __forceinline__
-/*! \brief Of code that rarely runs. */
+/*! \brief Marks functions that rarely run. */
 #define TVM_IPC_RARE __device__ __noinline__
-/*! \brief The kernel `name`, of one argument, which calls a function. */
+/*! \brief Define the kernel `name` with one argument, which it passes to a function. */
 #define TVM_IPC_KERNEL(name, Args, function)                                                     \
   extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ Args args) { \
     function(args);                                                                              \
@@ -45,14 +45,15 @@ TVM_IPC_DEVICE uint32_t Block() { return blockIdx.x; }
 TVM_IPC_DEVICE uint32_t Blocks() { return gridDim.x; }
 TVM_IPC_DEVICE void SyncThreads() { __syncthreads(); }
 
-/*! \brief Memory of the block; one of each type. */
+/*! \brief Return the shared memory of the block for a type; there is one object of each type. */
 template <typename T>
 TVM_IPC_DEVICE T& Shared() {
   __shared__ T memory;
   return memory;
 }
 
-// Words that other devices, or other blocks, write. A pair is two words, each of them whole.
+// Access to words that other devices or other blocks write. A pair is two words; each word is
+// atomic.
 
 TVM_IPC_DEVICE uint32_t LoadRelaxed(const uint32_t* p) {
   uint32_t v;
@@ -103,22 +104,22 @@ TVM_IPC_DEVICE void StorePairRelease(void* p, Pair v) {
                : "memory");
 }
 
-// Words of this device alone.
+// Access to words that only this device uses.
 
-/*! \brief What was there; acquires and releases. */
+/*! \brief Add to a word and return its old value, with acquire and release. */
 TVM_IPC_DEVICE uint32_t AddHere(uint32_t* p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
-/*! \brief Whether this thread made it 1, from 0. */
+/*! \brief Set a word to 1 if it is 0; return whether this thread has set it. */
 TVM_IPC_DEVICE bool Claim(uint32_t* p) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.cas.b32 %0, [%1], 0, 1;" : "=r"(old) : "l"(p) : "memory");
   return old == 0;
 }
 
-// Memory that nobody writes meanwhile, or nobody reads.
+// Access to memory that nobody else writes at the same time, or nobody else reads.
 
 TVM_IPC_DEVICE Pair ReadPair(const void* p) {
   Pair v;
@@ -132,13 +133,16 @@ TVM_IPC_DEVICE void WritePair(void* p, Pair v) {
   asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(v.low), "l"(v.high) : "memory");
 }
 
-/*! \brief Nanoseconds, of this device. */
+/*! \brief Prefetch the cache line of an address. */
+TVM_IPC_DEVICE void Prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+
+/*! \brief Return this device's time in nanoseconds. */
 TVM_IPC_DEVICE uint64_t Clock() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
   return now;
 }
-/*! \brief In each turn of a loop that waits. */
+/*! \brief Pause in a polling loop; `turn` counts its iterations. */
 TVM_IPC_DEVICE void Pause(uint32_t turn) {
   if (turn > 4096) asm volatile("nanosleep.u32 100;");
 }
@@ -156,7 +160,7 @@ TVM_IPC_DEVICE float WidenHalf(uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
-/*! \brief To nearest even. */
+/*! \brief Convert to float16, rounding to nearest even. */
 TVM_IPC_DEVICE uint16_t NarrowHalf(float value) {
   uint16_t bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -165,7 +169,7 @@ TVM_IPC_DEVICE uint16_t NarrowHalf(float value) {
 TVM_IPC_DEVICE float WidenBFloat(uint16_t bits) {
   return BitCast<float>(static_cast<uint32_t>(bits) << 16);
 }
-/*! \brief To nearest even. */
+/*! \brief Convert to bfloat16, rounding to nearest even. */
 TVM_IPC_DEVICE uint16_t NarrowBFloat(float value) {
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file element.h
- * \brief Element types: how they lie in 8 bytes, and what they are accumulated in.
+ * \brief Element types: how they are packed into 8 bytes, and their accumulator types.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_ELEMENT_H_
 #define TVM_IPC_CUDA_KERNELS_ELEMENT_H_
@@ -11,7 +11,7 @@
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief The bits of an element, by its bytes. */
+/*! \brief The unsigned type for the bits of an element of kBytes. */
 template <int kBytes>
 struct BitsOf;
 template <>
@@ -31,26 +31,27 @@ struct BitsOf<8> {
   using Type = uint64_t;
 };
 
-/*! \brief A type of kBytes that is accumulated as an Accumulator. */
+/*! \brief An element type of kBytes that is accumulated in an Accumulator. */
 template <int kBytes, typename Accumulator>
 struct Plain {
   static constexpr int kWidth = kBytes;
-  /*! \brief Elements of 8 bytes. */
+  /*! \brief The number of elements in 8 bytes. */
   static constexpr int kIn8 = 8 / kBytes;
   using Bits = typename BitsOf<kBytes>::Type;
   using Scalar = Accumulator;
   static constexpr bool kFloating = false;
-  /*! \brief Whether a sum of a few elements fits in the accumulator, as their average needs. */
+  /*! \brief Whether the accumulator holds the sum of a few elements, as averages require. */
   static constexpr bool kHoldsSums = true;
   static constexpr bool kTruth = false;
   /*!
-   * \brief For how many sources a thread asks at once: a look takes as long as a hundred additions.
-   *        More code for the types of models alone; all of them would take minutes to compile.
+   * \brief The number of sources that a thread loads at once: a load takes as long as a hundred
+   *        additions. Only the types that models use have more than one; more code for all types
+   *        would take minutes to compile.
    */
   static constexpr int kAtOnce = 1;
 };
 
-/*! \brief Integers. Sums and products wrap in the end as in the type itself. */
+/*! \brief An integer type. Sums and products finally wrap around as in the type itself. */
 template <typename T, typename Accumulator>
 struct Integer : Plain<sizeof(T), Accumulator> {
   static constexpr bool kHoldsSums = sizeof(T) < sizeof(Accumulator);
@@ -60,7 +61,7 @@ struct Integer : Plain<sizeof(T), Accumulator> {
     return static_cast<Accumulator>(static_cast<T>(bits));
   }
   static TVM_IPC_DEVICE Bits Narrow(Accumulator value) { return static_cast<Bits>(value); }
-  // In unsigned arithmetic, for the signed one must not wrap.
+  // Use unsigned arithmetic, because signed overflow is undefined.
   static TVM_IPC_DEVICE Accumulator Add(Accumulator a, Accumulator x) {
     return static_cast<Accumulator>(static_cast<uint64_t>(a) + static_cast<uint64_t>(x));
   }
@@ -70,7 +71,7 @@ struct Integer : Plain<sizeof(T), Accumulator> {
   static TVM_IPC_DEVICE Accumulator Divide(Accumulator a, int size) { return a / size; }
 };
 
-/*! \brief Bytes that mean false only if zero; the result is 0 or 1. */
+/*! \brief Booleans: a byte is false only if it is zero. The result is 0 or 1. */
 struct Bool : Integer<uint8_t, int32_t> {
   static constexpr bool kTruth = true;
   static TVM_IPC_DEVICE int32_t Widen(uint8_t bits) { return bits != 0; }
@@ -122,19 +123,19 @@ using UInt32 = Integer<uint32_t, int64_t>;
 using Int64 = Integer<int64_t, int64_t>;
 using UInt64 = Integer<uint64_t, uint64_t>;
 
-/*! \brief Element i of 8 bytes. */
+/*! \brief Return element i of 8 bytes. */
 template <typename Type>
 TVM_IPC_DEVICE typename Type::Bits At(uint64_t eight, int i) {
   return static_cast<typename Type::Bits>(eight >> (8 * Type::kWidth * i % 64));
 }
 
-/*! \brief 8 bytes of which element i is `bits`, and others as they were, where that was zero. */
+/*! \brief Return 8 bytes with element i set to `bits`; it must be zero before. */
 template <typename Type>
 TVM_IPC_DEVICE uint64_t With(uint64_t eight, int i, typename Type::Bits bits) {
   return eight | static_cast<uint64_t>(bits) << (8 * Type::kWidth * i % 64);
 }
 
-/*! \brief Up to 8 bytes, element by element; zeros beyond `bytes`. */
+/*! \brief Load up to 8 bytes, element by element, with zeros beyond `bytes`. */
 template <int kWidth>
 TVM_IPC_RARE uint64_t LoadElements(const uint8_t* from, uint64_t bytes) {
   using Bits = typename BitsOf<kWidth>::Type;
@@ -145,7 +146,7 @@ TVM_IPC_RARE uint64_t LoadElements(const uint8_t* from, uint64_t bytes) {
   }
   return eight;
 }
-/*! \brief The reverse; what is beyond `bytes` is left as it was. */
+/*! \brief Store up to 8 bytes, element by element; memory beyond `bytes` stays unchanged. */
 template <int kWidth>
 TVM_IPC_RARE void StoreElements(uint8_t* to, uint64_t eight, uint64_t bytes) {
   using Bits = typename BitsOf<kWidth>::Type;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file fold.h
- * \brief Reductions of 8 bytes over sources in their order, with the bits that the CPU's have.
+ * \brief Reductions of 8 bytes over the sources in their order, with the same bits as on the CPU.
  *
- * NaN: the first one in the order of the sources is the result, made quiet; an invalid operation
- * gives the positive quiet NaN without payload. Zeros and ties in min and max: the first stays.
+ * If there are NaNs, the result is the first one in the order of the sources, made quiet. An
+ * invalid operation gives the positive quiet NaN without payload. If values compare equal in min or
+ * max, zeros of either sign included, the first one is the result.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_FOLD_H_
 #define TVM_IPC_CUDA_KERNELS_FOLD_H_
@@ -14,7 +15,8 @@
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief What combines two accumulators, given to a function: once for all that it does. */
+/*! \brief Call a function with the operation that combines two accumulators, so that the kind is
+ *         tested only once. */
 template <typename Type, typename Function>
 TVM_IPC_DEVICE void WithOperation(uint32_t kind, const Function& function) {
   using Scalar = typename Type::Scalar;
@@ -31,7 +33,7 @@ TVM_IPC_DEVICE void WithOperation(uint32_t kind, const Function& function) {
   }
 }
 
-/*! \brief The average of 64-bit integers, towards zero: their sum has two words. */
+/*! \brief Return the average of 64-bit integers, rounded towards zero. Their sum has two words. */
 template <typename Type, typename Source>
 TVM_IPC_DEVICE uint64_t AverageWords(const Source& source, int size) {
   uint64_t low = 0;
@@ -47,7 +49,7 @@ TVM_IPC_DEVICE uint64_t AverageWords(const Source& source, int size) {
     low = ~low + 1;
     upper = ~upper + (low == 0);
   }
-  // Long division, 32 bits at a time: the upper word is less than the size.
+  // Divide 32 bits at a time: the upper word is less than the size.
   const uint64_t divisor = size;
   const uint64_t first = upper % divisor << 32 | low >> 32;
   const uint64_t second = first % divisor << 32 | (low & 0xffffffffu);
@@ -61,8 +63,9 @@ TVM_IPC_DEVICE bool IsNan(typename Type::Bits bits) {
 }
 
 /*!
- * \brief Elements one by one, with the rules for NaN; also of averages of integers.
- * \param source Gives the 8 bytes of source k.
+ * \brief Reduce element by element, following the rules for NaN; also used for averages of
+ *        integers.
+ * \param source A function that returns the 8 bytes of source k.
  */
 template <typename Type, typename Source>
 TVM_IPC_DEVICE uint64_t FoldCarefully(const Source& source, int size, uint32_t kind) {
@@ -101,7 +104,7 @@ TVM_IPC_DEVICE uint64_t FoldCarefully(const Source& source, int size, uint32_t k
   return all;
 }
 
-/*! \brief 8 bytes of sources that come one after the other. */
+/*! \brief A reduction of 8 bytes from sources that are added one after the other. */
 template <typename Type>
 class Fold {
  public:
@@ -127,7 +130,7 @@ class Fold {
     });
   }
 
-  /*! \brief Of no use where it is unusual: for that there is FoldCarefully. */
+  /*! \brief Return the result. If unusual() is true then, discard it and use FoldCarefully. */
   TVM_IPC_DEVICE uint64_t Result(int size, uint32_t kind) {
     uint64_t eight = 0;
     if constexpr (!Type::kFloating) unusual_ = kind == kAvg;
@@ -142,7 +145,7 @@ class Fold {
     }
     return eight;
   }
-  /*! \brief Whether there is a NaN in it, or it is an average of integers. */
+  /*! \brief Return whether the result has a NaN or is an average of integers. */
   TVM_IPC_DEVICE bool unusual() const { return unusual_; }
 
  private:

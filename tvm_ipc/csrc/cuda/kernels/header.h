@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file header.h
- * \brief What members say of an operation, how kernels tell the host of errors, and the limits of
- *        both: the part of interface.h that has nothing to do with memory.
+ * \brief The header of an operation, the error record that kernels fill for the host, and the
+ *        limits of both: the part of interface.h that does not concern memory.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_HEADER_H_
 #define TVM_IPC_CUDA_KERNELS_HEADER_H_
@@ -24,20 +24,20 @@ typedef unsigned long uintptr_t;
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief The most members of a team, and ranks of a session that have channels. */
+/*! \brief The maximum number of members of a team, and of ranks with channels in a session. */
 constexpr int kMaxMembers = 16;
-/*! \brief The most blocks of a launch. */
+/*! \brief The maximum number of blocks of a launch. */
 constexpr uint32_t kMaxBlocks = 128;
-/*! \brief Bytes of a slot of a seat for pushed data: half of them are tags. */
+/*! \brief The size of a staging buffer for pushed data; half of it are tags. */
 constexpr uint64_t kStageBytes = 1 << 20;
-/*! \brief Rows that tvm_ipc_push_norm can do at a time, at most. */
+/*! \brief The maximum number of rows in one tvm_ipc_push_norm. */
 constexpr uint32_t kMaxRows = 4096;
 
-// ---- what operations say of themselves --------------------------------------------------------
+// ---- headers ----------------------------------------------------------------------------------
 
-/*! \brief What a header says that its rank does; the host has words for them. */
+/*! \brief The operation in a header; the host has a name for each. */
 enum Operation : uint32_t {
-  kMeet = 1,
+  kBarrier = 1,
   kAllReduce,
   kReduceScatter,
   kReduce,
@@ -50,39 +50,41 @@ enum Operation : uint32_t {
   kAllToAll,
   kPermute,
   kSend,
-  kShow,
+  kExpose,
 };
 
 /*!
- * \brief What a member does; the members must do the same. In words of 32 bits.
+ * \brief The description of an operation, which must agree on all members. It is sent as 32-bit
+ *        words.
  *
- * The kernel sets `grid`; all else is the host's.
+ * The kernel sets `grid`; the host sets everything else.
  */
 struct Header {
   /*! \brief An Operation. */
   uint32_t operation = 0;
-  /*! \brief ReduceKind of core/element.h | strategy << 8 | flags << 16; 0 where there is none. */
+  /*! \brief ReduceKind (core/element_type.h) | strategy << 8 | flags << 16; 0 if not used. */
   uint32_t mode = 0;
-  /*! \brief ElementType of core/element.h: code | bits << 8 | lanes << 16. */
+  /*! \brief ElementType of core/element_type.h: code | bits << 8 | lanes << 16. */
   uint32_t type = 0;
-  /*! \brief A place in the team, or -1. */
+  /*! \brief The root's index in the team, or -1. */
   int32_t root = -1;
   uint64_t count = 0;
-  /*! \brief A hash of more that must agree, as in Descriptor of core/control.h. */
+  /*! \brief A hash of further values that must agree, as in Descriptor of
+   *         core/shared_memory_layout.h. */
   uint64_t parts = 0;
-  /*! \brief blocks << 16 | threads, of the kernels that want it to agree: set by them. */
+  /*! \brief blocks << 16 | threads, set by the kernels that require it to agree. */
   uint32_t grid = 0;
-  /*! \brief Which kernel it is: a Path. */
+  /*! \brief The kernel: a Path. */
   uint32_t path = 0;
 
   // Not compared:
-  /*! \brief Where this member's input lies in its region; for kernels that pull. */
+  /*! \brief The offset of this member's input in its region, for kernels that pull. */
   uint64_t input = 0;
-  /*! \brief Where this member's scratch lies in its region; for tvm_ipc_pull_<type>. */
+  /*! \brief The offset of this member's scratch in its region, for tvm_ipc_pull_<type>. */
   uint64_t scratch = 0;
 };
 constexpr int kHeaderWords = sizeof(Header) / sizeof(uint32_t);
-/*! \brief How many words, from the first one on, must agree. */
+/*! \brief The number of words, from the first one on, that must agree. */
 constexpr int kComparedWords = 10;
 static_assert(kHeaderWords == 14 && kHeaderWords % 2 == 0, "pairs of words travel together");
 
@@ -92,55 +94,59 @@ constexpr uint32_t Mode(uint32_t kind, uint32_t strategy, uint32_t flags) {
 constexpr uint32_t KindOf(uint32_t mode) { return mode & 0xff; }
 constexpr uint32_t FlagsOf(uint32_t mode) { return mode >> 16 & 0xff; }
 
-/*! \brief ReduceKind of core/element.h. */
+/*! \brief ReduceKind of core/element_type.h. */
 enum Kind : uint32_t { kSum = 0, kProd = 1, kMin = 2, kMax = 3, kAvg = 4 };
 
-/*! \brief Types of weights, of biases, and of what norms give. */
+/*! \brief The types of weights, biases and results of norms. */
 enum FloatType : uint32_t { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };
 
 // ---- errors -----------------------------------------------------------------------------------
 
 enum ErrorCode : uint32_t {
   kNoError = 0,
-  /*! \brief A member was not heard of in time. */
+  /*! \brief A member did not answer before the deadline. */
   kDeadline = 1,
   /*! \brief The abort word of the session was set. */
   kAborted = 2,
-  /*! \brief A member does something else: the record has both headers. */
+  /*! \brief The header of a member differs: the record has both headers. */
   kMismatch = 3,
 };
 
-/*! \brief What was waited for. */
+/*! \brief What a thread waited for. */
 enum Phase : uint32_t {
   kForHeader = 0,
   kForData = 1,
   kForResult = 2,
   kForMiddle = 3,
   kForEnd = 4,
-  kForShow = 5,
+  kForExposed = 5,
   kForCredit = 6,
   kForMessage = 7,
 };
 
-/*! \brief Filled by the first thread of a seat that fails; `code` last, with release. Pinned. */
+/*! \brief An error report in pinned memory. The first thread of a team slot that fails fills it and
+ *         stores `code` last, with release. */
 struct ErrorRecord {
   uint32_t code;
-  /*! \brief The place in the team (the rank, for messages) that was waited for or differs. */
+  /*! \brief The member that did not answer or differs: its index in the team; for messages, its
+   *         rank. */
   int32_t member;
   uint32_t phase;
   uint32_t epoch;
   Header mine;
-  /*! \brief Of a mismatch. */
+  /*! \brief The other header, for a mismatch. */
   Header theirs;
 };
 
-/*! \brief When to stop waiting, and whom to tell. */
+/*! \brief The conditions that end a wait, and the record for the error. */
 struct Guard {
-  /*! \brief Nanoseconds. */
+  /*! \brief The deadline of a wait, in nanoseconds. */
   uint64_t timeout;
-  /*! \brief Not zero: leave. Host memory that the device reads; null: there is none. */
+  /*! \brief The abort word, in host memory that the device reads; null if there is none. If it is
+   *         nonzero, waits end. */
   const uint32_t* abort;
-  /*! \brief In this rank's device memory: set by the first that fails; all others leave. */
+  /*! \brief The failure flag, in this rank's device memory. The first thread that fails sets it,
+   *         which ends the waits of all others. */
   uint32_t* failed;
   ErrorRecord* error;
 };

@@ -1,41 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file interface.h
- * \brief What the host and the kernels have in common: memory that peers map, and arguments.
- *        Which kernel is launched, and how: launch.h.
+ * \brief The interface between the host and the kernels: memory that peers map, and arguments.
+ *        launch.h chooses the kernel and its launch configuration.
  *
- * A kernel is `extern "C"`, takes one struct by value, and is right for every number of blocks and
- * of threads in them, one included. <type> is float16, bfloat16, float32, float64, int8, uint8,
+ * A kernel is `extern "C"`, takes one struct by value, and is correct for any number of blocks and
+ * of threads per block, including one. <type> is float16, bfloat16, float32, float64, int8, uint8,
  * int16, uint16, int32, uint32, int64, uint64 or bool; <float> is one of the first three.
  *
- *   tvm_ipc_push_<type>        ReduceArgs   all-reduce or reduce: everyone gets all inputs
- *   tvm_ipc_push_slices_<type> ReduceArgs   all-reduce or reduce-scatter: everyone gets its slice
- * of all inputs, and of an all-reduce all reduced slices tvm_ipc_pull_<type>        ReduceArgs
- * all-reduce, reduce or reduce-scatter of inputs that are read where they lie, in the members'
- * regions tvm_ipc_parts_<type>       PartsArgs    a reduction of memory that is mapped here; no
- * meeting tvm_ipc_push_norm_<float>  NormArgs     all-reduce, residual and norm: as tvm_ipc_push
- *   tvm_ipc_norm_<float>       NormArgs     residual and norm of what `reduce.send` has; no meeting
- *   tvm_ipc_move               MoveArgs     what only moves bytes: read where they lie
- *   tvm_ipc_move_push          MoveArgs     the same, pushed
- *   tvm_ipc_meet               MeetArgs     all members hear from all; one block
- *   tvm_ipc_show               ShowArgs     tell the members a number; one block
- *   tvm_ipc_await              ShowArgs     wait until a member has told it; one block
- *   tvm_ipc_send               MessageArgs  through a channel; LanesOf(bytes) blocks
- *   tvm_ipc_receive            MessageArgs  likewise
- *   tvm_ipc_write_pattern      PatternArgs  for the probe of memory that peers map
- *   tvm_ipc_check_pattern      PatternArgs  likewise
+ * | kernel | argument | operation |
+ * |---|---|---|
+ * | tvm_ipc_push_<type> | ReduceArgs | all-reduce or reduce: every member gets all inputs |
+ * | tvm_ipc_push_slices_<type> | ReduceArgs | all-reduce or reduce-scatter: every member gets its |
+ * |  |  | slice of all inputs, and for an all-reduce all reduced slices |
+ * | tvm_ipc_pull_<type> | ReduceArgs | all-reduce, reduce or reduce-scatter; inputs are read in |
+ * |  |  | place, in the regions of the members |
+ * | tvm_ipc_parts_<type> | PartsArgs | a reduction of memory mapped on this rank; no barrier |
+ * | tvm_ipc_push_norm_<float> | NormArgs | all-reduce, residual and norm, as tvm_ipc_push |
+ * | tvm_ipc_norm_<float> | NormArgs | residual and norm of `reduce.send`; no barrier |
+ * | tvm_ipc_move | MoveArgs | data movement; inputs are read in place |
+ * | tvm_ipc_move_push | MoveArgs | data movement; inputs are pushed |
+ * | tvm_ipc_barrier | BarrierArgs | waits for all members; one block |
+ * | tvm_ipc_expose | ExposeArgs | sends a number to the members; one block |
+ * | tvm_ipc_await | ExposeArgs | waits for the number of a member; one block |
+ * | tvm_ipc_send | MessageArgs | sends through a channel; LanesOf(bytes) blocks |
+ * | tvm_ipc_receive | MessageArgs | receives, likewise |
+ * | tvm_ipc_write_pattern | PatternArgs | writes a test pattern, to probe memory that peers map |
+ * | tvm_ipc_check_pattern | PatternArgs | checks the test pattern |
  *
- * Epochs. A seat counts its operations in device memory, so that a graph can be replayed. What
- * members write into each other's seats in epoch e lies in slot e & 1 and carries e: data and tag
- * are one word, which is there or is not. Who has ended epoch e + 1 has heard from all members in
- * it, so all have ended e, and slot e & 1 can be written again. Hence every operation of a team is
- * one of all its members, and hears from all of them: by their headers at the least.
+ * Epochs. A team slot (TeamSlotMemory) counts its operations in device memory, so that a graph can
+ * be replayed. Members write into each other's team slots; in epoch e they use buffer e & 1 and tag
+ * every word with e. Data and tag are one word, so a reader sees both or neither. A member that has
+ * finished epoch e + 1 has received a word of it from every member. So all members have finished
+ * epoch e, and buffer e & 1 can be overwritten. For this reason every member takes part in every
+ * operation of a team and receives at least the header of every other member.
  *
- * A seat is zeroed by its owner before the team is used for the first time, and after an error:
- * when no stream of any member runs a kernel of the team any more, and before any member starts
- * the next one. (Each zeroes its own, then they meet on the host.) So are channels, of all ranks.
+ * Each member zeroes its own team slot before the team's first operation and after an error. It
+ * does so when no stream of any member runs a kernel of the team any more, and before any member
+ * starts the next one: after zeroing, the members synchronize on the host. The channels of all
+ * ranks are zeroed in the same way.
  *
- * Compiled by NVRTC without any header, by g++ for the host, and by g++ as kernels for a CPU.
+ * This file is compiled by NVRTC without any other headers, by g++ for the host, and by g++ as
+ * kernels for a CPU.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_INTERFACE_H_
 #define TVM_IPC_CUDA_KERNELS_INTERFACE_H_
@@ -47,112 +53,118 @@ namespace kernels {
 
 // ---- memory that peers map --------------------------------------------------------------------
 
-/*! \brief 32 bits of data, and the epoch (of a channel: the packet) that they belong to. */
+/*! \brief 32 bits of data, tagged with their epoch (in a channel: their packet number). */
 using TaggedWord = uint64_t;
 
-/*! \brief A member's place in a team, in its region. 128-byte aligned. */
-struct alignas(128) SeatMemory {
-  // Of the owner alone:
-  /*! \brief Operations done. Never 0 after the first: see NextEpoch. */
+/*! \brief A member's slot of a team, in the member's region. 128-byte aligned. */
+struct alignas(128) TeamSlotMemory {
+  // Accessed by the owner only:
+  /*! \brief The number of the last finished operation. Never 0 after the first: see NextEpoch. */
   uint32_t epoch;
-  /*! \brief Blocks of the running launch that are done. */
+  /*! \brief The number of blocks of the running launch that have finished. */
   uint32_t arrived;
-  /*! \brief Not zero after an error: every kernel leaves at once. */
+  /*! \brief Nonzero after an error: every kernel returns immediately. */
   uint32_t failed;
-  /*! \brief Of tvm_ipc_push_norm: how many pieces of a row are done. */
+  /*! \brief The number of finished pieces of each row, in tvm_ipc_push_norm. */
   alignas(128) uint32_t rows[kMaxRows];
-  // Written by peers, each at its place:
-  /*! \brief The last number that a member has shown. */
-  alignas(128) uint32_t shown[kMaxMembers];
-  /*! \brief By epoch & 1. */
+  // Written by peers, each at its own index:
+  /*! \brief The last number that each member has exposed. */
+  alignas(128) uint32_t exposed[kMaxMembers];
+  /*! \brief Headers, by epoch & 1. */
   alignas(128) TaggedWord headers[2][kMaxMembers][kHeaderWords];
   /*!
-   * \brief [0] in the middle, [1] at the end; of a block to the peers' of its number. One slot is
-   *        enough: a member writes them again after it has heard of the next epoch from this one.
+   * \brief Barrier flags between blocks of the same index: [0] for the barrier in the middle of an
+   *        operation, [1] for the one at its end. They need no double buffering: a peer sets its
+   *        flags again only after it has received the owner's header of the next epoch.
    */
   alignas(128) uint32_t flags[2][kMaxBlocks][kMaxMembers];
-  /*! \brief By epoch & 1. */
+  /*! \brief Staging buffers for pushed data, by epoch & 1. */
   alignas(128) uint8_t stage[2][kStageBytes];
 };
 
-/*! \brief The next epoch: 0 is that of zeroed memory, and neighbours have different slots. */
+/*! \brief Return the next epoch. It is never 0, the epoch of zeroed memory, and consecutive epochs
+ *         differ in epoch & 1. */
 constexpr uint32_t NextEpoch(uint32_t epoch) { return epoch == ~0u ? 2 : epoch + 1; }
 
-/*! \brief Lanes of a channel, each with packets and a block of its own. */
+/*! \brief The number of lanes of a channel. Each lane has its own packets and its own block. */
 constexpr uint32_t kLanes = 8;
 constexpr uint64_t kPacketBytes = 64 << 10;
 
 /*!
- * \brief A message goes through one lane if it fits in a packet, else through all: a multiple of
- *        16 bytes through each, the rest through the last ones.
+ * \brief Return how many lanes carry a message: one if it fits in a packet, otherwise all. Each
+ *        lane carries a multiple of 16 bytes; the last ones carry the remainder.
  */
 constexpr uint32_t LanesOf(uint64_t bytes) { return bytes <= kPacketBytes ? 1 : kLanes; }
 
-/*! \brief Of a channel, in the receiver's region. */
-struct alignas(128) Inbox {
-  struct alignas(128) Lane {
-    /*! \brief The owner's: packets taken. */
+/*! \brief The receiving end of a channel, in the receiver's region. */
+struct alignas(128) ReceiveQueue {
+  struct alignas(128) PerBlock {
+    /*! \brief The number of packets received. Written by the owner. */
     uint32_t packet;
-    /*! \brief The sender's, by packet & 1. */
+    /*! \brief Headers, by packet & 1. Written by the sender, as is `data`. */
     alignas(128) TaggedWord headers[2][kHeaderWords];
     alignas(128) uint8_t data[2][kPacketBytes];
   } lanes[kLanes];
 };
 
-/*! \brief Of a channel, in the sender's region. */
-struct alignas(128) Outbox {
-  struct alignas(128) Lane {
-    /*! \brief The owner's: packets sent. */
+/*! \brief The sending end of a channel, in the sender's region. */
+struct alignas(128) SendQueue {
+  struct alignas(128) PerBlock {
+    /*! \brief The number of packets sent. Written by the owner. */
     uint32_t packet;
-    /*! \brief The receiver's: packets that it has taken. */
+    /*! \brief The number of packets that the receiver has taken. Written by the receiver. */
     alignas(128) uint32_t taken;
   } lanes[kLanes];
 };
 
-/*! \brief All channels of a rank, in its region; by the other rank. */
+/*! \brief All channels of a rank, in its region, by the other rank. */
 struct alignas(128) ChannelMemory {
-  /*! \brief What Guard::failed of messages points to. */
+  /*! \brief The failure flag of messages: Guard::failed points to it. */
   uint32_t failed;
-  Outbox out[kMaxMembers];
-  Inbox in[kMaxMembers];
+  SendQueue out[kMaxMembers];
+  ReceiveQueue in[kMaxMembers];
 };
 
 // ---- arguments --------------------------------------------------------------------------------
 
 struct TeamArgs {
   int32_t size;
-  /*! \brief This member's. */
+  /*! \brief This member's index in the team. */
   int32_t place;
-  /*! \brief The members' seats, as they are mapped here; 16-byte aligned or better. */
-  SeatMemory* seat[kMaxMembers];
-  /*! \brief The members' regions, as they are mapped here, for what is read where it lies. */
+  /*! \brief The members' team slots, as mapped on this rank; at least 16-byte aligned. */
+  TeamSlotMemory* team_slot[kMaxMembers];
+  /*! \brief The members' regions, as mapped on this rank, for inputs that are read in place. */
   const uint8_t* region[kMaxMembers];
   Guard guard;
 };
 
-struct MeetArgs {
+struct BarrierArgs {
   TeamArgs team;
   Header header;
 };
 
 /*!
- * \brief header.count elements of send (of a reduce-scatter too); pointers are aligned to elements.
+ * \brief Arguments of a reduction of header.count elements of `send`. Pointers are aligned to
+ *        elements.
  *
- * recv may be send, or null where the result is not wanted (a reduce, at others than its root). Of
- * a reduce-scatter it may be this member's part of send.
+ * In a reduce-scatter, too, header.count counts the elements of `send`. `recv` may be equal to
+ * `send`. It is null on ranks that do not need the result: those of a reduce that are not its root.
+ * In a reduce-scatter, `recv` may be this member's slice of `send`.
  */
 struct ReduceArgs {
   TeamArgs team;
   Header header;
   const void* send;
   void* recv;
-  /*! \brief tvm_ipc_pull: this member's own, at header.scratch, of ScratchBytes; else unused. */
+  /*! \brief For tvm_ipc_pull only: this member's scratch buffer of ScratchBytes, which is at offset
+   *         header.scratch. */
   void* scratch;
-  /*! \brief tvm_ipc_pull of a reduce-scatter: as in MoveArgs. */
+  /*! \brief For tvm_ipc_pull of a reduce-scatter only: as in MoveArgs. */
   uint32_t leaves_early;
 };
 
-/*! \brief recv[i] = parts[0][i] op parts[1][i] ...: in this order. recv may be one of the parts. */
+/*! \brief Arguments of recv[i] = parts[0][i] op parts[1][i] op ..., evaluated in this order. `recv`
+ *         may be one of the parts. */
 struct PartsArgs {
   const void* parts[kMaxMembers];
   int32_t size;
@@ -163,10 +175,11 @@ struct PartsArgs {
 };
 
 /*!
- * \brief residual_out = residual + the sum; norm_out = its rows, normalised.
+ * \brief Arguments of residual_out = residual + sum, and norm_out = norm of the rows of
+ *        residual_out.
  *
- * reduce.header.count elements are rows of `row` elements; reduce.recv is not used. residual_out
- * may be residual; outputs overlap nothing else.
+ * The reduce.header.count elements form rows of `row` elements. reduce.recv is not used.
+ * residual_out may be equal to residual; the outputs overlap nothing else.
  */
 struct NormArgs {
   ReduceArgs reduce;
@@ -174,93 +187,103 @@ struct NormArgs {
   void* residual_out;
   void* norm_out;
   const void* weight;
-  /*! \brief Null: RMSNorm. */
+  /*! \brief The bias of a LayerNorm; null for RMSNorm. */
   const void* bias;
   uint64_t row;
   float epsilon;
-  /*! \brief FloatTypes. */
+  /*! \brief A FloatType, as are bias_type and out_type. */
   uint32_t weight_type;
   uint32_t bias_type;
   uint32_t out_type;
-  /*! \brief Into how many pieces, each a block's, a row is divided: launch.h says so. */
+  /*! \brief The number of pieces that a row is split into, one per block (see LaunchNorm). */
   uint32_t pieces;
 };
 
-/*! \brief Bytes for and from the members, by place. */
+/*! \brief Arguments of data movement: bytes to and from each member, by index in the team. */
 struct MoveArgs {
   TeamArgs team;
   Header header;
   const void* send;
   void* recv;
-  /*! \brief What this member gives: from an offset in send on. For tvm_ipc_move_push. */
+  /*! \brief Offsets in `send` of the bytes for each member. Only tvm_ipc_move_push uses them and
+   *         give_bytes. */
   uint64_t give_from[kMaxMembers];
   uint64_t give_bytes[kMaxMembers];
-  /*! \brief What it takes: from an offset in the member's send on, to an offset in recv. */
+  /*! \brief Offsets, in each member's `send`, of the bytes for this member. They go to offset
+   *         take_to in `recv`. */
   uint64_t take_from[kMaxMembers];
   uint64_t take_to[kMaxMembers];
   uint64_t take_bytes[kMaxMembers];
   /*!
-   * \brief tvm_ipc_move: not zero if what this member gives stays as it is until the team's next
-   *        operation has begun everywhere. Then it does not wait for those who still read it; each
-   *        member has its own word, and all tell that they have read.
+   * \brief For tvm_ipc_move: nonzero if this member's input stays unchanged until the team's next
+   *        operation has begun on all members. This member then does not wait until the others have
+   *        read it. The value may differ between members, and all of them signal that they have
+   *        read.
    */
   uint32_t leaves_early;
 };
 
-/*! \brief `member`: of tvm_ipc_await, whose number. */
-struct ShowArgs {
+/*! \brief Arguments of tvm_ipc_expose and tvm_ipc_await. */
+struct ExposeArgs {
   TeamArgs team;
-  /*! \brief For errors. */
+  /*! \brief The header for error reports. */
   Header header;
   uint32_t number;
+  /*! \brief For tvm_ipc_await: the member whose number it waits for. */
   int32_t member;
 };
 
-/*! \brief header.count and header.type must agree with the other side's. */
+/*! \brief Arguments of a message. header.count and header.type must agree on both sides. */
 struct MessageArgs {
   Guard guard;
   Header header;
-  /*! \brief The other rank: for errors. */
+  /*! \brief The other rank, for error reports. */
   int32_t peer;
-  /*! \brief The sender's; tvm_ipc_receive has it mapped. */
-  Outbox* outbox;
-  /*! \brief The receiver's; tvm_ipc_send has it mapped. */
-  Inbox* inbox;
+  /*! \brief The queue in the sender's region; mapped for tvm_ipc_receive. */
+  SendQueue* send_queue;
+  /*! \brief The queue in the receiver's region; mapped for tvm_ipc_send. */
+  ReceiveQueue* receive_queue;
   const void* send;
   void* recv;
   uint64_t bytes;
 };
 
-/*! \brief Word i depends on the seed and on i. */
+/*! \brief Arguments of the pattern kernels. Word i of the pattern depends on the seed and on i. */
 struct PatternArgs {
   uint64_t* memory;
   uint64_t words;
   uint64_t seed;
-  /*! \brief tvm_ipc_check_pattern adds how many words are wrong. */
+  /*! \brief The counter to which tvm_ipc_check_pattern adds the number of wrong words. */
   uint32_t* wrong;
 };
 
 // ---- layout ------------------------------------------------------------------------------------
 
-/*! \brief How data is moved. */
+/*! \brief The way in which data is moved. */
 enum class Path : uint32_t { kPush = 1, kPushSlices = 2, kPull = 3 };
 
-/*! \brief The most bytes of an input that every member can push to every other. */
-constexpr uint64_t PushBytes(int size) { return kStageBytes / 2 / size / 8 * 8; }
-/*! \brief The most bytes of a slice: two of each member fit. */
-constexpr uint64_t SliceBytes(int size) { return kStageBytes / 4 / size / 8 * 8; }
+/*! \brief Return a / b. Numbers below 2**32 take few instructions; a 64-bit division takes more
+ *         than a hundred. */
+constexpr uint64_t Quotient(uint64_t a, uint64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+constexpr uint64_t DivideUp(uint64_t a, uint64_t b) { return Quotient(a + b - 1, b); }
 
-constexpr uint64_t DivideUp(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+/*! \brief Return the maximum size of an input that every member can push to every other. */
+constexpr uint64_t PushBytes(int size) { return Quotient(kStageBytes / 2, size) / 8 * 8; }
+/*! \brief Return the maximum size of a slice: two slices of each member fit in a staging buffer. */
+constexpr uint64_t SliceBytes(int size) { return Quotient(kStageBytes / 4, size) / 8 * 8; }
 
 /*!
- * \brief Elements of a slice of an all-reduce: every member has one, the last ones less or none.
- *        Multiples of 16 bytes, so that slices are aligned as inputs are.
+ * \brief Return the number of elements in a slice of an all-reduce. Every member has one slice; the
+ *        last slices may be shorter or empty. A slice is a multiple of 16 bytes, so that slices
+ *        have the alignment of the input.
  */
 constexpr uint64_t SliceOf(uint64_t count, uint64_t width, int size) {
   const uint64_t pack = 16 / width;
   return DivideUp(DivideUp(count, pack), size) * pack;
 }
-/*! \brief Of the scratch that tvm_ipc_pull needs for an all-reduce or a reduce. */
+/*! \brief Return the size of the scratch that tvm_ipc_pull needs for an all-reduce or a reduce. */
 constexpr uint64_t ScratchBytes(uint64_t count, uint64_t width, int size) {
   return SliceOf(count, width, size) * width;
 }

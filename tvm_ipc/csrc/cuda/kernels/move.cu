@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*! \file move.cu
- *  \brief The kernels that move bytes, and those that only tell something.
+ *  \brief The kernels for data movement, barriers, exposed buffers, messages and the memory probe.
  */
 #include "cuda/kernels/channel.h"
 #include "cuda/kernels/move.h"
@@ -10,9 +10,9 @@ namespace kernels {
 
 TVM_IPC_KERNEL(tvm_ipc_move, MoveArgs, Move)
 TVM_IPC_KERNEL(tvm_ipc_move_push, MoveArgs, MovePush)
-TVM_IPC_KERNEL(tvm_ipc_meet, MeetArgs, MeetTeam)
-TVM_IPC_KERNEL(tvm_ipc_show, ShowArgs, Show)
-TVM_IPC_KERNEL(tvm_ipc_await, ShowArgs, Await)
+TVM_IPC_KERNEL(tvm_ipc_barrier, BarrierArgs, MeetTeam)
+TVM_IPC_KERNEL(tvm_ipc_expose, ExposeArgs, Expose)
+TVM_IPC_KERNEL(tvm_ipc_await, ExposeArgs, Await)
 TVM_IPC_KERNEL(tvm_ipc_send, MessageArgs, Send)
 TVM_IPC_KERNEL(tvm_ipc_receive, MessageArgs, Receive)
 TVM_IPC_KERNEL(tvm_ipc_write_pattern, PatternArgs, WritePattern)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file move.h
- * \brief What only moves bytes: gathers, scatters, broadcasts, all-to-alls, permutations.
+ * \brief Data movement: gathers, scatters, broadcasts, all-to-alls and permutations.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_MOVE_H_
 #define TVM_IPC_CUDA_KERNELS_MOVE_H_
@@ -11,7 +11,7 @@
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief A thread among those that do something together. */
+/*! \brief The index of a thread among the threads that share a copy, and their number. */
 struct Share {
   uint64_t worker;
   uint64_t workers;
@@ -31,7 +31,7 @@ TVM_IPC_DEVICE void CopyUnits(uint8_t* to, const uint8_t* from, uint64_t count, 
   }
 }
 
-/*! \brief Four of each thread are on their way at a time. */
+/*! \brief Copy pairs; each thread has four loads in flight. */
 TVM_IPC_DEVICE void CopyPairs(uint8_t* to, const uint8_t* from, uint64_t count, Share share) {
 #pragma unroll 1
   for (uint64_t start = share.worker; start < count; start += 4 * share.workers) {
@@ -49,7 +49,8 @@ TVM_IPC_DEVICE void CopyPairs(uint8_t* to, const uint8_t* from, uint64_t count, 
   }
 }
 
-/*! \brief A copy by all who share it, in the largest units in which both are aligned alike. */
+/*! \brief Copy bytes with all threads of a share, in the largest unit in which source and target
+ *         have the same alignment. */
 TVM_IPC_DEVICE void Copy(void* target, const void* source, uint64_t bytes, Share share) {
   uint8_t* to = static_cast<uint8_t*>(target);
   const uint8_t* from = static_cast<const uint8_t*>(source);
@@ -73,7 +74,7 @@ TVM_IPC_DEVICE void Copy(void* target, const void* source, uint64_t bytes, Share
   CopyUnits<uint8_t>(to + done, from + done, bytes - before - done, share);
 }
 
-/*! \brief What this member takes of its own input, which may be there already. */
+/*! \brief Copy the bytes that this member takes from its own input, unless they are in place. */
 TVM_IPC_DEVICE void TakeOwn(const MoveArgs& args, Share share) {
   const int place = args.team.place;
   const uint8_t* from = static_cast<const uint8_t*>(args.send) + args.take_from[place];
@@ -81,13 +82,13 @@ TVM_IPC_DEVICE void TakeOwn(const MoveArgs& args, Share share) {
   if (args.take_bytes[place] != 0 && to != from) Copy(to, from, args.take_bytes[place], share);
 }
 
-/*! \brief From where it lies. */
+/*! \brief Move data by reading the members' inputs in place. */
 TVM_IPC_DEVICE void Move(const MoveArgs& args) {
   TeamOperation operation(args.team, args.header, Grid::kSame);
   if (!operation.Begin()) return;
   if (operation.talks()) operation.Tell<true>();
   if (!operation.Hear<true>()) return operation.End();
-  // Each begins with another member, so that they are not all at the same memory.
+  // Each member starts at a different peer, so that they do not all read the same memory.
 #pragma unroll 1
   for (int shift = 1; shift < operation.size(); ++shift) {
     const int member = operation.After(shift);
@@ -97,11 +98,11 @@ TVM_IPC_DEVICE void Move(const MoveArgs& args) {
          args.take_bytes[member], OfGrid());
   }
   TakeOwn(args, OfGrid());
-  operation.Meet(kForEnd, args.leaves_early == 0);
+  operation.Barrier(kForEnd, args.leaves_early == 0);
   operation.End();
 }
 
-/*! \brief The longest of what goes to or comes from other members, in pieces of 8 bytes. */
+/*! \brief Return the largest number of pieces of 8 bytes exchanged with any other member. */
 TVM_IPC_DEVICE uint64_t LongestEights(const uint64_t* bytes, int size, int place) {
   uint64_t longest = 0;
 #pragma unroll 1
@@ -111,16 +112,16 @@ TVM_IPC_DEVICE uint64_t LongestEights(const uint64_t* bytes, int size, int place
   return DivideUp(longest, 8);
 }
 
-/*! \brief Pushed, 8 bytes at a time, as in push.h. */
+/*! \brief Move data by pushing it, 8 bytes at a time, as in push.h. */
 TVM_IPC_DEVICE void MovePush(const MoveArgs& args) {
   TeamOperation operation(args.team, args.header, Grid::kAny);
   if (!operation.Begin()) return;
   const int size = operation.size();
   const Stage stage = WholeStage(size);
   if (operation.talks()) operation.Tell<false>();
-  if (operation.works()) {
+  if (operation.computes()) {
     const uint64_t longest = LongestEights(args.give_bytes, size, operation.place());
-    // Item i of all members, one after the other: so block b waits for nobody but blocks b.
+    // Push item i to every member before item i + 1, so that a block b waits only for blocks b.
 #pragma unroll 1
     for (uint64_t i = operation.worker(); i < longest; i += operation.workers()) {
 #pragma unroll 1
@@ -133,7 +134,7 @@ TVM_IPC_DEVICE void MovePush(const MoveArgs& args) {
     }
   }
   if (operation.talks()) operation.Hear<false>();
-  if (operation.works()) {
+  if (operation.computes()) {
     TakeOwn(args, {operation.worker(), operation.workers()});
     const uint64_t longest = LongestEights(args.take_bytes, size, operation.place());
 #pragma unroll 1
@@ -156,8 +157,8 @@ TVM_IPC_DEVICE void MovePush(const MoveArgs& args) {
   operation.End();
 }
 
-/*! \brief All members hear from all, and what they wrote before can be read after. */
-TVM_IPC_DEVICE void MeetTeam(const MeetArgs& args) {
+/*! \brief Wait for all members. After it, their earlier writes can be read. */
+TVM_IPC_DEVICE void MeetTeam(const BarrierArgs& args) {
   TeamOperation operation(args.team, args.header, Grid::kAny);
   if (!operation.Begin()) return;
   if (operation.talks()) {

@@ -2,7 +2,7 @@
 /*! \file norm.cu
  *  \brief The kernels that add a residual and normalise.
  */
-#include "cuda/kernels/norm.h"
+#include "cuda/kernels/allreduce_norm.h"
 
 namespace tvm_ipc {
 namespace kernels {

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file pull.h
- * \brief Reductions of inputs that are read where they lie: for what is large.
+ * \brief Reductions of large inputs, which are read in place.
  *
- * An all-reduce: all hear that all are there (the headers); each reduces its slice of all inputs
- * into its scratch; blocks of the same number meet; each copies the slices of all. Nobody reads
- * inputs after that meeting, and scratches are written again after the team's next start. So there
- * is no meeting at the end, but for a reduce-scatter, whose inputs are read up to it.
+ * In an all-reduce, each member:
+ * - waits for the headers of all members,
+ * - reduces its slice of all inputs into its scratch,
+ * - synchronizes its blocks with the blocks of the same index of the other members,
+ * - copies the slices of all members.
+ *
+ * No member reads inputs after this barrier, and scratches are overwritten only after the team's
+ * next operation has begun. So there is no barrier at the end. A reduce-scatter has one, because
+ * its inputs are read until the end.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_PULL_H_
 #define TVM_IPC_CUDA_KERNELS_PULL_H_
@@ -16,7 +21,7 @@
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief Elements in memory, in pieces of 16 bytes. */
+/*! \brief Elements in memory, accessed in pieces of 16 bytes. */
 template <int kWidth>
 class Sixteens {
  public:
@@ -49,7 +54,25 @@ class Sixteens {
   bool aligned_;
 };
 
-/*! \brief Piece i of all sources; `source` gives the elements of source k. */
+/*! \brief Reduce piece i of all sources, if it has a NaN or is an average of integers. */
+template <typename Type, typename Source>
+TVM_IPC_DEVICE Pair FoldSixteenCarefully(const Source& source, int size, uint64_t i,
+                                         uint32_t kind) {
+  Pair result{0, 0};
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const uint64_t eight = FoldCarefully<Type>(
+        [&](int k) {
+          const Pair pair = source(k).Load(i);
+          return half == 0 ? pair.low : pair.high;
+        },
+        size, kind);
+    (half == 0 ? result.low : result.high) = eight;
+  }
+  return result;
+}
+
+/*! \brief Reduce piece i of all sources; `source` returns the elements of source k. */
 template <typename Type, typename Source>
 TVM_IPC_DEVICE Pair FoldSixteen(const Source& source, int size, uint64_t i, uint32_t kind) {
   constexpr int kAtOnce = Type::kAtOnce;
@@ -68,26 +91,71 @@ TVM_IPC_DEVICE Pair FoldSixteen(const Source& source, int size, uint64_t i, uint
       high.Add(pairs[k].high, kind, base + k == 0);
     }
   }
-  Pair result{low.Result(size, kind), high.Result(size, kind)};
-  if (low.unusual() || high.unusual()) {
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const uint64_t eight = FoldCarefully<Type>(
-          [&](int k) {
-            const Pair pair = source(k).Load(i);
-            return half == 0 ? pair.low : pair.high;
-          },
-          size, kind);
-      (half == 0 ? result.low : result.high) = eight;
+  const Pair result{low.Result(size, kind), high.Result(size, kind)};
+  if (!low.unusual() && !high.unusual()) return result;
+  return FoldSixteenCarefully<Type>(source, size, i, kind);
+}
+
+/*! \brief Reduce kPieces pieces i, i + step, ... below `end` of at most kSources sources. All loads
+ *         are issued first. */
+template <typename Type, int kSources, int kPieces, typename Source, typename Function>
+TVM_IPC_DEVICE void FoldSixteens(const Source& source, int size, uint64_t i, uint64_t step,
+                                 uint64_t end, uint32_t kind, const Function& function) {
+  Pair pairs[kPieces][kSources];
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+    for (int k = 0; k < kSources; ++k) {
+      pairs[p][k] = Pair{0, 0};
+      if (k < size && i + p * step < end) pairs[p][k] = source(k).Load(i + p * step);
     }
   }
-  return result;
+  uint32_t unusual = 0;
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    if (i + p * step >= end) break;
+    Fold<Type> low, high;
+#pragma unroll
+    for (int k = 0; k < kSources; ++k) {
+      if (k >= size) break;
+      low.Add(pairs[p][k].low, kind, k == 0);
+      high.Add(pairs[p][k].high, kind, k == 0);
+    }
+    const Pair result{low.Result(size, kind), high.Result(size, kind)};
+    if (low.unusual() || high.unusual()) {
+      unusual |= 1u << p;
+    } else {
+      function(i + p * step, result);
+    }
+  }
+#pragma unroll 1
+  for (; unusual != 0; unusual >>= 1, i += step) {
+    if (unusual & 1) function(i, FoldSixteenCarefully<Type>(source, size, i, kind));
+  }
+}
+
+/*!
+ * \brief Reduce the pieces i, i + step, ... below `end` of all sources, and call a function with
+ *        each.
+ *
+ * Memory is fast if many loads are in flight: for two sources, a thread loads three pieces at once.
+ */
+template <typename Type, typename Source, typename Function>
+TVM_IPC_DEVICE void FoldAll(const Source& source, int size, uint64_t i, uint64_t step, uint64_t end,
+                            uint32_t kind, const Function& function) {
+  if constexpr (Type::kAtOnce >= 8) {
+#pragma unroll 1
+    for (; i < end && size <= 2; i += 3 * step) {
+      FoldSixteens<Type, 2, 3>(source, size, i, step, end, kind, function);
+    }
+  }
+#pragma unroll 1
+  for (; i < end; i += step) function(i, FoldSixteen<Type>(source, size, i, kind));
 }
 
 template <typename Type>
 TVM_IPC_DEVICE void Pull(const ReduceArgs& args) {
   constexpr int kWidth = Type::kWidth;
-  constexpr int kAtOnce = Type::kAtOnce;
   TeamOperation operation(args.team, args.header, Grid::kSame);
   if (!operation.Begin()) return;
   if (operation.talks()) operation.Tell<true>();
@@ -97,7 +165,7 @@ TVM_IPC_DEVICE void Pull(const ReduceArgs& args) {
   const uint32_t kind = KindOf(args.header.mode);
   const uint64_t count = args.header.count;
   const bool scatters = args.header.operation == kReduceScatter;
-  const uint64_t slice = scatters ? count / size : SliceOf(count, kWidth, size);
+  const uint64_t slice = scatters ? Quotient(count, size) : SliceOf(count, kWidth, size);
   const auto start_of = [&](int member) { return Least(count, member * slice); };
   const auto count_of = [&](int member) {
     return Least(count, start_of(member) + slice) - start_of(member);
@@ -115,55 +183,59 @@ TVM_IPC_DEVICE void Pull(const ReduceArgs& args) {
   };
   const Sixteens<kWidth> scratch(args.scratch, slice);
   const Sixteens<kWidth> own = scatters ? Sixteens<kWidth>(args.recv, slice) : result_of(place);
-#pragma unroll 1
-  for (uint64_t i = first; i < own.size(); i += step) {
-    const Pair result = FoldSixteen<Type>(source, size, i, kind);
+  FoldAll<Type>(source, size, first, step, own.size(), kind, [&](uint64_t i, Pair result) {
     if (!scatters) scratch.Store(i, result);
     if (args.recv != nullptr) own.Store(i, result);
-  }
+  });
   if (scatters) {
-    operation.Meet(kForEnd, args.leaves_early == 0);
+    operation.Barrier(kForEnd, args.leaves_early == 0);
     return operation.End();
   }
 
-  if (operation.Meet(kForMiddle) && args.recv != nullptr) {
+  if (operation.Barrier(kForMiddle) && args.recv != nullptr) {
     const auto reduced = [&](int member) {
       const uint8_t* memory = args.team.region[member] + operation.scratch(member);
       return Sixteens<kWidth>(memory, slice);
     };
+    // Copy from one member after the other. Small teams keep as many loads in flight as large ones.
+    constexpr int kTogether = 8;
+    int shift = 1;
+    uint64_t next = first;
 #pragma unroll 1
-    for (uint64_t i = first; i < scratch.size(); i += step) {
-#pragma unroll 1
-      for (int base = 1; base < size; base += kAtOnce) {
-        Pair pairs[kAtOnce];
+    while (next < scratch.size() && size > 1) {
+      Pair pairs[kTogether];
+      uint64_t at[kTogether];
+      int from[kTogether];
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-          if (base + k < size) pairs[k] = reduced(operation.After(base + k)).Load(i);
-        }
+      for (int k = 0; k < kTogether; ++k) {
+        at[k] = next;
+        from[k] = operation.After(shift);
+        pairs[k] = Pair{0, 0};
+        if (next < scratch.size()) pairs[k] = reduced(from[k]).Load(next);
+        if (++shift < size) continue;
+        shift = 1;
+        next += step;
+      }
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-          if (base + k >= size) break;
-          const Sixteens<kWidth> to = result_of(operation.After(base + k));
-          if (i < to.size()) to.Store(i, pairs[k]);
-        }
+      for (int k = 0; k < kTogether; ++k) {
+        const Sixteens<kWidth> to = result_of(from[k]);
+        if (at[k] < to.size()) to.Store(at[k], pairs[k]);
       }
     }
   }
   operation.End();
 }
 
-/*! \brief A reduction of memory that is mapped here. */
+/*! \brief Reduce buffers that are mapped on this rank. */
 template <typename Type>
 TVM_IPC_DEVICE void Parts(const PartsArgs& args) {
   constexpr int kWidth = Type::kWidth;
   const auto source = [&](int k) { return Sixteens<kWidth>(args.parts[k], args.count); };
   const Sixteens<kWidth> recv(args.recv, args.count);
+  const uint64_t first = static_cast<uint64_t>(Block()) * Threads() + Thread();
   const uint64_t step = static_cast<uint64_t>(Blocks()) * Threads();
-#pragma unroll 1
-  for (uint64_t i = static_cast<uint64_t>(Block()) * Threads() + Thread(); i < recv.size();
-       i += step) {
-    recv.Store(i, FoldSixteen<Type>(source, args.size, i, args.kind));
-  }
+  FoldAll<Type>(source, args.size, first, step, recv.size(), args.kind,
+                [&](uint64_t i, Pair result) { recv.Store(i, result); });
 }
 
 }  // namespace kernels

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file push.h
- * \brief Reductions of what members push into each other's seats: for what is small.
+ * \brief Reductions of small inputs, which members push into each other's team slots.
  *
- * 8 bytes travel as a pair of words of 4 bytes and their epoch: so no word says that others are
- * there, nothing is cleared, and the only wait is for the data itself. The slots of two epochs are
- * enough (interface.h). Inputs may lie anywhere, and are not read after the launch.
+ * Every 8 bytes are sent as a pair of words, each of 4 bytes and the epoch. So there is no flag
+ * that announces data, nothing is cleared, and a member waits only for the data itself. Two staging
+ * buffers, used in turn by epoch, are enough (interface.h). Inputs may be in any memory: only the
+ * rank's own kernel reads them.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_PUSH_H_
 #define TVM_IPC_CUDA_KERNELS_PUSH_H_
@@ -18,7 +19,7 @@ namespace kernels {
 
 TVM_IPC_DEVICE uint64_t Least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/*! \brief Elements in memory, in pieces of 8 bytes. */
+/*! \brief Elements in memory, accessed in pieces of 8 bytes. */
 template <int kWidth>
 class Eights {
  public:
@@ -47,7 +48,8 @@ class Eights {
   bool aligned_;
 };
 
-/*! \brief A part of the stages of the members: from `start` on, `stride` pairs of each. */
+/*! \brief An area of the members' staging buffers: from pair `start` on, with `stride` pairs for
+ *         each member. */
 struct Stage {
   uint64_t start;
   uint64_t stride;
@@ -58,7 +60,7 @@ struct Stage {
                     Tagged(static_cast<uint32_t>(eight >> 32), operation.epoch())};
     StorePair(At(operation.stage(member), operation.place(), i), pair);
   }
-  /*! \brief What a member has pushed here. */
+  /*! \brief Load the pair that a member pushes to this one; its tags show whether it is there. */
   TVM_IPC_DEVICE Pair Look(const TeamOperation& operation, int member, uint64_t i) const {
     return LoadPair(At(operation.stage(), member, i));
   }
@@ -80,8 +82,8 @@ TVM_IPC_DEVICE uint64_t Eight(Pair pair) {
 }
 
 /*!
- * \brief Wait for piece i of members base to base + kAtOnce - 1, but for those from `end` on, and
- *        give each to a function.
+ * \brief Wait for piece i of the members from `base` to base + kAtOnce - 1 that are below `end`,
+ *        and call a function with each. The member `except` is not waited for.
  */
 template <int kAtOnce, typename Function>
 TVM_IPC_DEVICE void TakeSome(TeamOperation& operation, const Stage& stage, Phase phase, uint64_t i,
@@ -110,8 +112,9 @@ TVM_IPC_DEVICE void TakeSome(TeamOperation& operation, const Stage& stage, Phase
 }
 
 /*!
- * \brief The reduction of piece i of all members; nothing of use if the operation has failed.
- * \param extra With kExtra: one more source, the last one.
+ * \brief Return the reduction of piece i of all members. If the operation has failed, the result is
+ *        meaningless.
+ * \param extra One more source, the last one, if kExtra is set.
  */
 template <typename Type, bool kExtra = false>
 TVM_IPC_DEVICE uint64_t FoldPushed(TeamOperation& operation, const Stage& stage, uint64_t i,
@@ -139,7 +142,7 @@ TVM_IPC_DEVICE uint64_t FoldPushed(TeamOperation& operation, const Stage& stage,
       size + kExtra, kind);
 }
 
-/*! \brief All members get all inputs, or one member, the root, does. */
+/*! \brief Push all inputs to all members, or to the root only, and reduce them there. */
 template <typename Type>
 TVM_IPC_DEVICE void Push(const ReduceArgs& args) {
   TeamOperation operation(args.team, args.header, Grid::kAny);
@@ -151,7 +154,7 @@ TVM_IPC_DEVICE void Push(const ReduceArgs& args) {
   const Eights<Type::kWidth> send(args.send, args.header.count);
   const Eights<Type::kWidth> recv(args.recv, args.header.count);
   if (operation.talks()) operation.Tell<false>();
-  if (operation.works()) {
+  if (operation.computes()) {
 #pragma unroll 1
     for (uint64_t i = operation.worker(); i < send.size(); i += operation.workers()) {
       const uint64_t eight = send.Load(i);
@@ -163,7 +166,7 @@ TVM_IPC_DEVICE void Push(const ReduceArgs& args) {
     }
   }
   if (operation.talks()) operation.Hear<false>();
-  if (operation.works() && args.recv != nullptr) {
+  if (operation.computes() && args.recv != nullptr) {
 #pragma unroll 1
     for (uint64_t i = operation.worker(); i < send.size() && !operation.failed();
          i += operation.workers()) {
@@ -174,8 +177,8 @@ TVM_IPC_DEVICE void Push(const ReduceArgs& args) {
   operation.End();
 }
 
-/*! \brief Members get their slices of all inputs, and of an all-reduce the slices of all results.
- */
+/*! \brief Push slices: each member reduces its slice of all inputs. In an all-reduce, it then
+ *         pushes the result to all members. */
 template <typename Type>
 TVM_IPC_DEVICE void PushSlices(const ReduceArgs& args) {
   TeamOperation operation(args.team, args.header, Grid::kAny);
@@ -185,7 +188,7 @@ TVM_IPC_DEVICE void PushSlices(const ReduceArgs& args) {
   const uint32_t kind = KindOf(args.header.mode);
   const uint64_t count = args.header.count;
   const bool scatters = args.header.operation == kReduceScatter;
-  const uint64_t slice = scatters ? count / size : SliceOf(count, Type::kWidth, size);
+  const uint64_t slice = scatters ? Quotient(count, size) : SliceOf(count, Type::kWidth, size);
   const auto slice_of = [&](const void* all, int member) {
     const uint64_t start = Least(count, member * slice);
     return Eights<Type::kWidth>(static_cast<const uint8_t*>(all) + start * Type::kWidth,
@@ -193,10 +196,10 @@ TVM_IPC_DEVICE void PushSlices(const ReduceArgs& args) {
   };
   const Stage inputs = SlicesStage(size);
   const Stage results = ResultsStage(size);
-  // A thread does the same pieces of all slices: so it has read what it overwrites.
+  // A thread handles the same pieces of all slices, so it has read every piece that it overwrites.
   const uint64_t most = DivideUp(slice * Type::kWidth, 8);
   if (operation.talks()) operation.Tell<false>();
-  if (operation.works()) {
+  if (operation.computes()) {
 #pragma unroll 1
     for (uint64_t i = operation.worker(); i < most; i += operation.workers()) {
 #pragma unroll 1
@@ -208,7 +211,7 @@ TVM_IPC_DEVICE void PushSlices(const ReduceArgs& args) {
     }
   }
   if (operation.talks()) operation.Hear<false>();
-  if (operation.works()) {
+  if (operation.computes()) {
     const auto own = slice_of(args.send, place);
     const auto to = scatters ? Eights<Type::kWidth>(args.recv, slice) : slice_of(args.recv, place);
 #pragma unroll 1
@@ -226,7 +229,7 @@ TVM_IPC_DEVICE void PushSlices(const ReduceArgs& args) {
     for (uint64_t i = operation.worker(); i < most && !scatters && !operation.failed();
          i += operation.workers()) {
       constexpr int kAtOnce = Type::kAtOnce;
-      // Slices get no longer: the first so many have a piece i.
+      // No slice is longer than the one before it, so the first members have a piece i.
       int with = 0;
       while (with < size && i < slice_of(args.send, with).size()) ++with;
 #pragma unroll 1

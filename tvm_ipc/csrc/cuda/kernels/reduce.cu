@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*! \file reduce.cu
- *  \brief The kernels that reduce.
+ *  \brief The reduction kernels.
  */
 #include "cuda/kernels/pull.h"
 

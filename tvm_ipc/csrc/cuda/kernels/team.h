@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file team.h
- * \brief An operation of a team, seen from a block of one of its members.
+ * \brief The device side of a team operation, as run by one block of one member.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_TEAM_H_
 #define TVM_IPC_CUDA_KERNELS_TEAM_H_
@@ -20,24 +20,24 @@ TVM_IPC_DEVICE bool Has(Pair pair, uint32_t tag) {
          static_cast<uint32_t>(pair.high >> 32) == tag;
 }
 
-/*! \brief Which word of a header is its grid. */
+/*! \brief The index of the word `grid` in a header. */
 constexpr uint32_t kGridWord = 8;
 
 TVM_IPC_DEVICE uint32_t WordOf(const Header& header, uint32_t i) {
   return reinterpret_cast<const uint32_t*>(&header)[i];
 }
 
-/*! \brief What the threads of a block tell each other. */
+/*! \brief State that the threads of a block share. */
 struct BlockState {
   uint32_t epoch;
   uint32_t last;
-  /*! \brief A member that does something else, from 1 on. */
+  /*! \brief 1 + the index of a member whose header differs, or 0. */
   uint32_t differs;
   uint64_t input[kMaxMembers];
   uint64_t scratch[kMaxMembers];
 };
 
-/*! \brief Whether members of the team must launch it with the same blocks and threads. */
+/*! \brief Whether all members of the team must launch a kernel with the same blocks and threads. */
 enum class Grid { kAny, kSame };
 
 class TeamOperation {
@@ -45,7 +45,8 @@ class TeamOperation {
   TVM_IPC_DEVICE TeamOperation(const TeamArgs& team, const Header& header, Grid grid)
       : team_(team), header_(header), grid_(grid == Grid::kSame ? Blocks() << 16 | Threads() : 0) {}
 
-  /*! \brief False after an error, for all threads of the block: leave. */
+  /*! \brief Begin the operation. Return false to all threads of the block after an error: the
+   *         kernel must then return. */
   TVM_IPC_DEVICE bool Begin() {
     BlockState& state = Shared<BlockState>();
     if (Thread() == 0) {
@@ -60,33 +61,37 @@ class TeamOperation {
   TVM_IPC_DEVICE int size() const { return team_.size; }
   TVM_IPC_DEVICE int place() const { return team_.place; }
   TVM_IPC_DEVICE uint32_t epoch() const { return epoch_; }
-  /*! \brief The member so many places after this one. */
+  /*! \brief Return the member whose index is `shift` after this member's, modulo the size. */
   TVM_IPC_DEVICE int After(int shift) const {
     const int place = team_.place + shift;
     return place < team_.size ? place : place - team_.size;
   }
-  /*! \brief Where a member is told of this epoch. */
-  TVM_IPC_DEVICE uint8_t* stage(int member) const { return team_.seat[member]->stage[epoch_ & 1]; }
+  /*! \brief Return the staging buffer of a member for this epoch. */
+  TVM_IPC_DEVICE uint8_t* stage(int member) const {
+    return team_.team_slot[member]->stage[epoch_ & 1];
+  }
   TVM_IPC_DEVICE uint8_t* stage() const { return stage(team_.place); }
 
-  // The first of several blocks exchanges headers, and the others need not wait for it; a block
-  // that is alone does both.
+  // If there are several blocks, the first one exchanges headers and the others compute without
+  // waiting for it. A single block does both.
 
   TVM_IPC_DEVICE bool talks() const { return Block() == 0; }
-  TVM_IPC_DEVICE bool works() const { return Blocks() == 1 || Block() != 0; }
-  /*! \brief This thread among those that work, and how many these are. */
+  TVM_IPC_DEVICE bool computes() const { return Blocks() == 1 || Block() != 0; }
+  /*! \brief Return the index of this thread among all threads that compute. */
   TVM_IPC_DEVICE uint64_t worker() const {
     return static_cast<uint64_t>(Block() - (Blocks() > 1)) * Threads() + Thread();
   }
+  /*! \brief Return the number of threads that compute. */
   TVM_IPC_DEVICE uint64_t workers() const {
     return static_cast<uint64_t>(Blocks() - (Blocks() > 1)) * Threads();
   }
 
   /*!
-   * \brief Tell all members what this one does.
-   * \tparam kShowsInput They may read what was written here before.
+   * \brief Send this member's header to all members.
+   * \tparam kPublishesInput Whether to release the header, so that members that acquire it can read
+   *         memory this member wrote before.
    */
-  template <bool kShowsInput>
+  template <bool kPublishesInput>
   TVM_IPC_DEVICE void Tell() const {
     constexpr uint32_t kPairs = kHeaderWords / 2;
 #pragma unroll 1
@@ -95,8 +100,8 @@ class TeamOperation {
       const uint32_t at = item % kPairs * 2;
       if (member == static_cast<uint32_t>(team_.place)) continue;
       const Pair pair{Tagged(Word(at), epoch_), Tagged(Word(at + 1), epoch_)};
-      void* to = &team_.seat[member]->headers[epoch_ & 1][team_.place][at];
-      if (kShowsInput) {
+      void* to = &team_.team_slot[member]->headers[epoch_ & 1][team_.place][at];
+      if (kPublishesInput) {
         StorePairRelease(to, pair);
       } else {
         StorePair(to, pair);
@@ -105,9 +110,10 @@ class TeamOperation {
   }
 
   /*!
-   * \brief Wait for what all members do. False, for all threads of the block, if one does
-   *        something else or is not heard of.
-   * \tparam kReadsInputs What they showed can be read after this; `input` and `scratch` say where.
+   * \brief Wait for the headers of all members. Return false to all threads of the block if a
+   *        header differs or does not arrive.
+   * \tparam kReadsInputs Whether to acquire the headers, so that the members' inputs can be read
+   *         afterwards; `input` and `scratch` return their offsets.
    */
   template <bool kReadsInputs>
   TVM_IPC_DEVICE bool Hear() {
@@ -140,16 +146,17 @@ class TeamOperation {
   TVM_IPC_DEVICE uint64_t scratch(int member) const { return Shared<BlockState>().scratch[member]; }
 
   /*!
-   * \brief Blocks of this number meet: what they wrote before can be read after. False, for all
-   *        threads of the block, if one is not heard of.
-   * \param hears Whether this one needs to know that all have come; they may wait for it.
+   * \brief Synchronize with the blocks of the same index of all members. After it, their earlier
+   *        writes can be read. Return false to all threads of the block if a flag does not arrive.
+   * \param hears Whether this block waits for the others. If false, it only sets its flags, for
+   *        which the others may wait.
    */
-  TVM_IPC_DEVICE bool Meet(Phase phase, bool hears = true) {
+  TVM_IPC_DEVICE bool Barrier(Phase phase, bool hears = true) {
     const int which = phase == kForEnd;
     SyncThreads();
 #pragma unroll 1
     for (int member = Thread(); member < team_.size; member += Threads()) {
-      uint32_t* flag = &team_.seat[member]->flags[which][Block()][team_.place];
+      uint32_t* flag = &team_.team_slot[member]->flags[which][Block()][team_.place];
       if (member != team_.place) StoreRelease(flag, epoch_);
     }
 #pragma unroll 1
@@ -162,14 +169,15 @@ class TeamOperation {
     return !AnyFailed();
   }
 
-  /*! \brief Between two looks: whether this thread is to leave. Then it must not wait again. */
+  /*! \brief Return whether this thread must stop waiting; call it between two polls. Once it has
+   *         returned true, the thread must not wait again. */
   TVM_IPC_DEVICE bool GivesUp(Phase phase, int member) {
     failed_ = failed_ || patience_.Ends(team_.guard, {phase, member, epoch_}, header_);
     return failed_;
   }
   TVM_IPC_DEVICE bool failed() const { return failed_; }
 
-  /*! \brief The end of each block; that of the last one is the end of the operation. */
+  /*! \brief End this block. The last block to end finishes the operation. */
   TVM_IPC_DEVICE void End() {
     SyncThreads();
     BlockState& state = Shared<BlockState>();
@@ -185,15 +193,16 @@ class TeamOperation {
   }
 
  private:
-  /*! \brief Epochs wrap; by then nothing must be left that has been there since the last time. */
+  /*! \brief How often stale words are cleared. Epochs wrap around, and a word left over from the
+   *         previous round must not pass for a new one. */
   static constexpr uint32_t kClearEvery = 1 << 30;
 
-  TVM_IPC_DEVICE SeatMemory& own() const { return *team_.seat[team_.place]; }
+  TVM_IPC_DEVICE TeamSlotMemory& own() const { return *team_.team_slot[team_.place]; }
   TVM_IPC_DEVICE uint32_t Word(uint32_t i) const {
     return i == kGridWord ? grid_ : WordOf(header_, i);
   }
 
-  /*! \brief Whether the seat has failed: the same for all threads of the block. */
+  /*! \brief Return whether the team slot has failed: the same value to all threads of the block. */
   TVM_IPC_DEVICE bool AnyFailed() {
     BlockState& state = Shared<BlockState>();
     if (Thread() == 0) state.last = LoadRelaxed(&own().failed);
@@ -215,9 +224,10 @@ class TeamOperation {
     StoreRelease(&guard.error->code, kMismatch);
   }
 
-  /*! \brief What peers write again when they have heard of the next epoch, and not before. */
+  /*! \brief Clear the flags and the buffers of this epoch. Peers do not write into them again
+   *         before they have received this member's header of the next epoch. */
   TVM_IPC_DEVICE void Clear() {
-    SeatMemory& seat = own();
+    TeamSlotMemory& team_slot = own();
     const uint32_t slot = epoch_ & 1;
     const auto clear = [](void* memory, uint64_t bytes) {
 #pragma unroll 1
@@ -225,9 +235,9 @@ class TeamOperation {
         StorePair(static_cast<uint8_t*>(memory) + at, Pair{0, 0});
       }
     };
-    clear(seat.headers[slot], sizeof(seat.headers[slot]));
-    clear(seat.flags, sizeof(seat.flags));
-    clear(seat.stage[slot], sizeof(seat.stage[slot]));
+    clear(team_slot.headers[slot], sizeof(team_slot.headers[slot]));
+    clear(team_slot.flags, sizeof(team_slot.flags));
+    clear(team_slot.stage[slot], sizeof(team_slot.stage[slot]));
   }
 
   const TeamArgs& team_;

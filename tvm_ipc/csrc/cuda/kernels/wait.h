@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file wait.h
- * \brief No wait is endless: a deadline, the session's abort word, and what others have found.
+ * \brief Bounded waits: a deadline, the session's abort word, or an error in another thread ends
+ *        every wait.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_WAIT_H_
 #define TVM_IPC_CUDA_KERNELS_WAIT_H_
@@ -11,17 +12,18 @@
 namespace tvm_ipc {
 namespace kernels {
 
-/*! \brief What a thread waits for, for the record of an error. */
+/*! \brief What a thread waits for, as the error record reports it. */
 struct Waiting {
   Phase phase;
   int32_t member;
-  /*! \brief Of a team; of a channel, the packet. */
+  /*! \brief The epoch of a team, or the packet number of a channel. */
   uint32_t epoch;
 };
 
 /*!
- * \brief Begin to tell the host, and everybody here, who leaves then. False: somebody has.
- *        The caller ends it by the code, after what it has to add.
+ * \brief Begin the error record and set the failure flag, which ends all other waits. Return false
+ *        if another thread has already done so. Otherwise the caller adds its part and stores the
+ *        code last.
  */
 TVM_IPC_RARE bool BeginRecord(const Guard& guard, Waiting waiting, const Header& mine) {
   if (!Claim(guard.failed)) return false;
@@ -34,8 +36,9 @@ TVM_IPC_RARE bool BeginRecord(const Guard& guard, Waiting waiting, const Header&
 }
 
 /*!
- * \brief Whether there is any sense in waiting on: 0 if not, else until when there is.
- * \param until 0: not known yet.
+ * \brief Return the time until which waiting makes sense, or 0 if the wait must end.
+ * \param until The result of the previous call, or 0 in the first one.
+ * \param far Whether to read the abort word too.
  */
 TVM_IPC_RARE uint64_t LookAround(const Guard& guard, Waiting waiting, const Header& mine,
                                  uint64_t until, bool far) {
@@ -49,16 +52,16 @@ TVM_IPC_RARE uint64_t LookAround(const Guard& guard, Waiting waiting, const Head
   return 0;
 }
 
-/*! \brief How long a thread has waited. */
+/*! \brief The state of a thread's wait. */
 struct Patience {
   uint32_t turn = 0;
   uint64_t until = 0;
 
   /*!
-   * \brief Between two looks at what has not come yet. True: leave, it will not come.
+   * \brief Return whether the wait must end; call it between two polls.
    *
-   * Mostly it does nothing: the clock and the word `failed` are looked at seldom, and the abort
-   * word, which is on the other side of a bus, more seldom.
+   * Most calls do nothing. The clock and the word `failed` are read only once in kLook calls, and
+   * the abort word, which is on the other side of a bus, once in kLookFar calls.
    */
   TVM_IPC_DEVICE bool Ends(const Guard& guard, Waiting waiting, const Header& mine) {
     constexpr uint32_t kLook = 64, kLookFar = 4096;

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products in modules: making them, offloading them, running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ipc.cpu import OffloadBLAS
+
+FUNCTION = "tvm_ipc.blas.matmul"
+
+
+def calls(mod: Any) -> list[tuple[int, ...]]:
+    """The numbers of each call of the BLAS: axes of a and of b, steps."""
+    found = []
+    for function in mod.functions.values():
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                value = binding.value
+                if isinstance(value, relax.Call) and "call_dps_packed" in str(value.op.name):
+                    assert str(value.args[0].global_symbol) == FUNCTION
+                    found.append(tuple(int(x.value) for x in value.args[1].fields[:3]))
+    return found
+
+
+def operators(mod: Any) -> list[str]:
+    """Names of the operators that are left."""
+    names: list[str] = []
+    for function in mod.functions.values():
+        if not isinstance(function, relax.Function):
+            continue
+        relax.analysis.post_order_visit(
+            function,
+            lambda x: (
+                names.append(str(x.op.name))
+                if isinstance(x, relax.Call) and isinstance(x.op, tvm.ir.Op)
+                else None
+            ),
+        )
+    return sorted({name for name in names if name != "relax.call_dps_packed"})
+
+
+def offload(mod: Any, min_work: int | None = 0) -> Any:
+    before = mod.script()
+    result = OffloadBLAS(min_work)(mod)
+    assert mod.script() == before, "the module that is given stays as it was"
+    relax.analysis.well_formed(result)
+    return result
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+    native = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return np.random.default_rng(seed).standard_normal(shape).astype(native)
+
+
+def run(mod: Any, arguments: list[Any], pipeline: Any = "default") -> Any:
+    executable = tvm.compile(mod, "llvm", relax_pipeline=pipeline)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result = machine["main"](*[tvm.runtime.tensor(x) for x in arguments])
+    return result.numpy().astype("float64")
+
+
+def same_as_tvm(mod: Any, arguments: list[Any], tolerance: float = 1e-4) -> None:
+    """The pipeline with and without the BLAS gives the same."""
+    found = run(offload(mod), arguments)
+    expected = run(mod, arguments)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def built(shapes: list[tuple[Any, ...]], dtype: str, body: Callable[..., Any]) -> Any:
+    """A module whose main has tensors of these shapes, named sizes being symbolic."""
+    builder = relax.BlockBuilder()
+    sizes: dict[str, Any] = {}
+    variables = []
+    for index, shape in enumerate(shapes):
+        dims = [
+            sizes.setdefault(d, tvm.tirx.Var(d, "int64")) if isinstance(d, str) else d
+            for d in shape
+        ]
+        variables.append(relax.Var(f"x{index}", relax.TensorType(dims, dtype)))
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(body(builder.emit, *variables))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+op = relax.op
+CASES: dict[str, tuple[list[tuple[Any, ...]], Callable[..., Any], list[tuple[int, ...]]]] = {
+    "plain": ([("n", 24), (24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
+    "both transposed": (
+        [(24, "n"), (16, 24)],
+        lambda e, x, w: op.matmul(e(op.permute_dims(x)), e(op.permute_dims(w))),
+        [(1, 1, 0)],
+    ),
+    "batch": ([("b", 5, 24), ("b", 24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
+    "broadcast batch": (
+        [("b", 1, 5, 24), (3, 24, 16)],
+        lambda e, x, w: op.matmul(x, w),
+        [(0, 0, 0)],
+    ),
+    "attention": (
+        [(2, "n", 3, 16), (2, "m", 3, 16)],
+        lambda e, q, k: op.matmul(
+            e(op.permute_dims(q, [0, 2, 1, 3])), e(op.permute_dims(k, [0, 2, -1, 1]))
+        ),
+        [(0x3120, 0x1320, 0)],
+    ),
+    "scaled": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.multiply(e(op.matmul(x, w)), relax.const(0.25, "float32")),
+        [(0, 0, 2)],
+    ),
+    "gated": (
+        [("n", 24), (24, 16), (24, 16)],
+        lambda e, x, g, u: op.multiply(e(op.nn.silu(e(op.matmul(x, g)))), e(op.matmul(x, u))),
+        [(0, 0, 0), (0, 0, 0x26)],
+    ),
+    "vector": ([(24,), (24, 16)], lambda e, x, w: op.matmul(x, w), [(0, 0, 0)]),
+    "relu": ([("n", 24), (24, 16)], lambda e, x, w: op.nn.relu(e(op.matmul(x, w))), [(0, 0, 3)]),
+    "gelu tanh": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.nn.gelu_tanh(e(op.matmul(x, w))),
+        [(0, 0, 5)],
+    ),
+    "used twice": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.add(y := e(op.matmul(x, w)), e(op.nn.relu(y))),
+        [(0, 0, 0)],
+    ),
+    "added to itself": (
+        [("n", 24), (24, 16)],
+        lambda e, x, w: op.add(y := e(op.matmul(x, w)), y),
+        [(0, 0, 0)],
+    ),
+    "grows by broadcast": (
+        [(1, 24), (24, 16), ("n", 16)],
+        lambda e, x, w, y: op.add(e(op.matmul(x, w)), y),
+        [(0, 0, 0)],
+    ),
+    "two products added": (
+        [("n", 24), (24, 16), ("n", 24)],
+        lambda e, x, w, y: op.add(e(op.matmul(x, w)), e(op.matmul(y, w))),
+        [(0, 0, 0), (0, 0, 1)],
+    ),
+    "chain": (
+        [("n", 24), (24, 24)],
+        lambda e, x, w: op.matmul(e(op.nn.relu(e(op.matmul(x, w)))), w),
+        [(0, 0, 3), (0, 0, 0)],
+    ),
+    "permutation used elsewhere": (
+        [(24, 16), ("n", 16), (16, 24)],
+        lambda e, w, x, y: op.add(
+            e(op.matmul(x, wt := e(op.permute_dims(w)))), e(op.matmul(x, e(op.add(wt, y))))
+        ),
+        [(0, 1, 1), (0, 0, 0)],
+    ),
+}
+SIZES = {"n": 6, "m": 7, "b": 2}
+
+
+def arguments(case: str) -> list[Any]:
+    """Values for the parameters of a case."""
+    shapes, _, _ = CASES[case]
+    return [
+        random(tuple(SIZES.get(d, d) for d in shape), "float32", i)
+        for i, shape in enumerate(shapes)
+    ]

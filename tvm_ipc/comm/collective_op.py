@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Relax operator of all collectives, `relax.comm.collective`, and its type inference.
+
+Its first argument is the tensor. A rooted kind also takes the root, an index in the team that may
+be symbolic. A concatenation of uneven shards takes the extent of the result, as a shape. The rest
+are attributes. The inferred type holds on every rank: on ranks other than the root, `reduce` and
+`gather` return a tensor of the same type with undefined values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_ipc import arguments
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs, check_attributes, reduction_of
+from tvm_ipc.comm.collective_kinds import Kind
+from tvm_ipc.comm.symbolic_extents import (
+    constant,
+    divides,
+    format_extent,
+    is_integer,
+    largest_shard,
+)
+from tvm_ipc.packed_functions import MAX_WORKERS, REDUCED_TYPES
+
+NAME: Final = "relax.comm.collective"
+
+
+def collective(x: relax.Expr, *operands: Any, **attributes: Any) -> relax.Call:
+    """Return a collective with attributes as in `CollectiveAttrs`.
+
+    This is the form in which programs are printed; write programs with `allreduce` and so on.
+    """
+    return make(x, operands, CollectiveAttrs(**attributes))
+
+
+def make(x: relax.Expr, operands: Sequence[Any], attrs: CollectiveAttrs) -> relax.Call:
+    """Return a collective of a tensor; raise an error if the arguments are inconsistent."""
+    if not isinstance(x, relax.Expr):
+        raise arguments.wrong_type(f"{attrs.kind}: x", "an expression of a tensor", x)
+    kind = check_attributes(attrs)
+    _check_operands(kind, attrs, operands)
+    return relax.Call(tvm.ir.Op.get(NAME), [x, *map(_as_argument, operands)], attrs)
+
+
+def _as_argument(operand: Any) -> relax.Expr:
+    return operand if isinstance(operand, relax.Expr) else relax.prim_value(constant(operand))
+
+
+def _check_operands(kind: Kind, attrs: CollectiveAttrs, operands: Sequence[Any]) -> None:
+    wanted = ["the index of its root"] * kind.rooted
+    wanted += ["the extent of the result"] * (attrs.uneven and kind.concatenates)
+    if len(operands) != len(wanted):
+        raise ValueError(
+            f"{kind.name}: found {len(operands)} operands besides the tensor; expected "
+            f"{' and '.join(wanted) or 'none'}"
+        )
+    if kind.rooted:
+        root = constant(operands[0])
+        if root is None and not is_integer(operands[0]):
+            index = "an index in a team, an integer that may be symbolic"
+            raise arguments.wrong_type(f"{kind.name}: root", index, operands[0])
+        if root is not None and not 0 <= root < (attrs.workers or MAX_WORKERS):
+            team = f"a team of {attrs.workers}" if attrs.workers else "a team"
+            raise ValueError(f"{kind.name}: root is an index in {team}, from 0 on, not {root}")
+    if attrs.uneven and kind.concatenates:
+        shape = operands[-1]
+        if not isinstance(shape, relax.ShapeExpr) or len(shape.values) != 1:
+            raise arguments.wrong_type(
+                f"{kind.name}: the extent of the result", "a shape with one extent", shape
+            )
+
+
+def infer(call: relax.Call, _builder: relax.BlockBuilder | None = None) -> relax.TensorType:
+    """Return the type of a collective's result; raise ValueError if its arguments do not fit."""
+    attrs = call.attrs
+    kind = check_attributes(attrs)
+    tensor, *operands = call.args
+    _check_operands(kind, attrs, operands)
+    ty = tensor.ty
+    if not isinstance(ty, relax.TensorType):
+        raise ValueError(f"{kind.name}: x is a tensor, not {ty}")
+    _check_dtype(kind, attrs, ty)
+    dims = extents(ty)
+    rank = int(ty.ndim)
+    for axis in (attrs.split_axis, attrs.concat_axis):
+        if axis is not None and not (0 <= axis < rank or (axis >= 0 and rank < 0)):
+            raise ValueError(f"{kind.name}: there is no axis {axis} in {ty}")
+    if not (kind.splits or kind.concatenates):
+        return ty
+    if dims is None:  # the extents of the result, which differ from those of x, are unknown too
+        return relax.TensorType(dtype=dtype_of(ty), vdevice=ty.vdevice, ndim=rank)
+    if kind.splits:
+        dims[attrs.split_axis] = shard_extent(kind, attrs, dims[attrs.split_axis])
+    if kind.concatenates:
+        dims[attrs.concat_axis] = whole_extent(kind, attrs, dims[attrs.concat_axis], operands)
+    return relax.TensorType(dims, dtype_of(ty), ty.vdevice)
+
+
+def _check_dtype(kind: Kind, attrs: CollectiveAttrs, ty: relax.TensorType) -> None:
+    if not kind.reduces or ty.dtype is None:
+        return
+    dtype = dtype_of(ty)
+    if dtype not in REDUCED_TYPES:
+        raise ValueError(f"{kind.name}: the runtime does not reduce {dtype}")
+    if not reduction_of(attrs).takes(dtype):
+        raise ValueError(f"{kind.name}: there is no {attrs.reduction} of {dtype}")
+
+
+def dtype_of(ty: relax.TensorType) -> str:
+    """Return the element type of a tensor, "" if it is unknown."""
+    return "" if ty.dtype is None else str(ty.dtype.dtype)
+
+
+def extents(ty: relax.TensorType) -> list[Any] | None:
+    """Return the extents of a tensor, None if they are unknown."""
+    if ty.shape is None:
+        return None
+    shape = ty.shape.ty.values if ty.shape.ty is not None else None
+    return None if shape is None else list(shape)
+
+
+def same_extents(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Return whether two shapes are provably equal."""
+    analyzer = tvm.sym.Analyzer()
+    return len(a) == len(b) and all(map(analyzer.can_prove_equal, a, b))
+
+
+def shard_extent(kind: Kind, attrs: CollectiveAttrs, extent: relax.Expr) -> relax.Expr:
+    """Return the extent of a shard, of the largest one if shards are uneven."""
+    if not (attrs.uneven or divides(attrs.workers, extent)):
+        raise ValueError(
+            f"{kind.name}: axis {attrs.split_axis} has the extent {format_extent(extent)}, which "
+            f"may not be a multiple of {attrs.workers} workers; pass uneven=True to allow shards "
+            "of unequal size"
+        )
+    return largest_shard(extent, attrs.workers)
+
+
+def whole_extent(
+    kind: Kind, attrs: CollectiveAttrs, extent: relax.Expr, operands: Sequence[Any]
+) -> relax.Expr:
+    """Return the extent of the concatenated shards of all ranks."""
+    analyzer = tvm.sym.Analyzer()
+    if not attrs.uneven:
+        return analyzer.simplify(extent * attrs.workers)
+    total = operands[-1].values[0]
+    needed = largest_shard(total, attrs.workers)
+    if analyzer.can_prove(tirx.NE(needed, extent)):
+        raise ValueError(
+            f"{kind.name}: x has the extent {format_extent(extent)} along axis "
+            f"{attrs.concat_axis}; expected {format_extent(needed)}, the shard of an axis with the "
+            f"extent {format_extent(total)} on {attrs.workers} workers"
+        )
+    return total
+
+
+def _no_gradient(*_: Any) -> Any:
+    raise ValueError(f"{NAME} has no gradient; differentiate the program before it is distributed")
+
+
+tvm.ir.register_op_attr(NAME, "FInferType", infer)
+tvm.ir.register_op_attr(NAME, "FPurity", True)
+tvm.ir.register_op_attr(NAME, "FPrimalGradient", _no_gradient)
+tvm.ir.Op.get(NAME).set_attrs_type_key("tvm_ipc.CollectiveAttrs")

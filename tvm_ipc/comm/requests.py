@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions for programs that schedule asynchronous collectives explicitly.
+
+    request = comm.start(comm.allgather(x, workers=2), out)   # runs while the program goes on
+    ...                                                      # does not use x and out
+    comm.wait(request)                                       # now out has the rows of all ranks
+
+The functions return calls of packed functions, for functions that are not pure. The program
+allocates outputs beforehand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_ipc import arguments
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs, kind_of
+from tvm_ipc.comm.collective_kinds import KINDS
+from tvm_ipc.comm.collective_op import infer
+from tvm_ipc.comm.legalize import packed_arguments
+from tvm_ipc.comm.packed_call_arguments import (
+    count,
+    extents_of,
+    number,
+    packed_call,
+    product,
+    slice_type,
+    tensor_of,
+)
+from tvm_ipc.comm.symbolic_extents import format_extent
+from tvm_ipc.packed_functions.programs import START, VIEW, WAIT
+
+_OUT = "an allocated tensor for the result of the collective"
+
+
+def start(collective: relax.Call, out: relax.Expr) -> relax.Call:
+    """Return a call that starts a collective and returns a request for `wait`.
+
+    Parameters
+    ----------
+    collective : a collective with equal shards along axis 0, as the functions of this package
+        return it.
+    out : the tensor that receives the result.
+    """
+    wanted = "a collective of tvm_ipc.comm that communicates"
+    attrs = getattr(collective, "attrs", None)
+    if not isinstance(collective, relax.Call) or not isinstance(attrs, CollectiveAttrs):
+        raise arguments.wrong_type("start: collective", wanted, collective)
+    kind = kind_of(attrs)
+    if kind is KINDS["take_shard"]:
+        raise arguments.wrong_value("start: collective", wanted, collective)
+    if attrs.uneven or attrs.split_axis or attrs.concat_axis:
+        raise ValueError(
+            f"start: {kind.name}: the collective has uneven shards or an axis other than 0; "
+            "expected equal shards along axis 0; transpose or pad before start and after wait"
+        )
+    if not isinstance(out, relax.Expr):
+        raise arguments.wrong_type("start: out", _OUT, out)
+    result = infer(collective)
+    if isinstance(out.ty, relax.TensorType) and not _fits(result, out.ty):
+        raise ValueError(f"start: out has the type {out.ty}; expected {_OUT}, of type {result}")
+    tensor, *operands = collective.args
+    name = tvm.ir.StringImm(kind.function.name)
+    args = [name, *packed_arguments(tensor, operands, attrs), out]
+    return packed_call(START.name, args, relax.AnyType())
+
+
+def wait(request: relax.Expr) -> relax.Call:
+    """Return a call that waits until the request of `start` has completed."""
+    if not isinstance(request, relax.Expr):
+        raise arguments.wrong_type("wait: request", "the result of start", request)
+    return packed_call(WAIT.name, [request], relax.TupleType([]))
+
+
+def view(tensor: relax.Expr, start: Any, shape: Any) -> relax.Call:
+    """Return a call whose value is a view of a slice of a tensor.
+
+    Parameters
+    ----------
+    tensor : a contiguous tensor of a known type.
+    start : the offset of the slice, in elements in memory order.
+    shape : the shape of the slice.
+    """
+    tensor_ty, item = tensor_of("view: tensor", tensor)
+    first = number("view: start", "an offset in elements, from 0 on", start)
+    extents = extents_of("view: shape", shape)
+    whole, end = count(tensor_ty), first + product(extents)
+    if whole is not None and tvm.sym.Analyzer().can_prove(tirx.GT(end, whole)):
+        raise ValueError(
+            f"view: the slice ends after {format_extent(end)} elements, but the tensor, of type "
+            f"{tensor.ty}, has {format_extent(whole)}"
+        )
+    ty = slice_type(tensor_ty, extents)
+    return packed_call(VIEW.name, [tensor, first * item, relax.ShapeExpr(extents)], ty)
+
+
+def _fits(result: relax.TensorType, out: relax.TensorType) -> bool:
+    """Return whether a tensor may receive a result: same element type and number of elements.
+
+    Unknown types and numbers fit.
+    """
+    if None not in (result.dtype, out.dtype) and result.dtype != out.dtype:
+        return False
+    sizes = [count(ty) for ty in (result, out)]
+    if any(size is None for size in sizes):
+        return True
+    return not tvm.sym.Analyzer().can_prove(tirx.NE(*sizes))

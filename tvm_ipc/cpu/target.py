@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compilation target for the processor of this machine."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+
+
+def cpu_target() -> tvm.target.Target:
+    """Return the target for this processor, without instructions that it lacks.
+
+    `tvm.target.Target.from_device("cpu")` only names the processor. LLVM then uses all instructions
+    that processors of that name have, including those that a virtual machine hides, and the
+    program crashes with an illegal instruction.
+
+    Returns
+    -------
+    target : the target of `tvm.target.Target.from_device("cpu")`, with missing features in `mattr`.
+
+    Examples
+    --------
+    >>> import tvm_ipc
+    >>> tvm_ipc.cpu_target().kind.name
+    'llvm'
+
+    Compile a module for it, here for two workers:
+
+    >>> target = tvm_ipc.cpu_target()
+    >>> pipeline = tvm_ipc.get_pipeline(target, world_size=2)
+    >>> program = tvm.compile(module, target, relax_pipeline=pipeline)  # doctest: +SKIP
+    """
+    target = tvm.target.Target.from_device("cpu")
+    target_features = tvm_ffi.get_global_func("target.llvm_get_cpu_features")(target)
+    host_features = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    present = {str(name): bool(enabled) for name, enabled in host_features.items()}
+    missing = sorted(name for name in map(str, target_features) if not present.get(name, True))
+    if not missing:
+        return target
+    return tvm.target.Target({**target.export(), "mattr": [f"-{name}" for name in missing]})

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file matmul_multi_thread.cc
+ * \brief Splits a matmul into pieces for threads.
+ */
+#include "blas/matmul_multi_thread.h"
+
+#include <algorithm>
+
+#include "blas/matmul_single_thread.h"
+
+namespace tvm_ipc {
+namespace {
+
+// Work that makes it worthwhile to wake one more thread: multiplications, or bytes of weights where
+// every weight is used once per row.
+constexpr double kWorkPerThread = 4e6;
+constexpr double kBytesPerThread = 1e6;
+/*! \brief Fold batch dimensions into the rows of one matrix, where the rows of a follow each other
+ *         in memory and are multiplied by the same b. */
+void FoldBatch(Product* p) {
+  // Drop dimensions of size 1.
+  int kept = 0;
+  auto move = [&](int from, int to) {
+    p->batch[to] = p->batch[from];
+    p->a.batch[to] = p->a.batch[from];
+    p->b.batch[to] = p->b.batch[from];
+    for (int s = 0; s < p->num_steps; ++s) {
+      p->operands[s].batch[to] = p->operands[s].batch[from];
+    }
+  };
+  for (int d = 0; d < p->batch_dims; ++d) {
+    if (p->batch[d] != 1) move(d, kept++);
+  }
+  p->batch_dims = kept;
+  while (p->batch_dims > 0) {
+    const int d = p->batch_dims - 1;
+    auto follows = [&](const MatrixBatch& x) {
+      return p->m == 1 || x.batch[d] == p->m * x.row_stride;
+    };
+    bool fold =
+        p->b.batch[d] == 0 && follows(p->a) && (p->a.col_stride == 1 || p->k == 1 || p->m > 1);
+    for (int s = 0; s < p->num_steps && fold; ++s) {
+      if (p->operands[s].data != nullptr) fold = follows(p->operands[s]);
+    }
+    if (!fold) return;
+    if (p->m == 1) {
+      p->a.row_stride = p->a.batch[d];
+      for (int s = 0; s < p->num_steps; ++s) {
+        p->operands[s].row_stride = p->operands[s].batch[d];
+      }
+    }
+    p->m *= p->batch[d];
+    --p->batch_dims;
+  }
+}
+
+/*! \brief Transpose a product of one column into one row; the memory of the target is the same. */
+void TurnColumn(Product* p) {
+  if (p->n != 1 || p->m == 1) return;
+  std::swap(p->m, p->n);
+  std::swap(p->a, p->b);
+  std::swap(p->a.row_stride, p->a.col_stride);
+  std::swap(p->b.row_stride, p->b.col_stride);
+  for (int s = 0; s < p->num_steps; ++s) {
+    std::swap(p->operands[s].row_stride, p->operands[s].col_stride);
+  }
+}
+
+struct Job {
+  const BlasLibrary& blas;
+  const Product& product;
+  int64_t places;
+  int64_t pieces;  // of each matrix of the batch
+  bool by_rows;
+  int tasks;
+
+  /*! \brief Return where piece `index` of `pieces` begins: a multiple that suits the kernels. */
+  int64_t Cut(int64_t size, int64_t index) const {
+    constexpr int64_t kGrain = 32;
+    if (index == 0) return 0;
+    if (index == pieces) return size;
+    return (size * index / pieces) / kGrain * kGrain;
+  }
+
+  void Run(int task) const {
+    const int64_t units = places * pieces;
+    const int64_t end = tasks == 1 ? units : units * (task + 1) / tasks;
+    for (int64_t unit = tasks == 1 ? 0 : units * task / tasks; unit < end; ++unit) RunUnit(unit);
+  }
+
+  void RunUnit(int64_t unit) const {
+    const Product& p = product;
+    const int64_t place = pieces == 1 ? unit : unit / pieces;
+    const int64_t piece = unit - place * pieces;
+    int64_t at_a = 0, at_b = 0, at_step[kMaxSteps];
+    for (int s = 0; s < p.num_steps; ++s) at_step[s] = 0;
+    int64_t rest = place;
+    for (int d = p.batch_dims - 1; d >= 0; --d) {
+      const int64_t index = rest % p.batch[d];
+      rest /= p.batch[d];
+      at_a += index * p.a.batch[d];
+      at_b += index * p.b.batch[d];
+      for (int s = 0; s < p.num_steps; ++s) at_step[s] += index * p.operands[s].batch[d];
+    }
+    const int64_t size = SizeOf(p.type);
+    const int64_t i0 = by_rows ? Cut(p.m, piece) : 0, i1 = by_rows ? Cut(p.m, piece + 1) : p.m;
+    const int64_t j0 = by_rows ? 0 : Cut(p.n, piece), j1 = by_rows ? p.n : Cut(p.n, piece + 1);
+    if (i0 == i1 || j0 == j1) return;
+    Matrix a{p.a.data + at_a * size, p.m, p.k, p.a.row_stride, p.a.col_stride};
+    Matrix b{p.b.data + at_b * size, p.k, p.n, p.b.row_stride, p.b.col_stride};
+    a.Settle();
+    b.Settle();
+    Step steps[kMaxSteps];
+    const Piece part{blas,
+                     p.type,
+                     p.target_type,
+                     a.Block(p.type, i0, i1 - i0, 0, p.k),
+                     b.Block(p.type, 0, p.k, j0, j1 - j0),
+                     p.target + ((place * p.m + i0) * p.n + j0) * SizeOf(p.target_type),
+                     p.n,
+                     p.num_steps,
+                     steps};
+    for (int s = 0; s < p.num_steps; ++s) {
+      const MatrixBatch& operand = p.operands[s];
+      steps[s] = p.steps[s];
+      steps[s].row_stride = operand.row_stride;
+      steps[s].col_stride = operand.col_stride;
+      if (operand.data != nullptr) {
+        steps[s].operand =
+            operand.data + (at_step[s] + i0 * operand.row_stride + j0 * operand.col_stride) *
+                               SizeOf(p.steps[s].type);
+      }
+    }
+    RunPiece(part);
+  }
+};
+
+}  // namespace
+
+void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads) {
+  FoldBatch(product);
+  TurnColumn(product);
+  const Product& p = *product;
+  int64_t places = 1;
+  for (int d = 0; d < p.batch_dims; ++d) places *= p.batch[d];
+  if (places == 0 || p.m == 0 || p.n == 0) return;
+  Job job{blas, p, places, 1, p.m > p.n, 1};
+  // Memory bandwidth limits products of few rows, multiplications those of many.
+  const double products = static_cast<double>(places) * p.m * p.n * p.k;
+  const double bytes = static_cast<double>(places) * p.n * p.k * SizeOf(p.type);
+  const double worth = std::max(products / kWorkPerThread, bytes / kBytesPerThread);
+  if (worth >= 2) {
+    job.tasks = static_cast<int>(std::min<double>(threads.count(), worth));
+    if (places < 4 * job.tasks) job.pieces = job.tasks;
+  }
+  if (job.tasks <= 1) {
+    job.tasks = 1;
+    job.pieces = 1;
+    job.Run(0);
+    return;
+  }
+  threads.run(
+      job.tasks, [](int task, void* data) { static_cast<const Job*>(data)->Run(task); }, &job);
+}
+
+}  // namespace tvm_ipc

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file element_type.h
+ * \brief Element types and reductions.
+ */
+#ifndef TVM_IPC_CORE_ELEMENT_TYPE_H_
+#define TVM_IPC_CORE_ELEMENT_TYPE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tvm_ipc {
+
+/*! \brief An element type, with the codes of DLPack. */
+struct ElementType {
+  uint8_t code = 0;
+  uint8_t bits = 0;
+  uint16_t lanes = 1;
+
+  size_t bytes() const { return (static_cast<size_t>(bits) * lanes + 7) / 8; }
+  bool operator==(const ElementType& o) const {
+    return code == o.code && bits == o.bits && lanes == o.lanes;
+  }
+  bool operator!=(const ElementType& o) const { return !(*this == o); }
+};
+
+/*! \brief Return the name that NumPy and TVM use, for example "bfloat16". */
+std::string Name(ElementType type);
+
+/*! \brief A reduction; the values are upstream's. */
+enum class ReduceKind : uint8_t { kSum = 0, kProd = 1, kMin = 2, kMax = 3, kAvg = 4 };
+const char* Name(ReduceKind kind);
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_CORE_ELEMENT_TYPE_H_

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file exported_constants.h
+ * \brief The constants that `tvm_ipc/packed_functions/constants.py` repeats in Python.
+ */
+#ifndef TVM_IPC_EXPORTED_CONSTANTS_H_
+#define TVM_IPC_EXPORTED_CONSTANTS_H_
+
+#include <tvm/ffi/string.h>
+
+namespace tvm_ipc {
+
+/*! \brief Return the library's limits, numbers and names as JSON, by their names in Python. A test
+ *         compares them. */
+tvm::ffi::String Numbers();
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_EXPORTED_CONSTANTS_H_

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file internode_reduce.h
+ * \brief The reduction of teams of several nodes, with a sink for the reduced elements.
+ */
+#ifndef TVM_IPC_MPI_INTERNODE_REDUCE_H_
+#define TVM_IPC_MPI_INTERNODE_REDUCE_H_
+
+#include "core/backend.h"
+#include "mpi/internode_team.h"
+#include "mpi/reduce_plan.h"
+#include "shm/allreduce.h"
+
+namespace tvm_ipc {
+
+/*!
+ * \brief Reduce the sends of all members, and pass the wanted elements to the members' sinks, piece
+ *        by piece (`Sink::Copy`).
+ * \param mine This rank's descriptor.
+ */
+void ReduceInternode(InternodeRing& ring, InternodeTeam& internode_team, const Buffer& send,
+                     const Descriptor& mine, Wanted wanted, Sink& sink);
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_MPI_INTERNODE_REDUCE_H_

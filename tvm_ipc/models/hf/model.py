@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load a language model onto the workers of a session, and generate tokens with it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import tvm_ffi
+
+from tvm_ipc import arguments
+from tvm_ipc.errors import ModelError
+from tvm_ipc.models.hf.compile_cache import CompiledModel, load_or_compile
+from tvm_ipc.models.hf.model_folder import DTYPES, ModelFolder, read_folder
+from tvm_ipc.models.hf.sampling import Sampler
+from tvm_ipc.models.hf.sharding_plan_parser import parse_plan
+from tvm_ipc.models.hf.weight_name_cache import weight_names
+from tvm_ipc.models.weights.checkpoint import read_checkpoint
+from tvm_ipc.models.weights.fused import leaf_names
+from tvm_ipc.models.weights.load import load_weights
+from tvm_ipc.runtime.references import DRef
+from tvm_ipc.runtime.session import Session
+
+#: Tokens of a prompt that one call processes. The attention scores of a head have this many rows.
+_PREFILL_CHUNK: Final = 512
+#: The capacity of a KV cache, in tokens, is a multiple of this.
+_CAPACITY_STEP: Final = 64
+
+
+def load(
+    folder: str | os.PathLike[str],
+    session: Session,
+    *,
+    plan: Any = None,
+    dtype: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Model:
+    """Load the language model of a folder onto the workers of a session.
+
+    The compiled model is cached in a folder (see `TVM_IPC_CACHE`). Each worker reads only its
+    shards of the weights.
+
+    Parameters
+    ----------
+    folder : a folder with config.json and *.safetensors, as `save_pretrained` of transformers
+        writes it.
+    session : the session whose workers share the model.
+    plan : which weights to shard, and how. It is a mapping from patterns of weight names to styles
+        or placements, as `parallelize` takes it; "auto" for automatic sharding; or None for the
+        plan of transformers. If transformers has no plan, None means automatic sharding.
+    dtype : the type to compute in: "float32", "bfloat16" or "float16"; by default the type of the
+        weights.
+    progress : called with a short text before each step.
+
+    Raises
+    ------
+    ModelError
+        The folder has no supported model; the message names what it has instead.
+    ValueError
+        The plan names an unknown weight, or shards a weight that cannot be sharded.
+    WeightsError
+        The weights are damaged, or do not match the configuration.
+    """
+    arguments.instance("load: session", session, Session, "a tvm_ipc.Session")
+    plan = parse_plan("load: plan", plan)
+    if dtype is not None:
+        arguments.one_of("load: dtype", dtype, DTYPES)
+    arguments.function("load: progress", progress)
+    model_folder = read_folder(folder)
+    dtype = compute_dtype(model_folder, dtype)
+    compiled = load_or_compile(model_folder, session.num_workers, dtype, progress, plan)
+    progress("loading weights")
+    return Model(session, model_folder, compiled)
+
+
+def compute_dtype(folder: ModelFolder, dtype: str | None) -> str:
+    """Return the type to compute in: `dtype`, or the type of the folder's weights if it is None."""
+    chosen = dtype or folder.dtype
+    if chosen not in DTYPES:
+        raise ModelError(
+            f"{folder.path}: its weights are {chosen}, and a model computes in one of "
+            f"{', '.join(DTYPES)}; choose a dtype"
+        )
+    return chosen
+
+
+class Model:
+    """A language model on the workers of a session; call `load` to get one.
+
+    Attributes
+    ----------
+    session : the session whose workers run the model.
+    folder : the folder that the model was loaded from.
+    compiled : the compiled model that the workers run.
+    """
+
+    def __init__(self, session: Session, folder: ModelFolder, compiled: CompiledModel) -> None:
+        self.session, self.folder, self.compiled = session, folder, compiled
+        functions = session.load_vm_module(str(compiled.library))
+        self._prefill, self._decode = functions["prefill"], functions["decode"]
+        self._make_tuple = session.get_global_func("vm.builtin.make_tuple")
+        self._weights = self._make_tuple(*_load_weights(session, folder, compiled))
+        session.sync()
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens in the vocabulary."""
+        return self.compiled.vocabulary
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        max_new_tokens: int = 16,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Iterable[int] | None = None,
+    ) -> Iterator[int]:
+        """Yield the tokens that continue a prompt, each as soon as it is computed.
+
+        Parameters
+        ----------
+        ids : the tokens of the prompt, at least one.
+        max_new_tokens : the most tokens to yield.
+        temperature : 0 for greedy decoding; otherwise the logits are divided by it, and tokens are
+            sampled.
+        top_k : sample from the `top_k` most probable tokens; from all of them if None.
+        top_p : sample from the smallest set of most probable tokens whose probabilities sum to at
+            least `top_p`.
+        seed : the seed for sampling; with None the results differ each time.
+        stop : tokens that end the generation; the end-of-sequence tokens of the model if None. The
+            token that ends it is yielded too.
+        """
+        prompt = self._check_prompt(ids)
+        wanted = "a number of tokens, 1 or more"
+        count = arguments.integer("generate: max_new_tokens", max_new_tokens, wanted, 1)
+        context = self.folder.context
+        if context is not None and len(prompt) + count > context:
+            raise ValueError(
+                f"generate: {len(prompt)} tokens and {count} new ones are more than the "
+                f"{context} that the model supports; pass fewer tokens, or a smaller max_new_tokens"
+            )
+        sampler = Sampler(temperature, top_k, top_p, seed)
+        if stop is None:
+            ends = self.folder.ends()
+        else:
+            ends = frozenset(arguments.integers("generate: stop", stop, "numbers of tokens"))
+        return self._generate(prompt, count, sampler, ends)
+
+    def _generate(
+        self, prompt: list[int], count: int, sampler: Sampler, ends: frozenset[int]
+    ) -> Iterator[int]:
+        caches = self._allocate_caches(len(prompt) + count)
+        for seen in range(0, len(prompt), _PREFILL_CHUNK):
+            chunk = prompt[seen : seen + _PREFILL_CHUNK]
+            logits = self._step(self._prefill, chunk, seen, caches)
+        seen = len(prompt)
+        for number in range(1, count + 1):
+            token = sampler(self.session.get(logits)[0])
+            yield token
+            if token in ends or number == count:
+                return
+            logits = self._step(self._decode, [token], seen, caches)
+            seen += 1
+
+    def _step(self, function: Any, tokens: list[int], seen: int, caches: DRef) -> DRef:
+        ids = np.array([tokens], "int64")
+        positions = np.arange(seen, seen + len(tokens), dtype="int64")[None]
+        result: DRef = function(ids, positions, tvm_ffi.Shape([seen]), caches, self._weights)
+        return result
+
+    def _allocate_caches(self, tokens: int) -> DRef:
+        capacity = -(-tokens // _CAPACITY_STEP) * _CAPACITY_STEP
+        tensors = [
+            self.session.empty((capacity, spec.heads, spec.dim), spec.dtype)
+            for spec in self.compiled.caches
+        ]
+        caches: DRef = self._make_tuple(*tensors)
+        return caches
+
+    def _check_prompt(self, ids: object) -> list[int]:
+        wanted = f"a sequence of tokens, each 0 to {self.vocabulary - 1}"
+        tokens = list(arguments.integers("generate: ids", ids, wanted, 0, self.vocabulary - 1))
+        if not tokens:
+            raise arguments.wrong_value("generate: ids", f"{wanted}, at least one", ids)
+        return tokens
+
+
+def _load_weights(session: Session, folder: ModelFolder, compiled: CompiledModel) -> list[DRef]:
+    """Load the weights, by the names that they have in the folder."""
+    stored = read_checkpoint(folder.path)
+    names = {
+        name: stored_name
+        for name, stored_name in weight_names(folder, stored, compiled).items()
+        if stored_name != name
+    }
+    wanted = {leaf for name in compiled.shards for leaf in leaf_names(names.get(name, name))}
+    ignored = [
+        name
+        for name in stored
+        if name not in wanted and any(re.search(pattern, name) for pattern in compiled.ignored)
+    ]
+    loaded = load_weights(session, folder.path, compiled.shards, names=names, ignore=ignored)
+    return list(loaded.values())

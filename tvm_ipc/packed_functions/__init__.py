@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of packed functions that compiled programs, the runtime and the native library share.
+
+Every packed function is listed once: in `programs` if compiled programs call it, with its effects
+for passes, else in `sessions`. `signature` defines the fields of an entry. `constants` has the
+scopes, limits and numbers that Python and C++ share. Passes emit calls to these names and know
+nothing else about the runtime. Tests compare the table with the registered functions, and the
+numbers with those of the library. This package imports no other module of tvm_ipc.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvm_ipc.packed_functions.constants import (
+    BACKENDS,
+    DEVICES,
+    IPC_MEMORY,
+    LIBRARIES,
+    MAX_EXPOSED,
+    MAX_STEPS,
+    MAX_WORKERS,
+    REDUCED_TYPES,
+    AllReduceStrategy,
+    AnyTeam,
+    CollectiveFlag,
+    Epilogue,
+    Progress,
+    ReduceKind,
+    Team,
+    backend_of_nodes,
+    backends_of,
+    pack_digits,
+)
+from tvm_ipc.packed_functions.programs import MODULE_CHECK, PROGRAM_FUNCTIONS, PROGRAMS, find
+from tvm_ipc.packed_functions.sessions import SESSION_FUNCTIONS
+from tvm_ipc.packed_functions.signature import (
+    ANY,
+    RESULT,
+    ROLES,
+    Function,
+    Parameter,
+    Registered,
+    Sync,
+)
+
+__all__ = [
+    "ANY",
+    "BACKENDS",
+    "DEVICES",
+    "FUNCTIONS",
+    "IPC_MEMORY",
+    "LIBRARIES",
+    "MAX_EXPOSED",
+    "MAX_STEPS",
+    "MAX_WORKERS",
+    "MODULE_CHECK",
+    "PROGRAMS",
+    "REDUCED_TYPES",
+    "RESULT",
+    "ROLES",
+    "AllReduceStrategy",
+    "AnyTeam",
+    "CollectiveFlag",
+    "Epilogue",
+    "Function",
+    "Parameter",
+    "Progress",
+    "ReduceKind",
+    "Registered",
+    "Sync",
+    "Team",
+    "backend_of_nodes",
+    "backends_of",
+    "find",
+    "pack_digits",
+]
+
+#: All functions, including those of TVM that programs compiled by tvm_ipc call.
+FUNCTIONS: Final = PROGRAM_FUNCTIONS + SESSION_FUNCTIONS

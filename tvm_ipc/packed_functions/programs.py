@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that compiled programs call, with the effects that passes rely on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvm_ipc.packed_functions.collectives import COLLECTIVES, CUDA_IPC, DISCO
+from tvm_ipc.packed_functions.constants import IPC_MEMORY
+from tvm_ipc.packed_functions.signature import ANY, RESULT, Function, Registered, Sync
+
+TEAM: Final = Function(
+    "tvm_ipc.team",
+    "(ranks: Shape, copy: int) -> int",
+    "id of the team of these ranks, in this order; all ranks and calls get the same id. "
+    "Different copies are different teams of the same ranks",
+)
+
+TEAM_INDEX: Final = Function(
+    "tvm_ipc.team_index",
+    "(team: Team, recv: Tensor)",
+    "the caller's index in a team, as one int64 for kernels",
+    writes=("recv",),
+)
+
+# ---- asynchronous operations ------------------------------------------------------------------
+
+START: Final = Function(
+    "tvm_ipc.start",
+    "(function: str, *arguments: Any) -> Any",
+    "request: a collective is called with the arguments, in a thread of the rank or on a stream of "
+    "its GPU, after all operations started before, in a separate team of these ranks",
+    reads=("arguments",),
+    writes=("arguments",),
+    result_of="arguments",
+    starts="function",
+    registered=Registered.UNTYPED,
+)
+
+WAIT: Final = Function(
+    "tvm_ipc.wait",
+    "(request: Any)",
+    "wait for the end of an asynchronous operation; an error if it failed, whose cause its rank "
+    "has reported",
+    reads=("request",),
+    writes=("request",),
+)
+
+# ---- exposed buffers --------------------------------------------------------------------------
+
+EXPOSE: Final = Function(
+    "tvm_ipc.expose",
+    "(tensor: Tensor, team: Team) -> Any",
+    "let the ranks of the team read the tensor from now on, without waiting for them. The n-th "
+    "exposed tensor of a rank matches the n-th of each other rank, which has the same size",
+    reads=("tensor",),
+    scopes={"tensor": IPC_MEMORY},
+    result_of="tensor",
+    exposes="tensor",
+)
+
+PEER_VIEW: Final = Function(
+    "tvm_ipc.peer_view",
+    "(exposed: Any, shift: int, shape: Shape) -> Tensor",
+    "view of the matching tensor of the rank `shift` indices after this one, in that rank's "
+    "memory, once it is exposed; read-only, until it is released",
+    reads=("exposed",),
+    result_of="exposed",
+)
+
+RELEASE: Final = Function(
+    "tvm_ipc.release",
+    "(team: Team, *exposed: Any)",
+    "barrier of the team, after which no rank reads any of these tensors",
+    reads=("exposed",),
+    writes=("exposed",),
+    releases="exposed",
+    sync=Sync.BARRIER,
+    registered=Registered.UNTYPED,
+)
+
+OWN_SLICE: Final = Function(
+    "tvm_ipc.own_slice",
+    "(tensor: Tensor, team: Team, shift: int, stride: int, offset: int, shape: Shape) -> Tensor",
+    "view of a tensor from a byte on: `offset` plus `stride` times the team index of the rank "
+    "`shift` indices after this one",
+    result_of="tensor",
+)
+
+REDUCE_SLICES: Final = Function(
+    "tvm_ipc.reduce_slices",
+    "(kind: ReduceKind, team: Team, *slices: Tensor, recv: Tensor)",
+    "reduction of one slice from each rank of the team, with the bits of the collectives; slice k "
+    "is that of the rank k indices before this one",
+    reads=("slices",),
+    writes=("recv",),
+    registered=Registered.UNTYPED,
+)
+
+ASSEMBLE: Final = Function(
+    "tvm_ipc.assemble",
+    "(team: Team, positions: Shape, *slices: Tensor, recv: Tensor)",
+    "copy slices to where `tvm_ipc.own_slice` finds them in recv; positions has the shift, stride "
+    "and offset of each. A slice that is there already is not copied",
+    reads=("slices",),
+    writes=("recv",),
+    registered=Registered.UNTYPED,
+)
+
+#: The alignment of tensors, in bytes, that kernels compiled by TVM may rely on.
+KERNEL_ALIGNMENT: Final = 64
+
+# ---- memory -----------------------------------------------------------------------------------
+
+ALLOC_STORAGE: Final = Function(
+    f"{CUDA_IPC}alloc_storage",
+    "(shape: Shape, dtype: dtype) -> Storage",
+    "storage in memory that peers map, for vm.builtin.alloc_tensor",
+    scopes={RESULT: IPC_MEMORY},
+)
+
+ALLOC_TENSOR: Final = Function(
+    "tvm_ipc.alloc_tensor",
+    "(storage: Storage, offset: int, shape: Shape, dtype: dtype) -> Tensor",
+    "tensor in a storage, its data pointer moved by offset bytes",
+    result_of="storage",
+)
+
+VIEW: Final = Function(
+    "tvm_ipc.view",
+    "(tensor: Tensor, offset: int, shape: Shape) -> Tensor",
+    "view of a tensor from a byte on, its data pointer moved; keeps the tensor alive",
+    result_of="tensor",
+)
+
+COPY: Final = Function(
+    "tvm_ipc.copy",
+    "(source: Tensor, target: Tensor)",
+    "copy between memory scopes and devices; equal types and sizes",
+    reads=("source",),
+    writes=("target",),
+    scopes={"source": ANY, "target": ANY},
+)
+
+CLEAR: Final = Function(
+    f"{CUDA_IPC}cuda_ipc_memory_allocator_clear",
+    "()",
+    "return the arena's unused pages to the system",
+)
+
+ARENA_OFFSET: Final = Function(
+    "tvm_ipc.arena_offset", "(tensor: Tensor) -> int", "offset in the arena; -1 for tensors outside"
+)
+
+# ---- checks of a compiled program ---------------------------------------------------------------
+
+#: The function of a compiled module that checks for the workers that it was compiled for.
+MODULE_CHECK: Final = "tvm_ipc_require_workers"
+
+#: The attribute of a function that only some ranks run, such as a stage of a pipeline: the list of
+#: these ranks. Only they must be in the teams of its collectives.
+RUN_BY: Final = "tvm_ipc.run_by"
+
+REQUIRE_WORKERS: Final = Function(
+    "tvm_ipc.require_workers",
+    "(workers: int, groups: int)",
+    "raise in a session of another size than the caller was compiled for",
+)
+
+REQUIRE_BOUNDS: Final = Function(
+    "tvm_ipc.require_bounds",
+    "(what: str, value: int, least: int, most: int)",
+    "raise if a value is out of the bounds that the memory plan of the caller relies on",
+)
+
+WORKER_RANK: Final = Function(
+    f"{DISCO}worker_rank", "() -> int", "the caller's rank", registered=Registered.UPSTREAM
+)
+
+WORKER_ID: Final = Function(
+    f"{DISCO}worker_id", "() -> Shape", "the caller's rank", registered=Registered.UPSTREAM
+)
+
+# ---- arithmetic ---------------------------------------------------------------------------------
+
+MATMUL: Final = Function(
+    "tvm_ipc.blas.matmul",
+    "(a_axes: int, b_axes: int, steps: int, a: Tensor, b: Tensor, *operands: Tensor, out: Tensor)",
+    "matmul of a and b, whose axes are permuted first, and an epilogue; axes and steps (numbers of "
+    "Epilogue) are packed by pack_digits, 0 for none",
+    reads=("a", "b", "operands"),
+    writes=("out",),
+    registered=Registered.UNTYPED,
+)
+
+PROGRAM_FUNCTIONS: Final = (
+    *COLLECTIVES,
+    TEAM,
+    TEAM_INDEX,
+    START,
+    WAIT,
+    EXPOSE,
+    PEER_VIEW,
+    RELEASE,
+    OWN_SLICE,
+    REDUCE_SLICES,
+    ASSEMBLE,
+    ALLOC_STORAGE,
+    ALLOC_TENSOR,
+    VIEW,
+    COPY,
+    CLEAR,
+    ARENA_OFFSET,
+    REQUIRE_WORKERS,
+    REQUIRE_BOUNDS,
+    WORKER_RANK,
+    WORKER_ID,
+    MATMUL,
+)
+
+#: The functions by name. A call of any other function may read and write all of its arguments.
+PROGRAMS: Final[dict[str, Function]] = {function.name: function for function in PROGRAM_FUNCTIONS}
+
+
+def find(name: str) -> Function | None:
+    """Return the entry of a packed function that programs call; None if its effects are unknown.
+
+    The collectives of other libraries' backends have the effects of Disco's.
+    """
+    function = PROGRAMS.get(name)
+    if function is not None or not name.startswith(DISCO):
+        return function
+    _backend, _, collective = name.removeprefix(DISCO).partition(".")
+    return None if "." in collective else PROGRAMS.get(DISCO + collective)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start the workers of a session, on this machine or on several nodes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import tvm_ffi
+from tvm.runtime import disco
+
+from tvm_ipc import arguments
+from tvm_ipc.errors import IPCError
+from tvm_ipc.packed_functions import BACKENDS, MAX_WORKERS, backend_of_nodes
+from tvm_ipc.runtime import config, device_assignment, worker_pool_interface
+from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
+from tvm_ipc.runtime.process_pool import ProcessPool
+from tvm_ipc.runtime.scratch_dir import remove_orphans
+from tvm_ipc.runtime.shutdown import Shutdown, end_unfinished
+from tvm_ipc.runtime.wait_for_workers import wait_for_workers
+from tvm_ipc.runtime.worker_pool_interface import Hosts, PoolOfNodes, PoolRequest
+
+_log: Final = logging.getLogger("tvm_ipc.session")
+_disco_api: Any = disco._ffi_api
+_native_open = tvm_ffi.get_global_func("tvm_ipc.session.open")
+_native_info = tvm_ffi.get_global_func("tvm_ipc.native_info")
+#: The function that Disco calls for a pool of worker processes.
+_POOL_FUNCTION: Final = "tvm_ipc.create_process_pool"
+#: Bytes of unread commands for workers that are threads, whose queues are unbounded.
+_THREAD_UNREAD_BYTES: Final = 32 << 10
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """The checked arguments of `Session`.
+
+    Attributes
+    ----------
+    num_workers, num_groups, compiler : as in `Session`.
+    processes : whether workers other than worker 0 are processes.
+    flat : whether sums across nodes are added in the order of all workers.
+    hosts : the nodes of the workers; None for this machine.
+    assignment : the devices of the workers, and the backend.
+    settings : the timeout and the arena limit, from arguments or the environment.
+    """
+
+    num_workers: int
+    num_groups: int
+    processes: bool
+    compiler: bool
+    flat: bool
+    hosts: Hosts | None
+    assignment: device_assignment.DeviceAssignment
+    settings: config.Config
+
+    @classmethod
+    def from_arguments(
+        cls,
+        *,
+        num_workers: object,
+        num_groups: object,
+        threads: object,
+        compiler: object,
+        timeout: Any,
+        arena_limit: Any,
+        device: Any,
+        device_ids: Any,
+        backend: Any,
+        hosts: Any,
+        order: object,
+    ) -> StartOptions:
+        """Check the arguments of `Session`."""
+        workers, groups = arguments.workers(
+            "Session", "num_workers", num_workers, num_groups, MAX_WORKERS
+        )
+        threads = arguments.flag("Session: threads", threads)
+        compiler = arguments.flag("Session: compiler", compiler)
+        flat = arguments.one_of("Session: order", order, ("nodes", "flat")) == "flat"
+        node_hosts: Hosts | None = None
+        machines: list[int] | None = None
+        if hosts is not None:
+            node_hosts = worker_pool_interface.node_pool_factory("Session: hosts", hosts, workers)
+            backend = _backend_between_nodes(threads, device, backend)
+            machines = node_hosts.machines(workers)
+        assignment = device_assignment.assign_devices(
+            "Session", workers, device, device_ids, backend, machines=machines
+        )
+        settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
+        return cls(workers, groups, not threads, compiler, flat, node_hosts, assignment, settings)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of workers and the number of groups."""
+        return self.num_workers, self.num_groups
+
+    def describe(self) -> str:
+        """Return a phrase for the workers, as `repr` of a session has it."""
+        phrase = f"{self.num_workers} {'processes' if self.processes else 'threads'}"
+        phrase += f" in {self.num_groups} groups" if self.num_groups > 1 else ""
+        phrase += device_assignment.describe(self.assignment)
+        return phrase + (f" on {self.hosts}" if self.hosts is not None else "")
+
+
+def _backend_between_nodes(threads: bool, device: object, backend: str) -> str:
+    """Return the backend that connects nodes; raise if nodes cannot have these arguments."""
+    if threads:
+        raise ValueError("Session: threads are of one process, and cannot be on several hosts")
+    kind = arguments.one_of("Session: device", device, dict.fromkeys(BACKENDS.values()))
+    between = backend_of_nodes(kind)
+    if backend == kind == "cuda":
+        raise ValueError(
+            f"Session: backend {backend!r} cannot have hosts: its workers read each other's "
+            f"memory, as only those of one machine can; with hosts, workers on GPUs have "
+            f"{between!r}"
+        )
+    return between if backend == "auto" else backend
+
+
+class SessionStart:
+    """The start of one session.
+
+    Attributes
+    ----------
+    backend : the backend of the workers; once they have started, the one that connected them.
+    nodes : the worker processes of a session on several nodes.
+    memory : after the start, a phrase for how workers on GPUs reach each other's memory; or "".
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        options: StartOptions,
+        dispatcher: CommandDispatcher,
+        shutdown: Shutdown,
+    ) -> None:
+        self.backend = options.assignment.backend
+        self.nodes: PoolOfNodes | None = None
+        self.memory = ""
+        self._session = session
+        self._options = options
+        self._dispatcher = dispatcher
+        self._shutdown = shutdown
+
+    def run(self) -> None:
+        """Start the workers, and wait until all of them have joined the session."""
+        dispatcher = self._dispatcher
+        try:
+            if self._options.hosts is None:
+                self._start_on_this_machine()
+            else:
+                self._start_on_nodes(self._options.hosts)
+        except BaseException as error:
+            dispatcher.unusable_reason = (
+                dispatcher.unusable_reason or f"it could not start: {error}"
+            )
+            self._shutdown.run_now()
+            raise
+
+    def interrupt(self) -> None:
+        """Make `run` end soon, with an error."""
+        self._dispatcher.unusable_reason = "its start was interrupted"
+
+    def _start_on_this_machine(self) -> None:
+        options, dispatcher = self._options, self._dispatcher
+        end_unfinished()
+        threads_each = config.threads_per_worker(options.num_workers)
+        dispatcher.max_unread_bytes = _THREAD_UNREAD_BYTES
+        pool = None
+        if options.processes:
+            environment = config.worker_environment(threads_each, options.compiler)
+            try:
+                dispatcher.pool = pool = ProcessPool(*options.shape, environment)
+            except OSError as error:
+                raise IPCError(f"the session cannot start its workers: {error}") from error
+            dispatcher.max_unread_bytes = pool.room()
+        remove_orphans()  # while the workers load TVM
+        self._log_start(threads_each)
+        if pool is None:
+            create: tuple[Any, ...] = (_disco_api.SessionThreaded, *options.shape)
+        else:
+            create = (_disco_api.SessionProcess, *options.shape, _POOL_FUNCTION, pool.key)
+        self._session.__init_handle_by_constructor__(*create)
+        self._shutdown.disco_started = True
+        limits = (
+            options.settings.timeout,
+            options.settings.arena_limit or 0,
+            dispatcher.max_unread_bytes,
+        )
+        assignment = options.assignment
+        self._wait_until_joined(
+            lambda: _native_open(
+                self._session, assignment.backend, assignment.otherwise, assignment.ids, *limits
+            ),
+            threads_each,
+        )
+
+    def _start_on_nodes(self, hosts: Hosts) -> None:
+        options, dispatcher = self._options, self._dispatcher
+        begin = time.monotonic()
+        end_unfinished()
+        remove_orphans()
+        _log.info("%s: starts agents on %s", dispatcher.name, hosts)
+        request = PoolRequest(
+            options.shape,
+            options.assignment.backend,
+            options.settings,
+            options.compiler,
+            options.flat,
+            dispatcher.check_usable,
+        )
+        dispatcher.pool = self.nodes = pool = hosts.start(request)
+        dispatcher.max_unread_bytes = pool.room()
+        self._log_start(pool.threads)
+        self._session.__init_handle_by_constructor__(
+            _disco_api.SessionProcess, *options.shape, _POOL_FUNCTION, pool.key
+        )
+        self._shutdown.disco_started = True
+        limits = options.settings.timeout, dispatcher.max_unread_bytes
+        self._wait_until_joined(
+            lambda: pool.open(self._session, options.assignment.ids, *limits), pool.threads, begin
+        )
+
+    def _wait_until_joined(
+        self, invite: Callable[[], None], threads_each: int, begin: float | None = None
+    ) -> None:
+        """Invite the workers, and wait for them; `begin` is the time when the start began."""
+        session, dispatcher, nodes = self._session, self._dispatcher, self.nodes
+        try:
+            invite()
+        except (RuntimeError, MemoryError) as error:
+            # After a write error a worker has ended; the wait below reports which.
+            if "Write Error" not in str(error):
+                raise IPCError(f"the session cannot start: {error}") from error
+        describe_node = (
+            (lambda _: "") if nodes is None else (lambda rank: f" of {nodes.where(rank)}")
+        )
+        fallback_backend = wait_for_workers(
+            session, dispatcher.name, self._exit_codes, describe_node, begin
+        )
+        self.backend = fallback_backend or self.backend
+        dispatcher.start()
+        dispatcher.function("tvm_ipc.worker.set_threads")(threads_each)
+        dispatcher.sync()
+        if self.backend == "cuda":
+            self._describe_memory()
+        _log.info("%s: all workers are ready", dispatcher.name)
+
+    def _exit_codes(self) -> dict[int, int]:
+        """Return the exit codes of workers that have ended; raise if the start cannot go on."""
+        self._dispatcher.check_usable()
+        pool = self._dispatcher.pool
+        if pool is None:
+            return {}
+        pool.check()
+        return pool.ended()
+
+    def _describe_memory(self) -> None:
+        """Log how workers on GPUs reach each other's memory, and keep a phrase for it."""
+        name = self._dispatcher.name
+        statistics = self._dispatcher.function("tvm_ipc.arena_stats")()
+        arena = json.loads(statistics.debug_get_from_remote(0))
+        way, limit = arena["way"], arena["limit"]
+        self.memory = f", memory by {way}"
+        _log.info("%s: memory by %s, %d bytes of each worker", name, way, limit)
+        for reason in arena["why"].splitlines():
+            _log.info("%s: not by %s", name, reason)
+
+    def _log_start(self, threads_each: int) -> None:
+        if not _log.isEnabledFor(logging.INFO):
+            return
+        options, name = self._options, self._dispatcher.name
+        assignment, settings = options.assignment, options.settings
+        kind = "processes" if options.processes else "threads"
+        workers = f"{options.num_workers} workers, {kind}, groups: {options.num_groups}"
+        _log.info("%s: starts %s, threads in each: %d", name, workers, threads_each)
+        location = device_assignment.describe(assignment) or " on this machine's CPUs"
+        backend = f"{assignment.backend}: {assignment.reason}; workers{location}"
+        _log.info("%s: backend %s", name, backend)
+        if assignment.device == "cpu":
+            instruction_set = json.loads(_native_info())["instruction_set"]
+            automatic = settings.instruction_set == "auto"
+            reason = "the best of this processor" if automatic else "set by TVM_IPC_ISA"
+            _log.info("%s: reductions use %s: %s", name, instruction_set, reason)
+        arena = f"{settings.arena_limit} bytes" if settings.arena_limit else "the default"
+        _log.info("%s: deadline %g s, arena limit %s", name, settings.timeout, arena)

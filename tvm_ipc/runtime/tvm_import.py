@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Import TVM without its compiler and without PyTorch.
+
+TVM's FFI imports PyTorch if it is installed, and `import tvm` loads a compiler of 250 MB. Workers
+need neither, nor does a controller that compiles nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from tvm_ipc.errors import IPCError
+from tvm_ipc.runtime import config
+
+
+def runtime_only() -> None:
+    """Load TVM in this process without its compiler, and without PyTorch.
+
+    This is for programs that only run compiled modules, such as those with `tvm_ipc.models.load`,
+    which compiles in a process of its own. They take half the memory, and less if PyTorch is
+    installed. Call this first, before anything imports TVM. Sessions, weights and models of tvm_ipc
+    are available then; `tvm.relax` and everything that needs it is not. PyTorch may be imported
+    later, and its tensors are accepted as usual. A `torch.dtype` is not, because TVM looks for it
+    during its own import: pass "float32" instead. Repeated calls do nothing.
+
+    Raises
+    ------
+    IPCError
+        TVM has been imported already, with its compiler.
+    """
+    if "tvm" in sys.modules:
+        import tvm.base
+
+        if "tvm_compiler" in tvm.base._LOADED_LIBS:
+            raise IPCError(
+                "runtime_only: TVM has been imported already, with its compiler; call it before "
+                "anything imports tvm"
+            )
+        return
+    with without_torch(), config.runtime_alone(), fast_import():
+        import tvm
+
+
+@contextlib.contextmanager
+def fast_import() -> Iterator[None]:
+    """Halve the time of an `import tvm` in runtime-only mode inside the `with` block.
+
+    TVM looks up the types of its compiler, which are missing. Each lookup is an error inside the
+    FFI. For the backtrace of the first error, the FFI reads all debug information, which takes 0.13
+    seconds.
+    """
+    if "tvm" in sys.modules:
+        yield
+        return
+    import tvm_ffi
+    from tvm_ffi import core
+
+    registered = tvm_ffi.get_global_func("ffi.GetRegisteredTypeKeys")
+    original_lookup = core._object_type_key_to_index
+    type_keys: set[str] = set()
+
+    def look_up(type_key: str) -> int | None:
+        if type_key not in type_keys:
+            type_keys.update(registered())
+        return original_lookup(type_key) if type_key in type_keys else None
+
+    core._object_type_key_to_index = look_up
+    try:
+        yield
+    finally:
+        core._object_type_key_to_index = original_lookup
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Hide PyTorch from imports inside the `with` block, unless it is imported already."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it is an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

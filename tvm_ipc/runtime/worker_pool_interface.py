@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between a session and its worker processes. Imports no TVM.
+
+`process_pool.py` implements it for this machine. `tvm_ipc.nodes` implements it for several
+machines; `tvm_ipc/__init__.py` sets `node_pool_factory`, because the runtime does not import that
+folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tvm_ipc.errors import IPCError
+
+if TYPE_CHECKING:
+    from tvm_ipc.runtime.config import Config
+
+#: Seconds in which the workers of a session must join it.
+START_SECONDS: Final = 120.0
+
+
+class Pool(Protocol):
+    """The workers of one session except worker 0, which is a thread of the controller."""
+
+    #: The name by which Disco finds the pool.
+    key: str
+
+    def room(self) -> int:
+        """Return how many bytes a worker may leave unread before a write to it waits."""
+
+    def pipes(self, worker_id: int) -> tuple[int, int]:
+        """Return the descriptors to read from a worker and to write to it."""
+
+    def check(self) -> None:
+        """Raise if a process has ended that workers need to join the session."""
+
+    def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
+        """Return the exit codes of the workers that have ended; wait for some ranks, briefly."""
+
+    def alarming(self) -> bool:
+        """Return whether a process that all workers need has ended without a report."""
+
+    def cause(self) -> tuple[str, tuple[int, ...]] | None:
+        """Return a text about the deaths of workers and their ranks; None if only exit codes exist.
+
+        The ranks are empty if only session servers know them. Details follow the first line.
+        """
+
+    def kill(self) -> None:
+        """Kill the processes that still run."""
+
+    def join(self, seconds: float) -> None:
+        """Wait for all workers to end; kill those that take longer."""
+
+    def mute(self) -> None:
+        """Discard what Disco still writes: a write to a dead worker's pipe would throw."""
+
+    def finish(self, seconds: float | None = None) -> None:
+        """End all other processes within some seconds; every worker has ended."""
+
+    def forget(self) -> None:
+        """Close the pipes; Disco calls this when its session object ends."""
+
+
+class PoolOfNodes(Pool, Protocol):
+    """Workers on several nodes, each of which has its own session server."""
+
+    #: The number of threads that each worker may use.
+    threads: int
+    #: The first rank of each node.
+    first_ranks: tuple[int, ...]
+
+    @property
+    def facts(self) -> tuple[dict[str, Any], ...]:
+        """The host, address, cores and ranks of each node."""
+
+    def where(self, rank: int) -> str:
+        """Return the node of a worker, as errors name it."""
+
+    def open(self, session: Any, device_ids: Any, timeout: float, room: int) -> None:
+        """Open the controller's session server, and invite the workers."""
+
+
+@dataclass(frozen=True)
+class PoolRequest:
+    """A session's request for workers on nodes.
+
+    Attributes
+    ----------
+    shape : the number of workers and the number of groups.
+    backend : what moves data between the workers.
+    settings : the settings of the session.
+    compiler : whether the workers load all of TVM.
+    flat : whether sums across nodes have the same bits as one machine's.
+    check : called now and then during the start; an error that it raises ends the start.
+    """
+
+    shape: tuple[int, int]
+    backend: str
+    settings: Config
+    compiler: bool
+    flat: bool
+    check: Callable[[], None]
+
+
+class Hosts(Protocol):
+    """The nodes that a session was opened with."""
+
+    def __str__(self) -> str:
+        """Return the phrase that `repr` of a session has for the nodes."""
+
+    def machines(self, num_workers: int) -> list[int]:
+        """Return the machine of each worker, as the index of its first node; this machine is 0."""
+
+    def start(self, request: PoolRequest) -> PoolOfNodes:
+        """Start the workers."""
+
+
+def _refuse_hosts(where: str, hosts: Any, num_workers: int) -> Hosts:
+    raise IPCError(f"{where}: sessions over several machines want the package tvm_ipc whole")
+
+
+#: Parses the argument `hosts` of a session; the first parameter is the prefix of its errors.
+node_pool_factory: Callable[[str, Any, int], Hosts] = _refuse_hosts

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`parallelize`, which turns a model for one device into a program for the ranks of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ipc import arguments
+from tvm_ipc.calibration import Calibration
+from tvm_ipc.comm import Mesh
+from tvm_ipc.packed_functions import MAX_WORKERS
+from tvm_ipc.spmd.canonicalize_bmm import canonicalize_bmm
+from tvm_ipc.spmd.canonicalize_gqa import canonicalize_gqa
+from tvm_ipc.spmd.insert_reshards import insert_reshards
+from tvm_ipc.spmd.lower_placements import LowerPlacements
+from tvm_ipc.spmd.parallelized import Parallelized
+from tvm_ipc.spmd.parameters import Functions, Parameters, parameters_of, uses_of
+from tvm_ipc.spmd.pipeline.choose import check_stages
+from tvm_ipc.spmd.pipeline.lower import check_unplaced, lower_pipeline
+from tvm_ipc.spmd.place_activations import place_activations
+from tvm_ipc.spmd.placements.dist_annotations import convert_dist_annotations
+from tvm_ipc.spmd.placements.lower_function import mesh_of_function
+from tvm_ipc.spmd.plan_parser import PIPELINE, read_plan
+from tvm_ipc.spmd.shard_spec import notes_of
+from tvm_ipc.spmd.sharding_plan import ShardingPlan, make_sharding_plan
+from tvm_ipc.transform import collect_report
+from tvm_ipc.transform.report import note
+
+
+def parallelize(
+    mod: tvm.IRModule,
+    plan: Any,
+    mesh: Mesh | int,
+    *,
+    names: Mapping[str, str] | None = None,
+    caches: Sequence[str] = (),
+    calibration: Calibration | None = None,
+    stages: Sequence[str] | None = None,
+) -> Parallelized:
+    """Return a model for the ranks of a mesh, given a model for one device and a plan.
+
+    Collectives are inserted wherever an operator needs an operand in another placement; among
+    several possibilities the one that moves the fewest bytes is chosen. Results are replicated.
+
+    Parameters
+    ----------
+    mod : a module for one device, whose weights are parameters of its functions.
+    plan : a mapping from names of parameters, or patterns of them, to a placement or a style such
+        as "colwise", or to one of these by axis of the mesh. Styles assume weights whose first
+        axis is that of outputs. Other parameters are replicated. A transformers model stands for
+        its own plan. "auto", for a pattern or as the plan, selects automatic sharding.
+    mesh : the mesh of the ranks, or their number. A number stands for the mesh of the program if
+        that has as many ranks, and otherwise for a mesh with one axis, "tp".
+    names : a mapping from parameters of the functions to their names in plans, such as
+        `ExportedProgram.graph_signature.inputs_to_parameters` of a PyTorch model.
+    caches : names of inputs, or patterns of them, such as keys and values of earlier tokens. A rank
+        keeps only its own heads of these, and of results that are computed from them, if weights
+        are sharded by heads.
+    calibration : measured times for as many workers, which automatic sharding uses. Without one it
+        uses nominal figures.
+    stages : for a mesh with the axis "pp", along which ranks have different layers: for each stage
+        but the first, a pattern of the weights with which it begins, such as "layers.16". Results
+        are on the ranks of the stage that computes them. None chooses balanced stages.
+
+    Raises
+    ------
+    ValueError
+        The plan names unknown parameters, or shards a parameter in an unsupported way.
+    TransformError
+        The program cannot be lowered to per-rank programs.
+    """
+    arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
+    if calibration is not None:
+        expected = "a Calibration, or None"
+        arguments.instance("parallelize: calibration", calibration, Calibration, expected)
+    functions = _functions(mod, mesh)
+    own_meshes = {name: mesh_of_function(name, func) for name, func in functions.items()}
+    mesh = _mesh(mesh, own_meshes)
+    begins = check_stages(stages, mesh)
+    params = parameters_of(functions, names)
+    shapes = {name: param.shape for name, param in params.items()}
+    planned = read_plan(plan, mesh, shapes, uses_of(functions, params))
+    sharding = make_sharding_plan(functions, params, mesh, planned, caches, calibration)
+
+    placed = {
+        name: _placed(name, function, sharding, params, own_meshes[name] is not None)
+        for name, function in functions.items()
+    }
+    for_all = _with_functions(mod, placed)
+    with collect_report() as report:
+        for_one = LowerPlacements().apply(for_all)
+    decisions = [*sharding.decisions, *report.decisions]
+    notes = list(sharding.notes)
+    specs = sharding.shards(params)
+    if PIPELINE in mesh.axes:
+        check_unplaced(placed, mesh)
+        pipeline = lower_pipeline(for_one, params, mesh, begins, calibration)
+        for_one = pipeline.module
+        decisions += pipeline.decisions
+        notes += pipeline.notes
+        specs = {name: replace(spec, ranks=pipeline.ranks[name]) for name, spec in specs.items()}
+
+    for decision in decisions:
+        note(decision)
+    notes += notes_of(spec for name, spec in specs.items() if name not in sharding.idle)
+    return Parallelized(for_one, for_all, mesh, specs, tuple(decisions), tuple(notes))
+
+
+def _functions(mod: tvm.IRModule, mesh: Mesh | int) -> dict[str, relax.Function]:
+    """Return the functions in canonical form, with `R.comm.place` for TVM's annotations."""
+    named_mesh = mesh if isinstance(mesh, Mesh) else None
+    return {
+        str(name.name_hint): convert_dist_annotations(
+            str(name.name_hint), canonicalize_gqa(canonicalize_bmm(function)), named_mesh
+        )
+        for name, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+    }
+
+
+def _mesh(mesh: Mesh | int, own_meshes: Mapping[str, Mesh | None]) -> Mesh:
+    """Return the mesh; a number of ranks stands for that of the program if it has as many."""
+    if not isinstance(mesh, Mesh):
+        expected = f"a Mesh, or a number of ranks, 1 to {MAX_WORKERS}"
+        workers = arguments.integer("parallelize: mesh", mesh, expected, 1, MAX_WORKERS)
+        own = next((own for own in own_meshes.values() if own is not None), None)
+        mesh = own if own is not None and len(own.ranks) == workers else Mesh({"tp": workers})
+    for name, own in own_meshes.items():
+        if own is not None and own != mesh:
+            raise ValueError(
+                f"parallelize: function {name!r} places tensors on {own}, and mesh is {mesh}; pass "
+                "the mesh of the function"
+            )
+    return mesh
+
+
+def _placed(
+    name: str,
+    function: relax.Function,
+    sharding: ShardingPlan,
+    params: Parameters,
+    has_placements: bool,
+) -> relax.Function:
+    """Return a function for all ranks, with `R.comm.place` wherever a placement changes."""
+    function = sharding.caches.with_placed_results(function)
+    function_params = set(function.params)
+    names = {
+        var: param.name
+        for param in params.values()
+        for var in param.variables
+        if var in function_params and param.name in sharding.placements
+    }
+    placements = {var: sharding.placements[name] for var, name in names.items()}
+    styles = {var: sharding.styles[name] for var, name in names.items() if name in sharding.styles}
+    function = place_activations(name, function, sharding.mesh, placements, styles)
+    if not placements and not has_placements:
+        return function
+    return insert_reshards(function, sharding.mesh, placements)
+
+
+def _with_functions(mod: tvm.IRModule, functions: Functions) -> tvm.IRModule:
+    changed = {
+        name: functions.get(str(name.name_hint), function)
+        for name, function in mod.functions_items()
+    }
+    return tvm.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)

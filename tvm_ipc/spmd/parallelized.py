@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of `parallelize`: the per-rank program and the shards of its parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm
+
+from tvm_ipc import arguments
+from tvm_ipc.comm import Mesh
+from tvm_ipc.spmd.shard_spec import ShardSpec
+from tvm_ipc.transform.report import Decision
+
+
+@dataclass(frozen=True, eq=False)
+class Parallelized:
+    """A model for the ranks of a mesh.
+
+    Attributes
+    ----------
+    module : the program that each rank runs.
+    placed : the program for all ranks, with `R.comm.place`. `LowerPlacements` lowers it; the result
+        is `module`, except that `module` may be split into the stages of a pipeline.
+    mesh : the mesh of the ranks.
+    shards : how each parameter is sharded, by the names that plans use.
+    decisions : the inserted collectives, with their reasons.
+    notes : further facts about the plan: how it was found, and which weights are not sharded.
+    """
+
+    module: tvm.IRModule
+    placed: tvm.IRModule
+    mesh: Mesh
+    shards: Mapping[str, ShardSpec]
+    decisions: tuple[Decision, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes_per_rank(self) -> int:
+        """Return the bytes of parameters on a rank, without parameters of symbolic extents.
+
+        In a pipeline it is the maximum over the stages.
+        """
+        return max(map(self.bytes_of_rank, self.mesh.ranks))
+
+    def bytes_of_rank(self, rank: int) -> int:
+        """Return the bytes of parameters on one rank, without parameters of symbolic extents."""
+        expected = f"a rank of {self.mesh}"
+        if arguments.integer("bytes_of_rank: rank", rank, expected) not in self.mesh.ranks:
+            raise arguments.wrong_value("bytes_of_rank: rank", expected, rank)
+        on_rank = (
+            spec for spec in self.shards.values() if spec.ranks is None or rank in spec.ranks
+        )
+        return sum(spec.bytes_per_rank or 0 for spec in on_rank)
+
+    @property
+    def collectives(self) -> Mapping[str, int]:
+        """Return the number of collectives of each kind, without `take_shard`."""
+        kinds = (decision.subject.split(" of ")[0] for decision in self._collective_decisions())
+        return dict(Counter(kinds))
+
+    def _collective_decisions(self) -> list[Decision]:
+        return [
+            decision
+            for decision in self.decisions
+            if " along " in decision.subject and not decision.subject.startswith("take_shard")
+        ]
+
+    def __str__(self) -> str:
+        whole = sum(spec.bytes or 0 for spec in self.shards.values())
+        each = [self.bytes_of_rank(rank) for rank in self.mesh.ranks]
+        least = "" if min(each) == max(each) else f"{min(each)} to "
+        lines = [f"on {self.mesh}, {least}{max(each)} bytes of parameters on each rank, of {whole}"]
+        lines += [f"  {note}" for note in self.notes]
+        for spec in self.shards.values():
+            size = spec.bytes_per_rank
+            lines.append(f"  {spec}" if size is None else f"  {spec}, {size} bytes on each rank")
+        decisions = self._collective_decisions()
+        lines += [f"  {decision.subject}: {decision.reason}" for decision in decisions]
+        return "\n".join(lines)

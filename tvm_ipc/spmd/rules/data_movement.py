@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharding rules of operators that move elements: join, split, slice, repeat and pad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+from tvm import relax
+
+from tvm_ipc.comm import Division, Placement, Shard
+from tvm_ipc.comm.block_sharding import concatenated
+from tvm_ipc.comm.symbolic_extents import constant, format_extent
+from tvm_ipc.spmd.rules import partial_linear
+from tvm_ipc.spmd.rules.operation import Operation, aligned, axes_of, axis_of, same
+from tvm_ipc.spmd.rules.rule import (
+    ALL_OF_IT,
+    Labels,
+    LocalCall,
+    Refusal,
+    Related,
+    Rule,
+    needs_all,
+    shard,
+)
+
+
+def _permute_dims(op: Operation) -> Rule:
+    ndim = op.ndim()
+    axes = tuple(range(ndim))[::-1] if op.attrs.axes is None else axes_of(op.attrs.axes, ndim)
+    return Rule(
+        (tuple(range(ndim)),),
+        (axes,),
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+    )
+
+
+def _broadcast_to(op: Operation) -> Rule:
+    dims = op.result_dims()
+
+    def local(local_call: LocalCall) -> relax.Expr:
+        return relax.op.broadcast_to(
+            local_call.call.args[0], relax.ShapeExpr(local_call.results[0])
+        )
+
+    return Rule(
+        (aligned(op.dims(), dims),),
+        (tuple(range(len(dims))),),
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+        local=local,
+    )
+
+
+def _concat(op: Operation) -> Rule:
+    """Return the rule of a concat: a rank joins its shard of each operand along the joined axis."""
+    if op.attrs.axis is None:
+        raise Refusal("without an axis it joins tensors as vectors")
+    labels = tuple(range(op.ndim()))
+    axis = axis_of(op.attrs.axis, op.ndim())
+    extents = [constant(op.dims(k)[axis]) for k in range(len(op.operands))]
+    known_extents = [extent for extent in extents if extent]
+    ends = [0, *accumulate(known_extents)]
+
+    def common(divisions: Mapping[int, Division | None], workers: int) -> Division | None:
+        # Shard the result only if at least half of it is sharded already: it may be gathered later.
+        if (
+            len(known_extents) < len(extents)
+            or 2 * sum(known_extents[k] for k in divisions) < ends[-1]
+        ):
+            return None
+        plain = [Division.plain(extent, workers) for extent in known_extents]
+        return concatenated(divisions.get(k) or default for k, default in enumerate(plain))
+
+    def of_operand(operand: int, division: Division, _: int) -> Division:
+        piece = division.between(*ends[operand : operand + 2])
+        assert piece is not None, "segments are of operands"
+        return piece[0]
+
+    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if label != axis:
+            return [Shard(label, division)]
+        return ALL_OF_IT if division is None else [shard(axis, division, workers)]
+
+    return Rule(
+        (labels,) * len(op.operands),
+        (labels,),
+        related={axis: Related(common, of_operand)},
+        propagate=propagate,
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+    )
+
+
+def _stack(op: Operation) -> Rule:
+    ndim = op.ndim()
+    labels = tuple(range(ndim))
+    axis = axis_of(op.attrs.axis or 0, ndim + 1)
+    result_labels = (*labels[:axis], ndim, *labels[axis:])
+    return Rule(
+        (labels,) * len(op.operands),
+        (result_labels,),
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+    )
+
+
+def _split(op: Operation) -> Rule:
+    """Return the rule of a split: along the split axis a result takes whole segments."""
+    labels = tuple(range(op.ndim()))
+    axis = axis_of(op.attrs.axis, op.ndim())
+    ends = [0]
+    for k in range(len(op.results)):
+        extent = constant(op.result_dims(k)[axis])
+        ends.append(-1 if extent is None or ends[-1] < 0 else ends[-1] + extent)
+
+    def pieces(division: Division) -> list[tuple[Division, int, int] | None]:
+        return [division.between(*bounds) for bounds in pairwise(ends)]
+
+    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if label != axis:
+            return [Shard(label, division) for _ in op.results]
+        if division is None:
+            return ALL_OF_IT
+        placements: list[Placement] = []
+        for piece in pieces(division):
+            if piece is None:
+                return f"it splits that axis within segments of {division}"
+            placements.append(shard(axis, piece[0], workers))
+        return placements
+
+    def local(local_call: LocalCall) -> relax.Expr:
+        division = local_call.divisions.get(axis)
+        if division is None:
+            return local_call.call
+        local_ends = [piece[2] for piece in pieces(division) if piece is not None]
+        return relax.op.split(local_call.call.args[0], local_ends[:-1], axis)
+
+    return Rule(
+        (labels,),
+        (labels,) * len(op.results),
+        whole=needs_all(axis),
+        propagate=propagate,
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+        local=local,
+    )
+
+
+def _strided_slice(op: Operation) -> Rule:
+    """Return the rule of a slice: ranks share uncut axes, and cut ones that keep whole segments."""
+    ndim, dims = op.ndim(), op.dims()
+    axes, begins, ends, strides = _bounds(op)
+    cut = [
+        k
+        for k, axis in enumerate(axes)
+        if not (
+            constant(strides[k]) == 1
+            and constant(begins[k]) == 0
+            and _reaches(ends[k], dims[axis])
+            and same(op.result_dims()[axis], dims[axis])
+        )
+    ]
+    labels = tuple(range(ndim))
+
+    def piece(axis: int, division: Division) -> tuple[Division, int, int] | None:
+        (k,) = (k for k in cut if axes[k] == axis)
+        begin, end = (_position(bounds[k], dims[axis]) for bounds in (begins, ends))
+        if constant(strides[k]) != 1 or begin is None or end is None:
+            return None
+        return division.between(begin, end)
+
+    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if label not in [axes[k] for k in cut]:
+            return [Shard(label, division)]
+        kept = division and piece(label, division)
+        return [shard(label, kept[0], workers)] if kept else ALL_OF_IT
+
+    def local(local_call: LocalCall) -> relax.Expr:
+        x = local_call.call.args[0]
+        if not cut:
+            return x
+        cut_axes, *bounds, cut_strides = (
+            [values[k] for k in cut] for values in (axes, begins, ends, strides)
+        )
+        for position, axis in enumerate(cut_axes):
+            division = local_call.divisions.get(axis)
+            kept = division and piece(axis, division)
+            if kept:
+                bounds[0][position], bounds[1][position] = kept[1:]
+        return relax.op.strided_slice(
+            x, cut_axes, *bounds, cut_strides, bool(op.attrs.assume_inbound)
+        )
+
+    return Rule(
+        (labels,),
+        (labels,),
+        whole=needs_all(*(axes[k] for k in cut)),
+        propagate=propagate,
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+        local=local,
+    )
+
+
+def slices_of(op: Operation) -> Iterator[tuple[int, int, int]]:
+    """Yield each axis of a slice with its begin and end, if they are constants."""
+    for axis, *bounds, stride in zip(*_bounds(op), strict=True):
+        begin, end = (_position(bound, op.dims()[axis]) for bound in bounds)
+        if constant(stride) == 1 and begin is not None and end is not None and begin < end:
+            yield axis, begin, end
+
+
+def _bounds(op: Operation) -> tuple[Sequence[int], list[Any], list[Any], list[Any]]:
+    """Return the axes, begins, ends and strides of a slice."""
+    operands = [_values(x) for x in op.call.args[1:]]
+    if any(values is None for values in operands):
+        raise Refusal("its axes and bounds are not known")
+    axes = axes_of([constant(axis) for axis in operands[0] or ()], op.ndim())
+    strides = operands[3] if len(operands) > 3 and operands[3] else [1] * len(axes)
+    return axes, operands[1] or [], operands[2] or [], strides
+
+
+def _values(expr: relax.Expr) -> list[Any] | None:
+    """Return the numbers of a tuple, which may be symbolic; None for other expressions."""
+    return list(expr.fields) if isinstance(expr, relax.Tuple) else None
+
+
+def _position(bound: Any, extent: Any) -> int | None:
+    """Return a bound as a position from the begin of the axis, or None if it is not constant."""
+    number, size = constant(bound), constant(extent)
+    if number is None or size is None:
+        return None
+    return max(0, min(number + size if number < 0 else number, size))
+
+
+def _reaches(end: Any, extent: Any) -> bool:
+    """Return whether a slice provably ends at the end of the axis."""
+    number, size = constant(end), constant(extent)
+    if number is not None:
+        return number >= (size if size is not None else 2**31 - 1)
+    return same(end, extent)
+
+
+def _slice_scatter(op: Operation) -> Rule:
+    labels = tuple(range(op.ndim()))
+    axis = axis_of(op.attrs.axis, op.ndim())
+    return Rule(
+        (labels, labels),
+        (labels,),
+        whole=needs_all(axis),
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+    )
+
+
+def _flip(op: Operation) -> Rule:
+    labels = tuple(range(op.ndim()))
+    whole = needs_all(axis_of(op.attrs.axis, op.ndim()))
+    return Rule(
+        (labels,),
+        (labels,),
+        whole=whole,
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+    )
+
+
+def _tile(op: Operation) -> Rule:
+    repeats = [int(count) for count in op.attrs.repeats]
+    dims = op.result_dims()
+    labels = tuple(len(dims) - op.ndim() + axis for axis in range(op.ndim()))
+    first = len(dims) - len(repeats)
+    whole = needs_all(*(first + k for k, count in enumerate(repeats) if count != 1))
+    result_labels = tuple(range(len(dims)))
+    return Rule(
+        (labels,),
+        (result_labels,),
+        whole=whole,
+        partial_linear=partial_linear.all_partial_alike,
+        preserves_zeros=all,
+    )
+
+
+def _repeat(op: Operation) -> Rule:
+    """Return the rule of a repeat: ranks with the same elements split the copies among them."""
+    ndim = op.ndim()
+    if op.attrs.axis is None:
+        raise Refusal("without an axis it repeats the elements of a vector")
+    axis = axis_of(op.attrs.axis, ndim)
+    extent = constant(op.dims()[axis])
+    times = int(op.attrs.repeats)
+
+    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if label != axis:
+            return [Shard(label, division)]
+        if extent is None:
+            return f"the extent {format_extent(op.dims()[axis])} that it repeats is not known"
+        if extent == 0 or times == 0:
+            return [Shard(axis)]
+        division = division or Division.plain(extent, workers)
+        if len(set(division.copies_of(workers))) > 1:
+            return f"segments of {division} are on different numbers of ranks"
+        return [shard(axis, division.repeated(times, workers), workers)]
+
+    def local(local_call: LocalCall) -> relax.Expr:
+        if axis not in local_call.workers:
+            return local_call.call
+        division, workers = local_call.divisions[axis], local_call.workers[axis]
+        copies = 1 if division is None else division.copies(workers)
+        return relax.op.repeat(local_call.call.args[0], -(-times // copies), axis)
+
+    # No `preserves_zeros`: where copies do not split evenly, some ranks have extra ones as padding.
+    labels = tuple(range(ndim))
+    return Rule(
+        (labels,),
+        (labels,),
+        propagate=propagate,
+        partial_linear=partial_linear.all_partial_alike,
+        local=local,
+    )
+
+
+def _pad(op: Operation) -> Rule:
+    ndim = op.ndim()
+    widths = [int(width) for width in op.attrs.pad_width]
+    labels = tuple(range(ndim))
+    padded = [axis for axis in labels if widths[2 * axis] or widths[2 * axis + 1]]
+    pads_zeros = str(op.attrs.pad_mode) != "constant" or float(op.attrs.pad_value) == 0
+
+    def preserves_zeros(zeros: Sequence[bool]) -> bool:
+        return pads_zeros and all(zeros)
+
+    def linear(placements: Sequence[Placement]) -> bool:
+        return pads_zeros and partial_linear.all_partial_sums(placements)
+
+    return Rule(
+        (labels,),
+        (labels,),
+        whole=needs_all(*padded),
+        partial_linear=linear,
+        preserves_zeros=preserves_zeros,
+    )
+
+
+def _triangle(op: Operation) -> Rule:
+    labels = tuple(range(op.ndim()))
+    return Rule(
+        (labels,),
+        (labels,),
+        whole=needs_all(*labels[-2:]),
+        partial_linear=partial_linear.all_partial_sums,
+        preserves_zeros=all,
+    )
+
+
+def _meshgrid(op: Operation) -> Rule:
+    if str(op.attrs.indexing) == "xy":
+        raise Refusal("for indexing='xy' TVM infers other extents than its kernel gives")
+    operands: tuple[Labels, ...] = tuple((k,) for k in range(len(op.operands)))
+    result_labels = tuple(range(len(op.operands)))
+    return Rule(operands, (result_labels,) * len(op.results))
+
+
+def _reverse_sequence(op: Operation) -> Rule:
+    ndim = op.ndim()
+    labels = tuple(range(ndim))
+    batch = axis_of(op.attrs.batch_axis, ndim)
+    whole = needs_all(axis_of(op.attrs.seq_axis, ndim))
+    return Rule((labels, (batch,)), (labels,), whole=whole)
+
+
+RULES: Final = {
+    "permute_dims": _permute_dims,
+    "broadcast_to": _broadcast_to,
+    "concat": _concat,
+    "stack": _stack,
+    "split": _split,
+    "strided_slice": _strided_slice,
+    "slice_scatter": _slice_scatter,
+    "flip": _flip,
+    "tile": _tile,
+    "repeat": _repeat,
+    "nn.pad": _pad,
+    "tril": _triangle,
+    "triu": _triangle,
+    "meshgrid": _meshgrid,
+    "reverse_sequence": _reverse_sequence,
+}

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharding rules of matmul, einsum and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, Final
+
+from tvm_ipc.comm import Division, Placement, Shard
+from tvm_ipc.comm.placements import reduces
+from tvm_ipc.comm.symbolic_extents import constant, format_extent
+from tvm_ipc.spmd.rules import partial_linear
+from tvm_ipc.spmd.rules.operation import Operation, aligned, same
+from tvm_ipc.spmd.rules.rule import Labels, Propagate, Refusal, Related, Rule, needs_all, shard
+
+
+def summed(op: Operation, labels: set[int]) -> dict[str, Any]:
+    """Return the arguments of a `Rule` that sums over labels, if the runtime can sum the type."""
+    if reduces("sum", op.dtype()):
+        return {"reduced": dict.fromkeys(labels, "sum")}
+    return {"whole": needs_all(*labels)}
+
+
+def _matmul(op: Operation) -> Rule:
+    a, b, dims = op.dims(0), op.dims(1), op.result_dims()
+    rows, columns = len(a) > 1, len(b) > 1
+    batch = len(dims) - rows - columns
+    inner = len(dims)
+    of_a = aligned(a[:-2], dims[:batch]) + ((batch,) if rows else ()) + (inner,)
+    of_b = aligned(b[:-2], dims[:batch]) + (inner,) + ((len(dims) - 1,) if columns else ())
+    result_labels = tuple(range(len(dims)))
+    return Rule(
+        (of_a, of_b),
+        (result_labels,),
+        partial_linear=partial_linear.one_partial_sum,
+        **summed(op, {inner}),
+    )
+
+
+def _outer(_op: Operation) -> Rule:
+    return Rule(((0,), (1,)), ((0, 1),), partial_linear=partial_linear.one_partial_sum)
+
+
+def _einsum(op: Operation) -> Rule:
+    """Return the rule of an einsum: letters are labels, and ellipses are aligned at their ends."""
+    text = str(op.attrs.subscripts).replace(" ", "")
+    inputs, arrow, result = text.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(op.operands):
+        raise Refusal(f"its subscripts {text!r} are not those of {len(op.operands)} operands")
+    if not arrow:
+        once = sorted(c for c in set(inputs) - set(",.") if inputs.count(c) == 1)
+        result = "..." * ("..." in inputs) + "".join(once)
+    fresh = count()
+    letters: dict[Any, int] = {}
+
+    def label(key: Any) -> int:
+        return letters.setdefault(key, next(fresh))
+
+    def labels(term: str, ndim: int) -> list[int]:
+        before, dots, after = term.partition("...")
+        if not dots:
+            return [label(c) for c in term]
+        more = ndim - len(before) - len(after)
+        middle = [label(k - more) for k in range(more)]  # -1 is the last one of the ellipsis
+        return [*map(label, before), *middle, *map(label, after)]
+
+    operands = [labels(term, op.ndim(k)) for k, term in enumerate(terms)]
+    out = labels(result, len(op.result_dims()))
+    longest: dict[int, Any] = {}
+    for k, axes in enumerate(operands):
+        for axis, letter in enumerate(axes):
+            if constant(op.dims(k)[axis]) != 1 or letter not in longest:
+                longest[letter] = op.dims(k)[axis]
+    of_operands: list[Labels] = [
+        tuple(
+            None if constant(op.dims(k)[axis]) == 1 != constant(longest[letter]) else letter
+            for axis, letter in enumerate(axes)
+        )
+        for k, axes in enumerate(operands)
+    ]
+    # A letter that occurs twice in a term selects a diagonal, which is not sharded along an axis.
+    twice = {label for axes in (*operands, out) for label in axes if axes.count(label) > 1}
+    sum_rule = summed(op, set(longest) - set(out) - twice)
+    whole = {**sum_rule.pop("whole", {}), **needs_all(*twice)}
+    return Rule(
+        tuple(of_operands),
+        (tuple(out),),
+        whole=whole,
+        partial_linear=partial_linear.one_partial_sum,
+        **sum_rule,
+    )
+
+
+def whole_blocks(blocks: Any, name: str) -> Callable[[int], str]:
+    """Return the condition that the number of ranks divides a number of blocks.
+
+    Parameters
+    ----------
+    blocks : their number, which may be symbolic.
+    name : their name in the reason why a number of ranks does not fit.
+    """
+
+    def why_not(workers: int) -> str:
+        number = constant(blocks)
+        if number is not None and number % workers == 0:
+            return ""
+        return f"{workers} ranks do not divide its {format_extent(blocks)} {name}"
+
+    return why_not
+
+
+def _attention(op: Operation) -> Rule:
+    """Return the rule of attention: ranks share batch and heads.
+
+    They may also share the rows of the queries if each row attends to all keys.
+    """
+    batch, rows, head, width, keys, value = range(6)
+    q, k = op.dims(0), op.dims(1)
+    whole = needs_all(width, keys, value)
+    if op.attrs.causal_mask is not None or op.attrs.window_size is not None:
+        whole |= needs_all(rows)
+    operands: list[Labels] = [(batch, rows, head, width), (batch, keys, head, width)]
+    operands.append((batch, keys, head, value))
+    if len(op.operands) > 3:
+        labels = (batch, head, rows, keys)
+        dims = (q[0], q[2], q[1], k[1])
+        operands.append(
+            tuple(
+                None if constant(bias_extent) == 1 != constant(extent) else label
+                for label, bias_extent, extent in zip(labels, op.dims(3), dims, strict=True)
+            )
+        )
+    result_labels = ((batch, rows, head, value),)
+    if same(q[2], k[2]):
+        return Rule(tuple(operands), result_labels, whole=whole)
+    return Rule(
+        tuple(operands),
+        result_labels,
+        related={head: _shared_heads(constant(q[2]), constant(k[2]))},
+        propagate=_propagate_heads(result_labels[0], head, whole, constant(q[2]), constant(k[2])),
+    )
+
+
+def _shared_heads(queries: int | None, keys: int | None) -> Related:
+    """Return how the heads of queries and of keys are related in grouped-query attention."""
+
+    def common(divisions: Mapping[int, Division | None], workers: int) -> Division | None:
+        if not queries or not keys or queries % keys:
+            return None
+        for k in (1, 2):
+            if k in divisions:
+                return divisions[k] or Division.plain(keys, workers)
+        of_queries = next(iter(divisions.values())) or Division.plain(queries, workers)
+        return of_queries.unrepeated(queries // keys, workers)
+
+    def of_operand(operand: int, division: Division, workers: int) -> Division:
+        if operand in (1, 2):
+            return division
+        return division.repeated((queries or 0) // (keys or 1), workers)
+
+    return Related(common, of_operand)
+
+
+def _propagate_heads(
+    labels: Labels, head: int, whole: Mapping[int, str], queries: int | None, keys: int | None
+) -> Propagate:
+    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
+        if label in whole:
+            return whole[label]
+        if label != head:
+            return [Shard(labels.index(label), division)]
+        if division is None:
+            return f"its {keys} heads of keys and values do not match the shards of the queries"
+        if len(set(division.copies_of(workers))) > 1:
+            return f"segments of {division} are on different numbers of ranks"
+        repeated = division.repeated((queries or 0) // (keys or 1), workers)
+        return [shard(labels.index(head), repeated, workers)]
+
+    return propagate
+
+
+RULES: Final = {
+    "matmul": _matmul,
+    "outer": _outer,
+    "einsum": _einsum,
+    "nn.attention": _attention,
+    "nn.attention_bias": _attention,
+}

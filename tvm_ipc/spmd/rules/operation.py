@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls in the form that sharding rules read: the name, the operand types and the result types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import tvm
+from tvm import relax
+
+from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
+from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.spmd.rules.rule import Labels
+
+#: The prefix of the names of Relax operators.
+OPERATORS: Final = "relax."
+#: Operators that call the function in their first argument.
+_CALLING: Final = ("call_tir", "call_dps_packed", "call_pure_packed")
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """A call with the types of its tensors.
+
+    Attributes
+    ----------
+    name : the name of the operator as TVMScript has it after `R.`, or of the called function.
+    call : the call itself.
+    operands : the types of the tensors among the arguments, including those in tuples.
+    results : the types of the tensors that it returns.
+    """
+
+    name: str
+    call: relax.Call
+    operands: tuple[relax.TensorType, ...]
+    results: tuple[relax.TensorType, ...]
+
+    @property
+    def declared_as(self) -> str:
+        """Return the name under which users declare a rule."""
+        if callee_of(self.call) is None:
+            return str(self.call.op.name)
+        return self.name
+
+    @property
+    def attrs(self) -> Any:
+        """Return the attributes of the call."""
+        return self.call.attrs
+
+    def dims(self, operand: int = 0) -> list[Any]:
+        """Return the extents of an operand."""
+        return extents(self.operands[operand]) or []
+
+    def ndim(self, operand: int = 0) -> int:
+        """Return how many axes an operand has."""
+        return int(self.operands[operand].ndim)
+
+    def result_dims(self, result: int = 0) -> list[Any]:
+        """Return the extents of a result."""
+        return extents(self.results[result]) or []
+
+    def dtype(self, result: int = 0) -> str:
+        """Return the element type of a result."""
+        return dtype_of(self.results[result])
+
+
+def short_name(call: relax.Call) -> str:
+    """Return the name of an operator as TVMScript has it after `R.`, "" for other callees."""
+    return str(call.op.name).removeprefix(OPERATORS) if isinstance(call.op, tvm.ir.Op) else ""
+
+
+def callee_of(call: relax.Call) -> relax.Expr | None:
+    """Return the function that is called, or None if it is an operator."""
+    if short_name(call) in _CALLING:
+        return call.args[0]
+    return None if isinstance(call.op, tvm.ir.Op) else call.op
+
+
+def name_of_callee(callee: relax.Expr) -> str:
+    """Return the name of a called function, or "" if it has none."""
+    if isinstance(callee, relax.ExternFunc):
+        return str(callee.global_symbol)
+    return str(callee.name_hint) if isinstance(callee, tvm.ir.GlobalVar) else ""
+
+
+def format_callee(call: relax.Call) -> str:
+    """Return the name of the operator or function that is called, for messages."""
+    callee = callee_of(call)
+    name = short_name(call)
+    if callee is None:
+        return f"R.{name}"
+    callee_text = repr(name_of_callee(callee)) if name_of_callee(callee) else str(callee)
+    return f"R.{name} of {callee_text}" if name else callee_text
+
+
+def operation_of(call: relax.Call, result: relax.Type) -> Operation | None:
+    """Return a call in the form that rules read, or None if an extent is unknown."""
+    callee = callee_of(call)
+    name = short_name(call) if callee is None else name_of_callee(callee)
+    operands = tuple(ty for x in call.args for ty in tensor_types(x.ty))
+    results = tuple(tensor_types(result))
+    if not results or any(extents(ty) is None for ty in (*operands, *results)):
+        return None
+    return Operation(name, call, operands, results)
+
+
+def tensor_types(ty: relax.Type) -> Iterator[relax.TensorType]:
+    """Yield the tensor types within a type."""
+    if isinstance(ty, relax.TensorType):
+        yield ty
+    elif isinstance(ty, relax.TupleType):
+        for field in ty.fields:
+            yield from tensor_types(field)
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    """Return an axis as a number that counts from 0."""
+    return int(axis) % ndim if ndim else 0
+
+
+def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
+    """Return axes as numbers that count from 0; None stands for all axes."""
+    if axes is None:
+        return tuple(range(ndim))
+    return tuple(axis_of(axis, ndim) for axis in axes)
+
+
+def aligned(dims: Sequence[Any], result: Sequence[Any], first: int = 0) -> Labels:
+    """Return the labels of an operand that is broadcast to the result from the last axis.
+
+    The labels of the result are consecutive numbers that begin with `first`.
+    """
+    offset = len(result) - len(dims)
+    return tuple(
+        None if constant(extent) == 1 != constant(result[offset + axis]) else first + offset + axis
+        for axis, extent in enumerate(dims)
+    )
+
+
+def same(extent: Any, other: Any) -> bool:
+    """Return whether two extents are provably equal."""
+    return same_extents([extent], [other])

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharding rules of reductions: sums, products, means, maxima and minima."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from math import prod
+from operator import mul
+from typing import Any, Final
+
+from tvm import relax, tirx
+
+from tvm_ipc.comm import Placement
+from tvm_ipc.comm.placements import reduces
+from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.spmd.rules.operation import Operation, axes_of
+from tvm_ipc.spmd.rules.rule import Labels, LocalCall, Rule, needs_all
+
+#: The reduction that combines the partial results of the ranks, by operator.
+_REDUCTIONS: Final = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
+
+
+def _axes(op: Operation) -> tuple[Labels, set[int], Labels]:
+    """Return the labels of the operand, the labels that are reduced, and those of the result."""
+    ndim = op.ndim()
+    axes = set(axes_of(op.attrs.axis, ndim))
+    labels = tuple(range(ndim))
+    kept = tuple(axis for axis in labels if axis not in axes)
+    if op.attrs.keepdims:
+        return labels, axes, tuple(None if axis in axes else axis for axis in labels)
+    return labels, axes, kept
+
+
+def _reduction(op: Operation) -> Rule:
+    labels, axes, result = _axes(op)
+    reduction = _REDUCTIONS[op.name]
+
+    def linear(placements: Sequence[Placement]) -> bool:
+        return str(placements[0]) == f"P[{reduction}]"
+
+    mean = op.name == "mean"
+    # TVM has no reduction kernels for bool.
+    if (
+        not reduces(reduction, op.dtype())
+        or op.dtype() == "bool"
+        or (mean and "float" not in op.dtype())
+    ):
+        return Rule((labels,), (result,), whole=needs_all(*axes), partial_linear=linear)
+    count = reduce(mul, [op.dims()[axis] for axis in sorted(axes)], tirx.IntImm("int64", 1))
+
+    def local(local_call: LocalCall) -> relax.Expr:
+        copies = prod(
+            division.copies(local_call.workers[label])
+            for label, division in local_call.divisions.items()
+            if label in axes and division is not None
+        )
+        if not any(label in axes for label in local_call.workers) or (copies == 1 and not mean):
+            return local_call.call
+        attrs = op.attrs
+        total = local_call.emit(
+            relax.op.sum(local_call.call.args[0], attrs.axis, bool(attrs.keepdims))
+        )
+        divisor = count * copies if mean else copies
+        return relax.op.divide(total, _scalar(local_call, divisor, op.dtype()))
+
+    return Rule(
+        (labels,),
+        (result,),
+        reduced=dict.fromkeys(axes, reduction),
+        replica_safe=reduction in ("max", "min") or (reduction == "sum" and "float" in op.dtype()),
+        partial_linear=linear,
+        local=local if reduction == "sum" else None,
+    )
+
+
+def _scalar(local_call: LocalCall, value: Any, dtype: str) -> relax.Expr:
+    """Return an integer, which may be symbolic, as a 0-d tensor."""
+    number = constant(value)
+    if number is not None:
+        return relax.const(number, dtype)
+    vector = local_call.emit(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
+    return local_call.emit(relax.op.astype(local_call.emit(relax.op.reshape(vector, ())), dtype))
+
+
+def _whole_axes(op: Operation) -> Rule:
+    """Return the rule of a statistic that partial results cannot be combined to.
+
+    `decompositions` expresses variance and deviation by means if the axis is sharded.
+    """
+    labels, axes, result = _axes(op)
+    return Rule((labels,), (result,) * len(op.results), whole=needs_all(*axes))
+
+
+RULES: Final = {
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(("variance", "std", "median"), _whole_axes),
+}

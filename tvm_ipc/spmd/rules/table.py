@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of sharding rules, and `declare_rule` for the functions and operators of users.
+
+Operators without a rule need all of each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Final
+
+import tvm
+
+from tvm_ipc import arguments
+from tvm_ipc.spmd.rules import (
+    data_movement,
+    elementwise,
+    images,
+    indexing,
+    matmul_attention,
+    normalizations,
+    reductions,
+    reshape,
+)
+from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of
+from tvm_ipc.spmd.rules.rule import Rule
+from tvm_ipc.spmd.rules.user_rule import EinsumRule
+
+#: Rules by the names of operators as TVMScript has them after `R.`.
+RULES: Final[dict[str, Callable[[Operation], Rule]]] = {
+    **elementwise.RULES,
+    **matmul_attention.RULES,
+    **reductions.RULES,
+    **normalizations.RULES,
+    **reshape.RULES,
+    **data_movement.RULES,
+    **indexing.RULES,
+    **images.RULES,
+}
+
+#: Rules of users, by the name of an operator or a function.
+_DECLARED: Final[dict[str, EinsumRule]] = {}
+
+
+def declare_rule(
+    name: str,
+    axes: str,
+    *,
+    whole: str = "",
+    reduced: Mapping[str, str] | None = None,
+    linear: bool = False,
+    zeros: bool = False,
+) -> None:
+    """Declare which axes of an operator's or a function's tensors may be sharded.
+
+    `LowerPlacements` has each rank call it with the shards of the rank. A PrimFunc must have
+    symbolic extents where shards have other extents than the whole tensors.
+
+    Parameters
+    ----------
+    name : the name of an operator, such as "relax.my.gather", of a PrimFunc that `call_tir` calls,
+        or of a packed function.
+    axes : the names of the axes of each operand and, after an arrow, of each result. Axes with the
+        same name are sharded together. "1" is an axis of extent 1 that is broadcast.
+    whole : names of axes that must not be sharded, separated by spaces.
+    reduced : for names that no result has, the reduction that combines the partial results: "sum",
+        "prod", "min" or "max".
+    linear : whether it is linear in each operand, so that one partial sum among replicated operands
+        gives a partial sum.
+    zeros : whether the results are 0 where all operands are 0.
+
+    Examples
+    --------
+    A packed function with three operands. Ranks may share `b` and `s`, and each needs all of `h`::
+
+        declare_rule("my.gated_norm", "b s h, b s h, h -> b s h", whole="h")
+    """
+    _check_name(name)
+    rule = EinsumRule(name, axes, whole, {} if reduced is None else reduced, linear, zeros)
+    if _DECLARED.setdefault(name, rule) != rule:
+        raise ValueError(
+            f"declare_rule: {name!r} already has another rule, and {axes!r} differs from it; "
+            "declare one rule for all programs of the process"
+        )
+
+
+def _check_name(name: str) -> None:
+    """Raise an error if the name is that of an operator with a rule, or of an unknown operator."""
+    arguments.text("declare_rule: name", name, "the name of an operator or a function")
+    if not name.startswith(OPERATORS):
+        return
+    if name.removeprefix(OPERATORS) in RULES:
+        raise ValueError(
+            f"declare_rule: {name!r} has a built-in rule, which cannot be replaced; declare a rule "
+            "for an operator without one"
+        )
+    operators = list(tvm.ir.Op.list_op_names())
+    if name not in operators:
+        similar = ", ".join(map(repr, get_close_matches(name, operators)))
+        hint = f"similar names are {similar}" if similar else "no operator has a similar name"
+        raise ValueError(f"declare_rule: there is no operator {name!r}; {hint}")
+
+
+def rule_of(op: Operation) -> Rule | None:
+    """Return the rule of a call, or None if it has none."""
+    make = RULES.get(op.name) if callee_of(op.call) is None else None
+    make = make or _DECLARED.get(op.declared_as)
+    return None if make is None else make(op)

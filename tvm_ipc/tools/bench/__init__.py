@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tvm-ipc bench`: measure collectives, and how much communication overlap hides.
+
+options               the command line
+command               the three modes of the command
+timing_session        a session that times its workers
+worker                the code that runs in workers
+collective_times      collectives by size
+result_file           saved, loaded, compared runs
+result_tables         a measurement as tables
+plot_svg              a measurement as SVG
+calibrate_cost_model  calibration of the cost model
+programs              the programs for overlap
+overlap               comparison with and without it
+chrome_trace          a timeline for Perfetto
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_ipc.tools import terminal
+from tvm_ipc.tools.bench.options import CalibrateOptions, MeasureOptions, OptionError, parse
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    try:
+        options = parse(argv)
+    except OptionError as error:
+        terminal.print_err(f"tvm-ipc bench: {error} (see tvm-ipc bench --help)")
+        return 2
+    terminal.load_tvm()
+    from tvm_ipc.tools.bench import command
+
+    if isinstance(options, MeasureOptions):
+        return command.measure(options)
+    if isinstance(options, CalibrateOptions):
+        return command.calibrate(options)
+    return command.compare(options)

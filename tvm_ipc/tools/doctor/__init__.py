@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tvm-ipc doctor`: report which features work on this machine and why the others do not.
+
+facts             every check, as a dictionary (`--json`)
+facts_table       the facts as a table
+cxx_compiler      the check of the C++ compiler
+gpus              the checks of CUDA and of GPU pairs
+multi_node_check  the check of several machines (`--hosts`)
+peer_round_trips  the code that runs in their workers
+"""
+
+from tvm_ipc.tools.doctor.facts import examine
+from tvm_ipc.tools.doctor.facts_table import render
+from tvm_ipc.tools.doctor.multi_node_check import examine_hosts, render_hosts
+
+__all__ = ["examine", "examine_hosts", "render", "render_hosts"]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Summarize an explanation in sentences that the page and the terminal report share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tvm_ipc.packed_functions import IPC_MEMORY
+from tvm_ipc.tools.format import bytes_text, count_text
+from tvm_ipc.tools.inspection.explain_module import Explanation
+from tvm_ipc.transform.report import Decision, FunctionPlan
+
+
+def relative_size(size: int, reference: int) -> str:
+    """Return a size relative to another one, such as `75%`."""
+    if not reference:
+        return "" if not size else "more"
+    if size == reference:
+        return "the same"
+    share = 100 * size / reference
+    if share >= 1000:
+        return f"{share / 100:.0f} times" if share < 100_000 else "over 1000 times"
+    return f"{share:.0f}%" if abs(share - 100) >= 0.5 else f"{share:.2f}%"
+
+
+#: Names with a number at the end, as TVM makes them; element types are excluded.
+_NUMBERED = re.compile(r"\b(?!(?:b?float|u?int|bool)\d)[A-Za-z_]\w*?\d+\b")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Decisions of one pass that only differ in numbered names."""
+
+    pass_name: str
+    verdict: str
+    reason: str
+    decisions: tuple[Decision, ...]
+
+    @property
+    def functions(self) -> str:
+        """Return the names of the functions that it concerns."""
+        names = dict.fromkeys(decision.function for decision in self.decisions)
+        return ", ".join(name or "the module" for name in names)
+
+    @property
+    def about(self) -> str:
+        """Return the subjects, shortened if there are more than two."""
+        subjects = [decision.subject for decision in self.decisions]
+        if len(subjects) <= 2:
+            return ", ".join(subjects)
+        return f"{subjects[0]} and {len(subjects) - 1} more"
+
+
+def findings(decisions: Iterable[Decision]) -> list[Finding]:
+    """Group decisions with the same reason, in the order of the first of each group."""
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    for decision in decisions:
+        reason = _NUMBERED.sub("\u2026", decision.reason)
+        key = (decision.pass_name, decision.verdict, reason)
+        groups.setdefault(key, []).append(decision)
+    return [
+        Finding(*key[:2], key[2] if len(group) > 1 else group[0].reason, tuple(group))
+        for key, group in groups.items()
+    ]
+
+
+def compile_settings(explanation: Explanation) -> list[str]:
+    """Return the settings that the module was compiled with."""
+    question = explanation.question
+    settings = [
+        f"target {question.target}",
+        count_text(question.world_size, "worker"),
+        f"strategy {question.strategy}",
+    ]
+    return [*settings, "in the order of each GPU's stream"] if question.for_gpus else settings
+
+
+def assumptions(explanation: Explanation) -> list[str]:
+    """Return the values that symbolic sizes are evaluated with."""
+    values: dict[str, dict[int, list[str]]] = {}
+    for function, sizes in explanation.sizes.items():
+        for name, value in sizes.items():
+            values.setdefault(name, {}).setdefault(value, []).append(function)
+    return [
+        f"{name} = {value}" + (f" in {', '.join(functions)}" if len(choices) > 1 else "")
+        for name, choices in sorted(values.items())
+        for value, functions in choices.items()
+    ]
+
+
+def headline(explanation: Explanation) -> str:
+    """Return the memory of the plan and of its references, in a sentence or two."""
+    memory = explanation.total()
+    ours, upstream, least = (
+        sum(by_scope.values()) for by_scope in (memory.ours, memory.upstream, memory.least)
+    )
+    if not ours:
+        return "The module allocates no tensors that a plan could place."
+    results = sum(memory.results.values())
+    returned = f" Results take another {bytes_text(results)}." if results else ""
+    return (
+        f"The plan takes {bytes_text(ours)}, TVM's plan takes {bytes_text(upstream)}. "
+        f"At most {bytes_text(least)} are live at once, a lower bound for any plan.{returned}"
+    )
+
+
+def upstream_caveat(explanation: Explanation) -> str:
+    """Return why the program cannot run with TVM's plan; an empty text if it can."""
+    hows = {transfer.how for plan in explanation.report.plans for transfer in plan.transfers}
+    uses = {"posted": "asynchronous collectives", "shown": "peers"}
+    readers = " and ".join(reader for how, reader in uses.items() if how in hows)
+    if not readers:
+        return ""
+    return f"TVM's plan is invalid here: it reuses memory that {readers} may still read."
+
+
+def barrier_cost(explanation: Explanation) -> str:
+    """Return the memory that removed exit barriers cost; an empty text if there is none."""
+    memory = explanation.total()
+    extra = memory.ours.get(IPC_MEMORY, 0) - memory.least.get(IPC_MEMORY, 0)
+    events = [event for plan in explanation.report.plans for event in plan.events]
+    if extra <= 0 or not any(event.barrier == "left out" for event in events):
+        return ""
+    return (
+        f"{bytes_text(extra)} of {IPC_MEMORY} keep inputs of collectives alive longer, so that "
+        "these need no exit barrier. A barrier budget of 0 saves this memory."
+    )
+
+
+def collectives_summary(plan: FunctionPlan) -> str:
+    """Return the number of events and collectives of a function, and of its exit barriers."""
+    releases = {transfer.last for transfer in plan.transfers if transfer.how == "shown"}
+    kinds = [
+        event.barrier
+        for index, event in enumerate(plan.events)
+        if event.collective is not None and index not in releases
+    ]
+    hows = [transfer.how for transfer in plan.transfers]
+    overlapped = [
+        f"{hows.count(how)} {text}"
+        for how, text in (("posted", "asynchronous"), ("shown", "in chunks"))
+        if how in hows
+    ]
+    if not kinds and not overlapped:
+        return f"{len(plan.events)} events, no collectives."
+    count = len(kinds) + hows.count("posted") + hows.count("shown")
+    text = f"{len(plan.events)} events, {count_text(count, 'collective')}"
+    if overlapped:
+        text += f", {' and '.join(overlapped)}"
+    in_place = [kind for kind in kinds if kind is not None]
+    if in_place:
+        text += (
+            f"; {in_place.count('left out')} of {len(in_place)} with their input in {IPC_MEMORY} "
+            "have no exit barrier"
+        )
+    return text + "."

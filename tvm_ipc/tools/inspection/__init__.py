@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collect what the pipeline does to a module, for `tvm-ipc explain` and the demo.
+
+explain_module      runs the pipeline, and compares its memory plan with TVM's
+memory_lower_bound  computes a lower bound of the memory, independently of the planner
+symbolic_sizes      evaluates sizes with symbolic variables
+"""

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The buffer parameters of PrimFuncs: the scopes they need, and whether these can change.
+
+The scope of a parameter can change only together with the scope of all its aliases in the body. It
+cannot change if its pointer escapes the analysis.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+
+from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters, memory_scope
+from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
+
+#: The attribute of a function that lists a scope for each parameter, "" where unspecified. For a
+#: Relax function these are the scopes that callers pass; for a PrimFunc, the scopes that it was
+#: compiled for, "global" included.
+PARAM_SCOPES = "tvm_ipc.param_scopes"
+
+
+class PrimFuncParams:
+    """The parameters of the PrimFuncs of a module, analysed on demand."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        self.functions: dict[str, tirx.PrimFunc] = {
+            str(global_var.name_hint): function
+            for global_var, function in module.functions_items()
+            if isinstance(function, tirx.PrimFunc)
+        }
+        self._scopes: dict[str, list[str | None]] = {}
+        self._parameters: dict[str, list[BufferParameter]] = {}
+
+    def scopes(self, name: str) -> list[str | None]:
+        """Return the scope that each parameter needs; None where it accepts any scope.
+
+        A parameter in "global" accepts any scope unless the attribute pins it, because TVM also
+        writes "global" where no scope was specified.
+        """
+        scopes = self._scopes.get(name)
+        if scopes is None:
+            function = self.functions[name]
+            pinned = (function.attrs or {}).get(PARAM_SCOPES, None)
+            scopes = []
+            for k, param in enumerate(function.params):
+                scope: str | None = memory_scope(param)
+                if scope in ("", GLOBAL):
+                    scope = str(pinned[k]) or None if pinned is not None else None
+                scopes.append(scope)
+            self._scopes[name] = scopes
+        return scopes
+
+    def parameter(self, name: str, k: int) -> BufferParameter:
+        """Return how the body of a PrimFunc uses a parameter."""
+        parameters = self._parameters.get(name)
+        if parameters is None:
+            parameters = self._parameters[name] = find_parameters(self.functions[name])
+        return parameters[k]
+
+    def writes(self, name: str, k: int) -> bool:
+        """Return whether a PrimFunc may write a parameter."""
+        return self.parameter(name, k).may_be_written
+
+    def refusal(self, name: str, k: int) -> str | None:
+        """Return why a parameter cannot be moved to another scope, or None if it can."""
+        if not isinstance(self.functions[name].params[k].ty, tirx.BufferType):
+            return f"parameter {k} of {name!r} is a bare pointer"
+        parameter = self.parameter(name, k)
+        if parameter.escapes:
+            return f"parameter {k} of {name!r} {parameter.escapes}"
+        if parameter.declared_elsewhere:
+            return f"parameter {k} of {name!r} is also {parameter.declared_elsewhere}"
+        return None

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pass `PipelineAllGather`, which gathers chunks of rows while others are multiplied."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tvm
+from tvm import relax
+
+from tvm_ipc import arguments
+from tvm_ipc.analysis.rewrite import belongs_to_others, calls, change_functions
+from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.overlap.candidate import NotOverlappableError
+from tvm_ipc.transform.overlap.pipelined_gather import (
+    pipeline_gathers,
+    with_dataflow,
+    without_dataflow,
+)
+from tvm_ipc.transform.report import Decision, note
+
+_NAME: Final = "PipelineAllGather"
+
+
+@module_pass
+class PipelineAllGather:
+    """Gather the left operand of matmuls in chunks, asynchronously, while others are multiplied.
+
+    Before, with 2 workers::
+
+        whole = R.ccl.allgather(x, num_workers=2)    # x: (4, k)
+        y = R.matmul(whole, w)
+
+    After, in 2 chunks::
+
+        gathered = R.builtin.alloc_tensor(R.shape([2, 4, k]), ...)
+        rows = R.comm.view(gathered, <its first half>)
+        request = R.comm.start(R.comm.allgather(<rows 0 and 1 of x>, ...), rows)
+        rows1 = R.comm.view(gathered, <its second half>)
+        request1 = R.comm.start(R.comm.allgather(<rows 2 and 3 of x>, ...), rows1)
+        _ = R.comm.wait(request)
+        y0 = R.matmul(<rows of rank 0 in rows>, w)
+        y1 = R.matmul(<rows of rank 1 in rows>, w)
+        _ = R.comm.wait(request1)
+        ...
+        y = R.call_dps_packed("tvm_ipc.assemble", (0, R.shape([...]), y0, y1, ...), ...)
+
+    Use `OverlapCommunication` where ranks map each other's memory: it reads the rows of peers in
+    place and gathers nothing. This pass needs only asynchronous collectives. In programs that are
+    written for all ranks, `comm.place(..., stream=axis)` pipelines a single matmul.
+
+    The pass runs before `LegalizeOps`, while collectives and matmuls are operators.
+    `ElideConcatCopies` must follow after `CallTIRRewrite`, so that matmuls are computed directly
+    in the assembled tensor.
+
+    Parameters
+    ----------
+    chunks : the number of chunks into which the rows of a rank are split.
+    streams : the number of chunks that are gathered or multiplied at a time. With 1 nothing
+        overlaps.
+    """
+
+    chunks: int = option(arguments.integer, "a number of chunks, 1 or more", 1)
+    streams: int = option(arguments.integer, "a number of streams, 1 or more", 1, default=2)
+
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """Return the module with pipelined gathers."""
+        called = {
+            str(call.op.name_hint)
+            for _, function in mod.functions_items()
+            for call in (calls(function) if isinstance(function, relax.Function) else ())
+            if isinstance(call.op, tvm.ir.GlobalVar)
+        }
+
+        def changed(name: str, function: relax.Function) -> relax.Function:
+            if belongs_to_others(function):
+                return function
+            return self._pipeline(name, function, pure=function.is_pure and name in called)
+
+        return change_functions(mod, changed)
+
+    def _pipeline(self, name: str, function: relax.Function, *, pure: bool) -> relax.Function:
+        """Return a function with pipelined gathers; one that must stay pure is not changed."""
+        before = without_dataflow(function)
+        after, outcomes = pipeline_gathers(before, self.chunks, self.streams)
+        if pure and after is not before:
+            after = before
+            reason = NotOverlappableError(
+                "the function must stay pure, since other functions call it"
+            )
+            outcomes = [(tensor, reason) for tensor, _ in outcomes]
+        for tensor, outcome in outcomes:
+            subject = f"allgather of {tensor}"
+            if isinstance(outcome, NotOverlappableError):
+                note(Decision(_NAME, name, subject, "skipped", str(outcome)))
+            else:
+                in_flight = f"{min(outcome, self.streams)} at a time"
+                note(Decision(_NAME, name, subject, f"in {outcome} chunks", in_flight))
+        return function if after is before else with_dataflow(after)
