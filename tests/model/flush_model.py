@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines of two nodes when the session recovers: nothing of before arrives after it.
 
-Mirrors engine/progress_engine.cc `Serve`, engine/mpi_transport.cc `Flush`, `Drop`, `Progress`, and
-core/internode_request_consumer.cc `Take`, `Flushed`, core/internode_request_queue.cc `Follow`. A
-node has one rank, which posts in each round the messages that it sends and those that it is to get,
-into the same buffers. In the first round anything may end it at any moment; then the hubs recover
-(nodes_model.py), in either order, and the other rounds are to give what was sent in them.
+Mirrors engine/internode_progress_engine.cc `Serve`, engine/mpi_transport.cc `Flush`, `Drop`,
+`Progress`, and core/internode_request_consumer.cc `Take`, `Flushed`,
+core/internode_request_queue.cc `Follow`. A node has one rank, which posts in each round the
+messages that it sends and those that it is to get, into the same buffers. In the first round
+anything may end it at any moment; then the hubs recover (nodes_model.py), in either order, and the
+other rounds are to give what was sent in them.
 
 Messages of one tag arrive in the order in which they were sent, those of different tags in any.
 Some are copied when they are sent, others when they arrive.

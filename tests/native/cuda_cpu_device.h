@@ -15,7 +15,7 @@
 #include <cstring>
 
 #include "../cuda_double/kernel_abi.h"
-#include "core/half.h"
+#include "core/float16_conversion.h"
 #include "cuda/kernels/interface.h"
 
 #define TVM_IPC_DEVICE inline

@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "core/internode_request_consumer.h"
+#include "engine/internode_progress_engine.h"
 #include "engine/mpi_transport.h"
-#include "engine/progress_engine.h"
 #include "engine/send_scheduler.h"
 #include "expect.h"
 #include "ranks.h"

@@ -582,21 +582,21 @@ FAULTS = [
     # ---- who joins, who leaves, what they say
     Fault(
         "any token is right",
-        "core/admission.cc",
+        "core/worker_admission.cc",
         "sizeof(hello.token)) == 0) {",
         "0) == 0) {",
         "admission",
     ),
     Fault(
         "a rank may join twice",
-        "core/admission.cc",
+        "core/worker_admission.cc",
         "if (admitted_[hello.rank]) return",
         "if (false) return",
         "admission",
     ),
     Fault(
         "one rank too many may join",
-        "core/admission.cc",
+        "core/worker_admission.cc",
         "hello.rank < 0 || hello.rank >= n)",
         "hello.rank < 0 || hello.rank > n)",
         "admission",

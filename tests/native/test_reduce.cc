@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/half.h"
+#include "core/float16_conversion.h"
 #include "reduce_reference.h"
 #include "shm/reduce.h"
 #if defined(__x86_64__)

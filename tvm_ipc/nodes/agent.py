@@ -34,7 +34,7 @@ from tvm_ipc.nodes.messages import MOST_BYTES, Messages
 from tvm_ipc.nodes.mpi import load_mpi4py
 from tvm_ipc.nodes.node_server import NodeHub, Settings
 from tvm_ipc.nodes.shm_probe import digest
-from tvm_ipc.runtime import config, standard_streams
+from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.python_subprocess import (
     OWN_GROUP,
     ChildProcess,
@@ -317,7 +317,7 @@ def watched(seconds: float) -> Iterator[None]:
 
 def main(nodes: int, seconds: float) -> None:
     """Run the agent of this node, which must join the controller within some seconds."""
-    standard_streams.fill()
+    standard_fd_reservation.fill()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the exit codes of workers are lost
     with watched(seconds):
         mpi = load_mpi4py()

@@ -19,7 +19,7 @@ from typing import Any, Final
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.agent import Agent, abort, end_with_mpi, line_of, share
 from tvm_ipc.nodes.mpi import load_mpi4py
-from tvm_ipc.runtime import config, standard_streams
+from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.python_subprocess import OWN_GROUP
 
 _NAME_BYTES: Final = 256
@@ -81,7 +81,7 @@ def names_of_nodes() -> tuple[str, ...] | None:
 
 def main(command: Sequence[str]) -> int:
     """Run the agent of this node; on rank 0, also run a program and return its exit code."""
-    standard_streams.fill()
+    standard_fd_reservation.fill()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit codes are lost
     mpi = load_mpi4py()
     from tvm_ipc.nodes.mpi_progress_engine import version

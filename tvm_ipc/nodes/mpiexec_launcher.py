@@ -21,7 +21,7 @@ from typing import IO, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.mpi import OPEN_MPI, Mpi
-from tvm_ipc.runtime import config, standard_streams
+from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.python_subprocess import OWN_GROUP, ChildProcess, describe_exit_code
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
 
@@ -217,7 +217,7 @@ class Launcher:
         _block_sigpipe()
         # The duplicate is the stream that the program had at the start, as for workers of one
         # machine. The descriptor itself may be another file later.
-        stream = standard_streams.duplicate(descriptor)
+        stream = standard_fd_reservation.duplicate(descriptor)
         try:
             with output:
                 while data := os.read(output.fileno(), 1 << 16):

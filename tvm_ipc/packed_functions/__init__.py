@@ -32,9 +32,7 @@ from tvm_ipc.packed_functions.constants import (
     backends_of,
     pack_digits,
 )
-from tvm_ipc.packed_functions.programs import MODULE_CHECK, PROGRAM_FUNCTIONS, PROGRAMS, find
-from tvm_ipc.packed_functions.sessions import SESSION_FUNCTIONS
-from tvm_ipc.packed_functions.signature import (
+from tvm_ipc.packed_functions.function_schema import (
     ANY,
     RESULT,
     ROLES,
@@ -43,6 +41,8 @@ from tvm_ipc.packed_functions.signature import (
     Registered,
     Sync,
 )
+from tvm_ipc.packed_functions.programs import MODULE_CHECK, PROGRAM_FUNCTIONS, PROGRAMS, find
+from tvm_ipc.packed_functions.sessions import SESSION_FUNCTIONS
 
 __all__ = [
     "ANY",

@@ -7,7 +7,7 @@ from typing import Final
 
 from tvm_ipc.packed_functions.collectives import COLLECTIVES, CUDA_IPC, DISCO
 from tvm_ipc.packed_functions.constants import IPC_MEMORY
-from tvm_ipc.packed_functions.signature import ANY, RESULT, Function, Registered, Sync
+from tvm_ipc.packed_functions.function_schema import ANY, RESULT, Function, Registered, Sync
 
 TEAM: Final = Function(
     "tvm_ipc.team",

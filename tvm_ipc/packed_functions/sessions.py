@@ -7,7 +7,7 @@ from typing import Final
 
 from tvm_ipc.packed_functions.collectives import DISCO
 from tvm_ipc.packed_functions.constants import BACKENDS
-from tvm_ipc.packed_functions.signature import Function, Registered
+from tvm_ipc.packed_functions.function_schema import Function, Registered
 
 
 def _of_backend(backend: str) -> tuple[Function, ...]:

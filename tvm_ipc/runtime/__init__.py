@@ -22,14 +22,14 @@ def ready() -> None:
         patch_disco,
         ready_hooks,
         shared_libraries,
-        standard_streams,
+        standard_fd_reservation,
         tvm_import,
     )
 
     for name in ready_hooks.modules:
         importlib.import_module(name)
 
-    standard_streams.fill()
+    standard_fd_reservation.fill()
     try:
         log.start()
     finally:

@@ -29,7 +29,7 @@ from tvm.runtime import disco
 
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import BACKENDS
-from tvm_ipc.runtime import device_assignment, disco_state, log, standard_streams
+from tvm_ipc.runtime import device_assignment, disco_state, log, standard_fd_reservation
 from tvm_ipc.runtime.disco_processes import start_workers, wrap_main_loop
 from tvm_ipc.runtime.disco_state import originals, usable
 from tvm_ipc.runtime.reentrancy import refuse_reentrant
@@ -106,7 +106,7 @@ def _start(
     backend: str, session: disco.Session, device_ids: tvm_ffi.Shape, otherwise: str = ""
 ) -> None:
     """Start a backend in a session of Disco, and wait until every worker has joined."""
-    standard_streams.fill()
+    standard_fd_reservation.fill()
     state = disco_state.kept_state(session)
     _open(session, backend, otherwise, device_ids, 0.0, 0, 0)
     try:
@@ -126,7 +126,7 @@ def _wrap_constructor(native: Any) -> Any:
     """Return a constructor of Disco that also records the session and its worker processes."""
 
     def construct(*args: Any) -> Any:
-        standard_streams.fill()
+        standard_fd_reservation.fill()
         _constructing.workers = []
         session = native(*args)
         disco_state.remember(session, _constructing.workers)

@@ -15,7 +15,7 @@ from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import BACKENDS, MODULE_CHECK
-from tvm_ipc.runtime import device_assignment, log, patch_disco_sessions, standard_streams
+from tvm_ipc.runtime import device_assignment, log, patch_disco_sessions, standard_fd_reservation
 from tvm_ipc.runtime.collectives import Collectives, flatten_parts, reduction_kind
 from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.conversions import host_tensor
@@ -106,7 +106,7 @@ class Session(disco.Session):  # type: ignore[misc]
             hosts=hosts,
             order=order,
         )
-        standard_streams.fill()  # the program may have closed one since `runtime.ready`
+        standard_fd_reservation.fill()  # the program may have closed one since `runtime.ready`
         log.start()
         self._description = options.describe()
         self._device = options.assignment.device

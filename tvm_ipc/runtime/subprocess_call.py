@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from tvm_ipc import errors
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import config, standard_streams
+from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.python_subprocess import (
     OWN_GROUP,
     ChildProcess,
@@ -166,7 +166,7 @@ def main(parent: int, messages: int, call_file: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call above
         return
-    standard_streams.fill()
+    standard_fd_reservation.fill()
     os.set_inheritable(messages, False)
     name, argument = json.loads(os.pread(call_file, os.fstat(call_file).st_size, 0))
     os.close(call_file)

@@ -8,9 +8,9 @@ def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_
     """Serve the controller until it shuts the session down or ends."""
     import logging
 
-    from tvm_ipc.runtime import standard_streams
+    from tvm_ipc.runtime import standard_fd_reservation
 
-    standard_streams.fill()
+    standard_fd_reservation.fill()
     from tvm_ipc.runtime.tvm_import import without_torch
 
     with without_torch():  # its import would take most of a worker's start

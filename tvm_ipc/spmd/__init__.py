@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from tvm_ipc.spmd.lower_placements import LowerPlacements
     from tvm_ipc.spmd.parallelize_model import parallelize
     from tvm_ipc.spmd.parallelized import Parallelized
+    from tvm_ipc.spmd.parameter_shards import ShardSpec
     from tvm_ipc.spmd.rules.table import declare_rule
-    from tvm_ipc.spmd.shard_spec import ShardSpec
 
 __all__ = ["LowerPlacements", "Parallelized", "ShardSpec", "declare_rule", "parallelize"]
 
@@ -20,7 +20,7 @@ _MODULES = {
     "LowerPlacements": "lower_placements",
     "parallelize": "parallelize_model",
     "Parallelized": "parallelized",
-    "ShardSpec": "shard_spec",
+    "ShardSpec": "parameter_shards",
 }
 
 if not TYPE_CHECKING:

@@ -22,7 +22,7 @@ from tvm_ipc.comm import Division, Mesh, Shard
 from tvm_ipc.comm.block_sharding import concatenated
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant
-from tvm_ipc.spmd.axis_relations import Axes, DerivedFrom, Node
+from tvm_ipc.spmd.axis_relation_graph import Axes, DerivedFrom, Node
 from tvm_ipc.transform.report import Decision
 
 #: Slices of an axis are ignored if it has more than this.

@@ -11,7 +11,7 @@ import tvm
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh
-from tvm_ipc.spmd.shard_spec import ShardSpec
+from tvm_ipc.spmd.parameter_shards import ShardSpec
 from tvm_ipc.transform.report import Decision
 
 

@@ -19,12 +19,12 @@ from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.spmd.auto_plan import Program, choose_mesh_axis, find_plan
-from tvm_ipc.spmd.axis_relations import Axes
+from tvm_ipc.spmd.axis_relation_graph import Axes
 from tvm_ipc.spmd.infer_weight_divisions import decisions_of, shard_axes_by_use
 from tvm_ipc.spmd.kv_cache_placements import Caches, names_of_caches
-from tvm_ipc.spmd.parameters import Functions, Parameters, idle_weights, placed_in_program
+from tvm_ipc.spmd.parameter_shards import ShardSpec
+from tvm_ipc.spmd.parameter_table import Functions, Parameters, idle_weights, placed_in_program
 from tvm_ipc.spmd.plan_parser import Planned
-from tvm_ipc.spmd.shard_spec import ShardSpec
 from tvm_ipc.spmd.styles import Style
 from tvm_ipc.transform.report import Decision
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from tvm_ipc.runtime import standard_streams, status_line
+from tvm_ipc.runtime import standard_fd_reservation, status_line
 from tvm_ipc.runtime.status_line import (
     WIDTH as WIDTH,
 )
@@ -219,7 +219,7 @@ def _open_missing_streams() -> None:
     Writing to the standard output then fails, because results must not be lost silently. The error
     output is discarded.
     """
-    standard_streams.fill()
+    standard_fd_reservation.fill()
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:

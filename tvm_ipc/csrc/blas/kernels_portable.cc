@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/half.h"
+#include "core/float16_conversion.h"
 
 namespace tvm_ipc {
 namespace {

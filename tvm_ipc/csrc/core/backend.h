@@ -20,7 +20,7 @@
 #include "core/error.h"
 #include "core/file_descriptor.h"
 #include "core/heap.h"
-#include "core/host.h"
+#include "core/host_info.h"
 #include "core/shared_memory_layout.h"
 
 namespace tvm_ipc {

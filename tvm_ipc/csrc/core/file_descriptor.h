@@ -17,8 +17,8 @@ namespace tvm_ipc {
  *
  * Where the program has closed a standard stream, the next file that is opened gets its number,
  * and what is printed then goes into that file. Python fills the numbers of closed streams before
- * sessions start (runtime/standard_streams.py), which protects the files of other libraries too.
- * This protects ours where a program closes its standard streams during a session.
+ * sessions start (runtime/standard_fd_reservation.py), which protects the files of other libraries
+ * too. This protects ours where a program closes its standard streams during a session.
  *
  * \return The descriptor; -1 with errno if there is none, or no other number is free.
  */

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/host.h"
+#include "core/host_info.h"
 #include "core/internode_request_queue.h"
 #include "core/rank.h"
 #include "core/teams.h"

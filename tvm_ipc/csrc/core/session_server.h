@@ -2,7 +2,7 @@
 /*!
  * \file session_server.h
  * \brief The controller's side of a session: creates the shared memory, admits the workers
- *        (admission.h), and then receives their messages (session_server_workers.h).
+ *        (worker_admission.h), and then receives their messages (session_server_workers.h).
  *
  * It has its own thread, so that a death is noticed whatever the controller or a rank waits for. A
  * death marks the session as aborted, which ends every rank's wait.
@@ -17,13 +17,13 @@
 #include <thread>
 #include <vector>
 
-#include "core/admission.h"
 #include "core/backend.h"
 #include "core/file_descriptor.h"
 #include "core/internode_control.h"
 #include "core/internode_control_link.h"
 #include "core/session_server_workers.h"
 #include "core/shared_memory_layout.h"
+#include "core/worker_admission.h"
 
 namespace tvm_ipc {
 

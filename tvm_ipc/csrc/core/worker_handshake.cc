@@ -23,7 +23,7 @@
 #include "core/atfork_descriptors.h"
 #include "core/error.h"
 #include "core/frame.h"
-#include "core/host.h"
+#include "core/host_info.h"
 #include "core/rank.h"
 #include "core/session_server_connection.h"
 #include "core/thread_signals.h"

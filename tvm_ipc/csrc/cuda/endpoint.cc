@@ -14,7 +14,7 @@
 #include "core/current_stream.h"
 #include "core/handle_allgather.h"
 #include "core/teams.h"
-#include "driver/stream_async_queue.h"
+#include "driver/comm_stream_async_queue.h"
 
 namespace tvm_ipc::cuda {
 

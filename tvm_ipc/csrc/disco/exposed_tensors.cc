@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "disco/storage.h"
-#include "disco/tensor_view.h"
+#include "disco/tensor_to_buffer.h"
 #include "disco/worker_functions.h"
 
 namespace tvm_ipc {

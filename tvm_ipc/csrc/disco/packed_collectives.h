@@ -21,7 +21,7 @@
 #include "core/backend.h"
 #include "core/rank.h"
 #include "core/teams.h"
-#include "disco/tensor_view.h"
+#include "disco/tensor_to_buffer.h"
 #include "disco/typed_function.h"
 #include "disco/worker_functions.h"
 

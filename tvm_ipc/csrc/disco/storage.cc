@@ -10,7 +10,7 @@
 
 #include "core/heap.h"
 #include "core/rank.h"
-#include "disco/tensor_view.h"
+#include "disco/tensor_to_buffer.h"
 #include "disco/worker_functions.h"
 
 namespace tvm_ipc {

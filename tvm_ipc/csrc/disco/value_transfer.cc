@@ -15,7 +15,7 @@
 #include "core/frame.h"
 #include "disco/controller_functions.h"
 #include "disco/host_fetches.h"
-#include "disco/tensor_view.h"
+#include "disco/tensor_to_buffer.h"
 #include "disco/value.h"
 #include "disco/worker_functions.h"
 

@@ -24,7 +24,7 @@
 #include "disco/error_conversion.h"
 #include "disco/host_fetches.h"
 #include "disco/per_stream_allocator.h"
-#include "disco/tensor_view.h"
+#include "disco/tensor_to_buffer.h"
 
 namespace tvm::runtime::threading {
 // This function is exported, but the wheel lacks the header.

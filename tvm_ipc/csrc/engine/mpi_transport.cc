@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/error.h"
-#include "engine/progress_engine.h"
+#include "engine/internode_progress_engine.h"
 
 namespace tvm_ipc::engine {
 

@@ -10,9 +10,9 @@
 #include "core/error.h"
 #include "core/internode_request_consumer.h"
 #include "disco/node_session_server.h"
+#include "engine/internode_progress_engine.h"
 #include "engine/mpi_library.h"
 #include "engine/mpi_transport.h"
-#include "engine/progress_engine.h"
 
 namespace tvm_ipc::node {
 

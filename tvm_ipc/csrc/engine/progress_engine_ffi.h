@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file progress_engine_ffi.h
- * \brief Functions with which a node's agent runs the engine (engine/progress_engine.h), on a
- *        thread of the agent and with its MPI.
+ * \brief Functions with which a node's agent runs the engine (engine/internode_progress_engine.h),
+ * on a thread of the agent and with its MPI.
  */
 #ifndef TVM_IPC_ENGINE_PROGRESS_ENGINE_FFI_H_
 #define TVM_IPC_ENGINE_PROGRESS_ENGINE_FFI_H_

@@ -13,7 +13,7 @@
 #include "core/point_to_point_checks.h"
 #include "core/rank.h"
 #include "mpi/collectives.h"
-#include "mpi/exposed_buffers.h"
+#include "mpi/internode_exposed_buffers.h"
 #include "shm/backend.h"
 
 namespace tvm_ipc {

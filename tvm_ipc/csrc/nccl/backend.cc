@@ -5,8 +5,8 @@
 #include <set>
 
 #include "core/rank.h"
+#include "driver/comm_stream_async_queue.h"
 #include "driver/device.h"
-#include "driver/stream_async_queue.h"
 #include "nccl/device_heap.h"
 #include "nccl/endpoint.h"
 #include "nccl/library.h"

@@ -5,7 +5,7 @@
  *        once; compiled with these enabled. Empty on other architectures.
  */
 #if defined(__x86_64__)
-#include "shm/reduce_isa512.h"
+#include "shm/reduce_avx512_intrinsics.h"
 // Must follow the definition of Isa.
 #include "shm/reduce_impl.h"
 

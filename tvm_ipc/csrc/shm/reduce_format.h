@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/half.h"
+#include "core/float16_conversion.h"
 
 #define TVM_IPC_INLINE inline __attribute__((always_inline))
 

@@ -3,7 +3,8 @@
 
 placed_tensor     a tensor of the global program with its placements and its local shard
 redistribute      changes of placement, by one collective for each axis of the mesh
-axis_permutation  changes of placement where the shards of an axis are not consecutive
+noncontiguous_shard_permutation
+                  changes of placement where the shards of an axis are not consecutive
 rank_values       the values of the program's variables on one rank
 lower_call        lowering of calls
 lower_function    lowering of functions

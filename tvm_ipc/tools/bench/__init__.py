@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
         terminal.print_err(f"tvm-ipc bench: {error} (see tvm-ipc bench --help)")
         return 2
     terminal.load_tvm()
-    from tvm_ipc.tools.bench import command
+    from tvm_ipc.tools.bench import modes
 
     if isinstance(options, MeasureOptions):
-        return command.measure(options)
+        return modes.measure(options)
     if isinstance(options, CalibrateOptions):
-        return command.calibrate(options)
-    return command.compare(options)
+        return modes.calibrate(options)
+    return modes.compare(options)

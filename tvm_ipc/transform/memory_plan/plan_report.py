@@ -15,8 +15,8 @@ from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.transform.memory_plan.barrier_elision import GroupKey
 from tvm_ipc.transform.memory_plan.packing import Item, most_live
 from tvm_ipc.transform.memory_plan.plan import Plan, Tensor, describe
+from tvm_ipc.transform.memory_plan.plan_report_transfers import computes, transfers
 from tvm_ipc.transform.memory_plan.sizes import Size, plain
-from tvm_ipc.transform.memory_plan.transfer_overlap import computes, transfers
 from tvm_ipc.transform.report import Decision, Event, FunctionPlan, PlannedStorage, PlannedTensor
 
 PASS = "StaticPlanBlockMemory"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file stream_async_queue.cc */
-#include "driver/stream_async_queue.h"
+/*! \file comm_stream_async_queue.cc */
+#include "driver/comm_stream_async_queue.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file stream_async_queue.h
+ * \file comm_stream_async_queue.h
  * \brief Asynchronous operations of backends with streams: they run on their own stream, beside the
  *        program's.
  *
@@ -15,8 +15,8 @@
  * The program's own operations run meanwhile, and the order in which the device runs both is
  * unknown. So the kernels of both must fit on the device together.
  */
-#ifndef TVM_IPC_DRIVER_STREAM_ASYNC_QUEUE_H_
-#define TVM_IPC_DRIVER_STREAM_ASYNC_QUEUE_H_
+#ifndef TVM_IPC_DRIVER_COMM_STREAM_ASYNC_QUEUE_H_
+#define TVM_IPC_DRIVER_COMM_STREAM_ASYNC_QUEUE_H_
 
 #include <deque>
 #include <functional>
@@ -56,4 +56,4 @@ class StreamAsyncQueue final : public AsyncQueue {
 };
 
 }  // namespace tvm_ipc::cuda
-#endif  // TVM_IPC_DRIVER_STREAM_ASYNC_QUEUE_H_
+#endif  // TVM_IPC_DRIVER_COMM_STREAM_ASYNC_QUEUE_H_

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file host.h
+ * \file host_info.h
  * \brief The name and the memory of this machine.
  */
-#ifndef TVM_IPC_CORE_HOST_H_
-#define TVM_IPC_CORE_HOST_H_
+#ifndef TVM_IPC_CORE_HOST_INFO_H_
+#define TVM_IPC_CORE_HOST_INFO_H_
 
 #include <cstddef>
 #include <string>
@@ -19,4 +19,4 @@ size_t PhysicalMemory();
 size_t DefaultArenaBytes(int num_ranks);
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_HOST_H_
+#endif  // TVM_IPC_CORE_HOST_INFO_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file progress_engine.cc */
-#include "engine/progress_engine.h"
+/*! \file internode_progress_engine.cc */
+#include "engine/internode_progress_engine.h"
 
 #include <sched.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file exposed_buffers.cc */
-#include "mpi/exposed_buffers.h"
+/*! \file internode_exposed_buffers.cc */
+#include "mpi/internode_exposed_buffers.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file reduce_isa512.h
+ * \file reduce_avx512_intrinsics.h
  * \brief `Isa` of reduce_impl.h for AVX-512 F, BW, VL and DQ, and for BF16 where that is enabled.
  */
-#ifndef TVM_IPC_SHM_REDUCE_ISA512_H_
-#define TVM_IPC_SHM_REDUCE_ISA512_H_
+#ifndef TVM_IPC_SHM_REDUCE_AVX512_INTRINSICS_H_
+#define TVM_IPC_SHM_REDUCE_AVX512_INTRINSICS_H_
 
 #include <immintrin.h>
 
@@ -71,4 +71,4 @@ struct Isa {
 
 }  // namespace
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_SHM_REDUCE_ISA512_H_
+#endif  // TVM_IPC_SHM_REDUCE_AVX512_INTRINSICS_H_

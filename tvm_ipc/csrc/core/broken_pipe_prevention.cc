@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file worker_pipe_watcher.cc */
-#include "core/worker_pipe_watcher.h"
+/*! \file broken_pipe_prevention.cc */
+#include "core/broken_pipe_prevention.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file host.cc */
-#include "core/host.h"
+/*! \file host_info.cc */
+#include "core/host_info.h"
 
 #include <unistd.h>
 

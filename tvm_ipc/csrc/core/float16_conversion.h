@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file half.h
+ * \file float16_conversion.h
  * \brief Conversion between float16 and float32 without F16C, for one lane or a vector of them.
  *
  * The results have the same bits as those of the F16C instructions for everything but NaN. Callers
  * handle NaN separately (for example reduce_impl.h).
  */
-#ifndef TVM_IPC_CORE_HALF_H_
-#define TVM_IPC_CORE_HALF_H_
+#ifndef TVM_IPC_CORE_FLOAT16_CONVERSION_H_
+#define TVM_IPC_CORE_FLOAT16_CONVERSION_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -58,4 +58,4 @@ inline Bits SoftNarrowHalf(Float value) {
 
 }  // namespace
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_HALF_H_
+#endif  // TVM_IPC_CORE_FLOAT16_CONVERSION_H_

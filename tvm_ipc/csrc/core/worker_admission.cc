@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file admission.cc */
-#include "core/admission.h"
+/*! \file worker_admission.cc */
+#include "core/worker_admission.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file tensor_view.h
+ * \file tensor_to_buffer.h
  * \brief TVM's tensors as the core's buffers.
  */
-#ifndef TVM_IPC_DISCO_TENSOR_VIEW_H_
-#define TVM_IPC_DISCO_TENSOR_VIEW_H_
+#ifndef TVM_IPC_DISCO_TENSOR_TO_BUFFER_H_
+#define TVM_IPC_DISCO_TENSOR_TO_BUFFER_H_
 
 #include <tvm/ffi/container/tensor.h>
 
@@ -55,4 +55,4 @@ inline Buffer ViewBuffer(const Rank& rank, const char* what, const tvm::ffi::Ten
 }
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_DISCO_TENSOR_VIEW_H_
+#endif  // TVM_IPC_DISCO_TENSOR_TO_BUFFER_H_

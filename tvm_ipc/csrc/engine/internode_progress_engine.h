@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file progress_engine.h
+ * \file internode_progress_engine.h
  * \brief The engine of a node, which exchanges messages with other nodes for its ranks.
  *
  * Ranks post messages in shared memory (core/internode_request_queue.h). A thread of the node's
@@ -10,8 +10,8 @@
  * When the session has recovered from an error, older messages may still be in flight. All engines
  * flush them, and then ranks may post again (`Control::flushed`).
  */
-#ifndef TVM_IPC_ENGINE_PROGRESS_ENGINE_H_
-#define TVM_IPC_ENGINE_PROGRESS_ENGINE_H_
+#ifndef TVM_IPC_ENGINE_INTERNODE_PROGRESS_ENGINE_H_
+#define TVM_IPC_ENGINE_INTERNODE_PROGRESS_ENGINE_H_
 
 #include <atomic>
 #include <chrono>
@@ -67,4 +67,4 @@ class SequentialBackoff {
 void Serve(EngineRing& ring, Transport& transport, const std::atomic<bool>& stopped);
 
 }  // namespace tvm_ipc::engine
-#endif  // TVM_IPC_ENGINE_PROGRESS_ENGINE_H_
+#endif  // TVM_IPC_ENGINE_INTERNODE_PROGRESS_ENGINE_H_

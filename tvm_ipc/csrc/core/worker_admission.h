@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file admission.h
+ * \file worker_admission.h
  * \brief Admits workers to a session, over an abstract Unix socket with a random name. A worker
  * must run as the same user and know the session's token. It gets the session's files, or the
  *        reason why it is refused.
  *
  * The workers' side is worker_handshake.h. All of this runs in the session server's thread.
  */
-#ifndef TVM_IPC_CORE_ADMISSION_H_
-#define TVM_IPC_CORE_ADMISSION_H_
+#ifndef TVM_IPC_CORE_WORKER_ADMISSION_H_
+#define TVM_IPC_CORE_WORKER_ADMISSION_H_
 
 #include <poll.h>
 
@@ -85,4 +85,4 @@ class Admission {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_ADMISSION_H_
+#endif  // TVM_IPC_CORE_WORKER_ADMISSION_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file worker_pipe_watcher.h
+ * \file broken_pipe_prevention.h
  * \brief Pipes to worker processes that can be written to after the worker has ended.
  *
  * Disco writes to its workers in destructors too, where the error of a pipe without a reader would
@@ -8,8 +8,8 @@
  * watches the workers. Once one has ended, the thread replaces its pipe's writing end by /dev/null
  * and drains the pipe, so that no writer blocks.
  */
-#ifndef TVM_IPC_CORE_WORKER_PIPE_WATCHER_H_
-#define TVM_IPC_CORE_WORKER_PIPE_WATCHER_H_
+#ifndef TVM_IPC_CORE_BROKEN_PIPE_PREVENTION_H_
+#define TVM_IPC_CORE_BROKEN_PIPE_PREVENTION_H_
 
 namespace tvm_ipc {
 
@@ -24,4 +24,4 @@ void WatchPipe(int pid, int reading_end, int writing_end);
 void ClosePipe(int writing_end);
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_WORKER_PIPE_WATCHER_H_
+#endif  // TVM_IPC_CORE_BROKEN_PIPE_PREVENTION_H_
