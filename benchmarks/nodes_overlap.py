@@ -40,7 +40,7 @@ def inside(options: argparse.Namespace) -> None:
     from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
     from tvm_ipc.packed_functions import CollectiveFlag, Team
     from tvm_ipc.packed_functions.collectives import ALLGATHER
-    from tvm_ipc.tools.bench import overlap, programs
+    from tvm_ipc.tools.bench import overlap, overlap_programs
     from tvm_ipc.tools.bench.timing_session import TimingSession
     from tvm_ipc.transform.overlap.cost_model import Workload
 
@@ -55,16 +55,19 @@ def inside(options: argparse.Namespace) -> None:
             work = Workload("allgather", workers, rows, inner, columns, 4, True)
             made = overlap.Programs(stage, work, options.chunks)
             turns = made.interleaved()
-            x, whole = turns[programs.PLAIN][1][0], turns[programs.MATMUL][1][0]
+            x, whole = (
+                turns[overlap_programs.PLAIN][1][0],
+                turns[overlap_programs.MATMUL][1][0],
+            )
             gather = stage.function(ALLGATHER.name)
             turns["gather"] = (gather, [x, int(Team.WORLD), int(CollectiveFlag.NONE), whole])
             times = stage.interleaved(turns, options.rounds)
             middle = {name: median(one) for name, one in times.items()}
-            alone = middle["gather"], middle[programs.MATMUL]
+            alone = middle["gather"], middle[overlap_programs.MATMUL]
             line = f"{f'{rows} x {inner} x {columns}':24}"
-            line += "".join(f"{1e3 * one:9.1f}" for one in (*alone, middle[programs.PLAIN]))
+            line += "".join(f"{1e3 * one:9.1f}" for one in (*alone, middle[overlap_programs.PLAIN]))
             for count in options.chunks:
-                both = middle[programs.overlapped(count)]
+                both = middle[overlap_programs.overlapped(count)]
                 hidden = (sum(alone) - both) / min(alone)
                 line += f"{1e3 * both:9.1f} ({hidden:4.0%})"
             print(line, flush=True)

@@ -34,7 +34,7 @@ import tvm_ipc
 import tvm_ipc.cpu.openblas_discovery
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
-from tvm_ipc.tools.bench import overlap, programs
+from tvm_ipc.tools.bench import overlap, overlap_programs
 from tvm_ipc.tools.bench.calibrate_cost_model import calibrate
 from tvm_ipc.tools.bench.timing_session import TimingSession, use_real_time_priority
 from tvm_ipc.transform import collect_report
@@ -175,10 +175,10 @@ def memory() -> list[dict[str, Any]]:
     for rows, inner, columns, _ in EFFICIENCY[:2]:
         work = Workload("allgather", RANKS, rows, inner, columns, 4, blas)
         for chunks in (0, 4):
-            module = programs.variants(work, [chunks] if chunks else [])
-            name = programs.overlapped(chunks) if chunks else programs.PLAIN
+            module = overlap_programs.variants(work, [chunks] if chunks else [])
+            name = overlap_programs.overlapped(chunks) if chunks else overlap_programs.PLAIN
             with collect_report() as report:
-                programs.build(tvm.IRModule({name: module[name]}), RANKS, blas)
+                overlap_programs.build(tvm.IRModule({name: module[name]}), RANKS, blas)
             (plan,) = (one for one in report.plans if one.function == name)
             taken = sum(storage.bytes or 0 for storage in plan.storages)
             what = f"in {chunks} chunks" if chunks else "gathers first"

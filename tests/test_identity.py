@@ -21,8 +21,8 @@ BY_VALUE = {
     "models/hf/model_folder.py: ModelFolder": "what a JSON file contains",
     "nodes/controller.py: _Node": "what an agent sent as JSON",
     "runtime/chunked_calls.py: LargeTensor": "the dtype is a data type, which has a value",
-    "verify/signatures.py: DetailPerRank": "the same as in Signature, rank by rank",
-    "verify/signatures.py: Signature": "numbers, strings, sizes as polynomials, and None",
+    "verify/compare_collective_arguments.py: DetailPerRank": "as in Signature, rank by rank",
+    "verify/compare_collective_arguments.py: Signature": "numbers, strings, polynomials, None",
 }
 
 

@@ -23,7 +23,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "errors": (),
     "arguments": (),
     "script_namespace": (),
-    "slices": (),
+    "index_spans": (),
     "host": (),
     "calibration": ("packed_functions", "errors", "arguments", "host"),
     "comm": ("packed_functions", "arguments"),
@@ -48,11 +48,11 @@ _PASSES = (
 )
 #: The parts of the core, and the other wings, that a wing may import; its README lists the wings.
 WINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "spmd": ((*_PASSES, "slices"), ()),
+    "spmd": ((*_PASSES, "index_spans"), ()),
     "cpu": (_PASSES, ()),
     "gpu": ((*_PASSES, "runtime"), ()),
     "nodes": (("packed_functions", "errors", "arguments", "host", "runtime"), ()),
-    "models": ((*_PASSES, "slices", "host", "runtime"), ("cpu", "spmd", "pipeline")),
+    "models": ((*_PASSES, "index_spans", "host", "runtime"), ("cpu", "spmd", "pipeline")),
 }
 #: These see everything; `tvm_ipc` is what `__init__.py` offers.
 SEE_ALL = ("pipeline", "tools", "__init__", "__main__")
@@ -64,7 +64,7 @@ ALLOWED = {
     "pipeline": (*CORE, *WINGS),
 }
 #: Parts that need no TVM.
-NO_TVM = {"packed_functions", "errors", "arguments", "slices", "host", "calibration"}
+NO_TVM = {"packed_functions", "errors", "arguments", "index_spans", "host", "calibration"}
 #: The analyses that the verifier may import. Others are used by the planner, and a mistake in them
 #: would be repeated by the verifier. These two know nothing of programs: they are the arithmetic of
 #: sizes and the conversion of arrays.
@@ -98,8 +98,8 @@ NAMED_ELSEWHERE = {
     ("disco/async_requests.cc", '"tvm_ipc.Request"'),  # the name of a class
     ("disco/exposed_tensors.cc", '"tvm_ipc.ExposedTensor"'),  # the name of a class
     ("disco/worker_functions.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
-    ("blas/blas.cc", '"tvm_ipc.blas.find"'),  # Python's
-    ("blas/blas.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
+    ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.find"'),  # Python's
+    ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
 }
 
 
@@ -345,9 +345,9 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "register.cc",
         "exported_constants.cc",
         "exported_constants.h",
-        "backend_dispatch.h",
-        "blas/blas.cc",
-        "blas/blas.h",
+        "start_session_with_backend.h",
+        "blas/blas_packed_functions.cc",
+        "blas/blas_packed_functions.h",
         "engine/progress_engine_ffi.h",
     }
     lists = re.findall(
@@ -355,7 +355,12 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
     )
     built_without = {Path(name).name for names in lists for name in names.split()}
     without = {p.name for p in native_files() if p.suffix == ".cc" and native_folder(p) != "disco"}
-    with_tvm = {"register.cc", "exported_constants.cc", "backend_dispatch.cc", "blas.cc"}
+    with_tvm = {
+        "register.cc",
+        "exported_constants.cc",
+        "start_session_with_backend.cc",
+        "blas_packed_functions.cc",
+    }
     assert built_without == without - {*with_tvm, "progress_engine_ffi.cc"}
 
 

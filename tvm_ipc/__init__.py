@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_ipc import errors, packed_functions, script_namespace
-from tvm_ipc.runtime import ready_hooks, worker_pool_interface
+from tvm_ipc.runtime import startup_registrations, worker_pool_interface
 
 if TYPE_CHECKING:
     from tvm_ipc import comm, cpu, gpu, models, spmd, transform
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tvm_ipc.cpu.target import cpu_target
     from tvm_ipc.models.weights.load import load_weights
     from tvm_ipc.pipeline import get_pipeline
+    from tvm_ipc.runtime.import_tvm_without_compiler import runtime_only
     from tvm_ipc.runtime.session import Session, init_ccl
-    from tvm_ipc.runtime.teams import CurrentRank, Team
-    from tvm_ipc.runtime.tvm_import import runtime_only
+    from tvm_ipc.runtime.team_and_current_rank import CurrentRank, Team
     from tvm_ipc.spmd import parallelize
 
     __version__: str
@@ -52,8 +52,8 @@ __all__ = [
 _RUNTIME_MODULES = {
     "Session": "session",
     "init_ccl": "session",
-    "CurrentRank": "teams",
-    "Team": "teams",
+    "CurrentRank": "team_and_current_rank",
+    "Team": "team_and_current_rank",
 }
 
 
@@ -63,12 +63,12 @@ def _start_node_pool(where: str, hosts: Any, num_workers: int) -> Any:
 
 # The runtime imports no other folder, so they are registered with it here.
 worker_pool_interface.node_pool_factory = _start_node_pool
-ready_hooks.modules += [
+startup_registrations.modules += [
     "tvm_ipc.cpu.openblas_discovery",
-    "tvm_ipc.gpu.patch_cuda_headers",
+    "tvm_ipc.gpu.patch_cuda_header_search",
     "tvm_ipc.gpu.discovery",
 ]
-ready_hooks.on_ready.append(script_namespace.install)
+startup_registrations.on_ready.append(script_namespace.install)
 
 
 def _autoload() -> None:
@@ -105,7 +105,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
             runtime.ready()
             value = importlib.import_module("tvm_ipc.models.weights.load").load_weights
         elif name == "runtime_only":
-            value = importlib.import_module("tvm_ipc.runtime.tvm_import").runtime_only
+            value = importlib.import_module(
+                "tvm_ipc.runtime.import_tvm_without_compiler"
+            ).runtime_only
         elif name == "__version__":
             from importlib.metadata import version
 

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 
 import tvm_ipc
 from tvm_ipc import comm
-from tvm_ipc.analysis.match_casts import without_cycles
+from tvm_ipc.analysis.rewrite_cyclic_match_casts import without_cycles
 from tvm_ipc.errors import IPCError
 
 HALVES = "a tensor of n // 2 * 2 rows is cast to n rows"

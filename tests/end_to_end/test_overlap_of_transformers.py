@@ -18,7 +18,7 @@ import transformers
 
 from tests.end_to_end.test_parallelize_transformers import check
 from tests.end_to_end.transformers_models import SIZES, Imported, imported
-from tvm_ipc.models.hf import sharding, torch_import
+from tvm_ipc.models.hf import shard_imported_model, torch_import
 
 NORMS = ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "model.norm")
 #: Rows of a rank begin at multiples of 64 bytes, where kernels expect them.
@@ -62,10 +62,10 @@ def test_sites_of_a_decoder() -> None:
     """The prompt is of any length; the one row of a step of decode cannot be divided."""
     config = transformers.LlamaConfig(**SIZES | ALIGNED | {"num_hidden_layers": 1})
     decoder = torch_import.import_decoder(torch_import.build(config, "float32"), 2)
-    sums = sites_of(sharding.shard(decoder, 2).module, 2)
+    sums = sites_of(shard_imported_model.shard(decoder, 2).module, 2)
     assert sums == {torch_import.PREFILL: SUMS[:2], torch_import.DECODE: []}
     plan = {**decoder.plan, **dict.fromkeys(NORMS, "sequence_parallel")}
-    scattered = sites_of(sharding.shard(decoder, 2, plan).module, 2)
+    scattered = sites_of(shard_imported_model.shard(decoder, 2, plan).module, 2)
     # The last norm is of all tokens, and the logits of the last one.
     assert scattered == {torch_import.PREFILL: SCATTERED[:4], torch_import.DECODE: []}
 

@@ -17,7 +17,7 @@ from tests.end_to_end.transformers_decoders import (
     with_static_caches,
 )
 from tvm_ipc import parallelize
-from tvm_ipc.models.hf.sharding import shard
+from tvm_ipc.models.hf.shard_imported_model import shard
 from tvm_ipc.spmd.op_costs import Costs, nominal, predicted
 
 #: What runs without `--every-model`: experts, of bfloat16, divided by a plan that is found.

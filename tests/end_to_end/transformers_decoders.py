@@ -26,7 +26,7 @@ from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tests.end_to_end.transformers_models import MODELS, error_of, random_model
 from tvm_ipc.models.hf.inplace_kv_cache_update import update_in_place
-from tvm_ipc.models.hf.sharding import kv_cache_specs
+from tvm_ipc.models.hf.shard_imported_model import kv_cache_specs
 from tvm_ipc.models.hf.torch_import import Decoder, import_decoder
 from tvm_ipc.models.hf.torch_operators import OPERATORS
 from tvm_ipc.spmd import Parallelized

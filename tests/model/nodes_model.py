@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hubs of two nodes and the controller's: a failure on one node, a recovery, and a round more.
 
-Mirrors core/internode_control.cc `TellAborts`, `AskToRecover`, `AnswerRecovery`, `Handle` and
-core/session_server_workers.cc `HearAbort`, `RecoverNodes`, `Begin`. A node has one rank.
+Mirrors core/internode_session_event_relay.cc `TellAborts`, `AskToRecover`, `AnswerRecovery`,
+`Handle` and core/session_server_workers.cc `HearAbort`, `RecoverNodes`,
+`Begin`. A node has one rank.
 
 In a round rank a waits for what rank b has done, or for an abort on its node. In the first round
 rank b may fail, and the deadline of rank a may be over; in the other model rank b dies when its

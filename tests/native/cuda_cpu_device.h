@@ -16,7 +16,7 @@
 
 #include "../cuda_double/kernel_abi.h"
 #include "core/float16_conversion.h"
-#include "cuda/kernels/interface.h"
+#include "cuda/kernels/kernel_arguments.h"
 
 #define TVM_IPC_DEVICE inline
 #define TVM_IPC_RARE inline __attribute__((noinline))

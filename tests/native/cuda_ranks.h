@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "../cuda_double/kernel_abi.h"
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/choose_kernel_and_grid.h"
 #include "expect.h"
 
 namespace tvm_ipc {

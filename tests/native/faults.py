@@ -512,7 +512,7 @@ FAULTS = [
     # ---- the arena
     Fault(
         "a block is given back without the lock",
-        "core/arena.cc",
+        "core/arena_allocator.cc",
         """void Arena::Free(size_t offset, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
 """,
@@ -522,42 +522,42 @@ FAULTS = [
     ),
     Fault(
         "a free block is not joined with the one before it",
-        "core/arena.cc",
+        "core/arena_allocator.cc",
         "if (previous->first + previous->second == offset) {",
         "if (previous->first + previous->second + 1 == offset) {",
         "arena",
     ),
     Fault(
         "the rest of a block is lost",
-        "core/arena.cc",
+        "core/arena_allocator.cc",
         "if (size > bytes) AddFree(offset + bytes, size - bytes);",
         "if (size > 2 * bytes) AddFree(offset + bytes, size - bytes);",
         "arena",
     ),
     Fault(
         "what ends at the end of the arena does not grow with it",
-        "core/arena.cc",
+        "core/arena_allocator.cc",
         "const size_t needed = bytes - tail;",
         "const size_t needed = bytes - 0 * tail;",
         "arena",
     ),
     Fault(
         "the whole arena is too large",
-        "core/arena.cc",
+        "core/arena_allocator.cc",
         "  if (bytes > stats_.limit) {",
         "  if (bytes >= stats_.limit) {",
         "arena",
     ),
     Fault(
         "growth is not tried with less",
-        "core/arena.cc",
+        "core/arena_allocator.cc",
         "if (fits && !grown && step > needed) {",
         "if (fits && !grown && step < needed) {",
         "arena",
     ),
     Fault(
         "pages in use go back to the system",
-        "core/arena.cc",
+        "core/arena_allocator.cc",
         "std::min(RoundUp(offset, kGrowBytes), stats_.committed);",
         "std::min(offset / kGrowBytes * kGrowBytes, stats_.committed);",
         "arena",
@@ -565,7 +565,7 @@ FAULTS = [
     # ---- what is lent
     Fault(
         "who lends blocks ends without having seen what others did: the count is relaxed",
-        "core/heap.h",
+        "core/peer_mapped_heap.h",
         "users_.fetch_sub(1, std::memory_order_acq_rel) == 1",
         "users_.fetch_sub(1, std::memory_order_relaxed) == 1",
         "heap",
@@ -573,7 +573,7 @@ FAULTS = [
     ),
     Fault(
         "who lends blocks ends before the last of them",
-        "core/heap.h",
+        "core/peer_mapped_heap.h",
         "users_.fetch_sub(1, std::memory_order_acq_rel) == 1",
         "users_.fetch_sub(1, std::memory_order_acq_rel) <= 2",
         "heap",
@@ -709,7 +709,7 @@ FAULTS = [
     ),
     Fault(
         "other nodes are told of an abort once and never again",
-        "core/internode_control.cc",
+        "core/internode_session_event_relay.cc",
         "if (peer->knows_abort && peer->abort_generation >= record.generation) continue;",
         "if (peer->knows_abort) continue;",
         "nodes",
@@ -789,7 +789,7 @@ FAULTS = [
     ),
     Fault(
         "a message of another collective is taken",
-        "core/internode_team_messages.cc",
+        "core/internode_collective_messages.cc",
         "!theirs.Agrees(mine_)",
         "false",
         "internode",
@@ -817,14 +817,14 @@ FAULTS = [
     ),
     Fault(
         "in flat order ranks count from their node on",
-        "mpi/reduction_combiner.cc",
+        "mpi/internode_reduction_partials.cc",
         "static_cast<size_t>(layout_.index_of[place]) * row;",
         "static_cast<size_t>(layout_.index_of[place] * 0) * row;",
         "internode",
     ),
     Fault(
         "an average across nodes is divided by the number of nodes",
-        "mpi/reduction_combiner.cc",
+        "mpi/internode_reduction_partials.cc",
         "static_cast<int>(layout_.nodes.size()), count, layout_.size());",
         "static_cast<int>(layout_.nodes.size()), count,\n"
         "                           static_cast<int>(layout_.nodes.size()));",
@@ -860,7 +860,7 @@ FAULTS = [
     ),
     Fault(
         "partial sums are rounded",
-        "shm/two_phase_reduction.cc",
+        "shm/fold_and_combine_partials.cc",
         "representation_ = Representation::kFloat;\n",
         "way_ = Way::kSame;\n",
         "partial_reduction",

@@ -15,7 +15,7 @@
 
 #include "core/rank.h"
 #include "expect.h"
-#include "shm/two_phase_reduction.h"
+#include "shm/fold_and_combine_partials.h"
 
 namespace tvm_ipc {
 

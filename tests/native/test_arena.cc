@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/arena.h"
+#include "core/arena_allocator.h"
 #include "expect.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/heap.h"
+#include "core/peer_mapped_heap.h"
 #include "expect.h"
 
 namespace tvm_ipc {

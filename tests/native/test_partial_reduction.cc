@@ -11,7 +11,7 @@
 
 #include "expect.h"
 #include "partial_reference.h"
-#include "shm/two_phase_reduction.h"
+#include "shm/fold_and_combine_partials.h"
 
 namespace tvm_ipc {
 namespace {

@@ -19,9 +19,9 @@ from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
 from tvm_ipc.nodes import controller
 from tvm_ipc.nodes.controller import Nodes, Workers
 from tvm_ipc.nodes.handshake import Key
-from tvm_ipc.nodes.mpi import OPEN_MPI, Mpi
+from tvm_ipc.nodes.mpi_discovery import OPEN_MPI, Mpi
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
-from tvm_ipc.runtime.python_subprocess import python_module
+from tvm_ipc.runtime.start_child_process import python_module
 
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_ipc.tools.command_line import main
-from tvm_ipc.tools.demo import run_comparison
+from tvm_ipc.tools.demo import compare_worker_counts
 
 
 @pytest.mark.parametrize("name", ["none.invalid", "a..b"])
@@ -17,8 +17,8 @@ def test_names_that_lead_nowhere(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_comparison, "compile_model", pytest.fail)
-    monkeypatch.setattr("tvm_ipc.nodes.mpi.find_mpi", lambda: None)
+    monkeypatch.setattr(compare_worker_counts, "compile_model", pytest.fail)
+    monkeypatch.setattr("tvm_ipc.nodes.mpi_discovery.find_mpi", lambda: None)
     assert main([*command, "--hosts", f"localhost,{name}"]) == 1
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1

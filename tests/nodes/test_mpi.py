@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi import (
+from tvm_ipc.nodes.mpi_discovery import (
     MPICH,
     OPEN_MPI,
     Mpi,

@@ -70,10 +70,10 @@ def empty(shape: tuple[int, ...], dtype: str) -> Any:
 def _put_sessions_on_gpus() -> None:
     """From now on sessions that do not say where they compute do it on GPUs."""
     from tvm_ipc.gpu import discovery
-    from tvm_ipc.runtime import patch_disco_sessions
+    from tvm_ipc.runtime import patch_disco_error_handling
 
     devices = len(discovery.find().devices)
-    start, init_ccl = tvm_ipc.Session.__init__, patch_disco_sessions.init_ccl
+    start, init_ccl = tvm_ipc.Session.__init__, patch_disco_error_handling.init_ccl
 
     @functools.wraps(start)
     def start_on_gpus(self: Any, num_workers: Any = 2, **options: Any) -> None:
@@ -91,7 +91,7 @@ def _put_sessions_on_gpus() -> None:
         init_ccl(session, ccl, ids, device)
 
     tvm_ipc.Session.__init__ = start_on_gpus  # type: ignore[method-assign]
-    patch_disco_sessions.init_ccl = init_ccl_on_gpus
+    patch_disco_error_handling.init_ccl = init_ccl_on_gpus
 
 
 if ON_GPUS:

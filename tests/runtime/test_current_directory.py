@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi import find_mpi
-from tvm_ipc.runtime import python_subprocess
+from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.runtime import start_child_process
 
-PACKAGE = Path(python_subprocess.__file__).parents[1]
+PACKAGE = Path(start_child_process.__file__).parents[1]
 #: Writes down its name and the command line of the process, with nothing but the interpreter.
 TRAP = """
 import posix, sys
@@ -69,7 +69,7 @@ RUN_IN_CHILD = """
 from tvm_ipc.runtime.subprocess_call import run_in_child
 assert run_in_child("beside_the_program:answer", 7) == [7, beside_the_program.__file__]
 """
-FIND_MPI = "from tvm_ipc.nodes.mpi import find_mpi\nfind_mpi()"
+FIND_MPI = "from tvm_ipc.nodes.mpi_discovery import find_mpi\nfind_mpi()"
 NODES = SESSION.replace("Session(2)", "Session(3, hosts=2, timeout=100)")
 DOCTOR = """
 from tvm_ipc.tools.command_line import main
@@ -93,7 +93,7 @@ PLACES = {
     "nodes/agent.py:_start_worker": "nodes",
     "nodes/agent.py:watched": "nodes",
     "nodes/mpiexec_launcher.py:__init__": "nodes",
-    "nodes/mpi.py:_run": "find_mpi",
+    "nodes/mpi_discovery.py:_run": "find_mpi",
     "nodes/external_launcher.py:_run_rank_0": "the command that the user gave to tvm-ipc node",
     "tools/doctor/cxx_compiler.py:_run": "the C++ compiler",
 }
@@ -197,7 +197,11 @@ def test_every_place_that_starts_a_process_is_known() -> None:
     assert not imported & MODULES
     assert {way for way in PLACES.values() if " " not in way} == WAYS.keys() - {"doctor"}
     # The command lines of `starting`; the others name the interpreter in facts and messages.
-    assert interpreters == {"runtime/python_subprocess.py", "nodes/agent.py", "nodes/mpi.py"}
+    assert interpreters == {
+        "runtime/start_child_process.py",
+        "nodes/agent.py",
+        "nodes/mpi_discovery.py",
+    }
 
 
 def test_the_native_library_starts_no_process() -> None:
@@ -218,21 +222,23 @@ def names_of_trapped(directory: Path, command: list[str], **more: object) -> str
     return done.stdout
 
 
-@pytest.mark.parametrize("safe_path", [python_subprocess._SAFE_PATH, False])
+@pytest.mark.parametrize("safe_path", [start_child_process._SAFE_PATH, False])
 def test_without_the_flag_of_python_3_11(
     safe_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.10 has no -P."""
-    monkeypatch.setattr(python_subprocess, "_SAFE_PATH", safe_path)
+    monkeypatch.setattr(start_child_process, "_SAFE_PATH", safe_path)
     text = "import json, sys; print(json.__file__, sys.argv[1:])"
     assert (
-        names_of_trapped(tmp_path, python_subprocess.python_text(text)) == f"{json.__file__} []\n"
+        names_of_trapped(tmp_path, start_child_process.python_text(text)) == f"{json.__file__} []\n"
     )
-    with python_subprocess.passed(["/no/such/place", *sys.path]) as path:
-        command = python_subprocess.python_with_path(path, text + "; print(sys.path[0])", 1, "a b")
+    with start_child_process.passed(["/no/such/place", *sys.path]) as path:
+        command = start_child_process.python_with_path(
+            path, text + "; print(sys.path[0])", 1, "a b"
+        )
         printed = names_of_trapped(tmp_path, command, pass_fds=(path,))
     assert printed == f"{json.__file__} ['1', 'a b']\n/no/such/place\n"
-    command = [*python_subprocess.python_module("json.tool"), "--help"]
+    command = [*start_child_process.python_module("json.tool"), "--help"]
     assert names_of_trapped(tmp_path, command).startswith("usage: ")
     assert "\n" not in "".join(command)
 
@@ -251,13 +257,13 @@ def test_children_inherit_the_flags_of_the_interpreter(flags: list[str], tmp_pat
     program = tmp_path / "program.py"
     program.write_text(
         f"import importlib.util, subprocess, sys\n{show}\n"
-        f"path = {python_subprocess.__file__!r}\n"
-        "spec = importlib.util.spec_from_file_location('python_subprocess', path)\n"
-        "python_subprocess = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(python_subprocess)\n"
+        f"path = {start_child_process.__file__!r}\n"
+        "spec = importlib.util.spec_from_file_location('start_child_process', path)\n"
+        "children = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(children)\n"
         "sys.stdout.flush()\n"
-        "with python_subprocess.passed(python_subprocess.import_path()) as path:\n"
-        f"    command = python_subprocess.python_with_path(path, {show!r})\n"
+        "with children.passed(children.import_path()) as path:\n"
+        f"    command = children.python_with_path(path, {show!r})\n"
         "    subprocess.run(command, pass_fds=(path,), check=True)\n"
     )
     environment = {"PYTHONWARNINGS": "ignore::ImportWarning", "LC_ALL": "C.UTF-8"}
@@ -266,7 +272,7 @@ def test_children_inherit_the_flags_of_the_interpreter(flags: list[str], tmp_pat
         [sys.executable, *flags, program], env=environment, capture_output=True, text=True
     )
     parent, child = done.stdout.splitlines()
-    if python_subprocess._SAFE_PATH:
+    if start_child_process._SAFE_PATH:
         parent = parent.replace("safe_path=False", "safe_path=True")
     assert parent == child, done.stderr
 
@@ -278,7 +284,7 @@ def test_the_import_path_is_that_of_the_program(
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "below", "__editable__.hook", "/no/such"])
-    assert python_subprocess.import_path() == [
+    assert start_child_process.import_path() == [
         *(str(tmp_path), str(tmp_path / "below")),
         *("__editable__.hook", "/no/such"),
     ]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tvm_ipc.runtime.python_subprocess import (
+from tvm_ipc.runtime.start_child_process import (
     UNKNOWN_EXIT_CODE,
     ChildProcess,
     describe_exit_code,

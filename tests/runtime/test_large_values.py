@@ -22,7 +22,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
 
 @pytest.fixture(autouse=True)
 def _many_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("conversions", "value_transfer"):
+    for module in ("session_argument_conversion", "value_transfer"):
         monkeypatch.setattr(f"tvm_ipc.runtime.{module}.READ_IN_PLACE", 100)
     monkeypatch.setattr("tvm_ipc.runtime.value_transfer.FETCHED_SEPARATELY", 100)
 

@@ -3,20 +3,20 @@
 
 The independent verifier in `tvm_ipc.verify` uses only `ffi_arrays` and `polynomials`.
 
-    rewrite                   walks and replaces the bindings of functions
-    binding_builders          creates bindings: allocations, copies, calls
-    program_order             the bindings of a function in order, branches as regions
-    uses                      where variables are bound and used, before operators are lowered
-    memory_objects            memory objects, and the facts about those of a function
-    aliases                   finds the memory objects that each value may be, and their uses
-    mod_ref                   finds when memory is written, also by called functions
-    live_ranges               when a tensor is live
-    collective_calls          reads and creates calls of collectives
-    cross_branch_collectives  collectives that ranks may call together from different branches
-    match_casts               casts that TVM's passes cannot handle
-    primfunc_effects          what the body of a PrimFunc does with its parameters
-    primfunc_scope_rewrite    PrimFuncs with other memory scopes
-    operator_sets             operators that are elementwise, views, or write their arguments
-    polynomials               arithmetic on symbolic sizes
-    ffi_arrays                fast conversion of FFI arrays; the verifier shares it
+    rewrite                     walks and replaces the bindings of functions
+    binding_builders            creates bindings: allocations, copies, calls
+    program_order               the bindings of a function in order, branches as regions
+    uses                        where variables are bound and used, before operators are lowered
+    points_to_sets              memory objects, and the facts about those of a function
+    aliases                     finds the memory objects that each value may be, and their uses
+    memory_write_events         finds when memory is written, also by called functions
+    live_ranges                 when a tensor is live
+    collective_calls            reads and creates calls of collectives
+    cross_branch_collectives    collectives that ranks may call together from different branches
+    rewrite_cyclic_match_casts  casts that TVM's passes cannot handle
+    primfunc_effects            what the body of a PrimFunc does with its parameters
+    primfunc_scope_rewrite      PrimFuncs with other memory scopes
+    operator_sets               operators that are elementwise, views, or write their arguments
+    polynomials                 arithmetic on symbolic sizes
+    ffi_arrays                  fast conversion of FFI arrays; the verifier shares it
 """

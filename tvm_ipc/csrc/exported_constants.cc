@@ -14,7 +14,7 @@
 #include "backends.h"
 #include "blas/kernels.h"
 #include "blas/matmul_single_thread.h"
-#include "core/arena.h"
+#include "core/arena_allocator.h"
 #include "core/session_server_workers.h"
 
 namespace tvm_ipc {

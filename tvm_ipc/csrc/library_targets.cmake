@@ -9,25 +9,25 @@ set(TVM_IPC_BUILT "" CACHE PATH "Where the library was built: its parts are take
 find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
-  worker_admission.cc arena.cc async_queue.cc atfork_descriptors.cc session_server_connection.cc element_type.cc
+  worker_admission.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc session_server_connection.cc element_type.cc
   emulated_link.cc internode_request_consumer.cc exposed_buffers.cc file_descriptor.cc frame.cc handle_allgather.cc
-  host_info.cc internode_staging_buffer.cc internode_team_messages.cc internode_request_queue.cc worker_handshake.cc
-  point_to_point_checks.cc internode_control_link.cc internode_control.cc rank.cc session_server.cc
-  current_stream.cc team_barrier.cc team_layout.cc teams.cc wait.cc broken_pipe_prevention.cc session_server_workers.cc)
+  host_info.cc internode_staging_buffer.cc internode_collective_messages.cc internode_request_queue.cc worker_handshake.cc
+  point_to_point_checks.cc internode_control_link.cc internode_session_event_relay.cc rank.cc session_server.cc
+  current_stream.cc team_barrier.cc team_layout.cc teams.cc wait.cc redirect_dead_worker_pipes.cc session_server_workers.cc)
 set(TVM_IPC_SHM_SOURCES
-  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc argument_checks.cc data_movement.cc two_phase_reduction.cc
+  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc argument_checks.cc data_movement.cc fold_and_combine_partials.cc
   point_to_point.cc reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc reduce.cc reduce_portable.cc
   reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What the backends for NVIDIA devices share. The driver is loaded on demand; builds do not need it.
 set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc stream.cc comm_stream_async_queue.cc)
 set(TVM_IPC_CUDA_SOURCES
-  backend.cc argument_checks.cc endpoint.cc kernel_errors.cc device_info.cc ipc_memory.cc messages.cc modules.cc
+  backend.cc argument_checks.cc collectives_endpoint.cc kernel_errors.cc device_info.cc ipc_memory.cc messages.cc modules.cc
   data_movement.cc host_registration.cc probe.cc reductions.cc peer_regions.cc exposed_buffers.cc)
 set(TVM_IPC_NCCL_SOURCES
   backend.cc data_movement.cc communicator.cc communicators.cc in_flight_ops.cc host_team_barrier.cc
   library.cc device_heap.cc point_to_point.cc reductions.cc)
 set(TVM_IPC_MPI_SOURCES
-  backend.cc reduction_combiner.cc slice_leader.cc data_movement.cc point_to_point.cc internode_reduce.cc
+  backend.cc internode_reduction_partials.cc slice_leader.cc data_movement.cc point_to_point.cc internode_reduce.cc
   reduce_plan.cc reductions.cc run_move.cc internode_exposed_buffers.cc)
 # The engine moves messages between nodes, in a process that is not a rank.
 set(TVM_IPC_ENGINE_SOURCES internode_progress_engine.cc mpi_library.cc mpi_transport.cc send_scheduler.cc)
@@ -36,7 +36,7 @@ set(TVM_IPC_BACKENDS_SOURCES backends.cc)
 # TVM_IPC_NO_GPUS is a source that replaces the GPU backends, which are then not compiled.
 set(TVM_IPC_BLAS_SOURCES
   library.cc matmul_multi_thread.cc matmul_single_thread.cc select.cc kernels_portable.cc kernels_avx2.cc
-  kernels_avx512.cc kernels_avx512bf16.cc kernels_tiles.cc)
+  kernels_avx512.cc kernels_avx512bf16.cc kernels_amx.cc)
 
 # Results must be identical on all machines, so the compiler may not fuse multiplications and
 # additions.
@@ -72,7 +72,7 @@ compile_with(blas/kernels_portable.cc ${blas})
 compile_with(blas/kernels_avx2.cc ${blas} ${avx2} ${fma})
 compile_with(blas/kernels_avx512.cc ${blas} ${avx512} ${fma})
 compile_with(blas/kernels_avx512bf16.cc ${kernel} ${bf16})
-compile_with(blas/kernels_tiles.cc ${kernel} ${tiles})
+compile_with(blas/kernels_amx.cc ${kernel} ${tiles})
 
 # Sources that are compiled separately even in a unity build: those that define the same names as
 # other sources on purpose, and those that a test replaces with its own build of them.

@@ -12,12 +12,11 @@
 #include <tvm/ffi/extra/json.h>
 #include <unistd.h>
 
-#include "backend_dispatch.h"
 #include "backends.h"
-#include "blas/blas.h"
+#include "blas/blas_packed_functions.h"
 #include "core/atfork_descriptors.h"
-#include "core/broken_pipe_prevention.h"
 #include "core/host_info.h"
+#include "core/redirect_dead_worker_pipes.h"
 #include "core/thread_signals.h"
 #include "disco/async_requests.h"
 #include "disco/controller_functions.h"
@@ -27,10 +26,11 @@
 #include "disco/per_stream_allocator.h"
 #include "disco/storage.h"
 #include "disco/tensor_to_buffer.h"
-#include "disco/typed_function.h"
+#include "disco/typed_to_packed_function.h"
 #include "disco/worker_functions.h"
 #include "engine/progress_engine_ffi.h"
 #include "exported_constants.h"
+#include "start_session_with_backend.h"
 
 namespace tvm_ipc {
 

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tvm_ipc.models.hf.model import Model, load
+    from tvm_ipc.models.hf.load_and_generate import Model, load
     from tvm_ipc.models.weights.fused import concat, stack
     from tvm_ipc.models.weights.load import load_weights
 
@@ -21,9 +21,9 @@ __all__ = ["Model", "concat", "load", "load_weights", "stack"]
 
 _MODULES = {
     "concat": "weights.fused",
-    "load": "hf.model",
+    "load": "hf.load_and_generate",
     "load_weights": "weights.load",
-    "Model": "hf.model",
+    "Model": "hf.load_and_generate",
     "stack": "weights.fused",
 }
 

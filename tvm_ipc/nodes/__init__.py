@@ -5,13 +5,14 @@ A node is a machine, or a simulated one on this machine. Each node runs an agent
 MPI and starts the workers of the node. The user's program is the controller, and not a rank of MPI.
 
 - `hosts_argument.py`, `cli_hosts.py`: read the argument `hosts=` and the option `--hosts`.
-- `node_worker_pool.py`: the worker pool of a session on nodes, for
+- `multi_node_worker_pool.py`: the worker pool of a session on nodes, for
   `runtime/worker_pool_interface.py`.
 - `controller.py`, `agent.py`: the two sides; `messages.py`: the messages between them.
 - `handshake.py`: mutual authentication with the session's secret; `admission.py`: the listener that
   admits the expected processes; `listen_address.py`: the address that it listens on.
-- `mpi.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with `mpiexec`.
-- `node_server.py`, `mpi_progress_engine.py`: a node's hub for its workers, and the thread that
+- `mpi_discovery.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with
+  `mpiexec`.
+- `node_hub.py`, `mpi_progress_engine.py`: a node's hub for its workers, and the thread that
   calls MPI.
 - `shm_probe.py`: tests whether a node shares memory with the controller; `startup_watchdog.py`:
   ends an agent that hangs during its start.

@@ -31,18 +31,18 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import startup_watchdog
 from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
-from tvm_ipc.nodes.mpi import load_mpi4py
-from tvm_ipc.nodes.node_server import NodeHub, Settings
+from tvm_ipc.nodes.mpi_discovery import load_mpi4py
+from tvm_ipc.nodes.node_hub import NodeHub, Settings
 from tvm_ipc.nodes.shm_probe import digest
 from tvm_ipc.runtime import config, standard_fd_reservation
-from tvm_ipc.runtime.python_subprocess import (
+from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
+from tvm_ipc.runtime.start_child_process import (
     OWN_GROUP,
     ChildProcess,
     passed,
     python_script,
     python_with_path,
 )
-from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
 
 if TYPE_CHECKING:
     from tvm_ipc.nodes.mpi_progress_engine import Engine

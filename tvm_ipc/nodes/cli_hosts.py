@@ -65,7 +65,7 @@ def require(argument: HostsArgument) -> None:
     These are: there is no MPI, the program itself runs under MPI, or a host cannot be reached.
     """
     from tvm_ipc.nodes.hosts_argument import read
-    from tvm_ipc.nodes.mpi import find_mpi, refuse_launched
+    from tvm_ipc.nodes.mpi_discovery import find_mpi, refuse_launched
 
     if argument != "allocation":
         refuse_launched()

@@ -19,13 +19,17 @@ from tvm_ipc.nodes.admission import Admission, describe_refused
 from tvm_ipc.nodes.external_launcher import Allocated
 from tvm_ipc.nodes.handshake import Key, PeerIdentity
 from tvm_ipc.nodes.messages import Messages
-from tvm_ipc.nodes.mpi import Mpi, find_mpi, refuse_launched
+from tvm_ipc.nodes.mpi_discovery import Mpi, find_mpi, refuse_launched
 from tvm_ipc.nodes.mpiexec_launcher import Launcher, NodeAddresses
-from tvm_ipc.nodes.node_server import Settings
+from tvm_ipc.nodes.node_hub import Settings
 from tvm_ipc.nodes.shm_probe import ShmProbe
 from tvm_ipc.packed_functions import backend_of_nodes
 from tvm_ipc.runtime import config
-from tvm_ipc.runtime.python_subprocess import describe_exit_code, import_path, python_module
+from tvm_ipc.runtime.start_child_process import (
+    describe_exit_code,
+    import_path,
+    python_module,
+)
 
 #: Seconds that agents have to end by themselves: more than they grant their workers and MPI.
 _GRACE: Final = 8.0

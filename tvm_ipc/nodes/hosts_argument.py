@@ -18,7 +18,7 @@ from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 from tvm_ipc.runtime.worker_pool_interface import START_SECONDS, PoolRequest
 
 if TYPE_CHECKING:
-    from tvm_ipc.nodes.node_worker_pool import NodePool
+    from tvm_ipc.nodes.multi_node_worker_pool import NodePool
 
 #: The value for the nodes that the user's own launcher has started.
 ALLOCATION: Final = "allocation"
@@ -103,7 +103,7 @@ class Hosts:
         DeadlineError
             A process did not join in time.
         """
-        from tvm_ipc.nodes.node_worker_pool import NodePool  # needs the native library
+        from tvm_ipc.nodes.multi_node_worker_pool import NodePool  # needs the native library
 
         end = time.monotonic() + START_SECONDS
         num_workers, num_groups = request.shape

@@ -13,7 +13,7 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.node_server import NodeHub
+from tvm_ipc.nodes.node_hub import NodeHub
 
 _WORD: Final = 1 << 64
 

@@ -2,8 +2,8 @@
 """The table of packed functions that compiled programs, the runtime and the native library share.
 
 Every packed function is listed once: in `programs` if compiled programs call it, with its effects
-for passes, else in `sessions`. `signature` defines the fields of an entry. `constants` has the
-scopes, limits and numbers that Python and C++ share. Passes emit calls to these names and know
+for passes, else in `sessions`. `function_schema` defines the fields of an entry. `constants` has
+the scopes, limits and numbers that Python and C++ share. Passes emit calls to these names and know
 nothing else about the runtime. Tests compare the table with the registered functions, and the
 numbers with those of the library. This package imports no other module of tvm_ipc.
 """

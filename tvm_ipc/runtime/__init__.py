@@ -17,28 +17,28 @@ def ready() -> None:
     """
     from tvm_ipc.runtime import (  # noqa: F401
         distribute_module,
-        ffi_exceptions,
+        exception_types_over_ffi,
+        import_tvm_without_compiler,
         log,
-        patch_disco,
-        ready_hooks,
+        repair_disco_import,
         shared_libraries,
         standard_fd_reservation,
-        tvm_import,
+        startup_registrations,
     )
 
-    for name in ready_hooks.modules:
+    for name in startup_registrations.modules:
         importlib.import_module(name)
 
     standard_fd_reservation.fill()
     try:
         log.start()
     finally:
-        ffi_exceptions.install()  # before Disco registers functions of its own
-        with tvm_import.fast_import():
-            patch_disco.patch_disco()
-    for extend in ready_hooks.on_ready:
+        exception_types_over_ffi.install()  # before Disco registers functions of its own
+        with import_tvm_without_compiler.fast_import():
+            repair_disco_import.patch_disco()
+    for extend in startup_registrations.on_ready:
         extend()
     shared_libraries.load()
-    from tvm_ipc.runtime import patch_disco_sessions  # needs the native library
+    from tvm_ipc.runtime import patch_disco_error_handling  # needs the native library
 
-    patch_disco_sessions.patch()
+    patch_disco_error_handling.patch()

@@ -44,9 +44,9 @@ from tvm_ipc.errors import (
 )
 from tvm_ipc.packed_functions import Progress
 from tvm_ipc.runtime.chunked_calls import call_in_chunks
-from tvm_ipc.runtime.python_subprocess import describe_exit_code
 from tvm_ipc.runtime.reentrancy import refuse_reentrant
 from tvm_ipc.runtime.references import DPackedFunc, DRef
+from tvm_ipc.runtime.start_child_process import describe_exit_code
 from tvm_ipc.runtime.wait_for_workers import SLICE_SECONDS
 from tvm_ipc.runtime.worker_pool_interface import Pool
 

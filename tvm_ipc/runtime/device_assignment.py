@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
 from tvm_ipc.packed_functions import BACKENDS, backends_of
-from tvm_ipc.runtime import ready_hooks, shared_libraries
+from tvm_ipc.runtime import shared_libraries, startup_registrations
 
 _refusal = tvm_ffi.get_global_func("tvm_ipc.refusal")
 _AUTO: Final = "auto"
@@ -76,7 +76,7 @@ def assign_devices(
     ids = of_workers(where, num_workers, device_ids, machines)
     here = tvm_ffi.Shape([i for i, machine in zip(ids, machines, strict=True) if machine == 0])
     if kind == _GPU:
-        ready_hooks.require_devices[_GPU](
+        startup_registrations.require_devices[_GPU](
             where, here, given=device_ids is not None, share=not on_several_machines
         )
         shared_libraries.require_cuda()  # worker 0 is a thread of this process

@@ -13,7 +13,12 @@ import tvm_ffi
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import stderr_messages
-from tvm_ipc.runtime.python_subprocess import ChildProcess, import_path, passed, python_with_path
+from tvm_ipc.runtime.start_child_process import (
+    ChildProcess,
+    import_path,
+    passed,
+    python_with_path,
+)
 
 #: Runs a module like `python -m`, after the controller's import path has been set.
 _MAIN: Final = """

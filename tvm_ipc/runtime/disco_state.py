@@ -15,8 +15,8 @@ import tvm_ffi
 from tvm_ipc import arguments
 from tvm_ipc.errors import RankError, SessionClosedError, WorkerDiedError, WorkerError, causes
 from tvm_ipc.runtime.disco_processes import Worker
-from tvm_ipc.runtime.python_subprocess import describe_exit_code
 from tvm_ipc.runtime.reentrancy import refuse_reentrant
+from tvm_ipc.runtime.start_child_process import describe_exit_code
 
 _get_function = tvm_ffi.get_global_func("tvm_ipc.session.get_function")
 _recover = tvm_ffi.get_global_func("tvm_ipc.session.recover")

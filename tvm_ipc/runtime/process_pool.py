@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm_ffi
 
-from tvm_ipc.runtime.python_subprocess import (
+from tvm_ipc.runtime.start_child_process import (
     OWN_GROUP,
     ChildProcess,
     import_path,

@@ -15,17 +15,22 @@ from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import BACKENDS, MODULE_CHECK
-from tvm_ipc.runtime import device_assignment, log, patch_disco_sessions, standard_fd_reservation
+from tvm_ipc.runtime import (
+    device_assignment,
+    log,
+    patch_disco_error_handling,
+    standard_fd_reservation,
+)
 from tvm_ipc.runtime.collectives import Collectives, flatten_parts, reduction_kind
 from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
-from tvm_ipc.runtime.conversions import host_tensor
 from tvm_ipc.runtime.defer_sigint import defer_sigint
 from tvm_ipc.runtime.distribute_module import distribute_module
 from tvm_ipc.runtime.export_library import library_of
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.session_argument_conversion import host_tensor
 from tvm_ipc.runtime.session_start import SessionStart, StartOptions
 from tvm_ipc.runtime.shutdown import Shutdown
-from tvm_ipc.runtime.teams import Team
+from tvm_ipc.runtime.team_and_current_rank import Team
 from tvm_ipc.runtime.value_transfer import Values, value_keys
 
 if TYPE_CHECKING:
@@ -555,4 +560,4 @@ def init_ccl(
             arguments.one_of("init_ccl: device", device, (session.device,))
         session.init_ccl(ccl, *(device_ids or ()))
     else:
-        patch_disco_sessions.init_ccl(session, ccl, device_ids, device)
+        patch_disco_error_handling.init_ccl(session, ccl, device_ids, device)

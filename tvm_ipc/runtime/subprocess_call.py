@@ -26,7 +26,7 @@ from typing import Any, Final
 from tvm_ipc import errors
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config, standard_fd_reservation
-from tvm_ipc.runtime.python_subprocess import (
+from tvm_ipc.runtime.start_child_process import (
     OWN_GROUP,
     ChildProcess,
     describe_exit_code,

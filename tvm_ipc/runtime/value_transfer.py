@@ -25,7 +25,8 @@ from tvm_ipc.runtime.chunked_calls import (
 )
 from tvm_ipc.runtime.collectives import Collectives, Scope
 from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
-from tvm_ipc.runtime.conversions import (
+from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.session_argument_conversion import (
     as_device,
     as_dtype,
     bytes_of,
@@ -33,8 +34,7 @@ from tvm_ipc.runtime.conversions import (
     host_tensor,
     target_of,
 )
-from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
-from tvm_ipc.runtime.teams import Team
+from tvm_ipc.runtime.team_and_current_rank import Team
 
 _native_expect = tvm_ffi.get_global_func("tvm_ipc.session.expect")
 _native_put = tvm_ffi.get_global_func("tvm_ipc.session.put")

@@ -12,7 +12,7 @@ from typing import Any, Final
 import tvm_ffi
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime.python_subprocess import describe_exit_code, explain_crash
+from tvm_ipc.runtime.start_child_process import describe_exit_code, explain_crash
 from tvm_ipc.runtime.worker_pool_interface import START_SECONDS
 
 _wait_joined = tvm_ffi.get_global_func("tvm_ipc.session.wait_joined")

@@ -11,7 +11,7 @@ def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_
     from tvm_ipc.runtime import standard_fd_reservation
 
     standard_fd_reservation.fill()
-    from tvm_ipc.runtime.tvm_import import without_torch
+    from tvm_ipc.runtime.import_tvm_without_compiler import without_torch
 
     with without_torch():  # its import would take most of a worker's start
         import tvm_ffi

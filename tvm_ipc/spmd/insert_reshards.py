@@ -33,7 +33,7 @@ from tvm_ipc.comm.collective_op import dtype_of, extents
 from tvm_ipc.comm.place_op import NAME, is_place
 from tvm_ipc.comm.placements import Placements, placements_of
 from tvm_ipc.comm.symbolic_extents import constant, item_bytes
-from tvm_ipc.spmd.operand_uses import variables_of
+from tvm_ipc.spmd.parameter_uses import variables_of
 from tvm_ipc.spmd.placements.placed_tensor import is_whole
 from tvm_ipc.spmd.rules.decompositions import decompose
 from tvm_ipc.spmd.rules.operation import operation_of, short_name

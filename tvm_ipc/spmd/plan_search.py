@@ -23,7 +23,7 @@ from tvm_ipc.analysis.rewrite import walk
 from tvm_ipc.comm import Placement, Replica, Shard
 from tvm_ipc.spmd.insert_reshards import tensors_among
 from tvm_ipc.spmd.op_costs import Seconds, shape_of
-from tvm_ipc.spmd.operand_uses import variables_of
+from tvm_ipc.spmd.parameter_uses import variables_of
 from tvm_ipc.spmd.rules.operation import short_name, tensor_types
 from tvm_ipc.spmd.sharded_call_costs import CallCosts, ResultPlacements
 

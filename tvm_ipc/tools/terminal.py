@@ -106,7 +106,7 @@ def load_tvm(*, compiler: bool = True) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tvm_ipc import runtime
-        from tvm_ipc.runtime.tvm_import import runtime_only
+        from tvm_ipc.runtime.import_tvm_without_compiler import runtime_only
 
         if not compiler and "tvm" not in sys.modules:
             runtime_only()

@@ -11,7 +11,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.async_collectives import AsyncCollectives
 from tvm_ipc.transform.byoc.compiler_results import Compiled, CompileError, compile_each
 from tvm_ipc.transform.byoc.extern_declaration import script
-from tvm_ipc.transform.byoc.global_symbol_cache import (
+from tvm_ipc.transform.byoc.global_symbol_policies import (
     ExistingGlobalSymbols,
     FreshGlobalSymbols,
     GlobalSymbolCache,
@@ -21,13 +21,13 @@ from tvm_ipc.transform.convert_ccl import ConvertFromCCL, ConvertToCCL
 from tvm_ipc.transform.elide_concat_copies import ElideConcatCopies
 from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.fuse_allreduce_epilogue import FuseAllReduceEpilogue
-from tvm_ipc.transform.fuse_supported import FuseSupported
+from tvm_ipc.transform.fuse_supported_functions import FuseSupported
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.legalize_ops import LegalizeOps
 from tvm_ipc.transform.lower_extern_calls import LowerExternCalls
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
-from tvm_ipc.transform.lower_packed_alloc_tensor import LowerPackedAllocTensor
+from tvm_ipc.transform.lower_offset_alloc_tensor import LowerPackedAllocTensor
 from tvm_ipc.transform.mark_compiler_functions_as_extern import MarkCompilerFunctionsAsExtern
 from tvm_ipc.transform.memory_scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions

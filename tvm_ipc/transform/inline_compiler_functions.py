@@ -14,7 +14,6 @@ from tvm.relax.utils import copy_with_new_vars
 from tvm_ipc import arguments
 from tvm_ipc.analysis.rewrite import walk
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.call_shapes import match_call
 from tvm_ipc.transform.byoc.function_literals import (
     CODEGEN,
     COMPOSITE,
@@ -23,7 +22,8 @@ from tvm_ipc.transform.byoc.function_literals import (
     used_functions,
     used_global_vars,
 )
-from tvm_ipc.transform.byoc.global_symbol_cache import FreshGlobalSymbols
+from tvm_ipc.transform.byoc.global_symbol_policies import FreshGlobalSymbols
+from tvm_ipc.transform.byoc.symbolic_shape_matching import match_call
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 

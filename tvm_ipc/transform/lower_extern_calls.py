@@ -14,14 +14,14 @@ from tvm_ipc import arguments
 from tvm_ipc.analysis.aliases import ModuleAliasFacts
 from tvm_ipc.analysis.binding_builders import ALLOC, dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects import AliasFacts
+from tvm_ipc.analysis.points_to_sets import AliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.programs import COPY
-from tvm_ipc.transform.byoc.call_shapes import CallShapes, dimensions, match_call
 from tvm_ipc.transform.byoc.extern_declaration import SCOPES, WRITES, Extern, read
 from tvm_ipc.transform.byoc.function_literals import used_global_vars
+from tvm_ipc.transform.byoc.symbolic_shape_matching import CallShapes, dimensions, match_call
 from tvm_ipc.transform.module_pass import module_pass, option
 
 _FORCE_PURE = "relax.force_pure"

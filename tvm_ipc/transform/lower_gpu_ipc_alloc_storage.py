@@ -15,7 +15,7 @@ from tvm_ipc.analysis.rewrite import change_functions, rewrite, typed
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import IPC_MEMORY, programs
 from tvm_ipc.transform.gc_paused import gc_paused
-from tvm_ipc.transform.lower_packed_alloc_tensor import lower_packed
+from tvm_ipc.transform.lower_offset_alloc_tensor import lower_packed
 from tvm_ipc.transform.module_pass import module_pass
 
 _ALLOC_STORAGE = relax.ExternFunc(programs.ALLOC_STORAGE.name)

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The independent verifier behind `verify_cross_rank_safety`; it shares no analysis with planners.
 
-    verifier            runs both checks on a module
-    module_summaries    functions, statements and summaries of a module
-    statements          a function as plain Python objects
-    known_calls         calls of packed functions and their effects, by the name of the callee
-    written_parameters  which parameters a PrimFunc writes
-    hazards             what a check reports
-    extents             symbolic sizes: proofs of inequalities, and counterexamples
-    eval_symbolic       values of expressions at sample sizes
+    verifier                      runs both checks on a module
+    module_summaries              functions, statements and summaries of a module
+    statements                    a function as plain Python objects
+    known_calls                   effects of calls of packed functions, by their names
+    written_parameters            which parameters a PrimFunc writes
+    hazards                       what a check reports
+    extents                       symbolic sizes: proofs of inequalities, and counterexamples
+    eval_symbolic                 values of expressions at sample sizes
 
 The memory check looks for data that peers, requests or later writes spoil:
 
-    interpreter         interprets a function over memory states
-    access_checker      applies reads, writes, requests and exposures to a state
-    allocations         creates storages, tensors and views, and checks their bounds
-    memory_state        the state at one point of a program
-    function_summary    effects of a function on its callers
-    buffers             storages, buffers and values
+    interpreter                   interprets a function over memory states
+    access_checker                applies reads, writes, requests and exposures to a state
+    allocations                   creates storages, tensors and views, and checks their bounds
+    memory_state                  the state at one point of a program
+    function_summary              effects of a function on its callers
+    buffers                       storages, buffers and values
 
 The order check looks for ranks that wait for each other indefinitely:
 
-    divergence          checks branches, and simulates all ranks
-    comm_trace_builder  traces what a function does together with other ranks
-    comm_trace          the actions and branches of a trace
-    call_actions        the action of one call
-    call_sizes          sizes and numbers that calls pass
-    signatures          arguments in which ranks must agree
-    tensor_contents     what is known of the contents of tensors
-    rank_model          what is known of a number on each rank
-    deadlock_simulator  simulates the actions of all ranks
+    communication_order_check     checks branches, and simulates all ranks
+    comm_trace_builder            traces what a function does together with other ranks
+    comm_trace                    the actions and branches of a trace
+    comm_trace_actions            the action of one call
+    call_sizes                    sizes and numbers that calls pass
+    compare_collective_arguments  arguments in which ranks must agree
+    tensor_contents               what is known of the contents of tensors
+    per_rank_and_uniform_values   what is known of a number on each rank
+    deadlock_simulator            simulates the actions of all ranks
 """

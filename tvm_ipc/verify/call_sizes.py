@@ -16,8 +16,13 @@ from tvm import relax, tirx
 
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.polynomials import Number, Terms, pack, times, unpack
-from tvm_ipc.verify.rank_model import KnownValue, PerRank, RankModel
-from tvm_ipc.verify.signatures import DetailPerRank, ShapeNumbers, SymbolicNumber, TensorSize
+from tvm_ipc.verify.compare_collective_arguments import (
+    DetailPerRank,
+    ShapeNumbers,
+    SymbolicNumber,
+    TensorSize,
+)
+from tvm_ipc.verify.per_rank_and_uniform_values import KnownValue, PerRank, RankModel
 from tvm_ipc.verify.statements import Argument, Statement
 from tvm_ipc.verify.symbolic_inequalities import Extents
 

@@ -22,12 +22,13 @@ from tvm_ipc.packed_functions.programs import (
 )
 from tvm_ipc.verify import known_calls
 from tvm_ipc.verify.allocation_interpreter import text_of
-from tvm_ipc.verify.call_actions import CallActions, requested_team
 from tvm_ipc.verify.call_sizes import CallSizes
 from tvm_ipc.verify.comm_trace import Action, ActionKind, Actions, Branch
+from tvm_ipc.verify.comm_trace_actions import CallActions, requested_team
+from tvm_ipc.verify.compare_collective_arguments import Signature, SignatureComparer
 from tvm_ipc.verify.known_calls import KnownCall
 from tvm_ipc.verify.module_summaries import Module
-from tvm_ipc.verify.rank_model import (
+from tvm_ipc.verify.per_rank_and_uniform_values import (
     KnownValue,
     PerRank,
     RankModel,
@@ -37,7 +38,6 @@ from tvm_ipc.verify.rank_model import (
     of_kernel,
     uniform,
 )
-from tvm_ipc.verify.signatures import Signature, SignatureComparer
 from tvm_ipc.verify.statements import (
     CALL_GLOBAL,
     CALL_OPERATOR,

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ipc.verify.comm_trace import Action
-from tvm_ipc.verify.rank_model import KnownValue, PerRank, RankModel, Uniform, computed
+from tvm_ipc.verify.per_rank_and_uniform_values import (
+    KnownValue,
+    PerRank,
+    RankModel,
+    Uniform,
+    computed,
+)
 
 
 @dataclass(eq=False)

@@ -6,12 +6,12 @@ from __future__ import annotations
 import tvm
 
 from tvm_ipc.packed_functions import MAX_WORKERS
-from tvm_ipc.verify.divergence import DivergenceCheck
+from tvm_ipc.verify.communication_order_check import DivergenceCheck
 from tvm_ipc.verify.function_summary import Summary
 from tvm_ipc.verify.hazards import Hazard, UselessOverlap
 from tvm_ipc.verify.interpreter import Interpreter
 from tvm_ipc.verify.module_summaries import Module
-from tvm_ipc.verify.rank_model import RankModel
+from tvm_ipc.verify.per_rank_and_uniform_values import RankModel
 
 
 def find_hazards(

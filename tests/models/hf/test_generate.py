@@ -68,7 +68,7 @@ def test_one_model_many_texts(tmp_path: Path) -> None:
 
 
 def test_long_prompts_are_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvm_ipc.models.hf import model as module
+    from tvm_ipc.models.hf import load_and_generate as module
 
     monkeypatch.setattr(module, "_PREFILL_CHUNK", 4)
     model = saved(tmp_path, "Llama")

@@ -27,7 +27,7 @@ def decoder() -> Any:
 
 
 def divide(decoder: Any, plan: Any) -> Any:
-    from tvm_ipc.models.hf.sharding import shard
+    from tvm_ipc.models.hf.shard_imported_model import shard
 
     return shard(decoder, 2, parse_plan("load: plan", plan))
 

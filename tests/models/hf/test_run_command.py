@@ -21,9 +21,9 @@ from tests.models.hf.checkpoints import continued, saved
 from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError
 from tvm_ipc.models.hf import compile_cache
-from tvm_ipc.models.hf.model import Model
-from tvm_ipc.nodes.mpi import find_mpi
-from tvm_ipc.tools.run.command import _pieces
+from tvm_ipc.models.hf.load_and_generate import Model
+from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.tools.run.generate_text import _pieces
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.models.weights import weight_files
+from tvm_ipc.index_spans import Span, Spans, extract, shape_of
 from tvm_ipc.models.weights import safetensors, slice_reader
 from tvm_ipc.models.weights.slice_reader import SliceReader, convert, fill_zeros
-from tvm_ipc.slices import Span, Spans, extract, shape_of
 
 
 def part_of(path: Path, name: str, runs: Spans, dtype: str) -> np.ndarray[Any, Any]:

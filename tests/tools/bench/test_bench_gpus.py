@@ -14,7 +14,7 @@ from tvm_ipc.tools.bench.options import OptionError, parse
 CODE = """
 import tvm
 import tvm_ipc
-from tvm_ipc.tools.bench import calibrate_cost_model, programs
+from tvm_ipc.tools.bench import calibrate_cost_model, overlap_programs
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.tools.command_line import main
 from tvm_ipc.transform import collect_report
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
     with collect_report() as report:
         pipeline = tvm_ipc.get_pipeline(target, 2, overlap=found)
-        pipeline(programs.plain(Workload("allgather", 2, 64, 16, 16, 4, False)))
+        pipeline(overlap_programs.plain(Workload("allgather", 2, 64, 16, 16, 4, False)))
     for one in report.decisions:
         if one.pass_name == "OverlapCommunication":
             print(one.verdict, "|", one.reason)

@@ -17,7 +17,7 @@ from tvm_ipc.packed_functions.programs import (
     RELEASE,
     VIEW,
 )
-from tvm_ipc.tools.bench import programs
+from tvm_ipc.tools.bench import overlap_programs
 from tvm_ipc.tools.bench.chrome_trace import Activity, activity, document, totals
 from tvm_ipc.tools.bench.overlap import Comparison, counts, table
 from tvm_ipc.tools.bench.timing_session import Event
@@ -122,7 +122,7 @@ def test_the_pipeline_does_what_the_model_chooses(kind: str, bandwidth: float) -
     wanted = choose(work, given)
     pipeline = tvm_ipc.get_pipeline("llvm", 2, overlap=given, blas=False)
     with collect_report() as report:
-        pipeline(programs.plain(work))
+        pipeline(overlap_programs.plain(work))
     (found,) = (one for one in report.decisions if one.pass_name == "OverlapCommunication")
     assert (found.verdict == "skipped") is (wanted.chunks == 0)
     assert wanted.reason in found.reason
@@ -134,4 +134,4 @@ def test_programs_that_are_not_overlapped_are_not_timed_as_if_they_were() -> Non
     with pytest.raises(
         IPCError, match="allgather of x cannot be overlapped: its team has one rank"
     ):
-        programs.variants(work, [2])
+        overlap_programs.variants(work, [2])

@@ -19,9 +19,9 @@ import pytest
 
 from tvm_ipc.cpu.openblas_discovery import installed
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi import find_mpi
+from tvm_ipc.nodes.mpi_discovery import find_mpi
 from tvm_ipc.tools import demo
-from tvm_ipc.tools.demo import run_comparison
+from tvm_ipc.tools.demo import compare_worker_counts
 from tvm_ipc.tools.demo.config import Config
 from tvm_ipc.tools.demo.generate import Generation
 from tvm_ipc.tools.demo.options import parse
@@ -124,8 +124,8 @@ def test_without_mpi_nodes_are_refused_before_anything_is_compiled(
     def none() -> None:
         raise IPCError("there is no mpiexec")
 
-    monkeypatch.setattr(run_comparison, "compile_model", pytest.fail)
-    monkeypatch.setattr("tvm_ipc.nodes.mpi.find_mpi", none)
+    monkeypatch.setattr(compare_worker_counts, "compile_model", pytest.fail)
+    monkeypatch.setattr("tvm_ipc.nodes.mpi_discovery.find_mpi", none)
     for match in ("there is no mpiexec", "OMPI_COMM_WORLD_RANK shows"):
         with pytest.raises(IPCError, match=match):
             demo.main([*SMALL, "--hosts", "2"])
@@ -149,7 +149,7 @@ def test_story_of_overlap(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_rival_that_says_other_tokens_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     options = parse(["--sequence-parallel", "--overlap", "2", "--tokens", "2"])
-    (rival,) = run_comparison._variants(options)
+    (rival,) = compare_worker_counts._variants(options)
     assert (rival.workers, rival.build.overlap) == (4, None)
     ours = generation(3, 3, second=0.5)
     for theirs, right in (
@@ -157,7 +157,9 @@ def test_rival_that_says_other_tokens_is_wrong(capsys: pytest.CaptureFixture[str
         (generation(3, 5, second=0.5), False),
         (generation(3, 3, second=0.6), False),
     ):
-        assert run_comparison._compare_variant(Report(), options, rival, ours, theirs) == right
+        assert (
+            compare_worker_counts._compare_variant(Report(), options, rival, ours, theirs) == right
+        )
         assert ("WRONG" in capsys.readouterr().out) != right
 
 
@@ -196,7 +198,7 @@ def verdict(
     capsys: pytest.CaptureFixture[str], config: Config, **changes: Generation
 ) -> tuple[bool, str]:
     said = {1: changes["one"], 2: changes["two"]}
-    right = run_comparison._compare(Report(), config, said)
+    right = compare_worker_counts._compare(Report(), config, said)
     return right, capsys.readouterr().out
 
 

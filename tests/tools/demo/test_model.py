@@ -19,11 +19,11 @@ from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.errors import WorkerError
 from tvm_ipc.tools.demo import model, weights
+from tvm_ipc.tools.demo.compare_worker_counts import allowed_difference
 from tvm_ipc.tools.demo.compile_model import compile_model, decisions
 from tvm_ipc.tools.demo.config import DTYPES, Build, Config
 from tvm_ipc.tools.demo.generate import Generator
 from tvm_ipc.tools.demo.model import Shard
-from tvm_ipc.tools.demo.run_comparison import allowed_difference
 from tvm_ipc.tools.inspection.symbolic_sizes import evaluate
 
 CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)

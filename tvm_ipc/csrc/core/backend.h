@@ -19,8 +19,8 @@
 #include "core/element_type.h"
 #include "core/error.h"
 #include "core/file_descriptor.h"
-#include "core/heap.h"
 #include "core/host_info.h"
+#include "core/peer_mapped_heap.h"
 #include "core/shared_memory_layout.h"
 
 namespace tvm_ipc {

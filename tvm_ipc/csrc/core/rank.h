@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/arena.h"
+#include "core/arena_allocator.h"
 #include "core/async_queue.h"
 #include "core/backend.h"
 #include "core/emulated_link.h"

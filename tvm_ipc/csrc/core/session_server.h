@@ -19,8 +19,8 @@
 
 #include "core/backend.h"
 #include "core/file_descriptor.h"
-#include "core/internode_control.h"
 #include "core/internode_control_link.h"
+#include "core/internode_session_event_relay.h"
 #include "core/session_server_workers.h"
 #include "core/shared_memory_layout.h"
 #include "core/worker_admission.h"

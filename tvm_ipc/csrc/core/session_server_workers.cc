@@ -319,7 +319,7 @@ bool WorkerTable::UnpackReport(int rank, const std::string& payload, RankReport*
          TakeField(payload, &position, &report->traceback);
 }
 
-// ---- Sessions of several nodes (internode_control.h).
+// ---- Sessions of several nodes (internode_session_event_relay.h).
 
 void WorkerTable::Notify(Type type, int rank, uint64_t number, std::string text) {
   if (notify_) notify_({type, rank, number, std::move(text)});

@@ -105,7 +105,7 @@ class WorkerTable {
   /*! \brief Handle a ready descriptor: a worker's messages, its end, or room to send. */
   void Serve(const pollfd& ready);
 
-  // ---- For the session servers of several nodes (internode_control.h).
+  // ---- For the session servers of several nodes (internode_session_event_relay.h).
 
   /*! \brief The cause of the abort of a generation. */
   struct AbortRecord {

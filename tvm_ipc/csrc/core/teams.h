@@ -8,9 +8,10 @@
  * between. So creating a team needs no agreement, and looking it up again is cheap. The records are
  * stored in the session's control block and live as long as it does.
  *
- * With several nodes the controller's session server creates all teams (internode_control.h) and
- * the nodes have the same tables. A rank requests a team that its node does not have yet, either by
- * its ranks or because its id arrived before its record, and waits for the answer.
+ * With several nodes the controller's session server creates all teams
+ * (internode_session_event_relay.h) and the nodes have the same tables. A rank requests a team that
+ * its node does not have yet, either by its ranks or because its id arrived before its record, and
+ * waits for the answer.
  */
 #ifndef TVM_IPC_CORE_TEAMS_H_
 #define TVM_IPC_CORE_TEAMS_H_

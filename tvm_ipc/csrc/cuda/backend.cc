@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/collectives_endpoint.h"
 #include "cuda/device_info.h"
-#include "cuda/endpoint.h"
 #include "cuda/probe.h"
 
 namespace tvm_ipc {

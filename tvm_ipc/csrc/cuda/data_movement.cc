@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "cuda/argument_checks.h"
-#include "cuda/endpoint.h"
+#include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

@@ -15,7 +15,7 @@
 
 #include <utility>
 
-#include "cuda/endpoint.h"
+#include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

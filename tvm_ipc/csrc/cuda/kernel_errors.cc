@@ -12,7 +12,7 @@
 
 #include "core/point_to_point_checks.h"
 #include "core/team_barrier.h"
-#include "cuda/endpoint.h"
+#include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

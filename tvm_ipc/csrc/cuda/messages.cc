@@ -17,7 +17,7 @@
 
 #include "core/point_to_point_checks.h"
 #include "core/wait.h"
-#include "cuda/endpoint.h"
+#include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/element_type.h"
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/choose_kernel_and_grid.h"
 #include "driver/device.h"
 
 namespace tvm_ipc::cuda {

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "core/heap.h"
+#include "core/peer_mapped_heap.h"
 #include "cuda/ipc_memory.h"
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/choose_kernel_and_grid.h"
 #include "cuda/modules.h"
 #include "cuda/region_layout.h"
 #include "driver/stream.h"

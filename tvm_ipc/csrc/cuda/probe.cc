@@ -11,8 +11,8 @@
 #include "core/thread_signals.h"
 #include "core/worker_handshake.h"
 #include "cuda/backend.h"
+#include "cuda/collectives_endpoint.h"
 #include "cuda/device_info.h"
-#include "cuda/endpoint.h"
 
 namespace tvm_ipc::cuda {
 

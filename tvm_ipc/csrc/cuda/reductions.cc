@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "cuda/argument_checks.h"
-#include "cuda/endpoint.h"
+#include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

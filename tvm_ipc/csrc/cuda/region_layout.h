@@ -12,7 +12,7 @@
 
 #include <cstddef>
 
-#include "cuda/kernels/interface.h"
+#include "cuda/kernels/kernel_arguments.h"
 #include "driver/driver.h"
 
 namespace tvm_ipc::cuda {

@@ -22,7 +22,7 @@
 #include "core/rank.h"
 #include "core/teams.h"
 #include "disco/tensor_to_buffer.h"
-#include "disco/typed_function.h"
+#include "disco/typed_to_packed_function.h"
 #include "disco/worker_functions.h"
 
 namespace tvm_ipc {

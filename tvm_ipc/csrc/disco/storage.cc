@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/heap.h"
+#include "core/peer_mapped_heap.h"
 #include "core/rank.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/worker_functions.h"

@@ -22,7 +22,7 @@
 #include "core/teams.h"
 #include "disco/controller_functions.h"
 #include "disco/error_conversion.h"
-#include "disco/host_fetches.h"
+#include "disco/in_process_value_exchange.h"
 #include "disco/per_stream_allocator.h"
 #include "disco/tensor_to_buffer.h"
 

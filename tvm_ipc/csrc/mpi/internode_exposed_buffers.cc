@@ -9,7 +9,7 @@
 
 #include "core/teams.h"
 #include "core/wait.h"
-#include "mpi/internode_team.h"
+#include "mpi/internode_team_operation.h"
 #include "shm/reduce.h"
 
 namespace tvm_ipc {

@@ -7,7 +7,7 @@
 #define TVM_IPC_MPI_INTERNODE_REDUCE_H_
 
 #include "core/backend.h"
-#include "mpi/internode_team.h"
+#include "mpi/internode_team_operation.h"
 #include "mpi/reduce_plan.h"
 #include "shm/allreduce.h"
 

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "core/team_layout.h"
-#include "mpi/reduction_combiner.h"
+#include "mpi/internode_reduction_partials.h"
 
 namespace tvm_ipc {
 

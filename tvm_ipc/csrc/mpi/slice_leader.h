@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "mpi/internode_team.h"
+#include "mpi/internode_reduction_partials.h"
+#include "mpi/internode_team_operation.h"
 #include "mpi/reduce_plan.h"
-#include "mpi/reduction_combiner.h"
 
 namespace tvm_ipc {
 

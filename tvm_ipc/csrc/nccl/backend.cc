@@ -7,8 +7,8 @@
 #include "core/rank.h"
 #include "driver/comm_stream_async_queue.h"
 #include "driver/device.h"
+#include "nccl/collectives_endpoint.h"
 #include "nccl/device_heap.h"
-#include "nccl/endpoint.h"
 #include "nccl/library.h"
 
 namespace tvm_ipc {

@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "core/team_barrier.h"
-#include "nccl/endpoint.h"
-#include "nccl/team.h"
+#include "nccl/collectives_endpoint.h"
+#include "nccl/team_operation.h"
 
 namespace tvm_ipc::nccl {
 

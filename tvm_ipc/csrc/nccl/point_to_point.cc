@@ -18,8 +18,8 @@
 #include "core/point_to_point_checks.h"
 #include "core/team_barrier.h"
 #include "core/wait.h"
-#include "nccl/endpoint.h"
-#include "nccl/team.h"
+#include "nccl/collectives_endpoint.h"
+#include "nccl/team_operation.h"
 
 namespace tvm_ipc::nccl {
 

@@ -6,8 +6,8 @@
  * NCCL chooses the order of additions by the number of ranks, the size, and the links between the
  * devices. All ranks get the same bits, but the bits may differ between sizes.
  */
-#include "nccl/endpoint.h"
-#include "nccl/team.h"
+#include "nccl/collectives_endpoint.h"
+#include "nccl/team_operation.h"
 
 namespace tvm_ipc::nccl {
 

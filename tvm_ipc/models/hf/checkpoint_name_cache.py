@@ -46,7 +46,7 @@ def weight_names(
         "weights": list(compiled.shards),
     }
     result = run_in_child(
-        "tvm_ipc.models.hf.compile_subprocess:names",
+        "tvm_ipc.models.hf.compile_steps_in_child:names",
         request,
         purpose="to find the weights of a model",
     )

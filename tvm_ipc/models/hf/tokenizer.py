@@ -13,7 +13,7 @@ from typing import Any
 from tvm_ipc.errors import ModelError
 from tvm_ipc.models.hf.model_folder import CONFIG, ModelFolder
 from tvm_ipc.models.hf.optional_deps import require
-from tvm_ipc.runtime.tvm_import import without_torch
+from tvm_ipc.runtime.import_tvm_without_compiler import without_torch
 
 
 def configuration(folder: ModelFolder) -> Any:

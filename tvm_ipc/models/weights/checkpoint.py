@@ -9,7 +9,7 @@ from typing import Final
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
 from tvm_ipc.models.weights import safetensors, tvmjs
-from tvm_ipc.models.weights.file_tensors import (
+from tvm_ipc.models.weights.file_tensor_metadata import (
     FileTensor,
     read_json_file,
     read_prefix,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tvm_ipc import arguments
-from tvm_ipc.models.weights.file_tensors import FileTensor
+from tvm_ipc.models.weights.file_tensor_metadata import FileTensor
 from tvm_ipc.models.weights.host_tensors import HostTensor
 
 

@@ -15,16 +15,16 @@ import numpy as np
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import WeightsError
+from tvm_ipc.index_spans import Spans, shape_of, slice_pairs_in_box
 from tvm_ipc.models.weights import checkpoint, host_tensors, match, worker
-from tvm_ipc.models.weights.file_tensors import FileTensor, byte_count
+from tvm_ipc.models.weights.file_tensor_metadata import FileTensor, byte_count
+from tvm_ipc.models.weights.files_missing_on_nodes import RemoteFiles
 from tvm_ipc.models.weights.fused import Fused, Name, SourceTensor
 from tvm_ipc.models.weights.host_tensors import HostTensor
-from tvm_ipc.models.weights.remote_files import RemoteFiles
 from tvm_ipc.models.weights.slice_reader import convert
 from tvm_ipc.runtime import status_line
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
-from tvm_ipc.slices import Spans, shape_of, slice_pairs_in_box
 
 if TYPE_CHECKING:
     from tvm_ipc.spmd import ShardSpec

@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401  registers bfloat16 and others with NumPy
 import numpy as np
 
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights.file_tensors import FileTensor
+from tvm_ipc.models.weights.file_tensor_metadata import FileTensor
 from tvm_ipc.models.weights.fused import Name, SourceTensor, leaf_names, resolve
 from tvm_ipc.models.weights.host_tensors import HostTensor
 

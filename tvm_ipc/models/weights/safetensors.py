@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights.file_tensors import (
+from tvm_ipc.models.weights.file_tensor_metadata import (
     MAX_HEADER_BYTES,
     File,
     FileTensor,

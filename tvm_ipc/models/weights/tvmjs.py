@@ -19,7 +19,7 @@ import numpy as np
 
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights.file_tensors import (
+from tvm_ipc.models.weights.file_tensor_metadata import (
     File,
     FileTensor,
     byte_count,

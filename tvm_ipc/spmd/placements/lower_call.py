@@ -15,6 +15,7 @@ from tvm_ipc.comm.collective_op import dtype_of, extents
 from tvm_ipc.comm.placements import format_placements
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
 from tvm_ipc.errors import TransformError
+from tvm_ipc.spmd.placements.global_vars_to_rank_values import RankValue, RankValues, name_of
 from tvm_ipc.spmd.placements.placed_tensor import (
     PlacedTensor,
     local_extents,
@@ -22,7 +23,6 @@ from tvm_ipc.spmd.placements.placed_tensor import (
     sharded_axes,
     uneven,
 )
-from tvm_ipc.spmd.placements.rank_values import RankValue, RankValues, name_of
 from tvm_ipc.spmd.rules.decompositions import decompose
 from tvm_ipc.spmd.rules.operation import callee_of, format_callee, operation_of, short_name
 from tvm_ipc.spmd.rules.rule import LocalCall, Refusal, ResolvedPlacements, Rule, resolve_placements

@@ -17,9 +17,14 @@ from tvm_ipc.comm.collective_op import extents
 from tvm_ipc.comm.place_op import is_place, mesh_of
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
 from tvm_ipc.errors import TransformError
+from tvm_ipc.spmd.placements.global_vars_to_rank_values import (
+    RankValue,
+    RankValues,
+    UniformValue,
+    name_of,
+)
 from tvm_ipc.spmd.placements.lower_call import lower_call
 from tvm_ipc.spmd.placements.placed_tensor import PlacedTensor, local_type, sharded_axes, uneven
-from tvm_ipc.spmd.placements.rank_values import RankValue, RankValues, UniformValue, name_of
 from tvm_ipc.spmd.placements.redistribute import NAME
 
 

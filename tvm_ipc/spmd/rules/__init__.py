@@ -3,7 +3,7 @@
 
 rule            the class of a rule, and the placements that operands need for it
 operation       a call in the form that rules read
-user_rule       rules that users write as text
+einsum_rule     rules that users write as text
 elementwise     elementwise operators
 matmuls         matmul, einsum and attention
 reductions      sums, means and other reductions

@@ -23,9 +23,9 @@ from tvm_ipc.spmd.rules import (
     reductions,
     reshape,
 )
+from tvm_ipc.spmd.rules.einsum_rule import EinsumRule
 from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of
 from tvm_ipc.spmd.rules.rule import Rule
-from tvm_ipc.spmd.rules.user_rule import EinsumRule
 
 #: Rules by the names of operators as TVMScript has them after `R.`.
 RULES: Final[dict[str, Callable[[Operation], Rule]]] = {

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tvm-ipc bench`: measure collectives, and how much communication overlap hides.
 
-options               the command line
-command               the three modes of the command
-timing_session        a session that times its workers
-worker                the code that runs in workers
-collective_times      collectives by size
-result_file           saved, loaded, compared runs
-result_tables         a measurement as tables
-plot_svg              a measurement as SVG
-calibrate_cost_model  calibration of the cost model
-programs              the programs for overlap
-overlap               comparison with and without it
-chrome_trace          a timeline for Perfetto
+options                    the command line
+measure_calibrate_compare  the three modes of the command
+timing_session             a session that times its workers
+worker                     the code that runs in workers
+collective_times           collectives by size
+result_file                saved, loaded, compared runs
+result_tables              a measurement as tables
+plot_svg                   a measurement as SVG
+calibrate_cost_model       calibration of the cost model
+overlap_programs           the programs for overlap
+overlap                    comparison with and without it
+chrome_trace               a timeline for Perfetto
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
         terminal.print_err(f"tvm-ipc bench: {error} (see tvm-ipc bench --help)")
         return 2
     terminal.load_tvm()
-    from tvm_ipc.tools.bench import modes
+    from tvm_ipc.tools.bench import measure_calibrate_compare
 
     if isinstance(options, MeasureOptions):
-        return modes.measure(options)
+        return measure_calibrate_compare.measure(options)
     if isinstance(options, CalibrateOptions):
-        return modes.calibrate(options)
-    return modes.compare(options)
+        return measure_calibrate_compare.calibrate(options)
+    return measure_calibrate_compare.compare(options)

@@ -20,7 +20,7 @@ from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 from tvm_ipc.packed_functions.collectives import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
 from tvm_ipc.packed_functions.programs import COPY, MATMUL, REDUCE_SLICES, RELEASE
-from tvm_ipc.tools.bench import programs
+from tvm_ipc.tools.bench import overlap_programs
 from tvm_ipc.tools.bench.timing_session import TimingSession
 from tvm_ipc.transform.overlap.cost_model import Workload
 
@@ -86,7 +86,7 @@ class _CalibrationRun:
 
     def measure(self) -> Calibration:
         self._progress("compiling matmuls")
-        kernels = programs.compiled_kernels(
+        kernels = overlap_programs.compiled_kernels(
             itertools.product(*_KERNELS), self._workers, self._device
         )
         self._progress("starting workers")
@@ -144,7 +144,7 @@ class _CalibrationRun:
     def _kernel(self, vm: Any, shape: tuple[int, ...]) -> float:
         rows, inner, columns = shape
         self._progress(f"multiplying {rows} x {inner} by {inner} x {columns}")
-        function = vm[programs.kernel_name(rows, inner, columns)]
+        function = vm[overlap_programs.kernel_name(rows, inner, columns)]
         return self._timing.least(function, self._operands(rows, inner, columns), _REPEATS)
 
     def _blas_matmul(self, rows: int, inner: int, columns: int) -> float:
@@ -188,9 +188,9 @@ class _CalibrationRun:
         self._progress("exposing chunks")
         rows, inner, columns = _CHUNKED
         work = Workload("allgather", self._workers, rows, inner, columns, 4, False)
-        names = [programs.overlapped(count) for count in _CHUNKS]
-        module = programs.variants(work, _CHUNKS)
-        executable = programs.build(module, self._workers, blas=False, device=self._device)
+        names = [overlap_programs.overlapped(count) for count in _CHUNKS]
+        module = overlap_programs.variants(work, _CHUNKS)
+        executable = overlap_programs.build(module, self._workers, blas=False, device=self._device)
         vm = self._timing.session.load_vm_module(executable)
         operands = self._operands(rows, inner, columns)
         few, many = (self._timing.least(vm[name], operands) for name in names)

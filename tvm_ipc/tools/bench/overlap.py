@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from tvm_ipc.calibration import Calibration
-from tvm_ipc.tools.bench import programs
+from tvm_ipc.tools.bench import overlap_programs
 from tvm_ipc.tools.bench.timing_session import Event, TimingSession
 from tvm_ipc.tools.format import count_text
 from tvm_ipc.transform.overlap.cost_model import (
@@ -74,15 +74,20 @@ class Programs:
 
     def __init__(self, timing: TimingSession, work: Workload, counts: Sequence[int]) -> None:
         self._timing, self._work, self._counts = timing, work, list(counts)
-        executable = programs.build(programs.variants(work, counts), work.ranks, work.blas)
+        executable = overlap_programs.build(
+            overlap_programs.variants(work, counts), work.ranks, work.blas
+        )
         self._vm = timing.session.load_vm_module(executable)
         rows, inner, columns = work.rows or 0, work.inner or 0, work.columns or 0
         all_rows = timing.tensor((work.ranks * rows, inner))
         weight = timing.tensor((inner, columns))
         x = timing.tensor((rows, inner)) if work.kind == "allgather" else all_rows
-        self._arguments = {programs.MATMUL: [all_rows, weight], programs.PLAIN: [x, weight]}
+        self._arguments = {
+            overlap_programs.MATMUL: [all_rows, weight],
+            overlap_programs.PLAIN: [x, weight],
+        }
         for count in counts:
-            self._arguments[programs.overlapped(count)] = [x, weight]
+            self._arguments[overlap_programs.overlapped(count)] = [x, weight]
 
     def interleaved(self) -> dict[str, tuple[Any, list[Any]]]:
         """Return each function and its arguments, by name."""
@@ -91,12 +96,17 @@ class Programs:
     def compare(self, rounds: int) -> Comparison:
         """Time all programs alternately."""
         times = self._timing.interleaved(self.interleaved(), rounds)
-        chunks = {count: times[programs.overlapped(count)] for count in self._counts}
-        return Comparison(self._work, times[programs.MATMUL], times[programs.PLAIN], chunks)
+        chunks = {count: times[overlap_programs.overlapped(count)] for count in self._counts}
+        return Comparison(
+            self._work,
+            times[overlap_programs.MATMUL],
+            times[overlap_programs.PLAIN],
+            chunks,
+        )
 
     def events(self, count: int) -> list[Event]:
         """Return a trace of the program in `count` chunks; 0 is without overlap."""
-        name = programs.overlapped(count) if count else programs.PLAIN
+        name = overlap_programs.overlapped(count) if count else overlap_programs.PLAIN
         return self._timing.events(self._vm, name, self._arguments[name])
 
 

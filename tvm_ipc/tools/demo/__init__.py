@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tvm-ipc demo`: compile and run a tensor-parallel decoder on several numbers of workers.
 
-options               the command line
-config                model sizes and compile options
-model                 the program of one worker
-weights               random weights and their shards
-sequence_parallel     the rows that each worker has
-kernels_cpu           TIR kernels for CPUs
-kernels_gpu           TIR kernels for GPUs
-schedule_kernels_cpu  CPU schedules of matmul and norm
-compile_model         compilation with the pipeline
-gpu_check             checks of the GPUs
-generate              generation of tokens
-step_printer          progress and results
-run_comparison        all steps, and the comparison of their results
+options                the command line
+config                 model sizes and compile options
+model                  the program of one worker
+weights                random weights and their shards
+sequence_parallel      the rows that each worker has
+kernels_cpu            TIR kernels for CPUs
+kernels_gpu            TIR kernels for GPUs
+schedule_kernels_cpu   CPU schedules of matmul and norm
+compile_model          compilation with the pipeline
+gpu_check              checks of the GPUs
+generate               generation of tokens
+step_printer           progress and results
+compare_worker_counts  all steps, and the comparison of their results
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def main(argv: Sequence[str]) -> int:
         return 2
     report = Report()
     terminal.load_tvm()
-    from tvm_ipc.tools.demo import run_comparison
+    from tvm_ipc.tools.demo import compare_worker_counts
 
-    return run_comparison.run_demo(options, report)
+    return compare_worker_counts.run_demo(options, report)
 
 
 def default_model(

@@ -17,7 +17,7 @@ from tvm_ipc.cpu import openblas_discovery
 from tvm_ipc.errors import IPCError
 from tvm_ipc.host import available_cores, cpu_model
 from tvm_ipc.packed_functions import BACKENDS, backend_of_nodes
-from tvm_ipc.runtime import config, patch_disco, shared_libraries
+from tvm_ipc.runtime import config, repair_disco_import, shared_libraries
 from tvm_ipc.tools.doctor import gpus
 from tvm_ipc.tools.doctor.cxx_compiler import try_compiler
 from tvm_ipc.tools.format import error_text
@@ -94,7 +94,7 @@ def _tvm() -> dict[str, Any]:
         import tvm
 
         facts["mode"] = "runtime only" if tvm._RUNTIME_ONLY else "compiler and runtime"
-        patches = patch_disco.patch_disco()
+        patches = repair_disco_import.patch_disco()
         facts["found"], facts["patched"] = list(patches.found), list(patches.patched)
         facts["cuda"] = shared_libraries.load_cuda()
         facts["library"] = str(shared_libraries.load())

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import tvm_ipc
 from tvm_ipc.nodes import cli_hosts
-from tvm_ipc.nodes.mpi import find_mpi
+from tvm_ipc.nodes.mpi_discovery import find_mpi
 
 #: Sizes of the timed messages in bytes, and the number of round trips of each.
 SMALL: Final = 8

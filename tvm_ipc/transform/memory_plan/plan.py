@@ -18,10 +18,11 @@ from tvm import relax, tirx
 from tvm_ipc.analysis.aliases import ModuleAliasFacts
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.live_ranges import LiveRange, live_range
-from tvm_ipc.analysis.memory_objects import AliasFacts, Allocation
+from tvm_ipc.analysis.points_to_sets import AliasFacts, Allocation
 from tvm_ipc.analysis.program_order import Region, Step
 from tvm_ipc.packed_functions import IPC_MEMORY
-from tvm_ipc.transform.memory_plan.barrier_elision import (
+from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
+from tvm_ipc.transform.memory_plan.exit_barrier_budget import (
     Arrangement,
     Block,
     GroupKey,
@@ -30,7 +31,6 @@ from tvm_ipc.transform.memory_plan.barrier_elision import (
     choose_barriers,
     read_ends,
 )
-from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
 from tvm_ipc.transform.memory_plan.packing import Item, align, most_live, pack
 from tvm_ipc.transform.memory_plan.redundant_exit_barriers import (
     BarrierCandidate,
@@ -38,7 +38,7 @@ from tvm_ipc.transform.memory_plan.redundant_exit_barriers import (
     candidates,
 )
 from tvm_ipc.transform.memory_plan.sizes import Size, Sizes
-from tvm_ipc.transform.memory_plan.storage_reuse import StorageRequest, pool
+from tvm_ipc.transform.memory_plan.storage_pooling import StorageRequest, pool
 
 #: Scopes with byte addresses. In other scopes a tensor starts at the beginning of its storage.
 PACKED_SCOPES = ("global", IPC_MEMORY)

@@ -10,12 +10,12 @@ from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.live_ranges import live_range
-from tvm_ipc.analysis.memory_objects import Allocation
+from tvm_ipc.analysis.points_to_sets import Allocation
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.transform.memory_plan.barrier_elision import GroupKey
+from tvm_ipc.transform.memory_plan.communication_intervals import computes, transfers
+from tvm_ipc.transform.memory_plan.exit_barrier_budget import GroupKey
 from tvm_ipc.transform.memory_plan.packing import Item, most_live
 from tvm_ipc.transform.memory_plan.plan import Plan, Tensor, describe
-from tvm_ipc.transform.memory_plan.plan_report_transfers import computes, transfers
 from tvm_ipc.transform.memory_plan.sizes import Size, plain
 from tvm_ipc.transform.report import Decision, Event, FunctionPlan, PlannedStorage, PlannedTensor
 

@@ -9,7 +9,7 @@
 #ifndef TVM_IPC_CUDA_KERNELS_DEVICE_H_
 #define TVM_IPC_CUDA_KERNELS_DEVICE_H_
 
-#include "cuda/kernels/interface.h"
+#include "cuda/kernels/kernel_arguments.h"
 
 namespace tvm_ipc {
 namespace kernels {

@@ -2,8 +2,8 @@
 /*! \file move.cu
  *  \brief The kernels for data movement, barriers, exposed buffers, messages and the memory probe.
  */
-#include "cuda/kernels/channel.h"
 #include "cuda/kernels/move.h"
+#include "cuda/kernels/point_to_point.h"
 
 namespace tvm_ipc {
 namespace kernels {

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file collectives_endpoint.h
+ * \brief The endpoint of a rank that communicates through NCCL.
+ */
+#ifndef TVM_IPC_NCCL_COLLECTIVES_ENDPOINT_H_
+#define TVM_IPC_NCCL_COLLECTIVES_ENDPOINT_H_
+
+#include <memory>
+
+#include "core/backend.h"
+#include "nccl/communicators.h"
+
+namespace tvm_ipc::nccl {
+
+/*!
+ * \brief The endpoint of a rank. Every operation is enqueued on the calling thread's stream, then
+ *        returns.
+ *
+ * Peers read a rank's memory only in operations in which the rank takes part. So no barrier is
+ * needed to protect inputs, and the promises in `flags` have no effect.
+ */
+class NcclEndpoint final : public Endpoint {
+ public:
+  explicit NcclEndpoint(Rank& rank);
+
+  /*! \brief Return the heap in device memory, which peers do not map. */
+  const std::shared_ptr<Heap>& heap() const final { return heap_; }
+
+  void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
+                 const Buffer& recv) final;
+  void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
+                     const Buffer& recv) final;
+  void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
+              const Buffer* recv) final;
+  void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) final;
+  void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
+                 const Buffer& recv) final;
+  void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final;
+  void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final;
+  void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
+                const Buffer& recv) final;
+  void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
+               const Buffer& recv) final;
+  void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm, TeamId team,
+                     Strategy strategy, uint8_t flags, const Buffer& residual_out,
+                     const Buffer& norm_out) final;
+  /*! \brief Enqueue a send. Later work on the stream may overwrite the buffer. */
+  void Send(const Buffer& send, int receiver) final;
+  void Receive(const Buffer& recv, int sender) final;
+
+  void Copy(const Buffer& source, const Buffer& target) final;
+  void WriteNumber(int64_t number, const Buffer& recv) final;
+  void Synchronise() final { communicators_.Settle(); }
+  void Settle() final { communicators_.Settle(); }
+  void CheckReports() final { communicators_.Check(); }
+  void Follow(uint32_t generation) final { communicators_.Follow(generation); }
+  std::unique_ptr<AsyncQueue> MakeAsyncQueue() final;
+
+ private:
+  Rank& rank_;
+  Communicators communicators_;
+  std::shared_ptr<Heap> heap_;
+};
+
+}  // namespace tvm_ipc::nccl
+#endif  // TVM_IPC_NCCL_COLLECTIVES_ENDPOINT_H_

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of a model by the names that plans use, and how its functions use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from tvm import relax, tirx
+
+from tvm_ipc import arguments
+from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.comm import Mesh
+from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
+from tvm_ipc.comm.place_op import is_place
+from tvm_ipc.comm.placements import Placements, format_placements, placements_of
+from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.spmd.parameter_uses import OperandUse, operand_uses_of, unused, use_of
+from tvm_ipc.spmd.styles import Use
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A parameter of one or several functions.
+
+    Attributes
+    ----------
+    name : the name of the parameter in plans.
+    parameter : its name in the functions.
+    shape : the shape of the whole parameter; an extent in which functions differ is symbolic.
+    dtype : the type of its elements.
+    is_input : whether it is passed with each call; other parameters are weights.
+    variables : its variable in each function that has it.
+    """
+
+    name: str
+    parameter: str
+    shape: tuple[Any, ...]
+    dtype: str
+    is_input: bool
+    variables: list[relax.Var]
+
+
+#: The functions of a module, and its parameters, by name.
+Functions = Mapping[str, relax.Function]
+Parameters = Mapping[str, Parameter]
+
+
+def parameters_of(functions: Functions, names: Any) -> dict[str, Parameter]:
+    """Return the parameters of functions, by the names that plans use.
+
+    Parameters
+    ----------
+    functions : the functions of a module.
+    names : a mapping from parameters to their names in plans, for those with another name; or None.
+    """
+    names = {} if names is None else names
+    expected = "a mapping from names of parameters to their names in plans, or None"
+    arguments.instance("parallelize: names", names, Mapping, expected)
+    parameters: dict[str, Parameter] = {}
+    for function_name, function in functions.items():
+        inputs = _number_of_inputs(function_name, function)
+        for k, param in enumerate(function.params):
+            dims = extents(param.ty) if isinstance(param.ty, relax.TensorType) else None
+            if dims is None:
+                continue
+            parameter = str(param.name)
+            name = names.get(parameter, parameter)
+            arguments.text("parallelize: names, of a parameter", name)
+            shape = tuple(dim if constant(dim) is None else constant(dim) for dim in dims)
+            is_input = k < inputs or any(constant(extent) is None for extent in dims)
+            new = Parameter(name, parameter, shape, dtype_of(param.ty), is_input, [param])
+            if name in parameters:
+                _unify(parameters[name], new)
+            else:
+                parameters[name] = new
+    param_names = {str(param.name) for function in functions.values() for param in function.params}
+    unknown = [name for name in names if name not in param_names]
+    if unknown:
+        similar = ", ".join(map(repr, get_close_matches(str(unknown[0]), sorted(param_names))))
+        hint = f"similar names are {similar}" if similar else "no parameter has a similar name"
+        raise ValueError(f"parallelize: names: there is no parameter {unknown[0]!r}; {hint}")
+    return parameters
+
+
+def _number_of_inputs(name: str, function: relax.Function) -> int:
+    attributes = function.attrs or {}
+    if "params" in attributes:
+        raise ValueError(
+            f"parallelize: function {name!r} has weights as an attribute, so every rank would have "
+            "all of them; detach them: mod, weights = tvm.relax.frontend.detach_params(mod)"
+        )
+    return int(attributes["num_input"]) if "num_input" in attributes else 0
+
+
+def _unify(existing: Parameter, new: Parameter) -> None:
+    """Merge the parameter of another function into an existing one with the same name."""
+    equal = existing.dtype == new.dtype and same_extents(existing.shape, new.shape)
+    if not (equal or new.is_input or existing.is_input):
+        raise ValueError(
+            f"parallelize: {new.name!r} is {existing.shape} {existing.dtype} in one function, and "
+            f"{new.shape} {new.dtype} in another; give weights the same shape and type in all "
+            "functions"
+        )
+    if existing.is_input and len(new.shape) == len(existing.shape):
+        existing.shape = tuple(map(_common_extent, existing.shape, new.shape))
+    existing.variables += new.variables
+
+
+def _common_extent(extent: Any, other: Any) -> Any:
+    return extent if same_extents([extent], [other]) else tirx.Var("n", "int64")
+
+
+def placed_in_program(
+    mesh: Mesh, functions: Functions, params: Parameters
+) -> dict[str, Placements]:
+    """Return the placements of parameters that the functions themselves specify."""
+    name_of = {var: param.name for param in params.values() for var in param.variables}
+    specified: dict[str, tuple[Placements, str]] = {}
+    for function_name, function in functions.items():
+        seen = set()
+        for call in calls(function):
+            is_explicit = is_place(call) and not call.attrs.inserted
+            name = name_of.get(call.args[0]) if is_explicit else None
+            if name is None or name in seen:  # only the first `R.comm.place` of a parameter counts
+                continue
+            seen.add(name)
+            placements = placements_of(mesh, call.attrs.placements)
+            earlier, earlier_function = specified.setdefault(name, (placements, function_name))
+            if earlier != placements:
+                raise ValueError(
+                    f"parallelize: function {earlier_function!r} places {name!r} on "
+                    f"{format_placements(mesh, earlier)}, and function {function_name!r} on "
+                    f"{format_placements(mesh, placements)}; use the same placement in both"
+                )
+    return {name: placements for name, (placements, _) in specified.items()}
+
+
+def uses_of(functions: Functions, params: Parameters) -> Callable[[str], Use]:
+    """Return a function that returns how the program uses the parameter with a name."""
+    variables = {var for param in params.values() for var in param.variables}
+    uses: dict[relax.Var, list[OperandUse]] = {}
+    for function in functions.values():
+        uses |= operand_uses_of(function, [var for var in function.params if var in variables])
+    return lambda name: use_of(use for var in params[name].variables for use in uses[var])
+
+
+def idle_weights(functions: Functions, params: Parameters) -> list[str]:
+    """Return weights that no function uses."""
+    weights = [param for param in params.values() if not param.is_input]
+    idle = unused(functions.values(), [var for weight in weights for var in weight.variables])
+    return [weight.name for weight in weights if idle.issuperset(weight.variables)]
