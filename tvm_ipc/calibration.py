@@ -49,6 +49,7 @@ class Times:
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        """Check that sizes rise along each axis and that every point has a time."""
         if not self.axes or not all(self.axes):
             raise ValueError("a table of times has at least one size along each axis")
         for axis in self.axes:
@@ -151,6 +152,7 @@ class Calibration:
     noise: float
 
     def __post_init__(self) -> None:
+        """Check every field; raise TypeError or ValueError for a wrong one."""
         arguments.text("Calibration: machine", self.machine, "the name of a machine")
         arguments.text("Calibration: backend", self.backend, "the name of a backend")
         expected = f"a number of workers, 1 to {MAX_WORKERS}"

@@ -46,6 +46,7 @@ class Division:
     segments: tuple[Segment, ...]
 
     def __post_init__(self) -> None:
+        """Check the segments, and merge the factors of each into as few as possible."""
         wanted = "segments, each of them factors as (extent, ranks)"
         try:
             segments = [[(int(e), int(n)) for e, n in segment] for segment in self.segments]
@@ -75,6 +76,7 @@ class Division:
         return Division((((extent, workers),),))
 
     def __str__(self) -> str:
+        """Return the text that `of` parses, such as "8/2+4/2"."""
         return "+".join(
             "x".join(str(e) if n == 1 else f"{e}/{n}" for e, n in segment)
             for segment in self.segments

@@ -90,13 +90,16 @@ class Mesh:
         return ", ".join(map(repr, self.axes))
 
     def __eq__(self, other: object) -> bool:
+        """Compare names, extents and order of the axes, and the ranks."""
         if not isinstance(other, Mesh):
             return NotImplemented
         return list(self.axes.items()) == list(other.axes.items()) and self.ranks == other.ranks
 
     def __hash__(self) -> int:
+        """Hash what equality compares."""
         return hash((tuple(self.axes.items()), self.ranks))
 
     def __repr__(self) -> str:
+        """Return the call that creates the mesh; `ranks` is omitted if it is 0, 1, 2 and so on."""
         ranks = "" if self.ranks == tuple(range(len(self.ranks))) else f", ranks={self.ranks}"
         return f"Mesh({self.axes}{ranks})"

@@ -33,6 +33,7 @@ class Replica:
     """Placement in which every rank has the whole tensor."""
 
     def __str__(self) -> str:
+        """Return "R", as programs print the placement."""
         return "R"
 
 
@@ -50,6 +51,7 @@ class Shard:
     division: Division | None = None
 
     def __post_init__(self) -> None:
+        """Check the axis, and parse a division that is given as text."""
         axis = arguments.integer("Shard: axis", self.axis, "an axis of the tensor, from 0 on")
         object.__setattr__(self, "axis", axis)
         division: Any = self.division
@@ -60,6 +62,7 @@ class Shard:
             arguments.instance("Shard: division", division, Division, wanted)
 
     def __str__(self) -> str:
+        """Return "S[axis]" or "S[axis: division]", as programs print the placement."""
         return f"S[{self.axis}]" if self.division is None else f"S[{self.axis}: {self.division}]"
 
 
@@ -70,9 +73,11 @@ class Partial:
     reduction: str = "sum"
 
     def __post_init__(self) -> None:
+        """Check that the reduction can be deferred."""
         arguments.one_of("Partial: reduction", self.reduction, PARTIAL_REDUCTIONS)
 
     def __str__(self) -> str:
+        """Return "P[reduction]", as programs print the placement."""
         return f"P[{self.reduction}]"
 
 

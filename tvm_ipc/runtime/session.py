@@ -155,6 +155,7 @@ class Session(disco.Session):  # type: ignore[misc]
         return not (self._dispatcher.closed or self._dispatcher.unusable_reason)
 
     def __repr__(self) -> str:
+        """Return the kind and number of workers, and whether the session is usable."""
         dispatcher = self.__dict__.get("_dispatcher")
         state = "open"
         if dispatcher is None or dispatcher.closed:
@@ -271,6 +272,7 @@ class Session(disco.Session):  # type: ignore[misc]
             self._shutdown.close_after_exception()
 
     def __del__(self) -> None:
+        """Close the session if the program dropped it without closing it."""
         shutdown: Shutdown | None = self.__dict__.get("_shutdown")
         if shutdown is not None:
             shutdown.close_garbage()

@@ -75,4 +75,5 @@ class CurrentRank:
         self._act_for_rank(False)
 
     def __repr__(self) -> str:
+        """Return the rank as text."""
         return f"<tvm_ipc.CurrentRank: {self.rank}>"

@@ -69,6 +69,7 @@ class Parallelized:
         ]
 
     def __str__(self) -> str:
+        """Return the shards, the bytes on each rank and the collectives as a table."""
         whole = sum(spec.bytes or 0 for spec in self.shards.values())
         each = [self.bytes_of_rank(rank) for rank in self.mesh.ranks]
         least = "" if min(each) == max(each) else f"{min(each)} to "

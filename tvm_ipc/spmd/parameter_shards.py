@@ -126,6 +126,7 @@ class ShardSpec:
         return extents
 
     def __str__(self) -> str:
+        """Return name, shape, type and placements on one line."""
         extents = ", ".join(map(str, self.shape))
         on_ranks = "" if self.ranks is None else f" on {format_ranks(self.ranks)}"
         placements = format_placements(self.mesh, self.placements)

@@ -99,6 +99,7 @@ class OverlapCommunication:
     )
 
     def __post_init__(self) -> None:
+        """Check that either a calibration or a number of chunks is given."""
         if (self.calibration is None) == (self.chunks is None):
             raise ValueError(
                 "OverlapCommunication: expected either a calibration, which determines the number "

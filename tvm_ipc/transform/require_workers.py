@@ -79,6 +79,7 @@ class RequireWorkers:
     num_groups: int = 1
 
     def __post_init__(self) -> None:
+        """Check the numbers of workers and groups."""
         self.world_size, self.num_groups = arguments.workers(
             _NAME, "world_size", self.world_size, self.num_groups, MAX_WORKERS
         )

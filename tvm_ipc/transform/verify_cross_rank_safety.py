@@ -153,6 +153,7 @@ class VerifyCrossRankSafety:
     num_groups: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Check the numbers of workers and groups."""
         _rank_model("VerifyCrossRankSafety", self.world_size, self.num_groups)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:

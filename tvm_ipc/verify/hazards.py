@@ -66,6 +66,7 @@ class Hazard:
     unknown: bool = False
 
     def __str__(self) -> str:
+        """Return the sentence that errors print."""
         details = self._details()
         if self.example:
             details += f" (for example where {self.example})"

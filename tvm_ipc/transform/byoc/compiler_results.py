@@ -54,7 +54,6 @@ def compile_each(
         options. Returns a runtime module. The message of an exception that it raises names the
         function.
     """
-
     if not callable(compile_one):
         raise arguments.wrong_type("compile_each: compile_one", "a function", compile_one)
 

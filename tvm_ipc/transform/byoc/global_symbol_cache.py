@@ -31,6 +31,7 @@ class Site:
     compiler: str  #: its `Codegen` attribute
 
     def __str__(self) -> str:
+        """Return the text that names the function in messages."""
         return f"the {self.compiler!r} function {self.variable!r} in {self.function!r}"
 
 
