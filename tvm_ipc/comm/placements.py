@@ -30,7 +30,14 @@ PARTIAL_REDUCTIONS: Final = ("sum", "prod", "min", "max")
 
 @dataclass(frozen=True)
 class Replica:
-    """Placement in which every rank has the whole tensor."""
+    """Placement in which every rank has the whole tensor.
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> print(comm.Replica())
+    R
+    """
 
     def __str__(self) -> str:
         """Return "R", as programs print the placement."""
@@ -45,6 +52,12 @@ class Shard:
     ----------
     axis : the axis of the tensor.
     division : a `Division` of the axis or its text; None for consecutive shards.
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> print(comm.Shard(1), comm.Shard(0, "8/2+4/2"))
+    S[1] S[0: 8/2+4/2]
     """
 
     axis: int
@@ -68,7 +81,18 @@ class Shard:
 
 @dataclass(frozen=True)
 class Partial:
-    """Placement in which the tensor is the reduction of the tensors of the ranks."""
+    """Placement in which the tensor is the reduction of the tensors of the ranks.
+
+    Parameters
+    ----------
+    reduction : "sum", "prod", "min" or "max".
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> print(comm.Partial("max"))
+    P[max]
+    """
 
     reduction: str = "sum"
 
