@@ -78,6 +78,29 @@ class InlineCompilerFunctions:
     TransformError
         If a function of `functions` does not exist or has no compiler, or if functions call each
         other recursively.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import InlineCompilerFunctions, OutlineCompilerFunctions
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> outlined = OutlineCompilerFunctions()(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['main', 'main_cc_0']
+    >>> inlined = InlineCompilerFunctions("cc")(outlined)
+    >>> [var.name_hint for var in inlined.get_global_vars()]
+    ['main']
     """
 
     compiler: str | None = option(arguments.text, "a name or None", default=None)

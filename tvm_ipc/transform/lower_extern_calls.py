@@ -81,6 +81,28 @@ class LowerExternCalls:
     TransformError
         If the shape of an output does not follow from the arguments, an output is not a tensor, a
         declaration is used as a value, or its symbol is the name of another function.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import (
+    ...     LowerExternCalls, MarkCompilerFunctionsAsExtern, OutlineCompilerFunctions
+    ... )
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> mod = MarkCompilerFunctionsAsExtern("cc")(OutlineCompilerFunctions()(mod))
+    >>> "call_dps_packed" in LowerExternCalls()(mod).script()
+    True
     """
 
     place_arguments: bool = option(arguments.flag, default=True)

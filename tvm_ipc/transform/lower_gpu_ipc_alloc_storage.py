@@ -48,6 +48,21 @@ class LowerGPUIPCAllocStorage:
     TransformError
         An allocation in `ipc_memory` is of a form that cannot be lowered. The input module is
         unchanged.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import LowerGPUIPCAllocStorage
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main():
+    ...         x = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "ipc_memory")
+    ...         return x
+    ... ''')
+    >>> "runtime.disco.cuda_ipc.alloc_storage" in LowerGPUIPCAllocStorage()(mod).script()
+    True
     """
 
     @gc_paused()

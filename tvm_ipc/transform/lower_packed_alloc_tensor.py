@@ -32,6 +32,22 @@ class LowerPackedAllocTensor:
     Run this pass after the memory plan (`StaticPlanBlockMemory`) and after `RewriteCUDAGraph`,
     which recognizes only the operator, and before `LowerRuntimeBuiltin`. Pipelines with
     `LowerGPUIPCAllocStorage` do not need it.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import LowerPackedAllocTensor
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main():
+    ...         storage = R.memory.alloc_storage(R.shape([512]), 0, "global", "uint8")
+    ...         x = R.memory.alloc_tensor(storage, 256, R.shape([64]), "float32")
+    ...         return x
+    ... ''')
+    >>> "tvm_ipc.alloc_tensor" in LowerPackedAllocTensor()(mod).script()
+    True
     """
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:

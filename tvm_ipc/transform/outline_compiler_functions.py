@@ -82,6 +82,26 @@ class OutlineCompilerFunctions:
     ------
     TransformError
         If two different functions would get the same symbol, or if a function calls itself.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import OutlineCompilerFunctions
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> outlined = OutlineCompilerFunctions()(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['main', 'main_cc_0']
     """
 
     compiler: str | None = option(arguments.text, "a name or None", default=None)

@@ -58,6 +58,23 @@ class PipelineAllGather:
     chunks : the number of chunks into which the rows of a rank are split.
     streams : the number of chunks that are gathered or multiplied at a time. With 1 nothing
         overlaps.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import PipelineAllGather
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((64, 32), "float32"), w: R.Tensor((32, 16), "float32")):
+    ...         whole = R.comm.allgather(x, workers=2)
+    ...         y = R.matmul(whole, w)
+    ...         return y
+    ... ''')
+    >>> pipelined = PipelineAllGather(chunks=2)(mod)
+    >>> pipelined.script().count("tvm_ipc.start")
+    2
     """
 
     chunks: int = option(arguments.integer, "a number of chunks, 1 or more", 1)

@@ -109,6 +109,28 @@ class RunModuleCodegen:
     TransformError
         If compile_fn raises an exception or returns a wrong result, or if the functions call other
         functions of the module.
+
+    Examples
+    --------
+    The compiler of this package for matmuls. A compiler of your own returns a runtime module.
+
+    >>> import tvm
+    >>> from tvm_ipc.cpu import compile_blas
+    >>> from tvm_ipc.transform import RunModuleCodegen
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4, 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor((4, 4), "float32")):
+    ...             R.func_attr({"Codegen": "blas"})
+    ...             return R.matmul(a, a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> "tvm_ipc.blas.matmul" in RunModuleCodegen("blas", compile_blas)(mod).script()
+    True
     """
 
     compiler: str = option(arguments.text)

@@ -42,7 +42,32 @@ def plan_memory(
 
     Parameters
     ----------
+    mod : a module in destination-passing form, as `StaticPlanBlockMemory` takes it.
     packed, alignment, barrier_budget : see `StaticPlanBlockMemory`.
+
+    Returns
+    -------
+    list of Plan
+        A plan for each Relax function, with its tensors and storages.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import plan_memory
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((64,), "float32")):
+    ...         a = R.builtin.alloc_tensor(R.shape([64]), R.dtype("float32"), 0, "global")
+    ...         R.call_packed("tvm_ipc.copy", x, a, ty_args=(R.Tuple,))
+    ...         b = R.builtin.alloc_tensor(R.shape([64]), R.dtype("float16"), 0, "global")
+    ...         R.call_packed("tvm_ipc.clear", b, ty_args=(R.Tuple,))
+    ...         return R.tuple()
+    ... ''')
+    >>> (plan,) = plan_memory(mod, packed=True)
+    >>> len(plan.tensors), len(plan.storages)
+    (2, 1)
     """
     arguments.instance("plan_memory: mod", mod, tvm.IRModule, "an IRModule")
     packed = arguments.flag("plan_memory: packed", packed)
