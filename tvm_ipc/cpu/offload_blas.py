@@ -51,6 +51,22 @@ class OffloadBLAS:
     ----------
     min_work : the least number of multiplications of a matmul that is offloaded; None for a
         measured threshold for its type. Unknown dimensions count as 8.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.cpu import OffloadBLAS
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((64, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+    ...         y = R.nn.gelu(R.matmul(x, R.permute_dims(w)))
+    ...         return y
+    ... ''')
+    >>> offloaded = OffloadBLAS()(mod).script()
+    >>> "tvm_ipc.blas.matmul" in offloaded, "gelu" in offloaded
+    (True, False)
     """
 
     min_work: int | None = option(
