@@ -134,6 +134,14 @@ class Calibration:
     chunk : the cost of a chunk beyond its matmul: to expose it, to find a peer's, a view, a call.
     hide : the barrier that releases the chunks at the end.
     noise : the relative difference between two measurements of one time.
+
+    Examples
+    --------
+    The command `tvm-ipc bench --calibrate` measures a calibration and writes the file.
+
+    >>> import tvm_ipc
+    >>> calibration = tvm_ipc.Calibration.load("tvm-ipc-calibration.json", workers=2)
+    >>> pipeline = tvm_ipc.get_pipeline("llvm", world_size=2, overlap=calibration)
     """
 
     machine: str
@@ -180,7 +188,17 @@ class Calibration:
                 raise arguments.wrong_value(f"Calibration: {name}", expected, times)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration to a file, which `load` reads."""
+        """Write the calibration to a file, which `load` reads.
+
+        Parameters
+        ----------
+        path : the file to write.
+
+        Raises
+        ------
+        IPCError
+            The file cannot be written.
+        """
         target = arguments.path("Calibration.save: path", path, "a file to write")
         text = json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1)
         try:
@@ -201,8 +219,19 @@ class Calibration:
 
         Parameters
         ----------
+        path : the file.
         workers, backend : the required conditions of the measurement; None accepts any.
         any_machine : accept the calibration of another machine, on which the program will run.
+
+        Returns
+        -------
+        Calibration
+            The calibration.
+
+        Raises
+        ------
+        IPCError
+            The file cannot be read, or the calibration was measured under other conditions.
         """
         source = arguments.path("Calibration.load: path", path, "a file with a calibration")
         if workers is not None:

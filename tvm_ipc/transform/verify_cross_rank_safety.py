@@ -154,8 +154,9 @@ class VerifyCrossRankSafety:
 
     Parameters
     ----------
-    assume_no_exit_barrier, world_size, num_groups : see `verify_cross_rank_safety`.
+    assume_no_exit_barrier : see `verify_cross_rank_safety`.
     refuse_unknown : whether to reject a module with unknown hazards too.
+    world_size, num_groups : see `verify_cross_rank_safety`.
 
     Raises
     ------
