@@ -37,7 +37,7 @@ result = doctest.DocTestRunner().run(test)
 assert result.failed == 0 < result.attempted
 """
 SECTION = re.compile(r"^(\w+)\n-{3,}\n", re.MULTILINE)
-ITEM = re.compile(r"^((?:\*{0,2}\w+, )*\*{0,2}\w+) : ", re.MULTILINE)
+ITEM = re.compile(r"^(\*{0,2}\w+) : ", re.MULTILINE)
 
 
 def exported() -> dict[str, Any]:
@@ -121,8 +121,7 @@ def sections(value: Any) -> dict[str, str]:
 
 def documented(value: Any, title: str) -> list[str]:
     """Return the names that a section lists."""
-    items = ITEM.findall(sections(value).get(title, ""))
-    return [name.lstrip("*") for item in items for name in item.split(", ")]
+    return [name.lstrip("*") for name in ITEM.findall(sections(value).get(title, ""))]
 
 
 def parameters(value: Callable[..., Any]) -> list[str]:
@@ -182,8 +181,8 @@ def test_every_exported_name_has_an_example(name: str) -> None:
 def test_a_pass_shows_the_program_before_and_after(name: str) -> None:
     text = inspect.getdoc(EXPORTED[name]) or ""
     before, after = ("Rejected", "Accepted") if "Verify" in name else ("Before", "After")
-    assert re.search(rf"^{before}\b.*:$", text, re.MULTILINE)
-    assert re.search(rf"^{after}\b.*[:.]", text, re.MULTILINE)
+    for word in (before, after):  # a paragraph that ends in a colon, and an indented block of code
+        assert re.search(rf"^{word}\b(?:.|\n(?!\n))*:\n\n {{4}}\S", text, re.MULTILINE), word
 
 
 @pytest.mark.parametrize(

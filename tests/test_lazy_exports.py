@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import inspect
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import tvm_ipc
+from tvm_ipc import lazy_exports
 
 PACKAGE = Path(tvm_ipc.__file__).parent
 PACKAGES = [
@@ -55,3 +57,8 @@ def test_lazy_names_import_nothing_before_their_use(run_python: Callable[..., st
     assert run_python(code).split() == ["False", "False"]
     code = "import tvm_ipc\nprint('Session' in dir(tvm_ipc), len(tvm_ipc.__version__) > 2)"
     assert run_python(code).split() == ["True", "True"]
+
+
+def test_the_example_of_the_helper_runs() -> None:
+    result = doctest.testmod(lazy_exports)
+    assert result.failed == 0 < result.attempted

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_ipc import errors, packed_functions, script_namespace
-from tvm_ipc.lazy_exports import lazy_exports
+from tvm_ipc.lazy_exports import export_on_first_use
 from tvm_ipc.runtime import ready_hooks, worker_pool_interface
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _autoload() -> None:
 _NEEDS_RUNTIME = ("CurrentRank", "Session", "Team", "init_ccl", "load_weights")
 
 if not TYPE_CHECKING:  # a type checker would take every name for defined
-    _import_name, __dir__ = lazy_exports(
+    _import_name, __dir__ = export_on_first_use(
         __name__,
         {
             "Calibration": "calibration",

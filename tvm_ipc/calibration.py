@@ -220,7 +220,8 @@ class Calibration:
         Parameters
         ----------
         path : the file.
-        workers, backend : the required conditions of the measurement; None accepts any.
+        workers : the required number of workers of the measurement; None accepts any.
+        backend : the required backend of the measurement; None accepts any.
         any_machine : accept the calibration of another machine, on which the program will run.
 
         Returns

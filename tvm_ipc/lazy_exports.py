@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
-def lazy_exports(
+def export_on_first_use(
     package: str, modules: Mapping[str, str], submodules: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package whose names are imported on first use.
@@ -29,8 +29,8 @@ def lazy_exports(
 
     Examples
     --------
-    >>> from tvm_ipc.lazy_exports import lazy_exports
-    >>> get, names = lazy_exports("tvm_ipc", {"Calibration": "calibration"}, ["errors"])
+    >>> from tvm_ipc.lazy_exports import export_on_first_use
+    >>> get, names = export_on_first_use("tvm_ipc", {"Calibration": "calibration"}, ["errors"])
     >>> get("Calibration")
     <class 'tvm_ipc.calibration.Calibration'>
     >>> get("errors").__name__

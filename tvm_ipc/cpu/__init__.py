@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm_ipc.lazy_exports import lazy_exports
+from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.cpu.blas.byoc_backend import blas_patterns, compile_blas
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["OffloadBLAS", "ScheduleForCPU", "blas_patterns", "compile_blas", "cpu_target"]
 
 if not TYPE_CHECKING:  # a type checker would take every name for defined
-    __getattr__, __dir__ = lazy_exports(
+    __getattr__, __dir__ = export_on_first_use(
         __name__,
         {
             "blas_patterns": "blas.byoc_backend",

@@ -26,14 +26,14 @@ MIN_WORK: Final = {"float64": 4096, "float32": 4096, "float16": 256, "bfloat16":
 class OffloadBLAS:
     """Offload the matmuls of every Relax function to BLAS, with transposes and epilogues.
 
-    Before::
+    Before:
 
         wt = R.permute_dims(w)
         y0 = R.matmul(x, wt)
         y1 = R.add(y0, bias)
         y2 = R.nn.gelu(y1)
 
-    After::
+    After:
 
         y2 = R.call_dps_packed("tvm_ipc.blas.matmul", (0, 0x01, 0x41, x, w, bias),
                                out_ty=R.Tensor((n, 64), "float32"))

@@ -34,7 +34,7 @@ def _power_of_two(name: str, value: object) -> int:
 class ScheduleForCPU:
     """Schedule the kernels of a module for a CPU, as loops that LLVM can vectorize.
 
-    Before::
+    Before:
 
         for i in range(n):
             with T.sblock("exp"):
@@ -45,7 +45,7 @@ class ScheduleForCPU:
                 vi = T.axis.spatial(n, i)
                 c[vi] = b[vi] + a[vi]
 
-    After::
+    After:
 
         for i in range(n):
             c[i] = ... + a[i]       # e**(a[i] * 2), in additions, multiplications and selections

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm_ipc.lazy_exports import lazy_exports
+from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.gpu.rewrite_cuda_graph import RewriteCUDAGraph
@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 __all__ = ["RewriteCUDAGraph"]
 
 if not TYPE_CHECKING:  # a type checker would take every name for defined
-    __getattr__, __dir__ = lazy_exports(__name__, {"RewriteCUDAGraph": "rewrite_cuda_graph"})
+    __getattr__, __dir__ = export_on_first_use(__name__, {"RewriteCUDAGraph": "rewrite_cuda_graph"})

@@ -30,12 +30,12 @@ _ADDRESSES: Final = VIEWS | {"relax.memory.alloc_tensor"}
 class RewriteCUDAGraph:
     """Capture calls in CUDA graphs as TVM's pass does, except those that a graph cannot repeat.
 
-    Before::
+    Before:
 
         cls.add(a, b, total)
         exposed = R.call_packed("tvm_ipc.expose", total, 0)
 
-    After::
+    After:
 
         R.call_builtin_with_ctx(
             "vm.builtin.cuda_graph.run_or_capture", (cls.main_cuda_graph_capture, (a, b, total), 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm_ipc.lazy_exports import lazy_exports
+from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.spmd.lower_placements import LowerPlacements
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["LowerPlacements", "Parallelized", "ShardSpec", "declare_rule", "parallelize"]
 
 if not TYPE_CHECKING:  # a type checker would take every name for defined
-    __getattr__, __dir__ = lazy_exports(
+    __getattr__, __dir__ = export_on_first_use(
         __name__,
         {
             "declare_rule": "rules.table",

@@ -36,7 +36,7 @@ class LowerPlacements:
     Functions without `R.comm.place` do not change. The report gives the reason for each collective.
     Run this pass before all passes that read functions, such as `OffloadBLAS` and `LegalizeOps`.
 
-    Before, on a mesh of two ranks::
+    Before, on a mesh of two ranks:
 
         @R.function
         def main(x: R.Tensor((4, 8)), w: R.Tensor((8, 6))):
@@ -44,7 +44,7 @@ class LowerPlacements:
             y = R.matmul(x, wide)
             return y
 
-    After::
+    After:
 
         @R.function
         def main(x: R.Tensor((4, 8)), w: R.Tensor((4, 6))):

@@ -55,13 +55,13 @@ _ASYNC: Final[dict[str, Function]] = {
 class AsyncCollectives:
     """Start collectives asynchronously, and wait before the next use of their operands.
 
-    Before::
+    Before:
 
         R.call_packed("runtime.disco.allreduce", x, R.shape([0]), False, y)
         cls.matmul(a, b, c)                     # neither uses y nor writes x
         cls.add(y, c, d)
 
-    After::
+    After:
 
         request = R.call_packed("tvm_ipc.start", "tvm_ipc.allreduce", x, 0, 0, 3, 0, y)
         cls.matmul(a, b, c)

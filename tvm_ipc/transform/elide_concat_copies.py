@@ -38,12 +38,14 @@ class ElideConcatCopies:
     """Compute slices directly in the buffer that concatenates them, and release exposed tensors.
 
     Before:
+
         part = R.builtin.alloc_tensor(R.shape([2, 8]), ...)
         cls.matmul(rows, w, part)
         whole = R.builtin.alloc_tensor(R.shape([4, 8]), ...)
         R.call_packed("tvm_ipc.assemble", 0, R.shape([1, 64, 0]), part, whole)
 
     After:
+
         whole = R.builtin.alloc_tensor(R.shape([4, 8]), ...)
         part = R.call_packed("tvm_ipc.own_slice", whole, 0, 1, 64, 0, R.shape([2, 8]))
         cls.matmul(rows, w, part)

@@ -37,13 +37,13 @@ _TARGETS: Final = ("llvm", "c", "cuda")
 class FuseAllReduceEpilogue:
     """Fuse an all-reduce with the addition of a residual and the norm that follow it.
 
-    Before::
+    Before:
 
         total = R.ccl.allreduce(partial, "sum", in_group=False)
         x = R.add(residual, total)
         y = R.nn.rms_norm(x, weight, axes=[-1], epsilon=1e-5)
 
-    After::
+    After:
 
         fused = R.call_dps_packed(
             "tvm_ipc.allreduce_rms_norm", (partial, residual, weight, 1e-5, 0, 3, 0),

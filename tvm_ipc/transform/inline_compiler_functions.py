@@ -44,7 +44,7 @@ class InlineCompilerFunctions:
 
     This is the inverse of `OutlineCompilerFunctions`.
 
-    Before::
+    Before:
 
         @R.function
         def main_cc_0(a: R.Tensor(("n", 4), "float32"), b: R.Tensor(("n", 4), "float32")):
@@ -55,7 +55,7 @@ class InlineCompilerFunctions:
         def main(x: R.Tensor(("n", 4), "float32")):
             y = cls.main_cc_0(x, x)
 
-    After::
+    After:
 
         @R.function
         def main(x: R.Tensor(("n", 4), "float32")):

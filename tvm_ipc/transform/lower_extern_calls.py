@@ -34,18 +34,18 @@ Externs = dict[tvm.ir.GlobalVar, Extern]
 class LowerExternCalls:
     """Lower calls of extern declarations to calls that take their outputs as arguments.
 
-    Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4))::
+    Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4)):
 
         y = cls.scaled(x, R.shape([2]))                 # x: R.Tensor((n, 4), "float32")
 
-    After::
+    After:
 
         alloc = R.builtin.alloc_tensor(R.shape([n * 2, 4]), "float32", 0, "global")
         _ = R.call_packed("scaled", x, R.shape([2]), alloc)
         y = alloc
 
     In a function that still tracks purity, the pass emits a pure call instead, which
-    `CallTIRRewrite` lowers to the same::
+    `CallTIRRewrite` lowers to the same:
 
         y = R.call_dps_packed("scaled", (x, R.shape([2])), out_ty=R.Tensor((n * 2, 4), "float32"))
 

@@ -26,10 +26,12 @@ class LowerGPUIPCAllocStorage:
     """Lower storages in `ipc_memory` with their exact sizes, and tensors at offsets of storages.
 
     Before:
+
         storage = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "float32")  # 4096 bytes
         x = R.builtin.alloc_tensor(R.shape([n, 8]), "float16", 0, "ipc_memory")
 
     After:
+
         storage = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([4096]), "uint8")
         gv = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([n, 8]), "float16")
         x = R.memory.alloc_tensor(gv, 0, R.shape([n, 8]), "float16", 0)

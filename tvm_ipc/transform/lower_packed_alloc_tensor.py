@@ -19,10 +19,12 @@ class LowerPackedAllocTensor:
     """Lower tensors at an offset of a storage to calls of the runtime.
 
     Before:
+
         x = R.memory.alloc_tensor(storage, 256, R.shape([n, 8]), "float16", 0)
         y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
 
     After:
+
         x = R.call_packed("tvm_ipc.alloc_tensor", storage, 256, R.shape([n, 8]), "float16")
         y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
 

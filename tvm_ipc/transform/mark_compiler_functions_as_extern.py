@@ -19,7 +19,7 @@ from tvm_ipc.transform.module_pass import module_pass, option
 class MarkCompilerFunctionsAsExtern:
     """Replace the functions of a compiler by extern declarations.
 
-    Before::
+    Before:
 
         @R.function
         def scaled(a: R.Tensor(("m", 4), "float32")) -> R.Tensor(("m", 4), "float32"):
@@ -30,7 +30,7 @@ class MarkCompilerFunctionsAsExtern:
         def main(x: R.Tensor(("n", 4), "float32")):
             y = cls.scaled(x)
 
-    After::
+    After:
 
         scaled = R.ExternFunc(
             "scaled",

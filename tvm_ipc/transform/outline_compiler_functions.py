@@ -35,7 +35,7 @@ from tvm_ipc.transform.module_pass import module_pass, option
 class OutlineCompilerFunctions:
     """Outline function literals that have a `Codegen` attribute to functions of the module.
 
-    Before::
+    Before:
 
         @R.function
         def main(x: R.Tensor(("n", 4), "float32")):
@@ -46,7 +46,7 @@ class OutlineCompilerFunctions:
             y = inner(x)
             z = inner(y)
 
-    After::
+    After:
 
         @R.function
         def main_cc_0(a: R.Tensor(("n", 4), "float32"), x: R.Tensor(("n", 4), "float32")):

@@ -49,12 +49,12 @@ def _sites(name: str, value: object) -> dict[str, int]:
 class OverlapCommunication:
     """Overlap matmuls with the communication before or after them.
 
-    Before, with 2 workers::
+    Before, with 2 workers:
 
         whole = R.comm.allgather(x, axis=0, ...)
         z = R.matmul(whole, w)
 
-    After, in one chunk::
+    After, in one chunk:
 
         exposed = R.call_pure_packed("tvm_ipc.expose", x, 0)
         own = R.matmul(x, w)

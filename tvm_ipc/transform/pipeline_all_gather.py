@@ -26,12 +26,12 @@ _NAME: Final = "PipelineAllGather"
 class PipelineAllGather:
     """Gather the left operand of matmuls in chunks, asynchronously, while others are multiplied.
 
-    Before, with 2 workers::
+    Before, with 2 workers:
 
         whole = R.ccl.allgather(x, num_workers=2)    # x: (4, k)
         y = R.matmul(whole, w)
 
-    After, in 2 chunks::
+    After, in 2 chunks:
 
         gathered = R.builtin.alloc_tensor(R.shape([2, 4, k]), ...)
         rows = R.comm.view(gathered, <its first half>)

@@ -28,12 +28,14 @@ class PlanMemoryScopes:
     """Give every tensor the memory scope that its uses demand, and insert copies where they clash.
 
     Before:
+
         x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
         cls.f(p, x)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, 1, z)     # p is a parameter
 
     After:
+
         x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
         cls.f(p, x)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)

@@ -53,7 +53,7 @@ def _options(name: str, value: object) -> dict[str, Any]:
 class RunModuleCodegen:
     """Compile all functions of an external compiler, and attach the result to the module.
 
-    An example of a compiler::
+    An example of a compiler:
 
         def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]):
             return tvm.runtime.load_static_library(path, [names of the functions])
@@ -61,14 +61,14 @@ class RunModuleCodegen:
         mod = RunModuleCodegen("cc", compile_fn, {"level": 3})(mod)
         executable = tvm.compile(mod, "llvm")
 
-    Before::
+    Before:
 
         @R.function
         def main(x: R.Tensor(("n", 4), "float32")):
             with R.dataflow():
                 y = cls.scaled(x)                         # {"Codegen": "cc"}, or a function literal
 
-    After::
+    After:
 
         I.module_attrs({"external_mods": [...]})
 

@@ -139,12 +139,12 @@ def _rank_model(where: str, world_size: int | None, num_groups: int) -> RankMode
 class VerifyCrossRankSafety:
     """Reject a module in which `verify_cross_rank_safety` finds a hazard; return any other as is.
 
-    Rejected, if `a` and `c` share a storage::
+    Rejected, if `a` and `c` share a storage:
 
         R.call_packed("tvm_ipc.allreduce", a, 0, 0, 1, 1, b)   # 1: without an exit barrier
         cls.matmul(b, w, c)                                    # peers may still read `a`
 
-    Accepted::
+    Accepted:
 
         R.call_packed("tvm_ipc.allreduce", a, 0, 0, 1, 0, b)   # 0: with an exit barrier
         cls.matmul(b, w, c)
@@ -156,7 +156,8 @@ class VerifyCrossRankSafety:
     ----------
     assume_no_exit_barrier : see `verify_cross_rank_safety`.
     refuse_unknown : whether to reject a module with unknown hazards too.
-    world_size, num_groups : see `verify_cross_rank_safety`.
+    world_size : see `verify_cross_rank_safety`.
+    num_groups : see `verify_cross_rank_safety`.
 
     Raises
     ------
