@@ -167,7 +167,7 @@ class Division:
         Returns
         -------
         str
-            The reason as a sentence, or the empty text.
+            The reason as a sentence; "" if the division applies.
         """
         if extent is not None and extent != self.extent:
             return f"{self} divides an axis of extent {self.extent}, but the extent is {extent}"
