@@ -48,7 +48,7 @@ def number(version: str) -> tuple[str, tuple[int, ...]]:
 
 
 def symbols(library: Path) -> list[Symbol]:
-    """What a library has for programs that are linked to it, and older versions of that."""
+    """Return the symbols that a library exports, in all their versions."""
     table = subprocess.run(
         ["readelf", "--wide", "--dyn-syms", str(library)],
         capture_output=True,
@@ -78,7 +78,7 @@ def newest(found: list[Symbol], allowed: dict[str, list[str]]) -> dict[str, Symb
 
 
 def write(folder: Path, name: str, link: str, has: list[Symbol], compiler: str) -> None:
-    """The stand-in of a library, under the name that it is linked by."""
+    """Write a stub of a library under the name that programs link to."""
     code, versions = [".section .note.GNU-stack"], dict[str, list[str]]()
     for symbol in has:
         versions.setdefault(symbol.version, []).append(symbol.name)

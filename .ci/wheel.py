@@ -55,7 +55,7 @@ def run(*command: str | Path, **variables: str) -> None:
 
 
 def one(folder: Path, pattern: str) -> Path:
-    """The one file of a folder with such a name."""
+    """Return the only file of a folder that matches a pattern."""
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
         sys.exit(f"wheel.py: {folder} should have one {pattern}, and has {len(found)}")
@@ -82,7 +82,7 @@ def source_distribution(folder: Path, source: Path) -> None:
 
 
 def tvm_of(machine: str, work: Path) -> Path:
-    """A folder with the headers and libraries of TVM's wheels for another machine."""
+    """Return a folder with the headers and libraries of TVM's wheels for another machine."""
     requires = re.search(r"^requires = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     pins = re.findall(r"apache-tvm[a-z-]*==[\w.]+", requires[0] if requires else "")
     options = ["-q", "--no-deps", "--only-binary", ":all:"]
@@ -96,7 +96,7 @@ def tvm_of(machine: str, work: Path) -> Path:
 
 
 def definitions(work: Path, machine: str, compiler: str) -> list[str]:
-    """What CMake is told, so that the library is linked as for an older system."""
+    """Return the CMake definitions that link the library as on an older system."""
     libraries = work / "libraries"
     libraries.mkdir()
     old_libraries.make(libraries, compiler, POLICY, machine)

@@ -23,6 +23,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "errors": (),
     "arguments": (),
     "script_namespace": (),
+    "lazy_exports": (),
     "index_spans": (),
     "host": (),
     "calibration": ("packed_functions", "errors", "arguments", "host"),
@@ -37,6 +38,7 @@ CORE: dict[str, tuple[str, ...]] = {
 }
 #: The parts that every wing with passes may import.
 _PASSES = (
+    "lazy_exports",
     "packed_functions",
     "errors",
     "arguments",
@@ -64,7 +66,10 @@ ALLOWED = {
     "pipeline": (*CORE, *WINGS),
 }
 #: Parts that need no TVM.
-NO_TVM = {"packed_functions", "errors", "arguments", "index_spans", "host", "calibration"}
+NO_TVM = {
+    *("packed_functions", "errors", "arguments", "index_spans", "host", "calibration"),
+    *("script_namespace", "lazy_exports"),
+}
 #: The analyses that the verifier may import. Others are used by the planner, and a mistake in them
 #: would be repeated by the verifier. These two know nothing of programs: they are the arithmetic of
 #: sizes and the conversion of arrays.

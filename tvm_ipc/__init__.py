@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_ipc import errors, packed_functions, script_namespace
+from tvm_ipc.lazy_exports import export_on_first_use
 from tvm_ipc.runtime import startup_registrations, worker_pool_interface
 
 if TYPE_CHECKING:
@@ -49,13 +50,6 @@ __all__ = [
     "transform",
 ]
 
-_RUNTIME_MODULES = {
-    "Session": "session",
-    "init_ccl": "session",
-    "CurrentRank": "team_and_current_rank",
-    "Team": "team_and_current_rank",
-}
-
 
 def _start_node_pool(where: str, hosts: Any, num_workers: int) -> Any:
     return importlib.import_module("tvm_ipc.nodes.hosts_argument").read(where, hosts, num_workers)
@@ -78,45 +72,34 @@ def _autoload() -> None:
     runtime.ready()
 
 
+#: Names whose modules need Disco and the native library when they are imported.
+_NEEDS_RUNTIME = ("CurrentRank", "Session", "Team", "init_ccl", "load_weights")
+
 if not TYPE_CHECKING:  # a type checker would take every name for defined
+    _import_name, __dir__ = export_on_first_use(
+        __name__,
+        {
+            "Calibration": "calibration",
+            "CurrentRank": "runtime.team_and_current_rank",
+            "Session": "runtime.session",
+            "Team": "runtime.team_and_current_rank",
+            "cpu_target": "cpu.target",
+            "get_pipeline": "pipeline",
+            "init_ccl": "runtime.session",
+            "load_weights": "models.weights.load",
+            "parallelize": "spmd.parallelize_model",
+            "runtime_only": "runtime.import_tvm_without_compiler",
+        },
+        submodules=("comm", "cpu", "gpu", "models", "spmd", "transform"),
+    )
 
     def __getattr__(name: str) -> Any:
-        value: Any
-        if name in _RUNTIME_MODULES:
-            from tvm_ipc import runtime
-
-            runtime.ready()
-            value = getattr(
-                importlib.import_module(f"tvm_ipc.runtime.{_RUNTIME_MODULES[name]}"), name
-            )
-        elif name in ("comm", "cpu", "gpu", "models", "spmd", "transform"):
-            value = importlib.import_module(f"tvm_ipc.{name}")
-        elif name == "Calibration":
-            value = importlib.import_module("tvm_ipc.calibration").Calibration
-        elif name == "get_pipeline":
-            value = importlib.import_module("tvm_ipc.pipeline").get_pipeline
-        elif name == "cpu_target":
-            value = importlib.import_module("tvm_ipc.cpu.target").cpu_target
-        elif name == "parallelize":
-            value = importlib.import_module("tvm_ipc.spmd").parallelize
-        elif name == "load_weights":
-            from tvm_ipc import runtime
-
-            runtime.ready()
-            value = importlib.import_module("tvm_ipc.models.weights.load").load_weights
-        elif name == "runtime_only":
-            value = importlib.import_module(
-                "tvm_ipc.runtime.import_tvm_without_compiler"
-            ).runtime_only
-        elif name == "__version__":
+        if name == "__version__":
             from importlib.metadata import version
 
-            value = version("tvm-ipc")
-        else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value
-        return value
+            return globals().setdefault(name, version("tvm-ipc"))
+        if name in _NEEDS_RUNTIME:
+            from tvm_ipc import runtime
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+            runtime.ready()
+        return _import_name(name)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the arguments of public functions. All errors have the form
+"""Check the arguments of public functions.
+
+All errors have the form
 
     get_pipeline: num_groups is a number of groups, 1 or more, not '2'
 

@@ -49,6 +49,7 @@ class Times:
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        """Check that sizes rise along each axis and that every point has a time."""
         if not self.axes or not all(self.axes):
             raise ValueError("a table of times has at least one size along each axis")
         for axis in self.axes:
@@ -133,6 +134,14 @@ class Calibration:
     chunk : the cost of a chunk beyond its matmul: to expose it, to find a peer's, a view, a call.
     hide : the barrier that releases the chunks at the end.
     noise : the relative difference between two measurements of one time.
+
+    Examples
+    --------
+    The command `tvm-ipc bench --calibrate` measures a calibration and writes the file.
+
+    >>> import tvm_ipc
+    >>> calibration = tvm_ipc.Calibration.load("tvm-ipc-calibration.json", workers=2)
+    >>> pipeline = tvm_ipc.get_pipeline("llvm", world_size=2, overlap=calibration)
     """
 
     machine: str
@@ -151,6 +160,7 @@ class Calibration:
     noise: float
 
     def __post_init__(self) -> None:
+        """Check every field; raise TypeError or ValueError for a wrong one."""
         arguments.text("Calibration: machine", self.machine, "the name of a machine")
         arguments.text("Calibration: backend", self.backend, "the name of a backend")
         expected = f"a number of workers, 1 to {MAX_WORKERS}"
@@ -178,7 +188,17 @@ class Calibration:
                 raise arguments.wrong_value(f"Calibration: {name}", expected, times)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration to a file, which `load` reads."""
+        """Write the calibration to a file, which `load` reads.
+
+        Parameters
+        ----------
+        path : the file to write.
+
+        Raises
+        ------
+        IPCError
+            The file cannot be written.
+        """
         target = arguments.path("Calibration.save: path", path, "a file to write")
         text = json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1)
         try:
@@ -199,8 +219,20 @@ class Calibration:
 
         Parameters
         ----------
-        workers, backend : the required conditions of the measurement; None accepts any.
+        path : the file.
+        workers : the required number of workers of the measurement; None accepts any.
+        backend : the required backend of the measurement; None accepts any.
         any_machine : accept the calibration of another machine, on which the program will run.
+
+        Returns
+        -------
+        Calibration
+            The calibration.
+
+        Raises
+        ------
+        IPCError
+            The file cannot be read, or the calibration was measured under other conditions.
         """
         source = arguments.path("Calibration.load: path", path, "a file with a calibration")
         if workers is not None:

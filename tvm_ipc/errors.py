@@ -47,7 +47,7 @@ class MismatchError(IPCError):
 
 
 class PeerError(IPCError):
-    """This rank stopped because of an error that another rank reports; raised in workers."""
+    """An error that another rank reports stopped this rank; raised in workers."""
 
 
 class WorkerDiedError(IPCError):
@@ -73,6 +73,7 @@ class RankError:
     traceback: str
 
     def __str__(self) -> str:
+        """Return the rank, then the error and the frames of its traceback in the user's files."""
         return f"rank {self.rank}: {self.what}"
 
     @property

@@ -134,6 +134,35 @@ def get_pipeline(
     streams : for matmuls along an axis that `comm.place` marks for streams, the number of chunks
         that are transferred or multiplied at a time; see `LowerPlacements`.
     dump : a folder to which the module is written after each phase, as TVMScript.
+
+    Returns
+    -------
+    tvm.transform.Pass
+        The pipeline, which takes a module of Relax operators.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong, or the target is not supported.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tvm
+    >>> import tvm_ipc
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         return R.ccl.allreduce(R.exp(x), "sum")
+    ... ''')
+    >>> pipeline = tvm_ipc.get_pipeline("llvm", world_size=2)
+    >>> program = tvm.compile(mod, "llvm", relax_pipeline=pipeline)
+    >>> with tvm_ipc.Session(num_workers=2) as session:
+    ...     main = session.load_vm_module(program)["main"]
+    ...     session.get(main(session.put(np.zeros(4, "float32"))), rank=1).tolist()
+    [2.0, 2.0, 2.0, 2.0]
     """
     target = _target(target)
     world_size, num_groups = arguments.workers(

@@ -106,6 +106,7 @@ class Collective:
         return None if name is None else self.numbers[name]
 
     def __str__(self) -> str:
+        """Return the text that names the call in messages, such as "allreduce of x (sum)"."""
         name = self.function.name.rpartition(".")[2]
         kind = f" ({self.kind.name.lower()})" if self.kind is not None else ""
         operands = ", ".join(map(name_of, self.operands(self.function.reads)))

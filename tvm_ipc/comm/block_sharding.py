@@ -41,11 +41,23 @@ class Division:
     Parameters
     ----------
     segments : the segments of the axis, each a sequence of factors (extent, number of ranks).
+
+    Examples
+    --------
+    Queries, keys and values in one axis, each split between two ranks:
+
+    >>> from tvm_ipc import comm
+    >>> division = comm.Division.of("heads", "4/2+2/2+2/2")
+    >>> division.extent, division.shard_extent
+    (8, 4)
+    >>> division.table(2).tolist()
+    [[0, 1, 4, 6], [2, 3, 5, 7]]
     """
 
     segments: tuple[Segment, ...]
 
     def __post_init__(self) -> None:
+        """Check the segments, and merge the factors of each into as few as possible."""
         wanted = "segments, each of them factors as (extent, ranks)"
         try:
             segments = [[(int(e), int(n)) for e, n in segment] for segment in self.segments]
@@ -59,7 +71,23 @@ class Division:
 
     @staticmethod
     def of(name: str, text: str) -> Division:
-        """Return the division that a text specifies; raise an error that begins with `name`."""
+        """Return the division that a text specifies; raise an error that begins with `name`.
+
+        Parameters
+        ----------
+        name : the beginning of error messages.
+        text : the division, such as "2/2x3/2x4"; see the introduction of this module.
+
+        Returns
+        -------
+        Division
+            The division.
+
+        Raises
+        ------
+        ValueError
+            The text has another form.
+        """
         text = arguments.text(name, text, _WANTED).replace(" ", "")
         if not _TEXT.fullmatch(text):
             raise arguments.wrong_value(name, _WANTED, text)
@@ -71,10 +99,22 @@ class Division:
 
     @staticmethod
     def plain(extent: int, workers: int) -> Division:
-        """Return the division into consecutive shards."""
+        """Return the division into consecutive shards.
+
+        Parameters
+        ----------
+        extent : the extent of the axis.
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        Division
+            A division with one shard for each rank, padded if the ranks do not divide the extent.
+        """
         return Division((((extent, workers),),))
 
     def __str__(self) -> str:
+        """Return the text that `of` parses, such as "8/2+4/2"."""
         return "+".join(
             "x".join(str(e) if n == 1 else f"{e}/{n}" for e, n in segment)
             for segment in self.segments
@@ -103,11 +143,32 @@ class Division:
         return all(n == 1 for segment in self.segments for _, n in segment)
 
     def is_plain(self, workers: int) -> bool:
-        """Return whether shards are consecutive and each is on one rank."""
+        """Return whether shards are consecutive and each is on one rank.
+
+        Parameters
+        ----------
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        bool
+            True if the division is that of `plain`.
+        """
         return len(self.segments) == 1 and [n for _, n in self.segments[0]] == [workers]
 
     def why_not(self, extent: int | None, workers: int) -> str:
-        """Return why the division does not apply to an axis, "" if it does."""
+        """Return why the division does not apply to an axis, "" if it does.
+
+        Parameters
+        ----------
+        extent : the extent of the axis; None if it is unknown.
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        str
+            The reason as a sentence; "" if the division applies.
+        """
         if extent is not None and extent != self.extent:
             return f"{self} divides an axis of extent {self.extent}, but the extent is {extent}"
         for segment in self.segments:
@@ -117,15 +178,45 @@ class Division:
         return ""
 
     def copies_of(self, workers: int) -> list[int]:
-        """Return for each segment the number of ranks that have a copy of an element."""
+        """Return for each segment the number of ranks that have a copy of an element.
+
+        Parameters
+        ----------
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        list of int
+            The number for each segment.
+        """
         return [workers // prod(n for _, n in segment) for segment in self.segments]
 
     def copies(self, workers: int) -> int:
-        """Return the largest number of ranks that have a copy of the same element."""
+        """Return the largest number of ranks that have a copy of the same element.
+
+        Parameters
+        ----------
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        int
+            The maximum over all segments.
+        """
         return max(self.copies_of(workers))
 
     def table(self, workers: int) -> np.ndarray[Any, Any]:
-        """Return the indices of each rank's shard, one row a rank; -1 stands for padding."""
+        """Return the indices of each rank's shard, one row a rank; -1 stands for padding.
+
+        Parameters
+        ----------
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        numpy.ndarray
+            Indices into the axis, of shape (workers, shard_extent).
+        """
         rows = []
         for rank in range(workers):
             row: list[int] = []
@@ -151,6 +242,22 @@ class Division:
         """Return the runs of consecutive indices in a shard as pairs (first index, count).
 
         The first index of a run of padding is None.
+
+        Parameters
+        ----------
+        index : the index of the rank along the axis of the mesh.
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        tuple of pairs
+            The runs, in the order of the shard.
+
+        Examples
+        --------
+        >>> from tvm_ipc import comm
+        >>> comm.Division.of("heads", "4/2+2/2").runs(1, 2)
+        ((2, 2), (5, 1))
         """
         runs: list[tuple[int | None, int]] = []
         for element in self.table(workers)[index].tolist():
@@ -165,16 +272,46 @@ class Division:
     # ---- divisions of derived axes ----------------------------------------------------------
 
     def times(self, inner: int) -> Division:
-        """Return the division of the axis merged with an inner axis of extent `inner`."""
+        """Return the division of the axis merged with an inner axis of extent `inner`.
+
+        Parameters
+        ----------
+        inner : the extent of the inner axis, which is not sharded.
+
+        Returns
+        -------
+        Division
+            The division of the merged axis.
+        """
         return Division(tuple((*segment, (inner, 1)) for segment in self.segments))
 
     def over(self, inner: int) -> Division | None:
-        """Return the division after an inner axis is split off; None if a shard splits it."""
+        """Return the division after an inner axis is split off; None if a shard splits it.
+
+        Parameters
+        ----------
+        inner : the extent of the inner axis.
+
+        Returns
+        -------
+        Division or None
+            The division of the outer axis.
+        """
         outer = [_split_off_inner(segment, inner) for segment in self.segments]
         return None if None in outer else Division(tuple(segment for segment in outer if segment))
 
     def under(self, outer: int) -> Division | None:
-        """Return the division after an outer axis is split off; None if that one is sharded."""
+        """Return the division after an outer axis is split off; None if that one is sharded.
+
+        Parameters
+        ----------
+        outer : the extent of the outer axis.
+
+        Returns
+        -------
+        Division or None
+            The division of the inner axis.
+        """
         if outer == 1:
             return self
         count, rest = divmod(len(self.segments), outer)
@@ -188,7 +325,17 @@ class Division:
         return Division((((extent // outer, 1), *inner),))
 
     def within(self, outer: int) -> Division:
-        """Return the division of the axis merged with an outer axis of extent `outer`."""
+        """Return the division of the axis merged with an outer axis of extent `outer`.
+
+        Parameters
+        ----------
+        outer : the extent of the outer axis, which is not sharded.
+
+        Returns
+        -------
+        Division
+            The division of the merged axis.
+        """
         if outer == 1 or len(self.segments) > 1:
             return Division(self.segments * outer)
         return Division((((outer, 1), *self.segments[0]),))
@@ -197,12 +344,33 @@ class Division:
         """Return the division after each index is repeated `count` times.
 
         The ranks that had copies of an index share its repetitions.
+
+        Parameters
+        ----------
+        count : how often each index is repeated.
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        Division
+            The division of the longer axis.
         """
         with_copies = zip(self.segments, self.copies_of(workers), strict=True)
         return Division(tuple((*segment, (count, copies)) for segment, copies in with_copies))
 
     def unrepeated(self, count: int, workers: int) -> Division | None:
-        """Return the inverse of `repeated`; None if there is none."""
+        """Return the inverse of `repeated`; None if there is none.
+
+        Parameters
+        ----------
+        count : how often each index was repeated.
+        workers : the number of ranks along the axis of the mesh.
+
+        Returns
+        -------
+        Division or None
+            The division before the repetition.
+        """
         division = self.over(count)
         if division is not None and division.repeated(count, workers) == self:
             return division
@@ -215,7 +383,15 @@ class Division:
     def between(self, begin: int, end: int) -> tuple[Division, int, int] | None:
         """Return the division of a slice of whole segments, and its bounds in the shard.
 
-        None if the slice cuts through a segment.
+        Parameters
+        ----------
+        begin : the first index of the slice in the axis.
+        end : the index after the last one.
+
+        Returns
+        -------
+        tuple or None
+            The division and the two bounds; None if the slice cuts through a segment.
         """
         starts, own = [0], [0]
         for segment in self.segments:

@@ -40,6 +40,16 @@ class CollectiveAttrs(tvm.ir.Attrs):  # type: ignore[misc]
     pairs : pairs of team indices, the sender and the receiver, for a kind with pairs.
     uneven : whether a shard may be smaller than others; see `tvm_ipc.comm`.
     backend : the backend that runs it; "auto" is the backend of the session.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from tvm.script import relax as R
+    >>> from tvm_ipc import comm
+    >>> x = relax.Var("x", R.Tensor((4, 8), "float32"))
+    >>> attrs = comm.allgather(x, workers=2).attrs
+    >>> attrs.kind, attrs.concat_axis, attrs.workers
+    ('allgather', 0, 2)
     """
 
     kind: str

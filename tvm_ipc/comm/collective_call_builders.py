@@ -23,7 +23,32 @@ from tvm_ipc.packed_functions import MAX_WORKERS
 def allreduce(
     x: relax.Expr, reduction: str = "sum", *, team: Any = "world", backend: str = "auto"
 ) -> relax.Call:
-    """Return the reduction of the tensors of all ranks, bit for bit the same on each rank."""
+    """Return the reduction of the tensors of all ranks, bit for bit the same on each rank.
+
+    Parameters
+    ----------
+    x : the tensor of this rank.
+    reduction : "sum", "prod", "min", "max" or "avg".
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of `x`.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.allreduce(x, "sum")
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((4, 8), dtype="float32")
+    """
     return _collective("allreduce", x, (), team, reduction=reduction, backend=backend)
 
 
@@ -41,8 +66,31 @@ def reduce_scatter(
 
     Parameters
     ----------
+    x : the tensor of this rank.
+    reduction : "sum", "prod", "min", "max" or "avg".
+    axis : the axis of `x` that is split.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
     uneven : whether the extent may be other than a multiple of the ranks. Each shard then has as
         many rows as the largest one, and rows beyond the end are 0.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of a shard.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.reduce_scatter(x, axis=1, workers=2)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((4, 4), dtype="float32")
     """
     return _collective(
         "reduce_scatter",
@@ -65,7 +113,33 @@ def reduce(
     team: Any = "world",
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the reduction of the tensors of all ranks on the root; it is undefined elsewhere."""
+    """Return the reduction of the tensors of all ranks on the root; it is undefined elsewhere.
+
+    Parameters
+    ----------
+    x : the tensor of this rank.
+    reduction : "sum", "prod", "min", "max" or "avg".
+    root : the index of the root in its team, a number or a symbolic integer.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of `x` on every rank.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.reduce(x, "max", root=1)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((4, 8), dtype="float32")
+    """
     return _collective("reduce", x, (root,), team, reduction=reduction, backend=backend)
 
 
@@ -82,8 +156,40 @@ def allgather(
 
     Parameters
     ----------
+    x : the tensor of this rank.
+    axis : the axis along which tensors are concatenated.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
     extent : the extent of the result along the axis, if shards are uneven; rows beyond it are
         dropped.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of the concatenation.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.allgather(x, workers=2)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((8, 8), dtype="float32")
+
+    Uneven shards: two ranks have 4 rows each, of which the last one is padding.
+
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.allgather(x, workers=2, extent=7)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((7, 8), dtype="float32")
     """
     uneven, operands = _uneven_extent("allgather", extent)
     return _collective(
@@ -110,7 +216,33 @@ def gather(
 ) -> relax.Call:
     """Return the concatenation of all tensors on the root; it is undefined elsewhere.
 
-    `extent` is as in `allgather`.
+    Parameters
+    ----------
+    x : the tensor of this rank.
+    root : the index of the root in its team, a number or a symbolic integer.
+    axis : the axis along which tensors are concatenated.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
+    extent : the extent of the result along the axis, if shards are uneven; rows beyond it are
+        dropped.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of the concatenation on every rank.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.gather(x, root=0, workers=2)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((8, 8), dtype="float32")
     """
     uneven, operands = _uneven_extent("gather", extent)
     return _collective(
@@ -128,7 +260,32 @@ def gather(
 def broadcast(
     x: relax.Expr, root: Any = 0, *, team: Any = "world", backend: str = "auto"
 ) -> relax.Call:
-    """Return the tensor of the root."""
+    """Return the tensor of the root.
+
+    Parameters
+    ----------
+    x : the tensor; only the root's is read.
+    root : the index of the root in its team, a number or a symbolic integer.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of `x`.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.broadcast(x, root=1)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((4, 8), dtype="float32")
+    """
     return _collective("broadcast", x, (root,), team, backend=backend)
 
 
@@ -144,7 +301,33 @@ def scatter(
 ) -> relax.Call:
     """Return the rank's shard, along an axis, of the root's tensor.
 
-    `uneven` is as in `reduce_scatter`.
+    Parameters
+    ----------
+    x : the tensor; only the root's is read.
+    root : the index of the root in its team, a number or a symbolic integer.
+    axis : the axis of `x` that is split.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
+    uneven : whether the extent may be other than a multiple of the ranks. Each shard then has as
+        many rows as the largest one, and rows beyond the end are 0.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of a shard.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.scatter(x, root=0, workers=2)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((2, 8), dtype="float32")
     """
     return _collective(
         "scatter",
@@ -170,7 +353,33 @@ def take_shard(
     """Return the rank's shard, along an axis, of its own tensor.
 
     If all ranks have the same tensor, the result is that of `scatter`, without communication.
-    `uneven` is as in `reduce_scatter`.
+
+    Parameters
+    ----------
+    x : the tensor of this rank.
+    axis : the axis of `x` that is split.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
+    uneven : whether the extent may be other than a multiple of the ranks. Each shard then has as
+        many rows as the largest one, and rows beyond the end are 0.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of a shard.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.take_shard(x, axis=1, workers=4)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((4, 2), dtype="float32")
     """
     return _collective(
         "take_shard",
@@ -198,8 +407,31 @@ def all_to_all(
 
     Parameters
     ----------
+    x : the tensor of this rank.
+    split_axis : the axis that is split among the ranks.
+    concat_axis : the axis along which the shards of all ranks are concatenated.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
     extent : the extent of the result along `concat_axis`, as in `allgather`. If it is given, shards
         along `split_axis` may be uneven too.
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of the concatenated shards.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.all_to_all(x, split_axis=1, concat_axis=0, workers=2)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((8, 4), dtype="float32")
     """
     uneven, operands = _uneven_extent("all_to_all", extent)
     return _collective(
@@ -227,7 +459,30 @@ def permute(
 
     Parameters
     ----------
+    x : the tensor of this rank.
     pairs : pairs of indices in the team, the sender and the receiver.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of `x`.
+
+    Examples
+    --------
+    Each rank receives the tensor of the rank before it, in a ring of 2.
+
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.permute(x, [[0, 1], [1, 0]], workers=2)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((4, 8), dtype="float32")
     """
     wanted = "pairs of indices in the team, such as [[0, 1], [1, 0]]"
     if isinstance(pairs, (str, bytes, dict)) or not isinstance(pairs, Iterable):
@@ -251,7 +506,34 @@ def send_recv(
     workers: int | None = None,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the tensor of the rank `source` on the rank `target`, and zeros on other ranks."""
+    """Return the tensor of the rank `source` on the rank `target`, and zeros on other ranks.
+
+    Parameters
+    ----------
+    x : the tensor of this rank.
+    source : the index of the sender in its team.
+    target : the index of the receiver.
+    team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
+        `Mesh.teams` returns them.
+    workers : the number of ranks in a team; required for "world" and "group".
+    backend : the backend that runs it; "auto" is the backend of the session.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of `x`.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.send_recv(x, source=0, target=1, workers=2)
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((4, 8), dtype="float32")
+    """
     wanted = "an index in the team, from 0 on"
     pairs = [
         [

@@ -35,6 +35,14 @@ class Kind:
     splits : whether the tensor is split among the ranks along an axis.
     concatenates : whether the tensors of the ranks are concatenated along an axis.
     paired : whether pairs of ranks specify senders and receivers.
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> comm.KINDS["allgather"].concatenates
+    True
+    >>> sorted(name for name, kind in comm.KINDS.items() if kind.rooted)
+    ['broadcast', 'gather', 'reduce', 'scatter']
     """
 
     name: str

@@ -34,6 +34,32 @@ def collective(x: relax.Expr, *operands: Any, **attributes: Any) -> relax.Call:
     """Return a collective with attributes as in `CollectiveAttrs`.
 
     This is the form in which programs are printed; write programs with `allreduce` and so on.
+
+    Parameters
+    ----------
+    x : the tensor of this rank.
+    *operands : the root of a rooted kind, then the extent of the result if shards are uneven.
+    **attributes : the attributes; `kind` is one of `KINDS`.
+
+    Returns
+    -------
+    relax.Call
+        The call of the operator.
+
+    Raises
+    ------
+    ValueError
+        The attributes do not fit the kind, or an operand is missing.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from tvm.script import relax as R
+    >>> from tvm_ipc import comm
+    >>> x = relax.Var("x", R.Tensor((4, 8), "float32"))
+    >>> call = comm.collective(x, kind="allreduce", reduction="sum")
+    >>> call.attrs.kind, call.attrs.reduction
+    ('allreduce', 'sum')
     """
     return make(x, operands, CollectiveAttrs(**attributes))
 

@@ -30,6 +30,15 @@ class Mesh:
     ----------
     axes : the extent of each axis by its name.
     ranks : the ranks in row-major order; 0, 1, 2 and so on if None.
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> mesh = comm.Mesh({"pp": 2, "tp": 4})
+    >>> mesh.teams("tp")
+    ((0, 1, 2, 3), (4, 5, 6, 7))
+    >>> mesh.teams("pp")
+    ((0, 4), (1, 5), (2, 6), (3, 7))
     """
 
     def __init__(self, axes: Mapping[str, int], ranks: Sequence[int] | None = None) -> None:
@@ -63,13 +72,49 @@ class Mesh:
         return tuple(map(int, self._ranks.ravel()))
 
     def extent(self, *names: str) -> int:
-        """Return the number of ranks along some axes together."""
+        """Return the number of ranks along some axes together.
+
+        Parameters
+        ----------
+        *names : the axes; without any the result is 1.
+
+        Returns
+        -------
+        int
+            The product of their extents.
+
+        Examples
+        --------
+        >>> from tvm_ipc import comm
+        >>> comm.Mesh({"dp": 2, "pp": 2, "tp": 4}).extent("dp", "tp")
+        8
+        """
         return int(np.prod([self.axes[self._axis(name)] for name in names], dtype=int))
 
     def teams(self, *names: str) -> Teams:
         """Return the teams of ranks whose coordinates differ only along some axes.
 
         In a team, the coordinate along the axis that is named last varies fastest.
+
+        Parameters
+        ----------
+        *names : the axes, at least one.
+
+        Returns
+        -------
+        tuple of tuples of int
+            The teams, which together have every rank of the mesh once.
+
+        Raises
+        ------
+        ValueError
+            An axis does not exist, or is named twice.
+
+        Examples
+        --------
+        >>> from tvm_ipc import comm
+        >>> comm.Mesh({"dp": 2, "tp": 2}).teams("tp", "dp")
+        ((0, 2, 1, 3),)
         """
         if not names:
             raise ValueError(f"Mesh.teams: no axis is named; there are {self._axis_names()}")
@@ -90,13 +135,16 @@ class Mesh:
         return ", ".join(map(repr, self.axes))
 
     def __eq__(self, other: object) -> bool:
+        """Compare names, extents and order of the axes, and the ranks."""
         if not isinstance(other, Mesh):
             return NotImplemented
         return list(self.axes.items()) == list(other.axes.items()) and self.ranks == other.ranks
 
     def __hash__(self) -> int:
+        """Hash what equality compares."""
         return hash((tuple(self.axes.items()), self.ranks))
 
     def __repr__(self) -> str:
+        """Return the call that creates the mesh; `ranks` is omitted if it is 0, 1, 2 and so on."""
         ranks = "" if self.ranks == tuple(range(len(self.ranks))) else f", ranks={self.ranks}"
         return f"Mesh({self.axes}{ranks})"

@@ -51,6 +51,35 @@ def expose(tensor: relax.Expr, *, team: Any = "world") -> relax.Call:
 
     It does not wait. All ranks of the team must expose the same number of tensors, of equal types
     and in the same order. Until it is released, the tensor may be read but not written.
+
+    Parameters
+    ----------
+    tensor : the tensor, of a known type.
+    team : the ranks, as in `tvm_ipc.comm.allreduce`.
+
+    Returns
+    -------
+    relax.Call
+        The call; pass its value to `peer_view` and `release`.
+
+    Examples
+    --------
+    Each rank adds its tensor and that of the next rank, which it reads in place.
+
+    >>> import tvm
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         exposed = R.comm.expose(x)
+    ...         peer = R.comm.peer_view(exposed, 1, (4,), "float32")
+    ...         y = R.add(x, peer)
+    ...         R.comm.release(exposed)
+    ...         return y
+    ... ''')
+    >>> mod["main"].ret_ty
+    R.Tensor((4,), dtype="float32")
     """
     tensor_of("expose: tensor", tensor)
     return packed_call(EXPOSE.name, [tensor, team_of("expose", team)], relax.AnyType())
@@ -68,6 +97,30 @@ def peer_view(exposed: relax.Expr, shift: Any, shape: Any, dtype: str) -> relax.
         this rank.
     shape : the shape of the view, with as many elements as the exposed tensor.
     dtype : the element type of the exposed tensor.
+
+    Returns
+    -------
+    relax.Call
+        The call, whose value is the view.
+
+    Examples
+    --------
+    Each rank adds its tensor and that of the next rank, which it reads in place.
+
+    >>> import tvm
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         exposed = R.comm.expose(x)
+    ...         peer = R.comm.peer_view(exposed, 1, (4,), "float32")
+    ...         y = R.add(x, peer)
+    ...         R.comm.release(exposed)
+    ...         return y
+    ... ''')
+    >>> mod["main"].ret_ty
+    R.Tensor((4,), dtype="float32")
     """
     if not isinstance(exposed, relax.Expr):
         raise arguments.wrong_type("peer_view: exposed", _EXPOSED, exposed)
@@ -83,6 +136,31 @@ def release(exposed: Any, *, team: Any = "world") -> relax.Call:
     Parameters
     ----------
     exposed : the result of `expose`, or a list of results.
+    team : the ranks, as in `tvm_ipc.comm.allreduce`.
+
+    Returns
+    -------
+    relax.Call
+        The call, which has no value.
+
+    Examples
+    --------
+    After the release, the rank may write to its tensor again.
+
+    >>> import tvm
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32")):
+    ...         exposed = R.comm.expose(x)
+    ...         peer = R.comm.peer_view(exposed, 1, (4,), "float32")
+    ...         y = R.add(x, peer)
+    ...         R.comm.release(exposed)
+    ...         return y
+    ... ''')
+    >>> mod["main"].ret_ty
+    R.Tensor((4,), dtype="float32")
     """
     handles = (
         [exposed]
@@ -111,12 +189,32 @@ def own_slice(
     Parameters
     ----------
     tensor : a contiguous tensor of a known type, with the slices of the ranks in team order.
-    shift : the position of the slice's rank relative to this rank.
+    shift : the position of the slice's rank relative to this rank; 0 is this rank, and positions
+        wrap around at the end of the team.
     shape : the shape of the slice.
     stride : the distance between the slices of consecutive ranks, in elements; the size of a slice
         if None.
     start : the offset of the first rank's slice, in elements. Kernels that TVM compiles expect
         slices that begin at a multiple of 64 bytes.
+    team : the ranks, as in `tvm_ipc.comm.allreduce`.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of the slice.
+
+    Examples
+    --------
+    Rank r has rows 2r and 2r + 1:
+
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function(pure=False)
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.own_slice(x, 0, (2, 8))
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((2, 8), dtype="float32")
     """
     tensor_ty, item = tensor_of("own_slice: tensor", tensor)
     offset = number("own_slice: shift", _SHIFT, shift, -(2**63))
@@ -140,6 +238,30 @@ def reduce_slices(
     slices : one slice of each rank of the team, beginning with this rank's; slice k is that of the
         rank k positions before this rank.
     out : the tensor that receives the result; it may not be one of the slices.
+    reduction : "sum", "prod", "min", "max" or "avg".
+    team : the ranks, as in `tvm_ipc.comm.allreduce`.
+
+    Returns
+    -------
+    relax.Call
+        The call, which has no value.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32"), out: R.Tensor((4,), "float32")):
+    ...         exposed = R.comm.expose(x)
+    ...         peer = R.comm.peer_view(exposed, -1, (4,), "float32")
+    ...         R.comm.reduce_slices([x, peer], out)  # for 2 workers
+    ...         R.comm.release(exposed)
+    ...         return out
+    ... ''')
+    >>> "tvm_ipc.reduce_slices" in mod.script()
+    True
     """
     wanted = "a tensor of each rank of the team"
     tensors = _tensors("reduce_slices: slices", wanted, slices)
@@ -159,6 +281,37 @@ def assemble(slices: Any, positions: Any, out: relax.Expr, *, team: Any = "world
     slices : the tensors to copy.
     positions : shift, stride and start of each slice, as in `own_slice`.
     out : the tensor that receives the slices.
+    team : the ranks, as in `tvm_ipc.comm.allreduce`.
+
+    Returns
+    -------
+    relax.Call
+        The call, which has no value.
+
+    Raises
+    ------
+    ValueError
+        The number of positions is not that of the slices.
+
+    Examples
+    --------
+    The slices of this rank and of the next one, in a tensor with the rows of 2 workers:
+
+    >>> import tvm
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(
+    ...         own: R.Tensor((2, 8), "float32"),
+    ...         peer: R.Tensor((2, 8), "float32"),
+    ...         out: R.Tensor((4, 8), "float32"),
+    ...     ):
+    ...         R.comm.assemble([own, peer], [(0, 16, 0), (1, 16, 0)], out)
+    ...         return out
+    ... ''')
+    >>> "tvm_ipc.assemble" in mod.script()
+    True
     """
     tensors = _tensors("assemble: slices", "tensors", slices)
     if not isinstance(out, relax.Expr):

@@ -37,6 +37,16 @@ class PlaceAttrs(tvm.ir.Attrs):  # type: ignore[misc]
     stream : the axis of the tensor along which a gather may be pipelined, None for none.
     inserted : whether a planner inserted the operator. It moves data then, and does not specify the
         layout of a parameter or a result of the function.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from tvm.script import relax as R
+    >>> from tvm_ipc import comm
+    >>> x = relax.Var("x", R.Tensor((4, 8), "float32"))
+    >>> attrs = comm.place(x, comm.Mesh({"tp": 2}), {"tp": comm.Shard(0)}).attrs
+    >>> list(attrs.placements)
+    ['S[0]']
     """
 
     mesh: tvm_ffi.Array[Any]
@@ -70,6 +80,36 @@ def place(
         chunk is multiplied while later chunks are gathered. None for no pipelining.
     inserted : whether a planner inserts the operator. A parameter or a result has the layout that
         the first operator without this flag specifies; `parallelize` sets it.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of `x`: programs for all ranks have whole tensors.
+
+    Raises
+    ------
+    ValueError
+        The mesh lacks an axis that the placements name, or a placement has the wrong form. An axis
+        that `x` lacks is an error when the program is built.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.spmd import LowerPlacements
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4, 8), "float32")):
+    ...         return R.exp(R.comm.place(x, [["tp", 2]], ["S[0]"]))
+    ... ''')
+    >>> mod["main"].ret_ty
+    R.Tensor((4, 8), dtype="float32")
+
+    Each rank runs this program on its shard:
+
+    >>> LowerPlacements()(mod)["main"].params[0].ty
+    R.Tensor((2, 8), dtype="float32")
     """
     if not isinstance(x, relax.Expr):
         raise arguments.wrong_type("place: x", "an expression of a tensor", x)

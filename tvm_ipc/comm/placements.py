@@ -30,9 +30,17 @@ PARTIAL_REDUCTIONS: Final = ("sum", "prod", "min", "max")
 
 @dataclass(frozen=True)
 class Replica:
-    """Placement in which every rank has the whole tensor."""
+    """Placement in which every rank has the whole tensor.
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> print(comm.Replica())
+    R
+    """
 
     def __str__(self) -> str:
+        """Return "R", as programs print the placement."""
         return "R"
 
 
@@ -44,12 +52,19 @@ class Shard:
     ----------
     axis : the axis of the tensor.
     division : a `Division` of the axis or its text; None for consecutive shards.
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> print(comm.Shard(1), comm.Shard(0, "8/2+4/2"))
+    S[1] S[0: 8/2+4/2]
     """
 
     axis: int
     division: Division | None = None
 
     def __post_init__(self) -> None:
+        """Check the axis, and parse a division that is given as text."""
         axis = arguments.integer("Shard: axis", self.axis, "an axis of the tensor, from 0 on")
         object.__setattr__(self, "axis", axis)
         division: Any = self.division
@@ -60,19 +75,33 @@ class Shard:
             arguments.instance("Shard: division", division, Division, wanted)
 
     def __str__(self) -> str:
+        """Return "S[axis]" or "S[axis: division]", as programs print the placement."""
         return f"S[{self.axis}]" if self.division is None else f"S[{self.axis}: {self.division}]"
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Placement in which the tensor is the reduction of the tensors of the ranks."""
+    """Placement in which the tensor is the reduction of the tensors of the ranks.
+
+    Parameters
+    ----------
+    reduction : "sum", "prod", "min" or "max".
+
+    Examples
+    --------
+    >>> from tvm_ipc import comm
+    >>> print(comm.Partial("max"))
+    P[max]
+    """
 
     reduction: str = "sum"
 
     def __post_init__(self) -> None:
+        """Check that the reduction can be deferred."""
         arguments.one_of("Partial: reduction", self.reduction, PARTIAL_REDUCTIONS)
 
     def __str__(self) -> str:
+        """Return "P[reduction]", as programs print the placement."""
         return f"P[{self.reduction}]"
 
 

@@ -44,6 +44,35 @@ def start(collective: relax.Call, out: relax.Expr) -> relax.Call:
     collective : a collective with equal shards along axis 0, as the functions of this package
         return it.
     out : the tensor that receives the result.
+
+    Returns
+    -------
+    relax.Call
+        The call; its value is the request.
+
+    Raises
+    ------
+    TypeError
+        `collective` is no collective of this package.
+    ValueError
+        The collective is `take_shard`, which does not communicate. Or it has uneven shards or an
+        axis other than 0, or `out` has another type than its result.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32"), out: R.Tensor((8,), "float32")):
+    ...         request = R.comm.start(R.comm.allgather(x, workers=2), out)
+    ...         y = R.exp(x)  # runs while the data travel
+    ...         R.comm.wait(request)
+    ...         return (y, out)
+    ... ''')
+    >>> "tvm_ipc.start" in mod.script()
+    True
     """
     wanted = "a collective of tvm_ipc.comm that communicates"
     attrs = getattr(collective, "attrs", None)
@@ -69,7 +98,33 @@ def start(collective: relax.Call, out: relax.Expr) -> relax.Call:
 
 
 def wait(request: relax.Expr) -> relax.Call:
-    """Return a call that waits until the request of `start` has completed."""
+    """Return a call that waits until the request of `start` has completed.
+
+    Parameters
+    ----------
+    request : the result of `start`.
+
+    Returns
+    -------
+    relax.Call
+        The call; afterwards the output has the result, and operands may be written.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32"), out: R.Tensor((8,), "float32")):
+    ...         request = R.comm.start(R.comm.allgather(x, workers=2), out)
+    ...         y = R.exp(x)  # runs while the data travel
+    ...         R.comm.wait(request)
+    ...         return (y, out)
+    ... ''')
+    >>> mod.script().count("tvm_ipc.wait")
+    1
+    """
     if not isinstance(request, relax.Expr):
         raise arguments.wrong_type("wait: request", "the result of start", request)
     return packed_call(WAIT.name, [request], relax.TupleType([]))
@@ -83,6 +138,29 @@ def view(tensor: relax.Expr, start: Any, shape: Any) -> relax.Call:
     tensor : a contiguous tensor of a known type.
     start : the offset of the slice, in elements in memory order.
     shape : the shape of the slice.
+
+    Returns
+    -------
+    relax.Call
+        The call, with the type of the slice.
+
+    Raises
+    ------
+    ValueError
+        The slice ends after the tensor.
+
+    Examples
+    --------
+    The second half of a tensor, without a copy:
+
+    >>> import tvm
+    >>> main = tvm.script.from_source('''
+    ... @R.function(pure=False)
+    ... def main(x: R.Tensor((4, 8), "float32")):
+    ...     return R.comm.view(x, 16, (2, 8))
+    ... ''')
+    >>> main.ret_ty
+    R.Tensor((2, 8), dtype="float32")
     """
     tensor_ty, item = tensor_of("view: tensor", tensor)
     first = number("view: start", "an offset in elements, from 0 on", start)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.cpu.blas.byoc_backend import blas_patterns, compile_blas
@@ -14,22 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["OffloadBLAS", "ScheduleForCPU", "blas_patterns", "compile_blas", "cpu_target"]
 
-_MODULES = {
-    "blas_patterns": "blas.byoc_backend",
-    "compile_blas": "blas.byoc_backend",
-    "cpu_target": "target",
-    "OffloadBLAS": "offload_blas",
-    "ScheduleForCPU": "schedule_for_cpu",
-}
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"tvm_ipc.cpu.{_MODULES[name]}")
-        return globals().setdefault(name, getattr(module, name))
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # a type checker would take every name for defined
+    __getattr__, __dir__ = export_on_first_use(
+        __name__,
+        {
+            "blas_patterns": "blas.byoc_backend",
+            "compile_blas": "blas.byoc_backend",
+            "cpu_target": "target",
+            "OffloadBLAS": "offload_blas",
+            "ScheduleForCPU": "schedule_for_cpu",
+        },
+    )

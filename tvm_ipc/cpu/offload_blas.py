@@ -26,14 +26,14 @@ MIN_WORK: Final = {"float64": 4096, "float32": 4096, "float16": 256, "bfloat16":
 class OffloadBLAS:
     """Offload the matmuls of every Relax function to BLAS, with transposes and epilogues.
 
-    Before::
+    Before:
 
         wt = R.permute_dims(w)
         y0 = R.matmul(x, wt)
         y1 = R.add(y0, bias)
         y2 = R.nn.gelu(y1)
 
-    After::
+    After:
 
         y2 = R.call_dps_packed("tvm_ipc.blas.matmul", (0, 0x01, 0x41, x, w, bias),
                                out_ty=R.Tensor((n, 64), "float32"))
@@ -51,6 +51,22 @@ class OffloadBLAS:
     ----------
     min_work : the least number of multiplications of a matmul that is offloaded; None for a
         measured threshold for its type. Unknown dimensions count as 8.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.cpu import OffloadBLAS
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((64, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+    ...         y = R.nn.gelu(R.matmul(x, R.permute_dims(w)))
+    ...         return y
+    ... ''')
+    >>> offloaded = OffloadBLAS()(mod).script()
+    >>> "tvm_ipc.blas.matmul" in offloaded, "gelu" in offloaded
+    (True, False)
     """
 
     min_work: int | None = option(

@@ -34,7 +34,7 @@ def _power_of_two(name: str, value: object) -> int:
 class ScheduleForCPU:
     """Schedule the kernels of a module for a CPU, as loops that LLVM can vectorize.
 
-    Before::
+    Before:
 
         for i in range(n):
             with T.sblock("exp"):
@@ -45,7 +45,7 @@ class ScheduleForCPU:
                 vi = T.axis.spatial(n, i)
                 c[vi] = b[vi] + a[vi]
 
-    After::
+    After:
 
         for i in range(n):
             c[i] = ... + a[i]       # e**(a[i] * 2), in additions, multiplications and selections
@@ -63,6 +63,23 @@ class ScheduleForCPU:
     Parameters
     ----------
     lanes : the number of float32 in a vector; None for that of the current target.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.cpu import ScheduleForCPU
+    >>> from tvm_ipc.transform import LegalizeOps
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4, 64), "float32")):
+    ...         return R.exp(x)
+    ... ''')
+    >>> with tvm.target.Target("llvm"):
+    ...     scheduled = ScheduleForCPU()(LegalizeOps()(mod))
+    >>> "T.exp" in scheduled.script()  # expanded to vector operations
+    False
     """
 
     lanes: int | None = option(_power_of_two, default=None)

@@ -3,24 +3,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.gpu.rewrite_cuda_graph import RewriteCUDAGraph
 
 __all__ = ["RewriteCUDAGraph"]
 
-_MODULES = {"RewriteCUDAGraph": "rewrite_cuda_graph"}
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"tvm_ipc.gpu.{_MODULES[name]}")
-        return globals().setdefault(name, getattr(module, name))
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # a type checker would take every name for defined
+    __getattr__, __dir__ = export_on_first_use(__name__, {"RewriteCUDAGraph": "rewrite_cuda_graph"})

@@ -30,12 +30,12 @@ _ADDRESSES: Final = VIEWS | {"relax.memory.alloc_tensor"}
 class RewriteCUDAGraph:
     """Capture calls in CUDA graphs as TVM's pass does, except those that a graph cannot repeat.
 
-    Before::
+    Before:
 
         cls.add(a, b, total)
         exposed = R.call_packed("tvm_ipc.expose", total, 0)
 
-    After::
+    After:
 
         R.call_builtin_with_ctx(
             "vm.builtin.cuda_graph.run_or_capture", (cls.main_cuda_graph_capture, (a, b, total), 0))
@@ -50,6 +50,34 @@ class RewriteCUDAGraph:
 
     Like TVM's pass, it runs after `StaticPlanBlockMemory` and before allocations are lowered, and
     does nothing unless the pass context has `relax.backend.use_cuda_graph`.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.gpu import RewriteCUDAGraph
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @T.prim_func(private=True)
+    ...     def add(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+    ...         for i in range(4):
+    ...             b[i] = a[i] + T.float32(1)
+    ...
+    ...     @R.function(pure=False)
+    ...     def main():
+    ...         cls = Model
+    ...         s = R.memory.alloc_storage(R.shape([16]), 0, "global", "uint8")
+    ...         a = R.memory.alloc_tensor(s, 0, R.shape([4]), "float32")
+    ...         t = R.memory.alloc_storage(R.shape([16]), 0, "global", "uint8")
+    ...         b = R.memory.alloc_tensor(t, 0, R.shape([4]), "float32")
+    ...         cls.add(a, b)
+    ...         cls.add(b, a)
+    ...         return R.tuple()
+    ... ''')
+    >>> with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+    ...     captured = RewriteCUDAGraph()(mod)
+    >>> captured.script().count("cuda_graph.run_or_capture")
+    1
     """
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:

@@ -9,8 +9,9 @@ with tvm_ipc.Session(num_workers=4) as session:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.models.hf.load_and_generate import Model, load
@@ -19,22 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "concat", "load", "load_weights", "stack"]
 
-_MODULES = {
-    "concat": "weights.fused",
-    "load": "hf.load_and_generate",
-    "load_weights": "weights.load",
-    "Model": "hf.load_and_generate",
-    "stack": "weights.fused",
-}
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"tvm_ipc.models.{_MODULES[name]}")
-        return globals().setdefault(name, getattr(module, name))
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # a type checker would take every name for defined
+    __getattr__, __dir__ = export_on_first_use(
+        __name__,
+        {
+            "concat": "weights.fused",
+            "load": "hf.load_and_generate",
+            "load_weights": "weights.load",
+            "Model": "hf.load_and_generate",
+            "stack": "weights.fused",
+        },
+    )

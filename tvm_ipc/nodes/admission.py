@@ -171,9 +171,11 @@ class Admission:
         self._selector.close()
 
     def __enter__(self) -> Self:
+        """Return the listener, which already listens."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the listener and the connections that it has not admitted."""
         self.close()
 
     def _pause(self, seconds: float) -> float:

@@ -69,6 +69,7 @@ class PeerIdentity:
     rank: int = -1
 
     def __str__(self) -> str:
+        """Return the text that names the process in messages, such as "worker 3 of node 1"."""
         return f"{self.role}{f' {self.rank}' if self.rank >= 0 else ''} of node {self.node}"
 
 
@@ -84,6 +85,7 @@ class Key:
     session: bytes
 
     def __post_init__(self) -> None:
+        """Check the lengths of the secret and of the name."""
         if len(self.secret) != 32 or len(self.session) != 16:
             raise IPCError(
                 f"the key has a secret of {len(self.secret)} bytes and a name of "

@@ -67,6 +67,7 @@ class Hosts:
     addresses: NodeAddresses
 
     def __str__(self) -> str:
+        """Return the machines as messages name them."""
         if isinstance(self.addresses.hosts, int):
             return f"{self.addresses.count} nodes of this machine"
         return ", ".join(self.addresses.hosts)

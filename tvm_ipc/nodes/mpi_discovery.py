@@ -50,6 +50,7 @@ class Mpi:
     version: str
 
     def __str__(self) -> str:
+        """Return the path of `mpiexec` and the version."""
         return f"{self.mpiexec} ({self.version})"
 
 

@@ -49,6 +49,7 @@ class NodeAddresses:
     allocated: bool = False
 
     def __post_init__(self) -> None:
+        """Check that there is a node, and that no host looks like an option of the launcher."""
         if self.count < 1:
             raise IPCError(f"there must be at least one node; hosts is {self.hosts!r}")
         for host in () if isinstance(self.hosts, int) else self.hosts:

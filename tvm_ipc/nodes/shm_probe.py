@@ -45,6 +45,7 @@ class ShmProbe:
     """
 
     def __enter__(self) -> Self:
+        """Create the file with random content that nodes look for."""
         _remove_orphans()
         data = secrets.token_bytes(32)
         self.path = FOLDER / f"{_PREFIX}{secrets.token_hex(8)}"
@@ -56,6 +57,7 @@ class ShmProbe:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Remove the file."""
         self.path.unlink(missing_ok=True)
         os.close(self._file)
 

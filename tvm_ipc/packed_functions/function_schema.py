@@ -121,6 +121,7 @@ class Function:
     registered: Registered = Registered.NATIVE
 
     def __post_init__(self) -> None:
+        """Check that the effects name parameters of the function."""
         effects = (*self.reads, *self.writes, *self.peers_read, *self.replicated, *self.scopes)
         operands = {*effects, self.result_of, self.exposes, self.releases, self.starts}
         operands -= {RESULT, ""}

@@ -95,6 +95,7 @@ class Config:
     instruction_set: str = "auto"
 
     def __post_init__(self) -> None:
+        """Check the settings, and convert numbers."""
         timeout = arguments.above_zero("timeout", self.timeout, "a number of seconds above 0")
         object.__setattr__(self, "timeout", timeout)
         if self.arena_limit is not None:

@@ -80,6 +80,7 @@ class Worker(_process_pool.DiscoPopenWorker):  # type: ignore[misc]
         self.join(timeout=1.0)
 
     def __del__(self) -> None:
+        """Kill the process when nothing refers to this object any more."""
         with contextlib.suppress(Exception):  # modules are empty at interpreter shutdown
             self.kill()
 

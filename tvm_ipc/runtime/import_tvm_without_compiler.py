@@ -29,6 +29,14 @@ def runtime_only() -> None:
     ------
     IPCError
         TVM has been imported already, with its compiler.
+
+    Examples
+    --------
+    >>> import tvm_ipc
+    >>> tvm_ipc.runtime_only()
+    >>> with tvm_ipc.Session(num_workers=2) as session:
+    ...     session.get(session.put([1.0, 2.0])).tolist()
+    [1.0, 2.0]
     """
     if "tvm" in sys.modules:
         import tvm.base

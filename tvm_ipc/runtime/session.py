@@ -64,13 +64,6 @@ class Session(disco.Session):  # type: ignore[misc]
     arena_limit : the most memory of a worker that other workers map, in bytes or as "512M"; by
         default `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the number of
         workers, and on a GPU what the backend allocates at the start.
-    hosts : the names of machines, this one first, over which the workers are distributed in order;
-        or a number of nodes to simulate on this machine, which share nothing but the network.
-        Nodes are started through MPI, which `pip install 'tvm-ipc[mpi]'` installs. In a program
-        that `tvm-ipc node` runs, "allocation" stands for all nodes of the launcher's allocation.
-    order : the order in which sums across nodes are added. "nodes" adds the sums of the nodes, in
-        their order. "flat" adds the values of all workers in their order, which gives the same
-        bits as one machine and moves more data. On one machine both are the same.
     device : what the workers compute on, and where their tensors are allocated: "cpu", or "cuda",
         an NVIDIA GPU.
     device_ids : the number of each worker's device on its machine; by default 0, 1, 2, ... on each
@@ -79,6 +72,24 @@ class Session(disco.Session):  # type: ignore[misc]
     backend : what moves data between the workers. "auto" selects the best backend for the device
         that is available here; the log reports which, and why. The names of all backends are in
         `tvm_ipc.packed_functions.BACKENDS`.
+    hosts : the names of machines, this one first, over which the workers are distributed in order;
+        or a number of nodes to simulate on this machine, which share nothing but the network.
+        Nodes are started through MPI, which `pip install 'tvm-ipc[mpi]'` installs. In a program
+        that `tvm-ipc node` runs, "allocation" stands for all nodes of the launcher's allocation.
+    order : the order in which sums across nodes are added. "nodes" adds the sums of the nodes, in
+        their order. "flat" adds the values of all workers in their order, which gives the same
+        bits as one machine and moves more data. On one machine both are the same.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tvm_ipc
+    >>> with tvm_ipc.Session(num_workers=2) as session:
+    ...     x = session.scatter(np.array([[1, 2], [3, 4]], "float32"))  # a row for each worker
+    ...     y = session.empty((2,), "float32")
+    ...     session.allreduce(x, y)
+    ...     session.get(y, rank=1).tolist()
+    [4.0, 6.0]
     """
 
     __slots__ = ("__dict__", "__weakref__")
@@ -160,6 +171,7 @@ class Session(disco.Session):  # type: ignore[misc]
         return not (self._dispatcher.closed or self._dispatcher.unusable_reason)
 
     def __repr__(self) -> str:
+        """Return the kind and number of workers, and whether the session is usable."""
         dispatcher = self.__dict__.get("_dispatcher")
         state = "open"
         if dispatcher is None or dispatcher.closed:
@@ -172,32 +184,32 @@ class Session(disco.Session):  # type: ignore[misc]
     # ---- functions and modules ------------------------------------------------------------
 
     def get_global_func(self, name: str) -> DPackedFunc:
-        """Return a function by its global name; an error at the next sync if a worker lacks it."""
+        """Return the function `name` of every worker; if one lacks it, the next sync raises."""
         arguments.text("get_global_func: name", name, "the name of a function")
         return DPackedFunc.of(self._get_cached_method("tvm_ipc.worker.get_global_func")(name))
 
     def call_packed(self, func: DRef, *args: Any) -> DRef:
-        """Call a function on every worker; the result stays there.
+        """Call a function on every worker, and return a reference to the results, which stay there.
 
         Parameters
         ----------
         func : a function from `get_global_func` or from a module.
-        args : numbers, texts, shapes, element types, devices and references. Arrays are sent to
+        *args : numbers, texts, shapes, element types, devices and references. Arrays are sent to
             every worker, as `put` does.
         """
         return self._values.call(func, *args)
 
     def import_python_module(self, module_name: str) -> None:
-        """Import a Python module in every worker, to register the functions it defines."""
+        """Import the module `module_name` in every worker, to register the functions it defines."""
         expected = "the name of a module as in an import statement"
         arguments.text("import_python_module: module_name", module_name, expected)
         self._get_cached_method("runtime.disco._import_python_module")(module_name)
 
     def load_vm_module(self, path: Any, device: Any = None) -> DModule:
-        """Load a compiled module in every worker; nodes that do not have the file receive it.
+        """Load a compiled module in every worker, and return a reference to it.
 
-        A module that `get_pipeline` compiled with collectives for another number of workers or
-        groups is an error.
+        Nodes that do not have the file receive it. A module that `get_pipeline` compiled with
+        collectives for another number of workers or groups is an error.
 
         Parameters
         ----------
@@ -222,9 +234,9 @@ class Session(disco.Session):  # type: ignore[misc]
         return module
 
     def init_ccl(self, ccl: str, *device_ids: int) -> None:
-        """Check that the session has this backend, for programs written for Disco's sessions.
+        """Check that the session has the backend `ccl`, for programs written for Disco's sessions.
 
-        The backend is running already. Any other backend is an error.
+        The backend is running already. Any other backend is an error; `device_ids` have no effect.
         """
         names = ("auto", *BACKENDS)
         if arguments.one_of("init_ccl: ccl", ccl, names) not in ("auto", self.backend):
@@ -276,6 +288,7 @@ class Session(disco.Session):  # type: ignore[misc]
             self._shutdown.close_after_exception()
 
     def __del__(self) -> None:
+        """Close the session if the program dropped it without closing it."""
         shutdown: Shutdown | None = self.__dict__.get("_shutdown")
         if shutdown is not None:
             shutdown.close_garbage()
@@ -283,7 +296,7 @@ class Session(disco.Session):  # type: ignore[misc]
     # ---- values ---------------------------------------------------------------------------
 
     def put(self, array: npt.ArrayLike | Tensor) -> DRef:
-        """Copy an array to every worker.
+        """Copy `array` to every worker, and return a reference to the copies.
 
         Arrays above 64 MB are sent without a staging copy; `put` returns once the workers have
         read them. The same holds for the other methods that send arrays.
@@ -291,7 +304,7 @@ class Session(disco.Session):  # type: ignore[misc]
         return self._values.broadcast(host_tensor("put: array", array), None, False)
 
     def get(self, reference: DRef, rank: int = 0) -> np.ndarray[Any, Any]:
-        """Return a copy of a tensor on one worker, after the commands before it."""
+        """Return a copy of `reference` on worker `rank`, after the commands before it."""
         return self._values.get(reference, rank)
 
     def empty(
@@ -302,7 +315,7 @@ class Session(disco.Session):  # type: ignore[misc]
         worker0_only: bool = False,
         in_group: bool = True,
     ) -> DRef:
-        """Allocate an uninitialized tensor on every worker.
+        """Allocate an uninitialized tensor on every worker, and return a reference to it.
 
         Parameters
         ----------
@@ -317,11 +330,11 @@ class Session(disco.Session):  # type: ignore[misc]
     def copy_to_worker_0(
         self, host_array: npt.ArrayLike | Tensor, remote_array: DRef | None = None
     ) -> DRef:
-        """Copy an array of the controller into worker 0's tensor, which is allocated by default."""
+        """Copy `host_array` to worker 0, into `remote_array` or a new tensor, and return that."""
         return self._values.copy_to_worker_0(host_array, remote_array)
 
     def copy_from_worker_0(self, host_array: Tensor, remote_array: DRef) -> None:
-        """Copy worker 0's tensor into a tensor of the controller; `sync` before reading it."""
+        """Copy worker 0's `remote_array` into `host_array`; `sync` before reading that."""
         self._values.copy_from_worker_0(host_array, remote_array)
 
     # ---- teams and collectives ------------------------------------------------------------
@@ -347,7 +360,7 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Copy an array of the controller to every worker, into `dst` or into a new tensor."""
+        """Copy the array `src` to every worker, into `dst` or a new tensor, and return that."""
         host = host_tensor("broadcast: src", src)
         return self._values.broadcast(
             host, dst, self._collectives.scope("broadcast", in_group, team)
@@ -361,7 +374,7 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Copy `src[i]` to worker i, into `dst` or into a new tensor."""
+        """Copy `src[i]` to worker i, into `dst` or a new tensor, and return that."""
         host = host_tensor("scatter: src", src)
         return self._values.scatter(host, dst, self._collectives.scope("scatter", in_group, team))
 
@@ -554,6 +567,16 @@ def init_ccl(
     device_ids : the device of each worker, as in `Session`.
     device : what the workers compute on, "cpu" or "cuda"; by default that of the backend, and
         "cpu" for "auto".
+
+    Examples
+    --------
+    >>> import tvm_ipc
+    >>> from tvm.runtime import disco
+    >>> session = disco.ProcessSession(num_workers=2)
+    >>> tvm_ipc.init_ccl(session)
+    >>> source, target = session.empty((2,), "float32"), session.empty((2,), "float32")
+    >>> session.allreduce(source, target)
+    >>> session.shutdown()
     """
     if isinstance(session, Session):
         if device is not None:

@@ -25,6 +25,18 @@ class Team:
     ranks : its workers. The first one is the root of broadcast, scatter and gather.
     copy : tells teams of the same ranks apart.
     id : the number that packed functions take for the team.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tvm_ipc
+    >>> with tvm_ipc.Session(num_workers=3) as session:
+    ...     team = session.team([2, 0])
+    ...     x = session.put(np.ones(2, "float32"))
+    ...     y = session.put(np.zeros(2, "float32"))
+    ...     session.allreduce(x, y, team=team)
+    ...     [session.get(y, rank).tolist() for rank in range(3)]
+    [[2.0, 2.0], [0.0, 0.0], [2.0, 2.0]]
     """
 
     ranks: tuple[int, ...]
@@ -40,19 +52,34 @@ class CurrentRank:
     one team at once are an error. After an error of the session, a thread has to enter `with` anew.
     On GPUs only the worker's own thread runs collectives; docs/gpus.md explains why.
 
-        rank = tvm_ipc.CurrentRank()
-
-        def exchange():
-            with rank:
-                allreduce(...)
-
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            pool.submit(exchange).result()
-
     Attributes
     ----------
     rank : the number of the rank.
     device : the device of the rank, for tensors that a function allocates.
+
+    Examples
+    --------
+    A function that workers call, and whose collective runs in another thread:
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np
+    >>> import tvm
+    >>> import tvm_ffi
+    >>> import tvm_ipc
+    >>> @tvm_ffi.register_global_func("example.sum_in_thread", override=True)
+    ... def sum_in_thread(x):
+    ...     rank = tvm_ipc.CurrentRank()
+    ...     y = tvm.runtime.empty((2,), "float32", rank.device)
+    ...     def allreduce():
+    ...         with rank:
+    ...             tvm.get_global_func("tvm_ipc.allreduce")(x, 0, 0, 3, 0, y)
+    ...     with ThreadPoolExecutor() as pool:
+    ...         pool.submit(allreduce).result()
+    ...     return y
+    >>> with tvm_ipc.Session(num_workers=2, threads=True) as session:
+    ...     function = session.get_global_func("example.sum_in_thread")
+    ...     session.get(function(session.put(np.ones(2, "float32"))), rank=1).tolist()
+    [2.0, 2.0]
     """
 
     def __init__(self) -> None:
@@ -75,4 +102,5 @@ class CurrentRank:
         self._act_for_rank(False)
 
     def __repr__(self) -> str:
+        """Return the rank as text."""
         return f"<tvm_ipc.CurrentRank: {self.rank}>"

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.spmd.lower_placements import LowerPlacements
@@ -15,22 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LowerPlacements", "Parallelized", "ShardSpec", "declare_rule", "parallelize"]
 
-_MODULES = {
-    "declare_rule": "rules.table",
-    "LowerPlacements": "lower_placements",
-    "parallelize": "parallelize_model",
-    "Parallelized": "parallelized",
-    "ShardSpec": "parameter_shards",
-}
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"tvm_ipc.spmd.{_MODULES[name]}")
-        return globals().setdefault(name, getattr(module, name))
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # a type checker would take every name for defined
+    __getattr__, __dir__ = export_on_first_use(
+        __name__,
+        {
+            "declare_rule": "rules.table",
+            "LowerPlacements": "lower_placements",
+            "parallelize": "parallelize_model",
+            "Parallelized": "parallelized",
+            "ShardSpec": "parameter_shards",
+        },
+    )

@@ -95,6 +95,7 @@ class Seconds:
         return self.computing + self.communicating
 
     def __add__(self, other: Seconds) -> Seconds:
+        """Add computing and communicating separately."""
         return Seconds(self.computing + other.computing, self.communicating + other.communicating)
 
 

@@ -67,12 +67,41 @@ def parallelize(
         but the first, a pattern of the weights with which it begins, such as "layers.16". Results
         are on the ranks of the stage that computes them. None chooses balanced stages.
 
+    Returns
+    -------
+    Parallelized
+        The program of each rank, with the shards of its parameters.
+
     Raises
     ------
     ValueError
         The plan names unknown parameters, or shards a parameter in an unsupported way.
     TransformError
         The program cannot be lowered to per-rank programs.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> import tvm_ipc
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class MLP:
+    ...     @R.function
+    ...     def main(
+    ...         x: R.Tensor((5, 8), "float32"),
+    ...         up: R.Tensor((8, 6), "float32"),
+    ...         down: R.Tensor((6, 8), "float32"),
+    ...     ):
+    ...         R.func_attr({"num_input": 1})  # up and down are weights
+    ...         return R.matmul(R.nn.relu(R.matmul(x, up)), down)
+    ... ''')
+    >>> plan = {"up": tvm_ipc.comm.Shard(1), "down": tvm_ipc.comm.Shard(0)}
+    >>> parallel = tvm_ipc.parallelize(mod, plan, 2)
+    >>> print(parallel)
+    on Mesh({'tp': 2}), 192 bytes of parameters on each rank, of 384
+      up (8, 6) float32: S[1] along 'tp', 96 bytes on each rank
+      down (6, 8) float32: S[0] along 'tp', 96 bytes on each rank
+      allreduce of gv2 along 'tp': it is a result, and results without R.comm.place are replicated
     """
     arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
     if calibration is not None:

@@ -28,6 +28,29 @@ class Parallelized:
     shards : how each parameter is sharded, by the names that plans use.
     decisions : the inserted collectives, with their reasons.
     notes : further facts about the plan: how it was found, and which weights are not sharded.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> import tvm_ipc
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class MLP:
+    ...     @R.function
+    ...     def main(
+    ...         x: R.Tensor((5, 8), "float32"),
+    ...         up: R.Tensor((8, 6), "float32"),
+    ...         down: R.Tensor((6, 8), "float32"),
+    ...     ):
+    ...         R.func_attr({"num_input": 1})  # up and down are weights
+    ...         return R.matmul(R.nn.relu(R.matmul(x, up)), down)
+    ... ''')
+    >>> plan = {"up": tvm_ipc.comm.Shard(1), "down": tvm_ipc.comm.Shard(0)}
+    >>> parallel = tvm_ipc.parallelize(mod, plan, 2)
+    >>> dict(parallel.collectives), parallel.bytes_per_rank
+    ({'allreduce': 1}, 192)
+    >>> print(parallel.shards["up"])
+    up (8, 6) float32: S[1] along 'tp'
     """
 
     module: tvm.IRModule
@@ -46,7 +69,22 @@ class Parallelized:
         return max(map(self.bytes_of_rank, self.mesh.ranks))
 
     def bytes_of_rank(self, rank: int) -> int:
-        """Return the bytes of parameters on one rank, without parameters of symbolic extents."""
+        """Return the bytes of parameters on one rank, without parameters of symbolic extents.
+
+        Parameters
+        ----------
+        rank : a rank of the mesh.
+
+        Returns
+        -------
+        int
+            The sum over the shards of the rank.
+
+        Raises
+        ------
+        ValueError
+            The mesh has no such rank.
+        """
         expected = f"a rank of {self.mesh}"
         if arguments.integer("bytes_of_rank: rank", rank, expected) not in self.mesh.ranks:
             raise arguments.wrong_value("bytes_of_rank: rank", expected, rank)
@@ -69,6 +107,7 @@ class Parallelized:
         ]
 
     def __str__(self) -> str:
+        """Return the shards, the bytes on each rank and the collectives as a table."""
         whole = sum(spec.bytes or 0 for spec in self.shards.values())
         each = [self.bytes_of_rank(rank) for rank in self.mesh.ranks]
         least = "" if min(each) == max(each) else f"{min(each)} to "

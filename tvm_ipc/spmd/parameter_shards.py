@@ -35,6 +35,18 @@ class ShardSpec:
     placements : the placement along each axis of the mesh.
     is_input : whether it is passed with each call; other parameters are weights.
     ranks : the ranks whose pipeline stage uses the parameter; None if all ranks have it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tvm_ipc import comm
+    >>> from tvm_ipc.spmd import ShardSpec
+    >>> mesh = comm.Mesh({"tp": 2})
+    >>> spec = ShardSpec("up", "up", (2, 6), "float32", mesh, (comm.Shard(1),))
+    >>> spec.shard_shape, spec.bytes_per_rank
+    ((2, 3), 24)
+    >>> spec.shard(np.arange(12).reshape(2, 6), rank=1).tolist()
+    [[3, 4, 5], [9, 10, 11]]
     """
 
     name: str
@@ -81,6 +93,17 @@ class ShardSpec:
         ----------
         rank : a rank of the mesh.
         shape : the shape of the whole, if extents of the parameter are symbolic.
+
+        Returns
+        -------
+        tuple
+            For each axis, its ranges of indices as pairs (first index, count). The first index of
+            padding is None.
+
+        Raises
+        ------
+        ValueError
+            The mesh has no such rank, or the parameter has another shape.
         """
         whole = self._check_shape("spans: shape", self.shape if shape is None else shape)
         ranks = self.mesh.ranks
@@ -109,6 +132,16 @@ class ShardSpec:
         whole : an array with the shape of the parameter. Of a memory-mapped file only the shard is
             read.
         rank : a rank of the mesh.
+
+        Returns
+        -------
+        numpy.ndarray
+            The shard, of shape `shard_shape`.
+
+        Raises
+        ------
+        ValueError
+            The mesh has no such rank, or the parameter has another shape.
         """
         array = np.asarray(whole)
         return extract(array, self.spans(rank, self._check_shape("shard: whole", array.shape)))
@@ -126,6 +159,7 @@ class ShardSpec:
         return extents
 
     def __str__(self) -> str:
+        """Return name, shape, type and placements on one line."""
         extents = ", ".join(map(str, self.shape))
         on_ranks = "" if self.ranks is None else f" on {format_ranks(self.ranks)}"
         placements = format_placements(self.mesh, self.placements)

@@ -55,13 +55,13 @@ _ASYNC: Final[dict[str, Function]] = {
 class AsyncCollectives:
     """Start collectives asynchronously, and wait before the next use of their operands.
 
-    Before::
+    Before:
 
         R.call_packed("runtime.disco.allreduce", x, R.shape([0]), False, y)
         cls.matmul(a, b, c)                     # neither uses y nor writes x
         cls.add(y, c, d)
 
-    After::
+    After:
 
         request = R.call_packed("tvm_ipc.start", "tvm_ipc.allreduce", x, 0, 0, 3, 0, y)
         cls.matmul(a, b, c)
@@ -74,6 +74,25 @@ class AsyncCollectives:
     the kernels.
 
     The pass runs after `CallTIRRewrite`, before `IPCAllReduceRewrite` and `StaticPlanBlockMemory`.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm.relax.transform import CallTIRRewrite, RemovePurityChecking, ToNonDataflow
+    >>> from tvm_ipc.transform import AsyncCollectives, LegalizeOps
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4,), "float32"), a: R.Tensor((8, 8), "float32")):
+    ...         y = R.ccl.allreduce(x, "sum")
+    ...         b = R.matmul(a, a)
+    ...         return (y, b)
+    ... ''')
+    >>> passes = [LegalizeOps(), ToNonDataflow(), RemovePurityChecking(), CallTIRRewrite()]
+    >>> mod = tvm.transform.Sequential([*passes, AsyncCollectives()])(mod)
+    >>> mod.script().count("tvm_ipc.start"), mod.script().count("tvm_ipc.wait")
+    (1, 1)
     """
 
     @gc_paused()

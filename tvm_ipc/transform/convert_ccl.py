@@ -26,9 +26,11 @@ class ConvertFromCCL:
     """Convert TVM's `R.ccl` operators to collectives of `tvm_ipc.comm`.
 
     Before:
+
         y = R.ccl.allgather(x, num_workers=4, in_group=False)
 
     After:
+
         y = R.comm.allgather(x, team="world", workers=4)
 
     Examples
@@ -61,9 +63,11 @@ class ConvertToCCL:
     """Convert collectives of `tvm_ipc.comm` to TVM's `R.ccl` operators.
 
     Before:
+
         y = R.comm.allgather(x, team="world", workers=4)
 
     After:
+
         y = R.ccl.allgather(x, num_workers=4, in_group=False)
 
     TVM has only four operators. Collectives that they cannot express are skipped; the report gives

@@ -38,12 +38,14 @@ class ElideConcatCopies:
     """Compute slices directly in the buffer that concatenates them, and release exposed tensors.
 
     Before:
+
         part = R.builtin.alloc_tensor(R.shape([2, 8]), ...)
         cls.matmul(rows, w, part)
         whole = R.builtin.alloc_tensor(R.shape([4, 8]), ...)
         R.call_packed("tvm_ipc.assemble", 0, R.shape([1, 64, 0]), part, whole)
 
     After:
+
         whole = R.builtin.alloc_tensor(R.shape([4, 8]), ...)
         part = R.call_packed("tvm_ipc.own_slice", whole, 0, 1, 64, 0, R.shape([2, 8]))
         cls.matmul(rows, w, part)
@@ -56,6 +58,29 @@ class ElideConcatCopies:
     are skipped.
 
     Run this pass after `CallTIRRewrite` and before `StaticPlanBlockMemory`.
+
+    Examples
+    --------
+    `OverlapCommunication` computes the parts of a matmul separately, and concatenates them:
+
+    >>> import tvm
+    >>> from tvm.relax.transform import CallTIRRewrite, RemovePurityChecking, ToNonDataflow
+    >>> from tvm_ipc.transform import ElideConcatCopies, LegalizeOps, OverlapCommunication
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((64, 32), "float32"), w: R.Tensor((32, 16), "float32")):
+    ...         whole = R.comm.allgather(x, workers=2)
+    ...         y = R.matmul(whole, w)
+    ...         return y
+    ... ''')
+    >>> passes = [LegalizeOps(), ToNonDataflow(), RemovePurityChecking(), CallTIRRewrite()]
+    >>> mod = tvm.transform.Sequential([OverlapCommunication(chunks=1), *passes])(mod)
+    >>> "tvm_ipc.assemble" in mod.script()
+    True
+    >>> "tvm_ipc.assemble" in ElideConcatCopies()(mod).script()
+    False
     """
 
     @gc_paused()

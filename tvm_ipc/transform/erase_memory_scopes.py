@@ -23,10 +23,12 @@ class EraseMemoryScopes:
     """Replace transparent scopes by "global" in the parameters of all PrimFuncs and their aliases.
 
     Before:
+
         @T.prim_func
         def f(x: T.Buffer((4,), "float32", scope="ipc_memory")): ...
 
     After:
+
         @T.prim_func
         def f(x: T.Buffer((4,), "float32")): ...
 

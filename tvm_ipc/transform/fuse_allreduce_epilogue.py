@@ -37,13 +37,13 @@ _TARGETS: Final = ("llvm", "c", "cuda")
 class FuseAllReduceEpilogue:
     """Fuse an all-reduce with the addition of a residual and the norm that follow it.
 
-    Before::
+    Before:
 
         total = R.ccl.allreduce(partial, "sum", in_group=False)
         x = R.add(residual, total)
         y = R.nn.rms_norm(x, weight, axes=[-1], epsilon=1e-5)
 
-    After::
+    After:
 
         fused = R.call_dps_packed(
             "tvm_ipc.allreduce_rms_norm", (partial, residual, weight, 1e-5, 0, 3, 0),
@@ -64,6 +64,27 @@ class FuseAllReduceEpilogue:
     allreduce_strategy : the algorithm of the all-reduce; the result is bit for bit the same.
     num_groups : the number of groups of the session. With one group, an all-reduce in the group is
         one over all workers.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import FuseAllReduceEpilogue
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(
+    ...         partial: R.Tensor((4, 64), "float32"),
+    ...         residual: R.Tensor((4, 64), "float32"),
+    ...         weight: R.Tensor((64,), "float32"),
+    ...     ):
+    ...         total = R.ccl.allreduce(partial, "sum", in_group=False)
+    ...         x = R.add(residual, total)
+    ...         y = R.nn.rms_norm(x, weight, axes=[-1])
+    ...         return (x, y)
+    ... ''')
+    >>> "tvm_ipc.allreduce_rms_norm" in FuseAllReduceEpilogue()(mod).script()
+    True
     """
 
     allreduce_strategy: AllReduceStrategy | int | str = option(

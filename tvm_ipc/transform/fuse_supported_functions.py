@@ -52,10 +52,12 @@ class FuseSupported:
     is legalized to such a field.
 
     Before:
+
         y = R.call_tir(cls.add, (x, x), ...)
         z = (y,)[0]
 
     After:
+
         y = R.call_tir(cls.add, (x, x), ...)
         z = y
 

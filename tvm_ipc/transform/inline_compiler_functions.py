@@ -44,7 +44,7 @@ class InlineCompilerFunctions:
 
     This is the inverse of `OutlineCompilerFunctions`.
 
-    Before::
+    Before:
 
         @R.function
         def main_cc_0(a: R.Tensor(("n", 4), "float32"), b: R.Tensor(("n", 4), "float32")):
@@ -55,7 +55,7 @@ class InlineCompilerFunctions:
         def main(x: R.Tensor(("n", 4), "float32")):
             y = cls.main_cc_0(x, x)
 
-    After::
+    After:
 
         @R.function
         def main(x: R.Tensor(("n", 4), "float32")):
@@ -78,6 +78,29 @@ class InlineCompilerFunctions:
     TransformError
         If a function of `functions` does not exist or has no compiler, or if functions call each
         other recursively.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import InlineCompilerFunctions, OutlineCompilerFunctions
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> outlined = OutlineCompilerFunctions()(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['main', 'main_cc_0']
+    >>> inlined = InlineCompilerFunctions("cc")(outlined)
+    >>> [var.name_hint for var in inlined.get_global_vars()]
+    ['main']
     """
 
     compiler: str | None = option(arguments.text, "a name or None", default=None)

@@ -39,11 +39,13 @@ class IPCAllReduceRewrite:
     """Rewrite all-reduces to read their inputs in place, in memory that peers map.
 
     Before:
+
         x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
         cls.f(p, x)
         R.call_packed("runtime.disco.allreduce", x, R.shape([0]), False, y)
 
     After:
+
         x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
         cls.f(p, x)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)

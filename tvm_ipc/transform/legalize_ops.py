@@ -41,10 +41,12 @@ class LegalizeOps:
     """Legalize operators to kernels as TVM's pass does, but equal calls only once.
 
     Before:
+
         a = R.add(x, y)             # all of one shape and type
         b = R.add(a, z)
 
     After:
+
         a = R.call_tir(cls.add, (x, y), out_ty=R.Tensor((4,), "float32"))
         b = R.call_tir(cls.add, (a, z), out_ty=R.Tensor((4,), "float32"))
 

@@ -34,18 +34,18 @@ Externs = dict[tvm.ir.GlobalVar, Extern]
 class LowerExternCalls:
     """Lower calls of extern declarations to calls that take their outputs as arguments.
 
-    Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4))::
+    Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4)):
 
         y = cls.scaled(x, R.shape([2]))                 # x: R.Tensor((n, 4), "float32")
 
-    After::
+    After:
 
         alloc = R.builtin.alloc_tensor(R.shape([n * 2, 4]), "float32", 0, "global")
         _ = R.call_packed("scaled", x, R.shape([2]), alloc)
         y = alloc
 
     In a function that still tracks purity, the pass emits a pure call instead, which
-    `CallTIRRewrite` lowers to the same::
+    `CallTIRRewrite` lowers to the same:
 
         y = R.call_dps_packed("scaled", (x, R.shape([2])), out_ty=R.Tensor((n * 2, 4), "float32"))
 
@@ -81,6 +81,28 @@ class LowerExternCalls:
     TransformError
         If the shape of an output does not follow from the arguments, an output is not a tensor, a
         declaration is used as a value, or its symbol is the name of another function.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import (
+    ...     LowerExternCalls, MarkCompilerFunctionsAsExtern, OutlineCompilerFunctions
+    ... )
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> mod = MarkCompilerFunctionsAsExtern("cc")(OutlineCompilerFunctions()(mod))
+    >>> "call_dps_packed" in LowerExternCalls()(mod).script()
+    True
     """
 
     place_arguments: bool = option(arguments.flag, default=True)

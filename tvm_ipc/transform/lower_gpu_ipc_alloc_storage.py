@@ -26,10 +26,12 @@ class LowerGPUIPCAllocStorage:
     """Lower storages in `ipc_memory` with their exact sizes, and tensors at offsets of storages.
 
     Before:
+
         storage = R.memory.alloc_storage(R.shape([4096]), 0, "ipc_memory", "float32")  # 4096 bytes
         x = R.builtin.alloc_tensor(R.shape([n, 8]), "float16", 0, "ipc_memory")
 
     After:
+
         storage = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([4096]), "uint8")
         gv = R.call_packed("runtime.disco.cuda_ipc.alloc_storage", R.shape([n, 8]), "float16")
         x = R.memory.alloc_tensor(gv, 0, R.shape([n, 8]), "float16", 0)
@@ -48,6 +50,21 @@ class LowerGPUIPCAllocStorage:
     TransformError
         An allocation in `ipc_memory` is of a form that cannot be lowered. The input module is
         unchanged.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import LowerGPUIPCAllocStorage
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main():
+    ...         x = R.builtin.alloc_tensor(R.shape([4]), R.dtype("float32"), 0, "ipc_memory")
+    ...         return x
+    ... ''')
+    >>> "runtime.disco.cuda_ipc.alloc_storage" in LowerGPUIPCAllocStorage()(mod).script()
+    True
     """
 
     @gc_paused()

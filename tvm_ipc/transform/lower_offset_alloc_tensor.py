@@ -19,10 +19,12 @@ class LowerPackedAllocTensor:
     """Lower tensors at an offset of a storage to calls of the runtime.
 
     Before:
+
         x = R.memory.alloc_tensor(storage, 256, R.shape([n, 8]), "float16", 0)
         y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
 
     After:
+
         x = R.call_packed("tvm_ipc.alloc_tensor", storage, 256, R.shape([n, 8]), "float16")
         y = R.memory.alloc_tensor(storage, 0, R.shape([8]), "float32", 0)
 
@@ -32,6 +34,22 @@ class LowerPackedAllocTensor:
     Run this pass after the memory plan (`StaticPlanBlockMemory`) and after `RewriteCUDAGraph`,
     which recognizes only the operator, and before `LowerRuntimeBuiltin`. Pipelines with
     `LowerGPUIPCAllocStorage` do not need it.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import LowerPackedAllocTensor
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main():
+    ...         storage = R.memory.alloc_storage(R.shape([512]), 0, "global", "uint8")
+    ...         x = R.memory.alloc_tensor(storage, 256, R.shape([64]), "float32")
+    ...         return x
+    ... ''')
+    >>> "tvm_ipc.alloc_tensor" in LowerPackedAllocTensor()(mod).script()
+    True
     """
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:

@@ -19,7 +19,7 @@ from tvm_ipc.transform.module_pass import module_pass, option
 class MarkCompilerFunctionsAsExtern:
     """Replace the functions of a compiler by extern declarations.
 
-    Before::
+    Before:
 
         @R.function
         def scaled(a: R.Tensor(("m", 4), "float32")) -> R.Tensor(("m", 4), "float32"):
@@ -30,7 +30,7 @@ class MarkCompilerFunctionsAsExtern:
         def main(x: R.Tensor(("n", 4), "float32")):
             y = cls.scaled(x)
 
-    After::
+    After:
 
         scaled = R.ExternFunc(
             "scaled",
@@ -57,6 +57,28 @@ class MarkCompilerFunctionsAsExtern:
     TransformError
         If one of the functions is a literal in another function, or declares inconsistent memory
         scopes or in-place outputs.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import MarkCompilerFunctionsAsExtern, OutlineCompilerFunctions
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> mod = MarkCompilerFunctionsAsExtern("cc")(OutlineCompilerFunctions()(mod))
+    >>> mod["main_cc_0"].global_symbol
+    'main_cc_0'
+    >>> mod["main_cc_0"].ty.ret
+    R.Tensor((n, 4), dtype="float32")
     """
 
     compiler: str = option(arguments.text)

@@ -35,7 +35,7 @@ from tvm_ipc.transform.module_pass import module_pass, option
 class OutlineCompilerFunctions:
     """Outline function literals that have a `Codegen` attribute to functions of the module.
 
-    Before::
+    Before:
 
         @R.function
         def main(x: R.Tensor(("n", 4), "float32")):
@@ -46,7 +46,7 @@ class OutlineCompilerFunctions:
             y = inner(x)
             z = inner(y)
 
-    After::
+    After:
 
         @R.function
         def main_cc_0(a: R.Tensor(("n", 4), "float32"), x: R.Tensor(("n", 4), "float32")):
@@ -82,6 +82,26 @@ class OutlineCompilerFunctions:
     ------
     TransformError
         If two different functions would get the same symbol, or if a function calls itself.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import OutlineCompilerFunctions
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> outlined = OutlineCompilerFunctions()(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['main', 'main_cc_0']
     """
 
     compiler: str | None = option(arguments.text, "a name or None", default=None)

@@ -49,12 +49,12 @@ def _sites(name: str, value: object) -> dict[str, int]:
 class OverlapCommunication:
     """Overlap matmuls with the communication before or after them.
 
-    Before, with 2 workers::
+    Before, with 2 workers:
 
         whole = R.comm.allgather(x, axis=0, ...)
         z = R.matmul(whole, w)
 
-    After, in one chunk::
+    After, in one chunk:
 
         exposed = R.call_pure_packed("tvm_ipc.expose", x, 0)
         own = R.matmul(x, w)
@@ -83,6 +83,30 @@ class OverlapCommunication:
     blas : whether matmuls are offloaded to BLAS, which determines their predicted times.
     world_size : the number of workers. An all-reduce over all workers does not specify it.
     num_groups : the number of groups of the session.
+
+    Raises
+    ------
+    ValueError
+        Neither or both of `calibration` and `chunks` are given.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import OverlapCommunication
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((64, 32), "float32"), w: R.Tensor((32, 16), "float32")):
+    ...         whole = R.comm.allgather(x, workers=2)
+    ...         y = R.matmul(whole, w)
+    ...         return y
+    ... ''')
+    >>> overlapped = OverlapCommunication(chunks=1)(mod)
+    >>> overlapped.script().count("R.matmul")
+    2
+    >>> "allgather" in overlapped.script()
+    False
     """
 
     calibration: Calibration | None = option(
@@ -99,6 +123,7 @@ class OverlapCommunication:
     )
 
     def __post_init__(self) -> None:
+        """Check that either a calibration or a number of chunks is given."""
         if (self.calibration is None) == (self.chunks is None):
             raise ValueError(
                 "OverlapCommunication: expected either a calibration, which determines the number "

@@ -26,12 +26,12 @@ _NAME: Final = "PipelineAllGather"
 class PipelineAllGather:
     """Gather the left operand of matmuls in chunks, asynchronously, while others are multiplied.
 
-    Before, with 2 workers::
+    Before, with 2 workers:
 
         whole = R.ccl.allgather(x, num_workers=2)    # x: (4, k)
         y = R.matmul(whole, w)
 
-    After, in 2 chunks::
+    After, in 2 chunks:
 
         gathered = R.builtin.alloc_tensor(R.shape([2, 4, k]), ...)
         rows = R.comm.view(gathered, <its first half>)
@@ -58,6 +58,23 @@ class PipelineAllGather:
     chunks : the number of chunks into which the rows of a rank are split.
     streams : the number of chunks that are gathered or multiplied at a time. With 1 nothing
         overlaps.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import PipelineAllGather
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((64, 32), "float32"), w: R.Tensor((32, 16), "float32")):
+    ...         whole = R.comm.allgather(x, workers=2)
+    ...         y = R.matmul(whole, w)
+    ...         return y
+    ... ''')
+    >>> pipelined = PipelineAllGather(chunks=2)(mod)
+    >>> pipelined.script().count("tvm_ipc.start")
+    2
     """
 
     chunks: int = option(arguments.integer, "a number of chunks, 1 or more", 1)

@@ -28,12 +28,14 @@ class PlanMemoryScopes:
     """Give every tensor the memory scope that its uses demand, and insert copies where they clash.
 
     Before:
+
         x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
         cls.f(p, x)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, 1, z)     # p is a parameter
 
     After:
+
         x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "ipc_memory")
         cls.f(p, x)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
@@ -72,6 +74,24 @@ class PlanMemoryScopes:
     TransformError
         Demands contradict each other, a scope is unknown, or the module is malformed. The input
         module is unchanged.
+
+    Examples
+    --------
+    The input of the all-reduce is a parameter, so it is copied:
+
+    >>> import tvm
+    >>> from tvm_ipc.transform import PlanMemoryScopes
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(p: R.Tensor((4,), "float32"), z: R.Tensor((4,), "float32")):
+    ...         allreduce = "runtime.disco.cuda_ipc.custom_allreduce"
+    ...         R.call_packed(allreduce, p, 1, z, ty_args=(R.Tuple,))
+    ...         return z
+    ... ''')
+    >>> "tvm_ipc.copy" in PlanMemoryScopes()(mod).script()
+    True
     """
 
     registry: ScopeRegistry | None = option(

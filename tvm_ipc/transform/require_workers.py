@@ -23,12 +23,14 @@ class RequireWorkers:
     """Let every function that needs other workers check the numbers of workers and groups.
 
     Before:
+
         @R.function
         def main(x: R.Tensor((4,), "float32")):
             ...
             R.call_packed("runtime.disco.allreduce", a, R.shape([0]), False, b)
 
     After, for 4 workers in 2 groups:
+
         @R.function
         def main(x: R.Tensor((4,), "float32")):
             R.call_packed("tvm_ipc.require_workers", 4, 2)
@@ -79,6 +81,7 @@ class RequireWorkers:
     num_groups: int = 1
 
     def __post_init__(self) -> None:
+        """Check the numbers of workers and groups."""
         self.world_size, self.num_groups = arguments.workers(
             _NAME, "world_size", self.world_size, self.num_groups, MAX_WORKERS
         )

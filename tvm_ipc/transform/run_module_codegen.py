@@ -53,7 +53,7 @@ def _options(name: str, value: object) -> dict[str, Any]:
 class RunModuleCodegen:
     """Compile all functions of an external compiler, and attach the result to the module.
 
-    An example of a compiler::
+    An example of a compiler:
 
         def compile_fn(functions: tvm.IRModule, options: Mapping[str, Any]):
             return tvm.runtime.load_static_library(path, [names of the functions])
@@ -61,14 +61,14 @@ class RunModuleCodegen:
         mod = RunModuleCodegen("cc", compile_fn, {"level": 3})(mod)
         executable = tvm.compile(mod, "llvm")
 
-    Before::
+    Before:
 
         @R.function
         def main(x: R.Tensor(("n", 4), "float32")):
             with R.dataflow():
                 y = cls.scaled(x)                         # {"Codegen": "cc"}, or a function literal
 
-    After::
+    After:
 
         I.module_attrs({"external_mods": [...]})
 
@@ -109,6 +109,28 @@ class RunModuleCodegen:
     TransformError
         If compile_fn raises an exception or returns a wrong result, or if the functions call other
         functions of the module.
+
+    Examples
+    --------
+    The compiler of this package for matmuls. A compiler of your own returns a runtime module.
+
+    >>> import tvm
+    >>> from tvm_ipc.cpu import compile_blas
+    >>> from tvm_ipc.transform import RunModuleCodegen
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4, 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor((4, 4), "float32")):
+    ...             R.func_attr({"Codegen": "blas"})
+    ...             return R.matmul(a, a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> "tvm_ipc.blas.matmul" in RunModuleCodegen("blas", compile_blas)(mod).script()
+    True
     """
 
     compiler: str = option(arguments.text)

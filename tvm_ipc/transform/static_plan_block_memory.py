@@ -42,7 +42,34 @@ def plan_memory(
 
     Parameters
     ----------
-    packed, alignment, barrier_budget : see `StaticPlanBlockMemory`.
+    mod : a module in destination-passing form, as `StaticPlanBlockMemory` takes it.
+    packed : see `StaticPlanBlockMemory`.
+    alignment : see `StaticPlanBlockMemory`.
+    barrier_budget : see `StaticPlanBlockMemory`.
+
+    Returns
+    -------
+    list of Plan
+        A plan for each Relax function, with its tensors and storages.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import plan_memory
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((64,), "float32")):
+    ...         a = R.builtin.alloc_tensor(R.shape([64]), R.dtype("float32"), 0, "global")
+    ...         R.call_packed("tvm_ipc.copy", x, a, ty_args=(R.Tuple,))
+    ...         b = R.builtin.alloc_tensor(R.shape([64]), R.dtype("float16"), 0, "global")
+    ...         R.call_packed("tvm_ipc.clear", b, ty_args=(R.Tuple,))
+    ...         return R.tuple()
+    ... ''')
+    >>> (plan,) = plan_memory(mod, packed=True)
+    >>> len(plan.tensors), len(plan.storages)
+    (2, 1)
     """
     arguments.instance("plan_memory: mod", mod, tvm.IRModule, "an IRModule")
     packed = arguments.flag("plan_memory: packed", packed)
@@ -84,6 +111,7 @@ class StaticPlanBlockMemory:
     """Plan the memory of every function: tensors share storages, and exit barriers are omitted.
 
     Before:
+
         a = R.builtin.alloc_tensor(R.shape([64]), "float32", 0, "global")
         cls.f(x, a)
         b = R.builtin.alloc_tensor(R.shape([64]), "float16", 0, "global")
@@ -93,6 +121,7 @@ class StaticPlanBlockMemory:
 
     After `StaticPlanBlockMemory()`, as after TVM's pass of this name. Tensors of one type reuse
     whole storages, and any pass that lowers TVM's plans lowers this one:
+
         storage = R.memory.alloc_storage(R.shape([256]), 0, "global", "uint8")
         a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
         cls.f(x, a)
@@ -104,6 +133,7 @@ class StaticPlanBlockMemory:
 
     After `StaticPlanBlockMemory(packed=True)`. Tensors of any type share one storage, at offsets
     that `tvm_ipc.transform.LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` must lower:
+
         storage = R.memory.alloc_storage(R.shape([384]), 0, "global", "uint8")
         a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
         cls.f(x, a)
@@ -115,12 +145,14 @@ class StaticPlanBlockMemory:
     If peers read the input of a collective in place, the input is live until all of them have read
     it. If a later collective on every path synchronizes the same ranks, the pass omits the exit
     barrier of the first one and keeps its input live until the later one returns:
+
         R.call_packed("tvm_ipc.allreduce", s, 0, 0, 3, 1, x)        # flag 1: no exit barrier
         ...
         R.call_packed("runtime.disco.allgather", y, 0, z)
         R.memory.kill_storage(storage)                              # the storage of s
 
     If tensors that share a storage rely on `tir_var_upper_bound`, the function checks it first:
+
         R.call_packed("tvm_ipc.require_bounds", "main: n", n, 0, 16)
 
     Tensors that may be referenced after the function returns keep their `builtin.alloc_tensor`.

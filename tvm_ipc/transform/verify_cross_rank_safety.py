@@ -82,6 +82,28 @@ def verify_cross_rank_safety(
     world_size : the number of workers that will run the module. None takes it from teams that
         partition all ranks, or else tries a few numbers.
     num_groups : the number of groups of these workers; more than 1 needs `world_size`.
+
+    Returns
+    -------
+    list of Hazard
+        The hazards; the list is empty if the module is safe.
+
+    Examples
+    --------
+    The program returns the output of a collective that it does not wait for:
+
+    >>> import tvm
+    >>> from tvm_ipc.transform import verify_cross_rank_safety
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32"), out: R.Tensor((8,), "float32")):
+    ...         request = R.comm.start(R.comm.allgather(x, workers=2), out)
+    ...         return out
+    ... ''')
+    >>> [hazard.kind.name for hazard in verify_cross_rank_safety(mod)]
+    ['UNFINISHED', 'NEVER_WAITED']
     """
     where = "verify_cross_rank_safety"
     return _check(where, mod, assume_no_exit_barrier, world_size, num_groups)[0]
@@ -117,13 +139,25 @@ def _rank_model(where: str, world_size: int | None, num_groups: int) -> RankMode
 class VerifyCrossRankSafety:
     """Reject a module in which `verify_cross_rank_safety` finds a hazard; return any other as is.
 
+    Rejected, if `a` and `c` share a storage:
+
+        R.call_packed("tvm_ipc.allreduce", a, 0, 0, 1, 1, b)   # 1: without an exit barrier
+        cls.matmul(b, w, c)                                    # peers may still read `a`
+
+    Accepted:
+
+        R.call_packed("tvm_ipc.allreduce", a, 0, 0, 1, 0, b)   # 0: with an exit barrier
+        cls.matmul(b, w, c)
+
     The report lists unknown hazards. It also lists requests and exposed tensors that the program
     waits for before it computes anything that could overlap with them.
 
     Parameters
     ----------
-    assume_no_exit_barrier, world_size, num_groups : see `verify_cross_rank_safety`.
-    refuse_unknown : also reject a module with unknown hazards.
+    assume_no_exit_barrier : see `verify_cross_rank_safety`.
+    refuse_unknown : whether to reject a module with unknown hazards too.
+    world_size : see `verify_cross_rank_safety`.
+    num_groups : see `verify_cross_rank_safety`.
 
     Raises
     ------
@@ -153,6 +187,7 @@ class VerifyCrossRankSafety:
     num_groups: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Check the numbers of workers and groups."""
         _rank_model("VerifyCrossRankSafety", self.world_size, self.num_groups)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:

@@ -91,6 +91,7 @@ class ValidBuffers:
         self._symbolic: dict[Buffer, None] = {}
 
     def __contains__(self, buffer: Buffer) -> bool:
+        """Return whether the very buffer is a member."""
         return buffer in self._members
 
     def add(self, buffer: Buffer) -> None:

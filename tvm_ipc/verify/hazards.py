@@ -53,19 +53,47 @@ class Hazard:
 
     If sizes are symbolic, `example` gives sizes that prove the hazard. An `unknown` hazard is
     neither proved nor refuted.
+
+    Attributes
+    ----------
+    function : the name of the function.
+    kind : what happens to the memory.
+    memory : the storage, the tensor and its storage, or another subject of the message.
+    binding : the statement at which it happens.
+    related : the statement that explains the hazard, such as the collective whose input peers may
+        read; or a fact, such as the bytes that are out of bounds.
+    example : sizes at which it occurs, such as "n = 1"; "" where they do not matter.
+    unknown : whether there is neither a proof nor an example.
+
+    Examples
+    --------
+    The program returns the output of a collective that it does not wait for:
+
+    >>> import tvm
+    >>> from tvm_ipc.transform import verify_cross_rank_safety
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function(pure=False)
+    ...     def main(x: R.Tensor((4,), "float32"), out: R.Tensor((8,), "float32")):
+    ...         request = R.comm.start(R.comm.allgather(x, workers=2), out)
+    ...         return out
+    ... ''')
+    >>> hazard = verify_cross_rank_safety(mod)[1]
+    >>> hazard.function, hazard.kind.value, hazard.unknown
+    ('main', 'not waited for', False)
     """
 
     function: str
     kind: HazardKind
-    memory: str  #: the storage, the tensor and its storage, or another subject of the message
-    binding: str  #: the statement
-    #: The statement that explains the hazard, such as the collective whose input peers may read,
-    #: or a fact, such as the bytes that are out of bounds.
+    memory: str
+    binding: str
     related: str
-    example: str = ""  #: sizes at which it occurs, such as "n = 1"; "" where they do not matter
+    example: str = ""
     unknown: bool = False
 
     def __str__(self) -> str:
+        """Return the sentence that errors print."""
         details = self._details()
         if self.example:
             details += f" (for example where {self.example})"

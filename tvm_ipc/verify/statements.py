@@ -44,6 +44,7 @@ class Statement:
         self.otherwise: Sequence
 
     def __str__(self) -> str:
+        """Return the binding as messages print it."""
         return f"{self.bound.name} = {_text(self.value)}"
 
 

@@ -37,7 +37,34 @@ _LONGEST: Final = 4
 
 
 def blas_patterns() -> list[relax.transform.FusionPattern]:
-    """Return patterns of matmuls for `FuseOpsByPattern`, the longest first."""
+    """Return patterns of matmuls for `FuseOpsByPattern`, the longest first.
+
+    Returns
+    -------
+    list of tvm.relax.transform.FusionPattern
+        Patterns of a matmul and its epilogue, whose names begin with "blas.".
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm.relax.transform import FuseOpsByPattern
+    >>> from tvm_ipc.cpu import OffloadBLAS, blas_patterns
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32")):
+    ...         with R.dataflow():
+    ...             y = R.nn.relu(R.matmul(x, w))
+    ...             R.output(y)
+    ...         return y
+    ... ''')
+    >>> partitioned = FuseOpsByPattern(blas_patterns(), annotate_codegen=True)(mod)
+    >>> sorted(var.name_hint for var in partitioned.get_global_vars())
+    ['fused_relax_matmul_relax_nn_relu_blas', 'main']
+    >>> [var.name_hint for var in OffloadBLAS()(partitioned).get_global_vars()]
+    ['main']
+    """
     patterns = []
     for steps, permutations in product(range(_LONGEST, -1, -1), ((1, 1), (0, 1), (1, 0), (0, 0))):
         patterns.append(_pattern(steps, *map(bool, permutations)))
@@ -86,7 +113,38 @@ def _check(context: relax.transform.PatternCheckContext) -> bool:
 
 
 def compile_blas(functions: tvm.IRModule, _options: Mapping[str, Any]) -> Compiled:
-    """Compile functions to BLAS calls for `RunModuleCodegen`; TVM compiles the rest of them."""
+    """Compile functions to BLAS calls for `RunModuleCodegen`; TVM compiles the rest of them.
+
+    Parameters
+    ----------
+    functions : a module with the functions to compile, as `RunModuleCodegen` passes it.
+
+    Returns
+    -------
+    Compiled
+        The functions with BLAS calls, which are left to TVM.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm.relax.transform import FuseOpsByPattern
+    >>> from tvm_ipc.cpu import blas_patterns, compile_blas
+    >>> from tvm_ipc.transform import RunModuleCodegen
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32")):
+    ...         with R.dataflow():
+    ...             y = R.nn.relu(R.matmul(x, w))
+    ...             R.output(y)
+    ...         return y
+    ... ''')
+    >>> partitioned = FuseOpsByPattern(blas_patterns(), annotate_codegen=True)(mod)
+    >>> compiled = RunModuleCodegen("blas", compile_blas)(partitioned)
+    >>> "tvm_ipc.blas.matmul" in compiled.script()
+    True
+    """
     arguments.instance("compile_blas: functions", functions, tvm.IRModule, "an IRModule")
     return Compiled(
         functions={

@@ -55,6 +55,11 @@ def load(
         weights.
     progress : called with a short text before each step.
 
+    Returns
+    -------
+    Model
+        The model; it can be used as long as the session is open.
+
     Raises
     ------
     ModelError
@@ -63,6 +68,15 @@ def load(
         The plan names an unknown weight, or shards a weight that cannot be sharded.
     WeightsError
         The weights are damaged, or do not match the configuration.
+
+    Examples
+    --------
+    >>> import tvm_ipc
+    >>> with tvm_ipc.Session(2) as session:
+    ...     model = tvm_ipc.models.load("model", session)  # a folder of save_pretrained
+    ...     tokens = list(model.generate([1, 15, 33], max_new_tokens=4))
+    >>> len(tokens)
+    4
     """
     arguments.instance("load: session", session, Session, "a tvm_ipc.Session")
     plan = parse_plan("load: plan", plan)
@@ -95,6 +109,15 @@ class Model:
     session : the session whose workers run the model.
     folder : the folder that the model was loaded from.
     compiled : the compiled model that the workers run.
+
+    Examples
+    --------
+    >>> import tvm_ipc
+    >>> with tvm_ipc.Session(2) as session:
+    ...     model = tvm_ipc.models.load("model", session)  # a folder of save_pretrained
+    ...     tokens = list(model.generate([1, 15, 33], max_new_tokens=4))
+    >>> len(tokens)
+    4
     """
 
     def __init__(self, session: Session, folder: ModelFolder, compiled: CompiledModel) -> None:
@@ -135,6 +158,16 @@ class Model:
         seed : the seed for sampling; with None the results differ each time.
         stop : tokens that end the generation; the end-of-sequence tokens of the model if None. The
             token that ends it is yielded too.
+
+        Yields
+        ------
+        int
+            The number of the next token.
+
+        Raises
+        ------
+        ValueError
+            The prompt and the new tokens are more than the model supports.
         """
         prompt = self._check_prompt(ids)
         wanted = "a number of tokens, 1 or more"

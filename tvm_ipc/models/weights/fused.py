@@ -70,12 +70,56 @@ class SourceTensor:
 
 
 def stack(names: Sequence[Name], axis: int = 0) -> Fused:
-    """Return the name of a parameter whose tensors are stacked along a new axis."""
+    """Return the name of a parameter whose tensors are stacked along a new axis.
+
+    Parameters
+    ----------
+    names : the names of the tensors in order, at least one; each may be fused itself.
+    axis : the new axis, from 0 on.
+
+    Returns
+    -------
+    Fused
+        The name, for the `names` of `load_weights`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tvm_ipc
+    >>> from tvm_ipc import comm, models
+    >>> shards = {
+    ...     "experts": tvm_ipc.spmd.ShardSpec(
+    ...         "experts", "experts", (2, 3), "float32", comm.Mesh({"tp": 2}), (comm.Shard(0),)
+    ...     )
+    ... }
+    >>> source = {"expert.0": np.zeros(3, "float32"), "expert.1": np.ones(3, "float32")}
+    >>> names = {"experts": models.stack(["expert.0", "expert.1"])}
+    >>> with tvm_ipc.Session(2) as session:
+    ...     weights = tvm_ipc.load_weights(session, source, shards, names=names)
+    ...     session.get(weights["experts"], rank=1).tolist()
+    [[1.0, 1.0, 1.0]]
+    """
     return _fuse("stack", names, axis, new=True)
 
 
 def concat(names: Sequence[Name], axis: int = 0) -> Fused:
-    """Return the name of a parameter whose tensors are concatenated along an axis."""
+    """Return the name of a parameter whose tensors are concatenated along an axis.
+
+    Parameters
+    ----------
+    names : the names of the tensors in order, at least one; each may be fused itself.
+    axis : the axis, from 0 on.
+
+    Returns
+    -------
+    Fused
+        The name, for the `names` of `load_weights`.
+
+    Examples
+    --------
+    >>> from tvm_ipc import models
+    >>> names = {"qkv.weight": models.concat(["q.weight", "k.weight", "v.weight"])}
+    """
     return _fuse("concat", names, axis, new=False)
 
 

@@ -59,10 +59,6 @@ def load_weights(
     and types are compared before anything is loaded. Floats are converted to the type that the
     program expects; integers are converted if no value changes.
 
-        parallel = tvm_ipc.parallelize(mod, plan, 4, names=names)
-        weights = tvm_ipc.load_weights(session, "folder", parallel.shards)
-        main(ids, *weights.values())
-
     Parameters
     ----------
     session : the session whose workers get the weights.
@@ -78,6 +74,11 @@ def load_weights(
         PyTorch are all ignored.
     progress : show a progress bar on a terminal if loading takes longer than a second.
 
+    Returns
+    -------
+    dict
+        A reference to each weight, by the names of the parameters.
+
     Raises
     ------
     WeightsError
@@ -85,6 +86,26 @@ def load_weights(
         a file is damaged.
     WorkerError
         A worker could not read its shard. The session stays usable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tvm_ipc
+    >>> from tvm_ipc import comm
+    >>> spec = tvm_ipc.spmd.ShardSpec(
+    ...     "w", "w", (4, 2), "float32", comm.Mesh({"tp": 2}), (comm.Shard(0),)
+    ... )
+    >>> source = {"w": np.arange(8, dtype="float32").reshape(4, 2)}
+    >>> with tvm_ipc.Session(2) as session:
+    ...     weights = tvm_ipc.load_weights(session, source, {"w": spec})
+    ...     session.get(weights["w"], rank=1).tolist()
+    [[4.0, 5.0], [6.0, 7.0]]
+
+    Weights of a model, in the order of its parameters:
+
+    >>> parallel = tvm_ipc.parallelize(mod, plan, 2)  # doctest: +SKIP
+    >>> weights = tvm_ipc.load_weights(session, "folder", parallel.shards)  # doctest: +SKIP
+    >>> main(ids, *weights.values())  # doctest: +SKIP
     """
     arguments.instance("load_weights: session", session, Session, "a tvm_ipc.Session")
     specs = _check_shards(shards, session.num_workers)

@@ -58,10 +58,12 @@ class SliceReader:
         self._buffer: Array = np.empty(0, np.uint8)
 
     def __enter__(self) -> SliceReader:
+        """Open the file for `read`."""
         self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the file."""
         os.close(self._file)
 
     def read(self, spans: Spans, begin: tuple[int, ...], out: Array) -> None:

@@ -50,6 +50,7 @@ class RankValues:
         self._values: dict[relax.Var, RankValue] = {}
 
     def __setitem__(self, variable: relax.Var, value: RankValue) -> None:
+        """Set the value of a variable on the rank."""
         self._values[variable] = value
 
     def lookup(self, expr: relax.Expr) -> RankValue:

@@ -58,6 +58,7 @@ class EinsumRule:
         self.labels = {name: k for k, name in enumerate(sorted(all_names))}
 
     def __eq__(self, other: object) -> bool:
+        """Compare the axes and flags of two declarations."""
         return isinstance(other, EinsumRule) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]

@@ -70,11 +70,32 @@ def declare_rule(
         gives a partial sum.
     zeros : whether the results are 0 where all operands are 0.
 
+    Raises
+    ------
+    ValueError
+        The axes do not form a rule, the operator does not exist or has a built-in rule, or another
+        rule of this name is declared already.
+
     Examples
     --------
-    A packed function with three operands. Ranks may share `b` and `s`, and each needs all of `h`::
+    A packed function with three operands. Ranks may share `b` and `s`, and each needs all of `h`:
 
-        declare_rule("my.gated_norm", "b s h, b s h, h -> b s h", whole="h")
+    >>> import tvm
+    >>> from tvm_ipc.spmd import LowerPlacements, declare_rule
+    >>> declare_rule("my.gated_norm", "b s h, b s h, h -> b s h", whole="h")
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4, 6, 8), "float32"), w: R.Tensor((8,), "float32")):
+    ...         rows = R.comm.place(x, [["tp", 2]], ["S[0]"])
+    ...         y = R.call_dps_packed("my.gated_norm", (rows, rows, w), out_ty=rows.ty)
+    ...         z = R.comm.place(y, [["tp", 2]], ["S[0]"])
+    ...         return z
+    ... ''')
+    >>> lowered = LowerPlacements()(mod)
+    >>> lowered["main"].ret_ty
+    R.Tensor((2, 6, 8), dtype="float32")
     """
     _check_name(name)
     rule = EinsumRule(name, axes, whole, {} if reduced is None else reduced, linear, zeros)

@@ -95,11 +95,13 @@ class TimingSession:
             raise
 
     def __enter__(self) -> TimingSession:
+        """Return the session, which is already open."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
+        """Close the session."""
         self.session.close()
 
     def tensor(self, shape: Sequence[int], dtype: str = "float32", *, shared: bool = False) -> Any:

@@ -38,6 +38,7 @@ class Config:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        """Check the sizes; raise ValueError for those that no model can have."""
         for name in ("layers", "hidden", "heads", "kv_heads", "inner", "vocabulary", "context"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -26,20 +26,32 @@ class Compiled:
 
     Every function that was passed to the compiler is either defined by one of the modules, left to
     TVM, or a packed function that exists at run time.
+
+    Attributes
+    ----------
+    modules : runtime modules that define functions by their symbols.
+    declined : names of functions that the compiler leaves to TVM. They are inlined into
+        their callers.
+    functions : changed functions by name, with the same signature. A function that still has the
+        `Codegen` attribute is compiled, and its attributes determine its declaration; one without
+        the attribute is left to TVM. Other names are new functions that these call.
+    registered : names of functions, each with the name of the packed function that implements it.
+    constants : tensors that the modules look up by name when they are loaded, as TVM's own external
+        modules do (`get_const_vars`). They are stored in the executable, not copied.
+
+    Examples
+    --------
+    A compiler that leaves all functions to TVM:
+
+    >>> from tvm_ipc.transform import Compiled
+    >>> def compile_fn(functions, options):
+    ...     return Compiled(declined=[var.name_hint for var in functions.get_global_vars()])
     """
 
-    #: Runtime modules that define functions by their symbols.
     modules: Sequence[Any] = ()
-    #: Names of functions that the compiler leaves to TVM; they are inlined into their callers.
     declined: Collection[str] = ()
-    #: Changed functions by name, with the same signature. A function that still has the `Codegen`
-    #: attribute is compiled, and its attributes determine its declaration; one without the
-    #: attribute is left to TVM. Other names are new functions that these call.
     functions: Mapping[str, Any] = field(default_factory=dict)
-    #: Names of functions, each with the name of the packed function that implements it.
     registered: Mapping[str, str] = field(default_factory=dict)
-    #: Tensors that the modules look up by name when they are loaded, as TVM's own external modules
-    #: do (`get_const_vars`). They are stored in the executable, not copied.
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -53,8 +65,37 @@ def compile_each(
     compile_one : called with a function, whose symbol is its attribute `global_symbol`, and the
         options. Returns a runtime module. The message of an exception that it raises names the
         function.
-    """
 
+    Returns
+    -------
+    callable
+        A function for `RunModuleCodegen`, which raises `CompileError` for the function that failed.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.errors import TransformError
+    >>> from tvm_ipc.transform import RunModuleCodegen, compile_each
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> def compile_one(function, options):
+    ...     raise NotImplementedError("no operators yet")
+    >>> try:
+    ...     RunModuleCodegen("cc", compile_each(compile_one))(mod)
+    ... except TransformError as error:
+    ...     print("main_cc_0" in str(error), "no operators yet" in str(error))
+    True True
+    """
     if not callable(compile_one):
         raise arguments.wrong_type("compile_each: compile_one", "a function", compile_one)
 
@@ -71,7 +112,19 @@ def compile_each(
 
 
 class CompileError(Exception):
-    """An error in one function; a compiler may raise it to name the function."""
+    """An error in one function; a compiler may raise it to name the function.
+
+    Parameters
+    ----------
+    function : the name of the function.
+    problem : the exception or its text, which the message of `RunModuleCodegen` contains.
+
+    Examples
+    --------
+    >>> from tvm_ipc.transform import CompileError
+    >>> def compile_fn(functions, options):
+    ...     raise CompileError("main_cc_0", "convolutions need a GPU")
+    """
 
     def __init__(self, function: str, problem: BaseException | str) -> None:
         self.function = function

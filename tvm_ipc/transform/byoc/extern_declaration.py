@@ -129,7 +129,39 @@ def declared_writes(callee: relax.ExternFunc) -> tuple[int, ...] | None:
 
 
 def script(mod: tvm.IRModule) -> str:
-    """Return a module as TVMScript, with the signatures of extern declarations as comments."""
+    """Return a module as TVMScript, with the signatures of extern declarations as comments.
+
+    Parameters
+    ----------
+    mod : the module.
+
+    Returns
+    -------
+    str
+        The text; without extern declarations that of `mod.script()`.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import (
+    ...     MarkCompilerFunctionsAsExtern, OutlineCompilerFunctions, script
+    ... )
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> mod = MarkCompilerFunctionsAsExtern("cc")(OutlineCompilerFunctions()(mod))
+    >>> print(script(mod).splitlines()[0][:26])
+    # main_cc_0: R.Callable((R
+    """
     arguments.instance("script: mod", mod, tvm.IRModule, "an IRModule")
     printable, signatures = mod.clone(), []
     for global_var, function in mod.functions_items():

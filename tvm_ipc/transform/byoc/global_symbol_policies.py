@@ -31,6 +31,7 @@ class Site:
     compiler: str  #: its `Codegen` attribute
 
     def __str__(self) -> str:
+        """Return the text that names the function in messages."""
         return f"the {self.compiler!r} function {self.variable!r} in {self.function!r}"
 
 
@@ -61,7 +62,33 @@ class Names:
 
 
 class GlobalSymbolCache(ABC):
-    """The base class of policies for `OutlineCompilerFunctions`."""
+    """The base class of policies for `OutlineCompilerFunctions`.
+
+    Examples
+    --------
+    A policy of your own is a subclass:
+
+    >>> import tvm
+    >>> from tvm_ipc.transform import GlobalSymbolCache, OutlineCompilerFunctions
+    >>> class Numbered(GlobalSymbolCache):
+    ...     def symbol(self, function, site, names):
+    ...         return names.fresh(f"kernel_{site.compiler}")
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> outlined = OutlineCompilerFunctions(cache=Numbered())(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['kernel_cc_0', 'main']
+    """
 
     @abstractmethod
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
@@ -75,10 +102,27 @@ class GlobalSymbolCache(ABC):
             literal.
         site : the location of the literal.
         names : the names that are in use.
+
+        Returns
+        -------
+        str
+            The symbol.
         """
 
     def shares(self, symbol: str, function: relax.Function, site: Site) -> bool:
-        """Return whether a function may share the equal function that has this symbol."""
+        """Return whether a function may share the equal function that has this symbol.
+
+        Parameters
+        ----------
+        symbol : the symbol of the other function.
+        function : the function.
+        site : the location of its literal.
+
+        Returns
+        -------
+        bool
+            True, unless a subclass decides otherwise.
+        """
         return True
 
 
@@ -96,6 +140,26 @@ class FreshGlobalSymbols(GlobalSymbolCache):
     ----------
     prefix : the beginning of the names; None for the names of the enclosing function and of the
         compiler.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import FreshGlobalSymbols, OutlineCompilerFunctions
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> outlined = OutlineCompilerFunctions(cache=FreshGlobalSymbols("kernel"))(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['kernel_0', 'main']
     """
 
     def __init__(self, prefix: str | None = None) -> None:
@@ -103,7 +167,20 @@ class FreshGlobalSymbols(GlobalSymbolCache):
         self._prefix = arguments.optional_text("FreshGlobalSymbols: prefix", prefix, wanted)
 
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
-        """Return the next free name."""
+        """Return the next free name.
+
+        Parameters
+        ----------
+        function : the function, with its free variables as parameters and the attributes of the
+            literal.
+        site : the location of the literal.
+        names : the names that are in use.
+
+        Returns
+        -------
+        str
+            The symbol.
+        """
         return names.fresh(self._prefix or f"{site.function}_{site.compiler}")
 
 
@@ -115,13 +192,56 @@ class ExistingGlobalSymbols(GlobalSymbolCache):
     Parameters
     ----------
     otherwise : the policy for functions without a `global_symbol`; None makes them an error.
+
+    Examples
+    --------
+    The function of this program has no symbol, so it gets a new one:
+
+    >>> import tvm
+    >>> from tvm_ipc.transform import (
+    ...     ExistingGlobalSymbols, FreshGlobalSymbols, OutlineCompilerFunctions
+    ... )
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> cache = ExistingGlobalSymbols(otherwise=FreshGlobalSymbols("kernel"))
+    >>> outlined = OutlineCompilerFunctions(cache=cache)(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['kernel_0', 'main']
     """
 
     def __init__(self, otherwise: GlobalSymbolCache | None = None) -> None:
         self._otherwise = _check_otherwise("ExistingGlobalSymbols", otherwise)
 
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
-        """Return the function's own symbol."""
+        """Return the function's own symbol.
+
+        Parameters
+        ----------
+        function : the function, with its free variables as parameters and the attributes of the
+            literal.
+        site : the location of the literal.
+        names : the names that are in use.
+
+        Returns
+        -------
+        str
+            The symbol.
+
+        Raises
+        ------
+        TransformError
+            The function has none, and `otherwise` is None.
+        """
         own = own_symbol(function)
         if own is not None:
             return own
@@ -133,7 +253,19 @@ class ExistingGlobalSymbols(GlobalSymbolCache):
         return self._otherwise.symbol(function, site, names)
 
     def shares(self, symbol: str, function: relax.Function, site: Site) -> bool:
-        """Return whether the function has this symbol or none."""
+        """Return whether the function has this symbol or none.
+
+        Parameters
+        ----------
+        symbol : the symbol of the other function.
+        function : the function.
+        site : the location of its literal.
+
+        Returns
+        -------
+        bool
+            Whether the functions may be one.
+        """
         return own_symbol(function) in (None, symbol)
 
 
@@ -145,6 +277,27 @@ class MappedGlobalSymbols(GlobalSymbolCache):
     symbols : the symbol by the function's own `global_symbol`, or by `"function.variable"` of the
         literal's location.
     otherwise : the policy for functions that the mapping lacks; None makes them an error.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm_ipc.transform import MappedGlobalSymbols, OutlineCompilerFunctions
+    >>> mod = tvm.script.from_source('''
+    ... @I.ir_module
+    ... class Model:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")):
+    ...         @R.function
+    ...         def inner(a: R.Tensor(("n", 4), "float32")):
+    ...             R.func_attr({"Codegen": "cc"})
+    ...             return R.nn.relu(a)
+    ...         y = inner(x)
+    ...         return y
+    ... ''')
+    >>> cache = MappedGlobalSymbols({"main.inner": "my_relu"})
+    >>> outlined = OutlineCompilerFunctions(cache=cache)(mod)
+    >>> sorted(var.name_hint for var in outlined.get_global_vars())
+    ['main', 'my_relu']
     """
 
     def __init__(
@@ -160,7 +313,25 @@ class MappedGlobalSymbols(GlobalSymbolCache):
         self._otherwise = _check_otherwise("MappedGlobalSymbols", otherwise)
 
     def symbol(self, function: relax.Function, site: Site, names: Names) -> str:
-        """Return the symbol in the mapping."""
+        """Return the symbol in the mapping.
+
+        Parameters
+        ----------
+        function : the function, with its free variables as parameters and the attributes of the
+            literal.
+        site : the location of the literal.
+        names : the names that are in use.
+
+        Returns
+        -------
+        str
+            The symbol.
+
+        Raises
+        ------
+        TransformError
+            The function has none, and `otherwise` is None.
+        """
         symbol = self._look_up(function, site)
         if symbol is not None:
             return symbol
@@ -173,7 +344,19 @@ class MappedGlobalSymbols(GlobalSymbolCache):
         return self._otherwise.symbol(function, site, names)
 
     def shares(self, symbol: str, function: relax.Function, site: Site) -> bool:
-        """Return whether the mapping has this symbol for the function or none."""
+        """Return whether the mapping has this symbol for the function or none.
+
+        Parameters
+        ----------
+        symbol : the symbol of the other function.
+        function : the function.
+        site : the location of its literal.
+
+        Returns
+        -------
+        bool
+            Whether the functions may be one.
+        """
         return self._look_up(function, site) in (None, symbol)
 
     def _look_up(self, function: relax.Function, site: Site) -> str | None:

@@ -122,6 +122,7 @@ class ScopedUse:
     fresh: bool = False  #: whether it holds no data before, so that only copying back is needed
 
     def __str__(self) -> str:
+        """Return the text that names the use in messages."""
         if self.param is None:
             return self.description
         return f"parameter {self.param[1]} of {self.param[0]!r}"

@@ -42,6 +42,15 @@ class ScopeRegistry:
     added : by operator and operand, the registered demands.
     written : by packed function, the registered operands that it writes; negative indices count
         from the end.
+
+    Examples
+    --------
+    Demands for one pipeline, without a change of those of the process:
+
+    >>> from tvm_ipc.transform import PlanMemoryScopes, ScopeRegistry
+    >>> registry = ScopeRegistry()
+    >>> registry.demand_scope("mylib.peer_read", "ipc_memory", operand=1, writes=(2,))
+    >>> plan = PlanMemoryScopes(registry=registry)
     """
 
     scopes: dict[str, bool] = field(
@@ -51,12 +60,34 @@ class ScopeRegistry:
     written: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def demands(self, name: str, count: int) -> Mapping[Operand, str]:
-        """Return the scopes that an operator demands when called with `count` arguments."""
+        """Return the scopes that an operator demands when called with `count` arguments.
+
+        Parameters
+        ----------
+        name : the name of the operator or packed function.
+        count : the number of arguments of the call.
+
+        Returns
+        -------
+        mapping
+            The scope by the index of the argument, or by RESULT.
+        """
         function, added = packed_functions.find(name), self.added.get(name, {})
         return {**function.demands(count), **added} if function is not None else added
 
     def writes(self, name: str, count: int) -> frozenset[int] | None:
-        """Return which of `count` arguments a packed function may write; None if unknown."""
+        """Return which of `count` arguments a packed function may write; None if unknown.
+
+        Parameters
+        ----------
+        name : the name of the operator or packed function.
+        count : the number of arguments of the call.
+
+        Returns
+        -------
+        frozenset of int or None
+            The indices of the arguments; None if the function is not known.
+        """
         function = packed_functions.find(name)
         if function is not None:
             return function.written(count)
@@ -70,6 +101,11 @@ class ScopeRegistry:
         ----------
         scope : its name.
         transparent : whether code that was compiled for "global" memory can access it unchanged.
+
+        Raises
+        ------
+        ValueError
+            The scope is registered already, and `transparent` differs.
 
         Examples
         --------
@@ -102,6 +138,11 @@ class ScopeRegistry:
         operand : the index of an argument, or RESULT.
         writes : the indices of all operands that the function may write; negative ones count from
             the end. None: a packed function is assumed to write all of its operands.
+
+        Raises
+        ------
+        ValueError
+            The scope is unknown, or the demand contradicts another one of the same operand.
 
         Examples
         --------
@@ -157,7 +198,13 @@ class ScopeRegistry:
             )
 
     def known_scopes(self) -> str:
-        """Return the end of a message about an unknown scope, with the registered ones."""
+        """Return the end of a message about an unknown scope, with the registered ones.
+
+        Returns
+        -------
+        str
+            The text.
+        """
         return f"expected one of {', '.join(self.scopes)}; register others with register_scope"
 
 

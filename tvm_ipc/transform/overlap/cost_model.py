@@ -56,6 +56,7 @@ class Workload:
     blas: bool
 
     def __post_init__(self) -> None:
+        """Check every field; raise TypeError or ValueError for a wrong one."""
         arguments.one_of("Workload: kind", self.kind, COLLECTIVES)
         ranks = f"a number of ranks, 1 to {MAX_WORKERS}"
         arguments.integer("Workload: ranks", self.ranks, ranks, 1, MAX_WORKERS)
