@@ -167,7 +167,7 @@ def test_commands_exist() -> None:
 
 def test_extras_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    extras = set(re.findall(r"'(?:\.|tvm-ipc)\[(\w+)\]'", README + "".join(map(page, SAID))))
+    extras = set(re.findall(r"'\.\[(\w+)\]'", README + "".join(map(page, SAID))))
     extras |= set(re.findall(r"^\| `([a-z]+)`[,| ]", page("install"), re.MULTILINE))
     assert len(extras) > 5
     for extra in extras:

@@ -109,7 +109,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
         elif name == "__version__":
             from importlib.metadata import version
 
-            value = version("tvm-ipc")
+            from tvm_ipc.installation import DISTRIBUTION
+
+            value = version(DISTRIBUTION)
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value
