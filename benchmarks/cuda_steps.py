@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tvm_ipc.installation import install_extra
+
 COMPILE = Path(__file__).resolve().parents[1] / "tests" / "gpu" / "compile_gpu_programs.py"
 INSTEAD = (
     "let --programs be a folder of programs that were compiled elsewhere, without a GPU: "
@@ -38,7 +40,7 @@ def compiled(folder: Path, capability: str) -> Path:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise NoStepsError(
-            f"TVM does not compile them here ({last}): `pip install 'tvm-ipc[cuda]'` with all of "
+            f"TVM does not compile them here ({last}): {install_extra('cuda')}, with all of "
             f"apache-tvm; or {INSTEAD}"
         )
     return find(folder, capability)

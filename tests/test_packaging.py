@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.test_project_urls import check_urls
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "tvm_ipc" / "csrc"
@@ -76,6 +79,13 @@ def test_sdist_holds_every_native_source_and_no_binary(sdist: Path) -> None:
 def test_wheel_serves_every_python_version(wheel: Path) -> None:
     # As it is built for oneself; and as it is published, for systems that TVM's wheel takes too.
     assert re.search(r"-py3-none-(linux|manylinux_2_27_x86_64\.manylinux_2_28)_", wheel.name)
+
+
+def test_wheel_has_addresses(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (folder,) = tmp_path.glob("*.dist-info")
+    check_urls(importlib.metadata.Distribution.at(folder))
 
 
 def test_wheel_holds_library_types_and_entry_points(wheel: Path) -> None:

@@ -167,7 +167,7 @@ def test_commands_exist() -> None:
 
 def test_extras_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    extras = set(re.findall(r"'(?:\.|tvm-ipc)\[(\w+)\]'", README + "".join(map(page, SAID))))
+    extras = set(re.findall(r"'\.\[(\w+)\]'", README + "".join(map(page, SAID))))
     extras |= set(re.findall(r"^\| `([a-z]+)`[,| ]", page("install"), re.MULTILINE))
     assert len(extras) > 5
     for extra in extras:
@@ -227,9 +227,10 @@ def test_every_exception_is_explained() -> None:
 def test_configuration_is_complete() -> None:
     table = page("settings")
     variables = set(re.findall(r"TVM_IPC_[A-Z_]+", table))
-    known = set(re.findall(r"TVM_IPC_[A-Z_]+", Path(config.__file__).read_text()))
-    of_agents = {"TVM_IPC_FOLDER_OF_NODE", "TVM_IPC_ALLOCATION"}  # no settings
-    assert variables == known - of_agents
+    assert variables == set(config.SETTINGS)
+    source = Path(config.__file__).read_text()
+    read = set(re.findall(r"(?:environ\.get\(|_timeout\(|_limit\(|_set\()\"(TVM_IPC_\w+)", source))
+    assert read == variables
     parameters = set(inspect.signature(Session.__init__).parameters)
     named = set(re.findall(r"`([a-z_]+)`", table))
     assert parameters - named == {"self"}

@@ -97,7 +97,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
         if name == "__version__":
             from importlib.metadata import version
 
-            return globals().setdefault(name, version("tvm-ipc"))
+            from tvm_ipc.installation import DISTRIBUTION
+
+            return globals().setdefault(name, version(DISTRIBUTION))
         if name in _NEEDS_RUNTIME:
             from tvm_ipc import runtime
 

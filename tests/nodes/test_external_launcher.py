@@ -81,7 +81,10 @@ def test_without_mpi4py_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     assert main(["node", "--", "true"]) == 1
     said = capsys.readouterr().err
-    assert re.fullmatch(r"tvm-ipc: node: .* not load .*: pip install 'tvm-ipc\[mpi\]': .*\n", said)
+    assert re.fullmatch(
+        r"tvm-ipc: node: .* not load .*: pip install '\.\[mpi\]' in a checkout of tvm-ipc: .*\n",
+        said,
+    )
 
 
 def test_elsewhere_there_is_no_allocation() -> None:

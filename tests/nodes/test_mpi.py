@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from tvm_ipc.errors import IPCError
+from tvm_ipc.installation import install_extra
 from tvm_ipc.nodes.mpi_discovery import (
     MPICH,
     OPEN_MPI,
@@ -18,7 +20,7 @@ from tvm_ipc.nodes.mpi_discovery import (
     refuse_launched,
 )
 
-INSTALL = r"pip install 'tvm-ipc\[mpi\]'"
+INSTALL = re.escape(install_extra("mpi"))
 SAYS = {
     OPEN_MPI: "mpiexec (Open MPI) 5.0.11",
     MPICH: "HYDRA build details:\n    Version:      5.0.2",

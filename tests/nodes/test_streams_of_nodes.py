@@ -101,6 +101,16 @@ def test_death_with_sigpipe_at_its_default_action(mpi: Mpi, started: Started, wh
     assert (result.returncode, result.stdout) == (0, "WorkerDiedError\nno error\n"), result.stderr
 
 
+def test_the_traceback_of_a_death_is_one_error(mpi: Mpi, started: Started) -> None:
+    death = DEATH.partition("for use in")[0].format(who="session.pids[1]")
+    result = run(death + "session.empty((4,), 'float32')")
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1, result.stderr
+    assert "During handling" not in result.stderr and "Write Error" not in result.stderr
+    assert "WorkerDiedError: worker 1 of node 1 " in result.stderr
+    assert len(result.stderr.splitlines()) <= 30, result.stderr
+
+
 def test_launcher_that_ends_before_it_is_told(tmp_path: Path) -> None:
     path = tmp_path / "mpiexec"
     path.write_text("#!/bin/sh\nexec <&-\nexit 3\n")

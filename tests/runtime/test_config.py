@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -84,3 +86,86 @@ def test_graphs_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "yes")
     with pytest.raises(IPCError, match=f"{name} is 'yes'; it must be 0 or 1"):
         config.graphs_of_threads()
+
+
+# ---- unknown variables ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what was reported, now and after the test."""
+    monkeypatch.setenv(config._REPORTED, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("TVM_IPC_TIMOUT", "did you mean TVM_IPC_TIMEOUT?"),
+        ("TVM_IPC_ARENA", "did you mean TVM_IPC_ARENA_LIMIT?"),
+        ("TVM_IPC_LOG_LEVEL", "did you mean TVM_IPC_LOG?"),
+        ("TVM_IPC_cache", "did you mean TVM_IPC_CACHE?"),
+        ("TVM_IPC_XXXX", "the settings are TVM_IPC_TIMEOUT, "),
+    ],
+)
+def test_an_unknown_variable_warns_once(
+    name: str, hint: str, no_reports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.warns(UserWarning) as caught:
+        Config.from_environment()
+        Config.from_environment()
+    [warning] = caught
+    wanted = f"environment: {name} is not a setting of tvm_ipc and has no effect; {hint}"
+    assert str(warning.message).startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *config.SETTINGS,
+        *("TVM_IPC_FOLDER_OF_NODE", "TVM_IPC_ALLOCATION"),
+        *("TVM_IPC_CUDA", "TVM_IPC_TEST_MARK", "TVM_IPC_DOUBLE_FAIL"),
+    ],
+)
+def test_known_variables_do_not_warn(
+    name: str, no_reports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert config.unknown_variables() == []
+
+
+def test_a_report_is_no_setting(no_reports: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_IPC_TIMOUT", "1")
+    assert len(config.unknown_variables()) == 1
+    assert config._REPORTED not in config.own_settings()
+    assert config.settings_for_nodes()[config._REPORTED] == "TVM_IPC_TIMOUT"
+    monkeypatch.setenv("TVM_IPC_TIMEOUTS", "1")  # a later one is reported too
+    [message] = config.unknown_variables()
+    assert "TVM_IPC_TIMEOUTS" in message
+
+
+SESSIONS = """
+import tvm_ipc
+from tvm.runtime import disco
+if __name__ == "__main__":
+    for _ in range(2):
+        with tvm_ipc.Session(3) as session:
+            session.sync()
+    plain = disco.ProcessSession(2)
+    tvm_ipc.init_ccl(plain)
+    plain.shutdown()
+"""
+
+
+@pytest.mark.parametrize("command", [False, True], ids=["program", "command"])
+def test_workers_do_not_repeat_the_warning(command: bool) -> None:
+    environment = {name: text for name, text in os.environ.items() if name != config._REPORTED}
+    environment.update(TVM_IPC_TIMOUT="1", TVM_USE_RUNTIME_LIB="1")
+    program = ["-m", "tvm_ipc", "doctor", "--json"] if command else ["-c", SESSIONS]
+    result = subprocess.run(
+        [sys.executable, *program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("TVM_IPC_TIMOUT is not a setting of tvm_ipc") == 1, result.stderr
+    if command:
+        assert result.stderr.startswith("tvm-ipc: warning: environment: TVM_IPC_TIMOUT ")

@@ -18,7 +18,7 @@ from tvm_ipc.runtime import log
 from tvm_ipc.transform.report import Decision, collecting, note
 
 LINE = re.compile(
-    r"\d\d:\d\d:\d\d\.\d{3} tvm_ipc \[(controller|rank \d+), pid (\d+)\] [A-Z]+: \S.*"
+    r"\d\d:\d\d:\d\d\.\d{3} tvm_ipc \[(controller|rank \d+), pid (\d+)\] [A-Z]+: +\S.*"
 )
 #: An error in two lines that a session recovers from, a death, and a session of threads.
 EVENTS = """

@@ -182,7 +182,7 @@ def test_a_version_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DOUBLE_VERSION", "21805")
     out = run("print(error_of(session_of, 2))")
     assert "NCCL 2.18.5" in out
-    assert "is too old, needed is 2.19.0 or newer; `pip install 'tvm-ipc[cuda]'` brings it" in out
+    assert "is too old, needed is 2.19.0 or newer; the extra `cuda` of tvm-ipc installs it" in out
 
 
 def test_a_device_for_each_worker() -> None:

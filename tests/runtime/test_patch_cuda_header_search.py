@@ -42,7 +42,7 @@ def test_headers_of_wheels_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("no_toolkit")
 def test_without_headers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patch_cuda_header_search, "_wheels", lambda: None)
-    with pytest.raises(RuntimeError, match=r"Cannot find CUDA path: .* 'tvm-ipc\[cuda\]'"):
+    with pytest.raises(RuntimeError, match=r"Cannot find CUDA path: .* '\.\[cuda\]' in a checkout"):
         nvcc.find_cuda_path()
 
 
@@ -59,7 +59,7 @@ def test_without_the_program_which_nvcc_is_looked_for_all_the_same(
     monkeypatch.setattr(patch_cuda_header_search, "_wheels", lambda: None)
     monkeypatch.setattr(patch_cuda_header_search.shutil, "which", lambda *_, **__: None)
     with pytest.raises(
-        RuntimeError, match=r"Cannot find CUDA path: .* 'tvm-ipc\[cuda\]'"
+        RuntimeError, match=r"Cannot find CUDA path: .* '\.\[cuda\]' in a checkout"
     ) as raised:
         nvcc.find_cuda_path()
     assert raised.value.__suppress_context__

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tvm_ipc.installation import install_extra
 from tvm_ipc.runtime import startup_registrations
 
 
@@ -42,7 +43,7 @@ def _or_wheels(nvcc: Any) -> Any:
                 reason = "Cannot find CUDA path" if isinstance(error, OSError) else str(error)
                 raise RuntimeError(
                     f"{reason}: TVM needs a CUDA toolkit (nvcc on PATH, or CUDA_PATH) or wheels to "
-                    "compile for CUDA; install the wheels with pip install 'tvm-ipc[cuda]'"
+                    f"compile for CUDA; install the wheels with {install_extra('cuda')}"
                 ) from None
         # An nvcc on PATH may be installed without its toolkit.
         has_headers = _has_headers(Path(folder)) or nvcc._find_cuda_target_include(folder)

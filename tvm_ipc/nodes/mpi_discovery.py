@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvm_ipc.errors import IPCError
+from tvm_ipc.installation import install_extra
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.start_child_process import python_text
 
 OPEN_MPI: Final = "Open MPI"
 MPICH: Final = "MPICH"
-_INSTALL: Final = "pip install 'tvm-ipc[mpi]'"
+_INSTALL: Final = install_extra("mpi")
 #: Lower-case words in the output of `mpiexec --version`, and the MPI that they identify.
 _SIGNATURES: Final = {"open mpi": OPEN_MPI, "openrte": OPEN_MPI, "hydra": MPICH, "mpich": MPICH}
 _SECONDS: Final = 30.0

@@ -13,6 +13,7 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from tvm_ipc.errors import IPCError
+from tvm_ipc.installation import install_extra
 from tvm_ipc.nodes.node_hub import NodeHub
 
 _WORD: Final = 1 << 64
@@ -79,13 +80,13 @@ def check(world: Any, largest_tag: int) -> None:
         raise IPCError(
             f"{version()} grants the thread level {MPI.Query_thread()}, and an agent needs "
             f"{MPI.THREAD_SERIALIZED} (serialized), because it calls MPI from a second thread; use "
-            "another MPI, such as that of pip install 'tvm-ipc[mpi]'"
+            f"another MPI, such as that of {install_extra('mpi')}"
         )
     max_tag = world.Get_attr(MPI.TAG_UB)
     if max_tag < largest_tag:
         raise IPCError(
             f"{version()} has tags up to {max_tag}, and messages between nodes need "
-            f"{largest_tag}; use another MPI, such as that of pip install 'tvm-ipc[mpi]'"
+            f"{largest_tag}; use another MPI, such as that of {install_extra('mpi')}"
         )
 
 

@@ -14,7 +14,7 @@ import tvm_ffi
 
 from tvm_ipc.errors import IPCError, WorkerDiedError
 from tvm_ipc.nodes.controller import Nodes
-from tvm_ipc.runtime.process_pool import new_key, offer, withdraw
+from tvm_ipc.runtime.process_pool import any_hung_up, new_key, offer, withdraw
 from tvm_ipc.runtime.worker_pool_interface import PoolOfNodes
 
 _native = tvm_ffi.get_global_func
@@ -112,6 +112,10 @@ class NodePool(PoolOfNodes):
         with self._lock:
             self._nodes.update()
             return dict(self._nodes.ended)
+
+    def hung_up(self) -> bool:
+        """Return whether the connection to a worker has ended at its other end."""
+        return any_hung_up(connection.fileno() for connection in self._nodes.pipes.values())
 
     def alarming(self) -> bool:
         """Return whether an agent or the launcher has ended; checked every `_CHECK_SECONDS`."""

@@ -247,10 +247,13 @@ class CommandDispatcher:
     def _call_native(self, send: Any, *args: Any) -> Any:
         try:
             return send(*args)
-        except Exception as error:
-            if "Write Error" in str(error):  # the reader of a worker's pipe has ended
-                self._raise_worker_died(f"a command could not be sent: {error}")
-            raise  # Disco cannot send an argument; nothing was sent
+        except Exception:
+            if self.pool is None or not self.pool.hung_up():
+                raise  # Disco cannot send an argument; nothing was sent
+            # The death is raised outside of this block, so that Python does not print both errors.
+            _log.debug("%s: a command could not be sent", self.name, exc_info=True)
+        self._raise_worker_died("")
+        raise AssertionError("unreachable: the line above raises")
 
     # ---- waiting --------------------------------------------------------------------------
 
@@ -337,7 +340,7 @@ class CommandDispatcher:
     # ---- failures that end the session ----------------------------------------------------
 
     def _fail(self, error: ErrorFactory) -> None:
-        """End the session with an error, and raise it. Requires the lock."""
+        """End the session with an error, which becomes pending. Requires the lock."""
         self.unusable_reason = str(error()).partition("\n")[0]
         _log.error("%s: %s", self.name, self.unusable_reason)
         self._deliver(error)
@@ -345,7 +348,6 @@ class CommandDispatcher:
         if self.pool is not None:
             self.pool.kill()
             self.pool.mute()
-        self._raise_pending_error()
 
     def _raise_deadline(self, ticket: int) -> None:
         report = json.loads(_native_report(self.session))
@@ -357,6 +359,7 @@ class CommandDispatcher:
         sentences += [describe(errors)] if errors else []
         sentences.append("the session is no longer usable; a longer timeout may be what it needs")
         self._fail(lambda: DeadlineError("; ".join(sentences)))
+        self._raise_pending_error()
 
     def _raise_worker_died(self, details: str) -> None:
         deadline = time.monotonic() + 1.0
@@ -373,19 +376,19 @@ class CommandDispatcher:
         if cause is not None:
             summary, _, cause_details = cause[0].partition("\n")
             details = "\n".join(text for text in (details, cause_details) if text)
-            self._fail_for_dead(summary, details, cause[1] or tuple(sorted(dead)))
-        ranks = tuple(sorted(dead | exit_codes.keys()))
-        dead_ranks = ", ".join(
-            f"rank {rank} (pid {self.pids[rank]}"
-            + (f", {describe_exit_code(exit_codes[rank])})" if rank in exit_codes else ")")
-            for rank in ranks
-        )
-        self._fail_for_dead(f"{dead_ranks or 'a worker'} died", details, ranks)
-
-    def _fail_for_dead(self, summary: str, details: str, ranks: tuple[int, ...]) -> None:
+            ranks = cause[1] or tuple(sorted(dead))
+        else:
+            ranks = tuple(sorted(dead | exit_codes.keys()))
+            dead_ranks = ", ".join(
+                f"rank {rank} (pid {self.pids[rank]}"
+                + (f", {describe_exit_code(exit_codes[rank])})" if rank in exit_codes else ")")
+                for rank in ranks
+            )
+            summary = f"{dead_ranks or 'a worker'} died"
         message = f"{summary}; the session is no longer usable"
         message += f"\n{details}" if details else ""
         self._fail(lambda: WorkerDiedError(message, ranks))
+        self._raise_pending_error()
 
 
 def _as_session_error(errors: tuple[RankError, ...]) -> IPCError:

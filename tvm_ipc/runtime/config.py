@@ -26,6 +26,7 @@ import logging
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,17 @@ from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
 from tvm_ipc.host import available_cores
 
+#: The settings; any other variable whose name begins with the prefix is reported as unknown.
+SETTINGS: Final = (
+    "TVM_IPC_TIMEOUT",
+    "TVM_IPC_ARENA_LIMIT",
+    "TVM_IPC_ISA",
+    "TVM_IPC_LOG",
+    "TVM_IPC_CACHE",
+    "TVM_IPC_VERIFY_EACH",
+    "TVM_IPC_CUDA_GRAPHS_OF_THREADS",
+)
+_PREFIX: Final = "TVM_IPC_"
 DEFAULT_TIMEOUT: Final = 300.0
 INSTRUCTION_SETS: Final = ("auto", "avx512bf16", "avx512", "avx2", "portable")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -67,6 +79,11 @@ _NCCL_PREFIX: Final = "NCCL_"
 _FOLDER: Final = "TVM_IPC_FOLDER_OF_NODE"
 #: A program's descriptor for messages to the agent that runs it, and the hosts of the nodes.
 _ALLOCATION: Final = "TVM_IPC_ALLOCATION"
+#: The unknown variables that a parent process has reported, so that no child reports them again.
+_REPORTED: Final = "TVM_IPC_REPORTED_VARIABLES"
+#: Variables that are not settings: those above, and those of the build, the tests and CI.
+_OTHER_VARIABLES: Final = (_FOLDER, _ALLOCATION, _REPORTED, "TVM_IPC_CUDA")
+_TEST_PREFIXES: Final = ("TVM_IPC_TEST_", "TVM_IPC_DOUBLE_")
 #: TCP keepalive of Open MPI's daemons, which are not notified of a link that is down: the first
 #: probe after 10 s without data, and then every 5 s; after four probes without an answer they end.
 _KEEPALIVE: Final = {
@@ -107,7 +124,13 @@ class Config:
     def from_environment(
         cls, *, timeout: float | None = None, arena_limit: int | str | None = None
     ) -> Config:
-        """Read the environment; an argument overrides its variable."""
+        """Read the environment; an argument overrides its variable.
+
+        Unknown variables are reported once as a `UserWarning`.
+        """
+        for message in unknown_variables():
+            # The environment is the cause, so that no line of a program is shown.
+            warnings.warn_explicit(message, UserWarning, "tvm_ipc", 0, module="tvm_ipc")
         if timeout is None:
             timeout = _timeout("TVM_IPC_TIMEOUT")
         if arena_limit is None:
@@ -127,6 +150,33 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is no size; examples: 1048576, 512M, 2G")
     number, unit = match.groups()
     return int(number) << (10 * " KMGT".index(unit or " "))
+
+
+def unknown_variables() -> list[str]:
+    """Return a message for each variable with our prefix that tvm_ipc does not know.
+
+    Each variable is reported once, by this process or by the process that started it.
+    """
+    reported = os.environ.get(_REPORTED, "").split()
+    unknown = [
+        name
+        for name in sorted(os.environ)
+        if name.startswith(_PREFIX)
+        and name not in (*SETTINGS, *_OTHER_VARIABLES, *reported)
+        and not name.startswith(_TEST_PREFIXES)
+    ]
+    if unknown:
+        os.environ[_REPORTED] = " ".join([*reported, *unknown])
+    return [_explain_unknown(name) for name in unknown]
+
+
+def _explain_unknown(name: str) -> str:
+    import difflib  # most programs do not need it
+
+    names = {setting.removeprefix(_PREFIX): setting for setting in SETTINGS}
+    near = difflib.get_close_matches(name.removeprefix(_PREFIX).upper(), names, 1, 0.5)
+    hint = f"did you mean {names[near[0]]}?" if near else f"the settings are {', '.join(SETTINGS)}"
+    return f"environment: {name} is not a setting of tvm_ipc and has no effect; {hint}"
 
 
 def log_level() -> int | None:
@@ -220,11 +270,11 @@ def started_by_launcher() -> str | None:
 
 
 def own_settings() -> dict[str, str]:
-    """Return the variables of this package, which are passed to processes on other machines."""
+    """Return the variables of this package that the user has set."""
     return {
         name: text
         for name, text in os.environ.items()
-        if name.startswith("TVM_IPC_") and name not in (_FOLDER, _ALLOCATION)
+        if name.startswith(_PREFIX) and name not in (_FOLDER, _ALLOCATION, _REPORTED)
     }
 
 
@@ -233,7 +283,9 @@ def settings_for_nodes() -> dict[str, str]:
     nccl_settings = {
         name: text for name, text in os.environ.items() if name.startswith(_NCCL_PREFIX)
     }
-    return {**nccl_settings, **own_settings()}
+    reported = os.environ.get(_REPORTED)
+    own = {**own_settings(), **({_REPORTED: reported} if reported else {})}
+    return {**nccl_settings, **own}
 
 
 def with_settings(environment: dict[str, str], settings: Mapping[str, str]) -> dict[str, str]:

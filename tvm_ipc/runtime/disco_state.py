@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import logging
 import os
 import time
 from typing import Any, Final
@@ -18,6 +19,7 @@ from tvm_ipc.runtime.disco_processes import Worker
 from tvm_ipc.runtime.reentrancy import refuse_reentrant
 from tvm_ipc.runtime.start_child_process import describe_exit_code
 
+_log: Final = logging.getLogger("tvm_ipc.session")
 _get_function = tvm_ffi.get_global_func("tvm_ipc.session.get_function")
 _recover = tvm_ffi.get_global_func("tvm_ipc.session.recover")
 _report = tvm_ffi.get_global_func("tvm_ipc.session.report")
@@ -52,7 +54,14 @@ class State:
         codes = {worker.worker_id: worker.exit_code() for worker in self.workers}
         return {rank: code for rank, code in codes.items() if code is not None}
 
-    def check(self, wait: float = 0.0) -> None:
+    def _any_ended(self, seconds: float) -> bool:
+        """Return whether a worker process ends within some seconds, or has ended."""
+        deadline = time.monotonic() + seconds
+        while self.workers and not self.exit_codes() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return bool(self.exit_codes())
+
+    def check(self) -> None:
         """Raise if the session was shut down, or a worker process has died."""
         if self.shut_down:
             raise SessionClosedError("the session was shut down")
@@ -61,11 +70,9 @@ class State:
                 f"the session is of process {self.owner}, from which this one was forked; open "
                 "one here"
             )
-        deadline = time.monotonic() + wait
-        while not (codes := self.exit_codes()):
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(0.01)
+        codes = self.exit_codes()
+        if not codes:
+            return
         dead_ranks = ", ".join(
             f"rank {rank} (pid {self.workers[rank - 1].pid}, {describe_exit_code(code)})"
             for rank, code in codes.items()
@@ -124,12 +131,15 @@ class State:
 
     def _check_answer(self, native: Any, *args: Any) -> Any:
         """Call a native function that waits for a worker; raise if the worker has died."""
+        result = None
         try:
             result = native(*args)
         except RuntimeError:
-            if self.workers:
-                self.check(_DEATH_SECONDS)  # a death is the cause
-            raise
+            if not self._any_ended(_DEATH_SECONDS):
+                raise
+            # A death is the cause. It is raised outside of this block, so that Python does not
+            # print both errors.
+            _log.debug("a session of Disco: a worker did not answer", exc_info=True)
         self.check()  # after a death the result is not the answer
         return result
 

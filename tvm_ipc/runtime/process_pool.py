@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import select
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -46,6 +47,17 @@ def withdraw(pool: Pool) -> bool:
 def new_key() -> str:
     """Return a key that no other pool of this process has."""
     return f"pool-{next(_keys)}"
+
+
+def any_hung_up(descriptors: Iterable[int]) -> bool:
+    """Return whether the other end of a pipe or connection that this process writes to is closed.
+
+    The system reports this as soon as a write fails, and before the exit code of a process.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLRDHUP)  # POLLERR and POLLHUP are always reported
+    return bool(poll.poll(0))
 
 
 class ProcessPool(Pool):
@@ -114,6 +126,10 @@ class ProcessPool(Pool):
 
     def check(self) -> None:
         """Do nothing: workers need no other process."""
+
+    def hung_up(self) -> bool:
+        """Return whether the process at the other end of a pipe has ended."""
+        return any_hung_up(command_write for _, command_write in self._pipes.values())
 
     def alarming(self) -> bool:
         """Return False: workers need no other process."""

@@ -74,7 +74,7 @@ class Session(disco.Session):  # type: ignore[misc]
         `tvm_ipc.packed_functions.BACKENDS`.
     hosts : the names of machines, this one first, over which the workers are distributed in order;
         or a number of nodes to simulate on this machine, which share nothing but the network.
-        Nodes are started through MPI, which `pip install 'tvm-ipc[mpi]'` installs. In a program
+        Nodes are started through MPI, which the extra `mpi` installs. In a program
         that `tvm-ipc node` runs, "allocation" stands for all nodes of the launcher's allocation.
     order : the order in which sums across nodes are added. "nodes" adds the sums of the nodes, in
         their order. "flat" adds the values of all workers in their order, which gives the same

@@ -232,9 +232,11 @@ class SessionStart:
         try:
             invite()
         except (RuntimeError, MemoryError) as error:
-            # After a write error a worker has ended; the wait below reports which.
-            if "Write Error" not in str(error):
+            pool = dispatcher.pool
+            if pool is None or not pool.hung_up():
                 raise IPCError(f"the session cannot start: {error}") from error
+            # A worker has ended; the wait below reports which.
+            _log.debug("%s: the workers could not be invited", dispatcher.name, exc_info=True)
         describe_node = (
             (lambda _: "") if nodes is None else (lambda rank: f" of {nodes.where(rank)}")
         )

@@ -21,10 +21,11 @@ from typing import Any, Final
 import tvm_ffi
 
 from tvm_ipc.errors import DeadlineError, LibraryError, MismatchError, PeerError
+from tvm_ipc.installation import DISTRIBUTION, INSTALL, REINSTALL, install_extra
 from tvm_ipc.packed_functions import LIBRARIES
 from tvm_ipc.runtime.config import Config
 
-DISTRIBUTION: Final = "tvm-ipc"
+_REINSTALL_TVM: Final = "Try `pip install --force-reinstall --no-deps apache-tvm`."
 _LIBRARY_NAME: Final = "libtvm_ipc.so"
 #: The path of the CUDA runtime in its wheel, below the package `nvidia`.
 _CUDART: Final = "cu13/lib/libcudart.so.13"
@@ -119,7 +120,7 @@ def load_extra() -> bool:
         except (OSError, RuntimeError) as error:
             raise LibraryError(
                 "Disco needs TVM's libtvm_runtime_extra.so, which cannot be loaded: "
-                f"{error}. {explain_versions() or _reinstall('apache-tvm')}"
+                f"{error}. {explain_versions() or _REINSTALL_TVM}"
             ) from error
         return True
 
@@ -190,7 +191,7 @@ def _load_cuda(loaded: dict[str, Any]) -> str:
         return "loaded by tvm_ipc"
     cudart = _in_wheel(_CUDART)
     if cudart is None:
-        return f"not loaded: {problem}; pip install '{DISTRIBUTION}[cuda]'"
+        return f"not loaded: {problem}; {install_extra('cuda')}"
     try:
         # Global, so that the library finds it by its name instead of searching the system.
         ctypes.CDLL(str(cudart), ctypes.RTLD_GLOBAL)
@@ -215,16 +216,14 @@ def _load_native() -> Path:
     if path is None:
         searched = " and ".join(map(str, candidates))
         raise LibraryError(
-            f"the native library of tvm_ipc is missing: looked for {searched}. Install it with "
-            "`pip install .` in a checkout, or with "
-            f"`pip install --force-reinstall --no-deps {DISTRIBUTION}`."
+            f"the native library of tvm_ipc is missing: looked for {searched}. Run {INSTALL}."
         )
     try:
         _loaded_libraries()["tvm_ipc"] = ctypes.CDLL(str(path), ctypes.RTLD_LOCAL)
     except OSError as error:
         raise LibraryError(
             f"the native library of tvm_ipc cannot be loaded: {error}. "
-            f"{explain_versions() or _reinstall(DISTRIBUTION)}"
+            f"{explain_versions() or f'Try {REINSTALL}.'}"
         ) from error
     return path
 
@@ -281,7 +280,3 @@ def _installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _reinstall(package: str) -> str:
-    return f"Try `pip install --force-reinstall --no-deps {package}`."

@@ -39,6 +39,9 @@ class Pool(Protocol):
     def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
         """Return the exit codes of the workers that have ended; wait for some ranks, briefly."""
 
+    def hung_up(self) -> bool:
+        """Return whether a worker has closed its end of a pipe, as the end of its process does."""
+
     def alarming(self) -> bool:
         """Return whether a process that all workers need has ended without a report."""
 

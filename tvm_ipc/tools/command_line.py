@@ -15,6 +15,7 @@ from typing import Final
 import tvm_ipc
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
+from tvm_ipc.runtime import config
 from tvm_ipc.tools import terminal
 
 
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]
 ) -> int:
+    for message in config.unknown_variables():
+        terminal.print_err(f"tvm-ipc: warning: {message}")
     if arguments.command in _OWN_OPTIONS:
         traceback = ["--traceback"] * hasattr(arguments, "traceback")
         run, _ = _OWN_OPTIONS[arguments.command]

@@ -208,7 +208,7 @@ def test_without_pytorch(
     configure(rms_norm_eps=0.5)(folder)
     line = refused(capfd, folder, "--tokens", TOKENS)
     assert "to compile a model torch is needed, which" in line
-    assert "pip install 'tvm-ipc[hf]'" in line
+    assert "pip install '.[hf]' in a checkout of tvm-ipc" in line
 
 
 def test_what_cannot_be_kept(

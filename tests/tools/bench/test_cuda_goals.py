@@ -149,6 +149,6 @@ def test_where_tvm_does_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit('there is no compiler')\n")
     monkeypatch.setattr(allreduce_cuda.cuda_steps, "COMPILE", broken)
-    wanted = r"does not compile them here \(there is no compiler\): `pip install .* --programs"
+    wanted = r"does not compile them here \(there is no compiler\): pip install .* --programs"
     with pytest.raises(allreduce_cuda.cuda_steps.NoStepsError, match=wanted):
         allreduce_cuda.cuda_steps.compiled(tmp_path, "9.0")

@@ -115,4 +115,4 @@ def test_libraries_that_the_wheel_has_not_say_how_to_get_them(
 ) -> None:
     monkeypatch.setattr(shared_libraries, "cudart", lambda: None)
     rows = machine(Gpus("13.0", "", (H200,), ()), {})
-    assert rows["libcudart"] == "not found: pip install 'tvm-ipc[cuda]'"
+    assert rows["libcudart"] == "not found: pip install '.[cuda]' in a checkout of tvm-ipc"

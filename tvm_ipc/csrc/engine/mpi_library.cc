@@ -21,7 +21,7 @@ MpiFunctions FindMpi(const std::string& path) {
     void* symbol = dlsym(library, name);
     if (symbol == nullptr) {
       Fail(kind::kRuntime, path, " and what it needs have no function ", name,
-           "; needed is an MPI of version 3 or newer, such as that of pip install 'tvm-ipc[mpi]'");
+           "; needed is an MPI of version 3 or newer, such as that of the extra `mpi` of tvm-ipc");
     }
     *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(symbol);
   };

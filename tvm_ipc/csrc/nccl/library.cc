@@ -17,7 +17,7 @@ namespace {
 /*! \brief The minimum version, 2.19: nonblocking communicators and ncclMemAlloc. */
 constexpr int kLeastVersion = 21900;
 constexpr const char* kInstall =
-    "; `pip install 'tvm-ipc[cuda]'` brings it, or `pip install nvidia-nccl-cu13`";
+    "; the extra `cuda` of tvm-ipc installs it, and so does `pip install nvidia-nccl-cu13`";
 
 std::mutex loading;
 std::string path_to_load;                     // guarded by loading

@@ -10,8 +10,9 @@ import importlib
 from typing import Any, Final
 
 from tvm_ipc.errors import ModelError
+from tvm_ipc.installation import install_extra
 
-_INSTALL: Final = "install the extra hf: pip install 'tvm-ipc[hf]'"
+_INSTALL: Final = f"install the extra hf: {install_extra('hf')}"
 
 
 def require(purpose: str, *names: str) -> list[Any]:

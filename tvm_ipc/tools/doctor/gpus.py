@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.gpu import discovery
+from tvm_ipc.installation import install_extra
 from tvm_ipc.runtime import config, shared_libraries
 from tvm_ipc.tools.format import bytes_text, error_text
 
@@ -129,7 +130,7 @@ def rows(facts: dict[str, Any], tvm: str | None) -> Iterator[tuple[str, str]]:
     compiled = ", ".join(facts["architectures"])
     yield "tvm_ipc kernels", f"compiled for {compiled}" if compiled else "not in this library"
     yield "CUDA library of TVM", tvm or "unknown"
-    yield "libcudart", facts["cudart"] or "not found: pip install 'tvm-ipc[cuda]'"
+    yield "libcudart", facts["cudart"] or f"not found: {install_extra('cuda')}"
     nccl = facts["nccl"]
     available = f"{nccl['version']}, {nccl['path']}"
     yield "NCCL", available if nccl["version"] else f"not available: {nccl['reason']}"

@@ -112,7 +112,7 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
 
     from tvm_ipc.tools.explain import html_page, text_report
     from tvm_ipc.tools.explain.load_module import last_line
-    from tvm_ipc.tools.inspection.explain_module import Question, explain
+    from tvm_ipc.tools.inspection.explain_module import OptionError, Question, explain
 
     source = options.module.name if options.module is not None else "the demo's decoder"
     question = Question(source, options.target, options.world_size, options.strategy, options.sizes)
@@ -133,9 +133,9 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
         explanation = explain(mod, question, progress=terminal.progress, **pipeline)
     except (TransformError, UsageError):
         raise
+    except OptionError as error:
+        raise UsageError(str(error)) from None
     except Exception as error:  # TVM raises many types
-        if str(error).startswith("get_pipeline: "):
-            raise UsageError(str(error)) from error
         raise UsageError(
             f"TVM cannot lower {source} for {options.target}: {last_line(error)} "
             "(more with --traceback)"

@@ -18,6 +18,10 @@ from tvm_ipc.transform.report import FunctionPlan, Report, collect_report
 _PLAN = "StaticPlanBlockMemory"
 
 
+class OptionError(ValueError):
+    """An option of `get_pipeline` has a wrong value; the message names the option."""
+
+
 @dataclass(frozen=True)
 class Question:
     """The settings that a module is explained with."""
@@ -78,12 +82,17 @@ def explain(
 ) -> Explanation:
     """Run the pipeline with the options of `get_pipeline`, and return its explanation.
 
-    `progress` is called with the name of each pass.
+    `progress` is called with the name of each pass. A wrong option raises `OptionError`.
     """
     snapshots = _PlanSnapshots()
     instruments = [snapshots, PassNames(progress)]
     with collect_report() as report, tvm.transform.PassContext(instruments=instruments):
-        pipeline = get_pipeline(question.target, question.world_size, question.strategy, **options)
+        try:
+            pipeline = get_pipeline(
+                question.target, question.world_size, question.strategy, **options
+            )
+        except (TypeError, ValueError) as error:
+            raise OptionError(str(error)) from None
         pipeline(mod)
     memory: dict[str, Memory] = {}
     sizes: dict[str, dict[str, int]] = {}

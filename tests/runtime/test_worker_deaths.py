@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error of a dead worker: one short traceback, and its cause in the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tvm_ipc
+from tvm_ipc.errors import IPCError, WorkerDiedError
+from tvm_ipc.runtime import session_start
+from tvm_ipc.runtime.disco_state import State
+from tvm_ipc.runtime.process_pool import ProcessPool, any_hung_up
+
+KILLED = """
+import os, signal, time
+import tvm_ipc
+with tvm_ipc.Session(2) as session:
+    os.kill(session.pids[1], signal.SIGKILL)
+    time.sleep(0.3)  # the process has ended before the command is sent
+    session.empty((4,), "float32")
+"""
+
+
+def run(code: str, level: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1", "TVM_IPC_LOG": level},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_traceback_of_a_killed_worker_is_one_error() -> None:
+    result = run(KILLED)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "WorkerDiedError: rank 1 (pid " in lines[-1], result.stderr
+    assert result.stderr.count("Traceback") == 1
+    for internal in ("During handling", "direct cause", "Write Error", "pipe.h"):
+        assert internal not in result.stderr
+    assert len(lines) <= 25, result.stderr
+
+
+def test_the_log_has_the_cause() -> None:
+    result = run(KILLED, "debug")
+    before, _, after = result.stderr.partition("DEBUG: session 1: a command could not be sent")
+    assert before and "InternalError" in after.partition("WorkerDiedError")[0], result.stderr
+
+
+def test_a_text_about_pipes_is_no_death() -> None:
+    with tvm_ipc.Session(2) as session:
+        dispatcher: Any = session._dispatcher
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("Write Error: this is the argument's own text")
+
+        with pytest.raises(RuntimeError, match="own text") as error:
+            dispatcher._call_native(refuse)
+        assert not isinstance(error.value, IPCError)
+        assert session.usable
+        session.sync()
+
+
+def test_a_death_is_recognized_without_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tvm_ipc")
+    with tvm_ipc.Session(2) as session:
+        dispatcher: Any = session._dispatcher
+        os.kill(session.pids[1], signal.SIGKILL)
+        end = time.monotonic() + 10
+        while not dispatcher.pool.hung_up():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("in other words")
+
+        with pytest.raises(WorkerDiedError) as error:
+            dispatcher._call_native(refuse)
+        assert error.value.ranks == (1,)
+        assert error.value.__context__ is None
+    assert "in other words" in caplog.text
+
+
+def test_a_session_of_disco(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tvm_ipc")
+    codes = iter([None, None, *[-9] * 10])
+    worker = SimpleNamespace(worker_id=1, pid=4711, exit_code=lambda: next(codes))
+
+    def fail() -> None:
+        raise RuntimeError("Check failed: nread != -1")
+
+    state = State([worker])  # type: ignore[list-item]
+    with pytest.raises(WorkerDiedError, match=r"rank 1 \(pid 4711") as error:
+        state._check_answer(fail)
+    assert error.value.__context__ is None
+    assert "nread" in caplog.text
+    with pytest.raises(RuntimeError, match="nread") as other:
+        State([])._check_answer(fail)
+    assert not isinstance(other.value, IPCError)
+
+
+def test_an_invitation_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the worker that has ended, whatever the failed write reports."""
+    pools: list[ProcessPool] = []
+
+    def start(*args: Any) -> ProcessPool:
+        pools.append(ProcessPool(*args))
+        return pools[0]
+
+    def invite(*args: Any) -> None:
+        process = pools[0].processes[1]
+        process.kill()
+        process.wait()
+        invite_workers(*args)
+
+    invite_workers = session_start._native_open
+    monkeypatch.setattr(session_start, "ProcessPool", start)
+    monkeypatch.setattr(session_start, "_native_open", invite)
+    with pytest.raises(IPCError, match="worker 1 ended with exit code -9") as error:
+        tvm_ipc.Session(2)
+    assert "Write Error" not in str(error.value)
+    assert error.value.__context__ is None
+
+
+def test_an_invitation_that_fails_for_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("Write Error: a text of its own")
+
+    monkeypatch.setattr(session_start, "_native_open", refuse)
+    with pytest.raises(IPCError, match=r"^the session cannot start: Write Error: a text"):
+        tvm_ipc.Session(2)
+
+
+def test_closed_ends_of_pipes() -> None:
+    read, write = os.pipe()
+    try:
+        assert not any_hung_up([write])
+        os.close(read)
+        assert any_hung_up([write])
+        assert not any_hung_up([])
+    finally:
+        os.close(write)
