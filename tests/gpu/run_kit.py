@@ -94,7 +94,7 @@ def steps(results: Path) -> list[Step]:
     bench += ["--programs", str(KIT / "programs")]
     return [
         Step("machine", ["nvidia-smi"], 0.1),
-        Step("doctor", [python, "-m", "tvm_ipc", "doctor"], 0.2),
+        Step("doctor", [python, "-m", "tvm_ipc", "doctor", "-v"], 0.2),
         Step("tests", tests, 0.6),
         Step("allreduce_cuda", bench, 1.0),
     ]

@@ -289,7 +289,8 @@ def test_all_paths_must_meet(on_workers):
     planned, verdicts = plan(rewritten(Both))
     assert verdicts == [LEFT_OUT, KEPT, KEPT]
     assert reasons(rewritten(Both))[0] == (
-        "its input stays live until the if that binds y, which every path passes"
+        "nothing overwrites its input before the if that binds y, where all workers wait for each "
+        "other, and every path through the function gets there"
     )
     x = random(32, 64)
     for choice, expected in ((True, 8 * x), (False, 6 * x)):

@@ -20,7 +20,8 @@ from tvm_ipc.runtime.start_child_process import python_text
 
 OPEN_MPI: Final = "Open MPI"
 MPICH: Final = "MPICH"
-_INSTALL: Final = install_extra("mpi")
+#: The command that installs an MPI into the environment.
+INSTALL: Final = install_extra("mpi")
 #: Lower-case words in the output of `mpiexec --version`, and the MPI that they identify.
 _SIGNATURES: Final = {"open mpi": OPEN_MPI, "openrte": OPEN_MPI, "hydra": MPICH, "mpich": MPICH}
 _SECONDS: Final = 30.0
@@ -55,6 +56,15 @@ class Mpi:
         return f"{self.mpiexec} ({self.version})"
 
 
+def find_launcher(python: str = sys.executable) -> Path | None:
+    """Return the `mpiexec` of an interpreter's environment, or else that of PATH."""
+    in_environment = Path(python).parent / "mpiexec"
+    if in_environment.is_file():
+        return in_environment
+    on_path = shutil.which("mpiexec")
+    return None if on_path is None else Path(on_path)
+
+
 def find_mpi(python: str = sys.executable) -> Mpi:
     """Return the MPI of an interpreter's environment, or else that of the system.
 
@@ -63,33 +73,31 @@ def find_mpi(python: str = sys.executable) -> Mpi:
     IPCError
         There is no launcher or no mpi4py, or they belong to different MPIs.
     """
-    in_environment = Path(python).parent / "mpiexec"
-    path = in_environment if in_environment.is_file() else shutil.which("mpiexec")
-    if path is None:
+    launcher = find_launcher(python)
+    if launcher is None:
         raise IPCError(
             "nodes start through MPI, and there is no mpiexec, neither in "
-            f"{in_environment.parent} nor on PATH: {_INSTALL}, or install the system's Open MPI "
+            f"{Path(python).parent} nor on PATH: {INSTALL}, or install the system's Open MPI "
             "or MPICH"
         )
-    launcher = Path(path)
     version = _run([str(launcher), "--version"])
     kind = next((kind for words, kind in _SIGNATURES.items() if words in version.lower()), None)
     if kind is None:
         raise IPCError(
             f"{launcher} is neither Open MPI's nor MPICH's: its version is {version.strip()!r}; "
-            f"install a supported one: {_INSTALL}"
+            f"install a supported one: {INSTALL}"
         )
     mpi = Mpi(kind, launcher, _short_version(version, kind))
     library = _run(
         python_text(_PRINT_LIBRARY_VERSION, python),
-        f"nodes start through MPI, and mpi4py does not load in {python}: {_INSTALL}",
+        f"nodes start through MPI, and mpi4py does not load in {python}: {INSTALL}",
     )
     other = MPICH if kind == OPEN_MPI else OPEN_MPI
     if kind.lower() not in library.lower():
         raise IPCError(
             f"the launcher is {mpi}, and mpi4py of {python} loads another MPI, "
             f"{library.strip()!r}, so the ranks would not find each other; use an environment that "
-            f"has {kind} and no {other}, or the other way round: {_INSTALL}"
+            f"has {kind} and no {other}, or the other way round: {INSTALL}"
         )
     return mpi
 
@@ -111,7 +119,7 @@ def load_mpi4py() -> Any:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise IPCError(
             f"node: each node is a rank of MPI, and mpi4py does not load in {sys.executable}: "
-            f"{_INSTALL}: {line}"
+            f"{INSTALL}: {line}"
         ) from error
     return MPI
 

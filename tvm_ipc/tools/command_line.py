@@ -65,7 +65,7 @@ def _dispatch(
         return 0
     if arguments.hosts is not None:
         return _check_hosts(arguments.hosts, arguments.json)
-    return _doctor(arguments.json)
+    return _doctor(arguments.json, arguments.verbose)
 
 
 def _report_interrupt(ends_process: bool) -> int:
@@ -102,16 +102,23 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         parents=[common],
         help="report which features work on this machine and why the others do not",
-        description="Report which features work on this machine and why the others do not. Every "
-        "check runs the feature.",
+        description="Report which features work on this machine, and what to do for the others. "
+        "Every check runs the feature. The verdict comes first, then the details.",
         epilog="Exit code: 0 if a backend works, 1 if none does, 2 invalid options.",
     )
-    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
-    doctor.add_argument(
+    doctor.add_argument_group("nodes").add_argument(
         "--hosts",
         metavar=cli_hosts.METAVAR,
         type=cli_hosts.hosts,
         help=f"check a session over these nodes instead: {cli_hosts.HELP}",
+    )
+    output = doctor.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print all facts as JSON")
+    output.add_argument(
+        "--verbose",
+        "-v",
+        action="store_true",
+        help="also print paths, all settings, and texts of other libraries as they are",
     )
     # These commands parse their own options and print their own help.
     for name, (_, summary) in _OWN_OPTIONS.items():
@@ -121,12 +128,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _doctor(as_json: bool) -> int:
+def _doctor(as_json: bool, verbose: bool) -> int:
     from tvm_ipc.tools import doctor
 
     facts = doctor.examine(terminal.progress)
-    width = terminal.columns()
-    terminal.print_out(json.dumps(facts, indent=2) if as_json else doctor.render(facts, width))
+    if as_json:
+        terminal.print_out(json.dumps(facts, indent=2))
+    else:
+        terminal.print_out(doctor.render(facts, terminal.columns(), verbose=verbose))
     return 0 if any(backend["available"] for backend in facts["backends"].values()) else 1
 
 

@@ -169,7 +169,15 @@ def _rewrite_call(
         workers = "all workers" if is_world else "the workers of each group"
         target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {workers}"
     if collecting():
-        note(Decision(_NAME, function, str(collective), "rewritten", f"{reason}: {target.name}"))
+        note(
+            Decision(
+                _NAME,
+                function,
+                str(collective),
+                "rewritten",
+                f"{reason}, which {target.name} computes",
+            )
+        )
     return collective.as_call_of(target, values)
 
 

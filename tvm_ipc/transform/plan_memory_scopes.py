@@ -152,7 +152,7 @@ def _report(solution: Solution, plan: CopyPlan, specialised: SpecialisedCalls) -
         if scope in (PLAIN, GLOBAL) or leaf in solution.program.fixed:
             continue
         for function, step in sites:
-            _note(function.name, str(step.var.name), f"in {scope}", "its uses need this scope")
+            _note(function.name, str(step.var.name), f"in {scope}", "calls that use it require it")
     for copy in [*plan.copies, *plan.results, *plan.around]:
         uses = ", ".join(dict.fromkeys(map(str, copy.uses)))
         fixed = solution.program.fixed.get(copy.tensor.leaf)

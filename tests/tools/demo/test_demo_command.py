@@ -11,19 +11,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tvm_ipc import host
 from tvm_ipc.cpu.openblas_discovery import installed
 from tvm_ipc.errors import IPCError
+from tvm_ipc.host import available_cores
 from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.runtime import shared_libraries
 from tvm_ipc.tools import demo
 from tvm_ipc.tools.demo import compare_worker_counts
 from tvm_ipc.tools.demo.config import Config
-from tvm_ipc.tools.demo.generate import Generation
+from tvm_ipc.tools.demo.generate import Generation, Generator
 from tvm_ipc.tools.demo.options import parse
 from tvm_ipc.tools.demo.step_printer import Report
 
@@ -63,10 +68,17 @@ def test_story_of_several_workers(capfd: pytest.CaptureFixture[str]) -> None:
     assert "1/4 of the weights each" in story["4 workers"]
     assert len(story["tokens"].split()) == 6
     assert "the same 6 tokens on 1 and 4 workers" in story["result"]
-    assert re.search(r"4 workers  prefill +\d+ tok/s +\S+x   decode +\d+ tok/s", story["speed"])
+    cores = available_cores()
+    rows = re.findall(r"(\d workers? on \d+ cores?) +\d+ +(\S+)x +\d+ +(\S+)x", story["speed"])
+    alone = [("1 worker on 1 core", "1.00", "1.00")]
+    assert rows[:1] == alone
+    labels = [f"1 worker on {cores} cores"] * (cores > 1)
+    labels.append(f"4 workers on {min(4, cores)} core{'s' * (cores > 1)}")
+    assert [label for label, *_ in rows[1:]] == labels
+    assert ("which 4 workers share" in story["speed"]) == (cores < 4)
     assert re.search(r"each of 4 workers used \d\S* .* of ipc_memory", story["memory"])
-    assert "tvm-ipc demo --sequence-parallel" in story["try next"]
-    assert "tvm-ipc doctor" in story["try next"]
+    assert "tvm-ipc explain --demo --open" in story["try next"]
+    assert out.count("tvm-ipc ", out.index("try next")) == 4
 
 
 def test_story_of_sequence_parallelism(capfd: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +97,6 @@ def test_story_of_sequence_parallelism(capfd: pytest.CaptureFixture[str]) -> Non
     assert "of all collectives 19 without exit barrier" in story["compile"]
     assert "1/2 of the weights and of the prompt's rows each" in story["2 workers"]
     assert "the same 6 tokens on 1, 2 and 4 workers" in story["result"]
-    assert "--sequence-parallel" not in story["try next"]
 
 
 def test_story_of_two_nodes(capfd: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +172,99 @@ def test_rival_that_says_other_tokens_is_wrong(capsys: pytest.CaptureFixture[str
             compare_worker_counts._compare_variant(Report(), options, rival, ours, theirs) == right
         )
         assert ("WRONG" in capsys.readouterr().out) != right
+
+
+def busy_threads(before: dict[int, int]) -> int:
+    """Return how many threads of this process and its children computed since `before`."""
+    after = ticks()
+    spent = [count - before.get(thread, 0) for thread, count in after.items()]
+    return sum(count > sum(spent) / 8 for count in spent)
+
+
+def ticks() -> dict[int, int]:
+    """Return the processor time of each thread of this process and its children."""
+    own = os.getpid()
+    children = Path(f"/proc/{own}/task").glob("*/children")
+    processes = [own, *(int(pid) for file in children for pid in file.read_text().split())]
+    found = {}
+    for pid in processes:
+        for folder in Path(f"/proc/{pid}/task").iterdir():
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            found[int(folder.name)] = int(fields[11]) + int(fields[12])
+    return found
+
+
+def ticks_when_idle() -> dict[int, int]:
+    """Return `ticks` once no thread computes; those of TVM spin for a while after their work."""
+    found = ticks()
+    while True:
+        time.sleep(0.2)
+        before, found = found, ticks()
+        if sum(found.values()) - sum(before.get(thread, 0) for thread in found) <= 1:
+            return found
+
+
+@pytest.mark.parametrize("threads", [(), ("--threads",)])
+def test_a_worker_uses_one_core_as_printed(
+    threads: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Other load changes how fast a thread is, but not which threads compute."""
+    cores = available_cores()
+    if cores < 2:
+        pytest.skip("one core has no threads to limit")
+    used, generate = [], Generator.generate
+
+    def counted(self: Generator, prompt: Sequence[int], *rest: Any) -> Generation:
+        result = generate(self, prompt, 1)  # a prompt is enough work for a second thread
+        before = ticks_when_idle()
+        for _ in range(8):
+            result = generate(self, prompt, 1)
+        used.append((self.session.num_workers, busy_threads(before)))
+        return result
+
+    monkeypatch.setattr(Generator, "generate", counted)
+    monkeypatch.setattr(compare_worker_counts, "_ROUNDS", 1)
+    options = ["--tokens", "1", "--prompt-length", "256", "--layers", "2", *threads]
+    assert demo.main(["--workers", "2", *options]) == 0
+    # The first generation of each pair warms up.
+    alone, on_all_cores, together = used[1::2]
+    assert (alone, together) == ((1, 1), (2, 2))
+    assert on_all_cores[1] > 1
+
+
+@pytest.mark.parametrize("busy", [0.2, 1.4])
+def test_load_of_others_is_told_before_the_table(
+    busy: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host.OtherPrograms, "cores", lambda _: busy)
+    assert demo.main([*SMALL, "--workers", "1", "--tokens", "2"]) == 0
+    out = capfd.readouterr().out
+    words = f"Other programs kept {busy} of {available_cores()} cores busy meanwhile, so the times"
+    assert (words in " ".join(out.split())) == (busy > 1)
+    if busy > 1:
+        assert out.index("\nnote ") < out.index("\nspeed ")
+
+
+def test_suggestions_fit_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_cores", lambda: 8)
+    monkeypatch.setattr(shared_libraries, "has_nvidia_driver", lambda: False)
+
+    def suggested(*options: str, correct: bool = True) -> str:
+        compare_worker_counts._suggest(Report(), parse(options), correct)
+        return capsys.readouterr().out
+
+    assert "tvm-ipc demo --workers 8 " in suggested()
+    assert "--workers 8 " not in suggested("--workers", "8").partition("run FOLDER")[0]
+    assert "--layers 12" not in suggested("--layers", "12")
+    assert "--device cuda" not in suggested()
+    assert suggested(correct=False) == "try next   tvm-ipc doctor -v   to check this machine\n"
+    monkeypatch.setattr(shared_libraries, "has_nvidia_driver", lambda: True)
+    assert "tvm-ipc demo --device cuda " in suggested()
+    assert "tvm-ipc bench --device cuda " in suggested("--device", "cuda")
+    for options in ((), ("--workers", "64"), ("--device", "cuda")):
+        assert max(map(len, suggested(*options).splitlines())) <= 80
 
 
 def test_story_of_one_worker(capfd: pytest.CaptureFixture[str]) -> None:

@@ -53,13 +53,17 @@ def test_native_facts_are_there(facts: dict[str, Any]) -> None:
 def test_table_shows_packages_backends_and_limits(facts: dict[str, Any]) -> None:
     table = doctor.render(facts)
     assert "tvm.runtime.disco._ffi_api was empty: patched" in table
-    for text in ("apache-tvm-ffi", "(tested)", "shm", "available: ", "RLIMIT_NOFILE", "memfd"):
+    for text in ("apache-tvm-ffi", "(tested)", "shm", "available: ", "open files"):
         assert text in table
+    verbose = doctor.render(facts, verbose=True)
+    for text in ("RLIMIT_NOFILE", "memfd", "TVM_NUM_THREADS", "OpenBLAS library"):
+        assert text in verbose
+        assert text not in table
 
 
 def test_missing_native_facts_are_unknown(facts: dict[str, Any]) -> None:
     less = {**facts, "cpu": {**facts["cpu"], "instruction_sets": None, "instruction_set": None}}
-    assert "unknown" in doctor.render(less)
+    assert "instruction set used unknown" in doctor.render(less)
 
 
 def test_json_has_the_same_facts(
@@ -80,7 +84,8 @@ def test_a_broken_library_is_an_answer_and_exit_code_1(
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert out.count("no such library") == 1  # and not for each thing that does not work without it
-    assert "shm                  not available: the native library is not loaded, see above" in out
+    assert "shm                  not available: see the first line" in out
+    assert out.startswith("Not ready: TVM or the native library fails: no such library.\n")
     assert "none found" not in out
 
 
@@ -135,8 +140,8 @@ def test_without_a_compiler_the_doctor_says_what_to_do(
 
 def test_lines_break_on_a_terminal_and_nowhere_else(facts: dict[str, Any]) -> None:
     wide = {**facts, "blas": {**facts["blas"], "library": "OpenBLAS " * 20}}
-    assert max(map(len, doctor.render(wide).splitlines())) > 180
-    for line in doctor.render(wide, 80).splitlines():
+    assert max(map(len, doctor.render(wide, verbose=True).splitlines())) > 180
+    for line in doctor.render(wide, 80, verbose=True).splitlines():
         _label, _, value = line.strip().partition("  ")
         assert len(line) <= 80 or " " not in value.strip()  # a path is left whole
     assert doctor.render(wide, 1)

@@ -54,7 +54,9 @@ def test_saved_module_becomes_a_page(
     saved: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     assert explain(name) == 0
-    assert capsys.readouterr().out == "written: explain-layers.html\n"
+    out = capsys.readouterr().out
+    assert out.endswith("\n\nwritten: explain-layers.html\n")
+    assert "collectives  main: 2 all-reduces of 32 KiB together\n" in out
     html = Path("explain-layers.html").read_text()
     assert f"Memory and collectives of {name}" in html
     assert "rewritten" in html
@@ -110,7 +112,7 @@ def test_timeline_of_the_demo_with_sequence_parallelism(
     assert explain("--demo", "--sequence-parallel", "--text", "-o", "demo.html") == 0
     out = capsys.readouterr().out
     assert "reduce_scatter of" in out
-    assert "# blocking transfer" in out
+    assert "# transfer that the program waits for" in out
     assert "18 transfers" in Path("demo.html").read_text()
 
 

@@ -24,6 +24,6 @@ def test_the_headline_tells_what_is_returned_apart() -> None:
 
     explanation = explain(Module, Question("here", "llvm", 2, "auto", {}))
     assert headline(explanation) == (
-        "The plan takes 1 KiB, TVM's plan takes 1 KiB. At most 1 KiB are live at once, a lower "
-        "bound for any plan. Results take another 2 KiB."
+        "The plan takes 1 KiB per worker, TVM's plan takes 1 KiB. At most 1 KiB are live at once, "
+        "a lower bound for any plan. Results take another 2 KiB."
     )

@@ -95,7 +95,8 @@ def test_terminal_shows_what_is_on_its_way() -> None:
         f"{'':30}>>>>>-------------?????",
         f"{'':12}xxxxx       xxxxx       .....",
     ]
-    assert "# blocking transfer   - overlapped transfer   > start" in lines[at + 4]
+    assert "# transfer that the program waits for   - transfer during kernels" in lines[at + 4]
+    assert "> data is ready for peers   ? waits for peers" in lines[at + 5]
     assert max(map(len, lines)) < 80
 
 
@@ -146,7 +147,7 @@ def test_page_shows_what_is_on_its_way() -> None:
     assert "the program waits for data of peers at event 3" in strip
     assert "meanwhile: 2 x blas.matmul, silu" in strip
     assert "3 transfers</summary>" in html
-    assert "overlapped transfer</li>" in html
+    assert "transfer during kernels</li>" in html
 
 
 def test_page_without_communication_has_no_lanes() -> None:

@@ -172,7 +172,7 @@ def _stages_of(nest: Any) -> list[Stage]:
         loops[key(nest.loop_var)] = nest.extent
         nest = nest.body
     if not isinstance(nest, s_tir.SBlockRealize) or not _is_true(nest.predicate):
-        raise NotStagesError("a loop contains no unconditional block")
+        raise NotStagesError("its loops are not nested around one unconditional computation")
     block = nest.block
     if len(block.alloc_buffers) or len(block.match_buffers):
         raise NotStagesError(f"its block {block.name_hint} has buffers of its own")

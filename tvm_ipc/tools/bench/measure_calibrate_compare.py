@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import Final
 
 import tvm_ipc.cpu.openblas_discovery
 from tvm_ipc import host
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
-from tvm_ipc.tools import terminal
+from tvm_ipc.tools import other_load, terminal
 from tvm_ipc.tools.bench import calibrate_cost_model as calibration_run
 from tvm_ipc.tools.bench import (
     chrome_trace,
@@ -34,8 +33,6 @@ _ORDERS = {
     "reduce_scatter": "matmul, then reduce-scatter",
     "allreduce": "matmul, then all-reduce",
 }
-#: Cores that other programs may keep busy without a warning.
-_TOLERATED_LOAD: Final = 0.3
 
 
 def measure(options: MeasureOptions) -> int:
@@ -205,12 +202,10 @@ def _traced_programs(chunks: int) -> list[tuple[str, int]]:
 
 
 def _warn_if_busy(others: host.OtherPrograms, workers: int, real_time: bool) -> None:
-    cores, busy = host.available_cores(), others.cores()
-    if busy > max(0, cores - workers) + _TOLERATED_LOAD and not real_time:
-        _print_paragraph(
-            f"Other programs kept {busy:.1f} of {cores} cores busy meanwhile, so the times are not "
-            "reliable; measure again on an idle machine, or with --real-time."
-        )
+    remedy = "measure again on an idle machine, or with --real-time"
+    warning = other_load.warning(others, workers, remedy)
+    if warning is not None and not real_time:
+        _print_paragraph(warning)
 
 
 def _describe(work: Workload, bandwidth: float, latency: float) -> None:

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Final
@@ -17,11 +16,13 @@ import numpy as np
 import tvm_ffi
 
 import tvm_ipc
+from tvm_ipc import host
 from tvm_ipc.errors import IPCError
-from tvm_ipc.host import available_cores
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.packed_functions import IPC_MEMORY
-from tvm_ipc.tools.demo import gpu_assignment, weights
+from tvm_ipc.runtime import shared_libraries
+from tvm_ipc.tools import other_load
+from tvm_ipc.tools.demo import gpu_assignment, speed_table, weights
 from tvm_ipc.tools.demo.compile_model import Decisions, compile_model, decisions, target_name
 from tvm_ipc.tools.demo.config import Build, Config
 from tvm_ipc.tools.demo.generate import Generation, Generator, Weight
@@ -34,13 +35,14 @@ _ROUNDS: Final = 7
 _TIMING_SECONDS: Final = 1.0
 #: Number of tokens that are printed.
 _PRINTED_TOKENS: Final = 12
+_REMEDY: Final = "run the demo again on an idle machine"
 #: Tolerance of logits in units of float32 precision, whatever the type.
 _ROUNDINGS: Final = 64
 
 
 def run_demo(options: Options, report: Report) -> int:
     """Run the demo and return its exit code: 0 if all workers generate the same tokens."""
-    config, load = options.config, os.getloadavg()[0]
+    config = options.config
     if options.on_gpus:
         gpu_assignment.require(options.workers[-1], threads=options.threads)
     if options.hosts is not None:  # fail before compilation
@@ -77,34 +79,40 @@ def run_demo(options: Options, report: Report) -> int:
     report.step("weights", f"{bytes_text(total)} from seed {options.seed}")
     random = np.random.default_rng(options.seed)
     prompt = random.integers(config.vocabulary, size=options.prompt_length).tolist()
-    generations: dict[int, Generation] = {}
-    arena: dict[str, int] = {}
-    for n in options.workers:
-        executable = executables[n, build]
-        generations[n], arena = _run(report, options, n, executable, model_weights, prompt)
+    others = host.OtherPrograms()
+    runs = {
+        n: _run(report, options, n, executables[n, build], model_weights, prompt)
+        for n in options.workers
+    }
+    arena = runs[most].arena
     of_variants = []
     for variant in variants:
         executable = executables[variant.workers, variant.build]
-        generation, _ = _run(
+        run = _run(
             report, options, variant.workers, executable, model_weights, prompt, variant.label
         )
-        of_variants.append(generation)
+        of_variants.append(run.generation)
     report.gap()
+    generations = {n: run.generation for n, run in runs.items()}
     correct = _compare(report, config, generations)
-    _print_speed(report, options, generations)
+    busy = other_load.warning(others, host.available_cores(), _REMEDY)
+    if busy is not None and not options.on_gpus:
+        report.line("note", busy)
+    _print_speed(report, options, _rows(options, runs, variants, of_variants))
+    on_all_cores = runs[1].on_all_cores
+    if on_all_cores is not None and not _is_same(options, generations[1], on_all_cores):
+        text = speed_table.label(options, 1, host.available_cores())
+        report.line("", f"WRONG: {text} differs from {speed_table.label(options, 1)}")
+        correct = False
     for variant, generation in zip(variants, of_variants, strict=True):
         reference = generations[variant.workers]
         correct = _compare_variant(report, options, variant, reference, generation) and correct
-    if load > available_cores() and not options.on_gpus:
-        report.line(
-            "", f"other programs kept the cores busy (load {load:.1f}), so these times are too long"
-        )
     if most > 1:
         peak = bytes_text(arena["peak_in_use"])
         report.line("memory", f"each of {most} workers used {peak} of ipc_memory")
     report.line("total", f"{report.seconds:.1f} s")
     report.gap()
-    _suggest(report, options)
+    _suggest(report, options, correct)
     return 0 if correct else 1
 
 
@@ -122,6 +130,23 @@ class _Variant:
     build: Build
     label: str
     description: str
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The results of a session.
+
+    Attributes
+    ----------
+    generation : the result with one thread per worker.
+    on_all_cores : the result of a single worker with a thread for each core; None if it was not
+        measured.
+    arena : statistics of the arena of worker 0.
+    """
+
+    generation: Generation
+    on_all_cores: Generation | None
+    arena: dict[str, int]
 
 
 def _variants(options: Options) -> list[_Variant]:
@@ -212,8 +237,12 @@ def _run(
     model_weights: Sequence[Weight],
     prompt: list[int],
     label: str = "",
-) -> tuple[Generation, dict[str, int]]:
-    """Continue the prompt on `workers` workers; return the result and statistics of the arena."""
+) -> _Run:
+    """Continue the prompt on `workers` workers, each with one thread.
+
+    A single worker also runs with a thread for each core, unless it is a variant with a `label`.
+    """
+    compare_cores = not label
     label = label or count_text(workers, "worker")
     steps = len(model_weights) + options.tokens
     loaded = 0
@@ -232,22 +261,19 @@ def _run(
         session_options["device_ids"] = gpu_assignment.gpu_of_workers(workers)
     if options.hosts is not None and workers >= cli_hosts.count(options.hosts):
         session_options["hosts"] = options.hosts
+    cores = host.available_cores()
     with tvm_ipc.Session(workers, threads=options.threads, **session_options) as session:
         generator = Generator(session, executable, options.config, model_weights, on_weight)
-        generator.generate(prompt, min(2, options.tokens))  # warm up: touch all memory
-        rounds: list[Generation] = []
-        end = time.monotonic() + _TIMING_SECONDS
-        while not rounds or (len(rounds) < _ROUNDS and time.monotonic() < end):
-            rounds.append(generator.generate(prompt, options.tokens, on_token))
+
+        def measure(threads: int) -> Generation:
+            if not options.on_gpus:
+                generator.use_threads(threads)
+            return _measure(generator, prompt, options.tokens, label, on_token)
+
+        generation, on_all_cores = measure(1), None
+        if workers == 1 and cores > 1 and compare_cores and not options.on_gpus:
+            on_all_cores = measure(cores)
         arena = session.get_global_func("tvm_ipc.arena_stats")().debug_get_from_remote(0)
-    first = rounds[0]
-    if any(generation.logits.tobytes() != first.logits.tobytes() for generation in rounds):
-        raise IPCError(f"{label}: repeated generations of the same prompt have different logits")
-    generation = replace(
-        first,
-        prefill=statistics.median(generation.prefill for generation in rounds),
-        decode=statistics.median(generation.decode for generation in rounds),
-    )
     rows = " and of the prompt's rows" if options.build.sequence_parallel else ""
     split = "all weights" if workers == 1 else f"1/{workers} of the weights{rows} each"
     if options.threads and workers > 1:
@@ -255,7 +281,30 @@ def _run(
     if "hosts" in session_options:
         split = f"on {cli_hosts.count(session_options['hosts'])} nodes, {split}"
     report.step(label, f"{split}: {options.prompt_length} tokens read, {options.tokens} generated")
-    return generation, json.loads(arena)
+    return _Run(generation, on_all_cores, json.loads(arena))
+
+
+def _measure(
+    generator: Generator,
+    prompt: list[int],
+    tokens: int,
+    label: str,
+    on_token: Callable[[int], None],
+) -> Generation:
+    """Generate the tokens several times; return the first result with the median times."""
+    generator.generate(prompt, min(2, tokens))  # warm up: touch all memory
+    rounds: list[Generation] = []
+    end = time.monotonic() + _TIMING_SECONDS
+    while not rounds or (len(rounds) < _ROUNDS and time.monotonic() < end):
+        rounds.append(generator.generate(prompt, tokens, on_token))
+    first = rounds[0]
+    if any(generation.logits.tobytes() != first.logits.tobytes() for generation in rounds):
+        raise IPCError(f"{label}: repeated generations of the same prompt have different logits")
+    return replace(
+        first,
+        prefill=statistics.median(generation.prefill for generation in rounds),
+        decode=statistics.median(generation.decode for generation in rounds),
+    )
 
 
 def _compare(report: Report, config: Config, generations: dict[int, Generation]) -> bool:
@@ -336,33 +385,42 @@ def allowed_difference(config: Config, logits: Any) -> float:
     return largest * max(4 * rounding, _ROUNDINGS * 2.0**-23)
 
 
-def _print_speed(report: Report, options: Options, generations: dict[int, Generation]) -> None:
-    cores = available_cores()
-    reference = generations[1]
-    label = "speed"
-    for n, generation in generations.items():
-        rate = options.prompt_length / generation.prefill
-        text = f"{count_text(n, 'worker'):<11}prefill {rate:8.0f} tok/s"
-        if n > 1:
-            text += f" {reference.prefill / generation.prefill:4.2f}x"
-        if options.tokens > 1:
-            rate = (options.tokens - 1) / generation.decode
-            text += f"{'' if n > 1 else '      '}   decode {rate:7.0f} tok/s"
-            if n > 1:
-                text += f" {reference.decode / generation.decode:4.2f}x"
-        report.line(label, text)
-        label = ""
+def _rows(
+    options: Options,
+    runs: dict[int, _Run],
+    variants: Sequence[_Variant],
+    of_variants: Sequence[Generation],
+) -> list[speed_table.Row]:
+    """Return the rows of the table of speeds."""
+    rows = []
+    for n, run in runs.items():
+        rows.append(speed_table.Row(speed_table.label(options, n), run.generation))
+        if run.on_all_cores is not None:
+            text = speed_table.label(options, n, host.available_cores())
+            rows.append(speed_table.Row(text, run.on_all_cores))
+    for variant, generation in zip(variants, of_variants, strict=True):
+        text = f"{speed_table.label(options, variant.workers)}, {variant.label}"
+        rows.append(speed_table.Row(text, generation))
+    return rows
+
+
+def _print_speed(report: Report, options: Options, rows: Sequence[speed_table.Row]) -> None:
+    report.table("speed", speed_table.lines(options, rows))
+    most, cores = options.workers[-1], host.available_cores()
     if options.on_gpus:
         names = gpu_assignment.names()
-        most = options.workers[-1]
         sharing = f"; {most} workers share {'it' if len(names) == 1 else 'them'}"
         sharing = sharing if most > len(names) else ""
         report.line(
             "", f"{count_text(len(names), 'GPU')}: {', '.join(sorted(set(names)))}{sharing}"
         )
-    elif options.workers[-1] > 1:
-        sharing = ", which the workers share" if options.workers[-1] > cores else ""
-        report.line("", f"each worker uses one core; the machine has {cores}{sharing}")
+        return
+    reference = f"speedup: over {rows[0].label}"
+    if most > 1:
+        reference += "; several workers compute with one thread each"
+    report.line("", reference)
+    if most > cores and (options.hosts is None or isinstance(options.hosts, int)):
+        report.line("", f"this machine has {count_text(cores, 'core')}, which {most} workers share")
 
 
 def _compare_variant(
@@ -372,40 +430,56 @@ def _compare_variant(
     reference: Generation,
     generation: Generation,
 ) -> bool:
-    """Print the speed of a variant, and return whether it generated the same tokens."""
-    text = f"{variant.label:<11}prefill {options.prompt_length / generation.prefill:8.0f} tok/s"
-    text += f" {reference.prefill / generation.prefill:4.2f}x"
-    if options.tokens > 1:
-        text += f"   decode {(options.tokens - 1) / generation.decode:7.0f} tok/s"
-        text += f" {reference.decode / generation.decode:4.2f}x"
-    report.line("", text)
-    difference = _max_difference(reference, generation)
-    same = difference <= allowed_difference(options.config, reference.logits)
-    if same and reference.tokens != generation.tokens:
-        same = bool(_explain_rounding(options.config, reference, generation))
+    """Print how far a variant's logits differ; return whether it generated the same tokens."""
+    same = _is_same(options, reference, generation)
     report.line(
         "",
-        f"{variant.description}; logits differ by at most {difference:.1e}"
-        + ("" if same else ": WRONG"),
+        f"{variant.description}; logits differ by at most "
+        f"{_max_difference(reference, generation):.1e}" + ("" if same else ": WRONG"),
     )
     return same
 
 
-def _suggest(report: Report, options: Options) -> None:
-    """Print commands that the user has not tried yet."""
+def _is_same(options: Options, reference: Generation, generation: Generation) -> bool:
+    """Return whether two results are the same up to rounding."""
+    difference = _max_difference(reference, generation)
+    same = difference <= allowed_difference(options.config, reference.logits)
+    if same and reference.tokens != generation.tokens:
+        same = bool(_explain_rounding(options.config, reference, generation))
+    return same
+
+
+def _suggest(report: Report, options: Options, correct: bool) -> None:
+    """Print commands that lead on from this run."""
+    if not correct:
+        report.line("try next", "tvm-ipc doctor -v   to check this machine")
+        return
+    cores, most, on_gpus = host.available_cores(), options.workers[-1], options.on_gpus
+    model = options.config
     ideas = [
-        ("demo --layers 12 --hidden 768", options.config.layers < 12),
-        ("demo --dtype bfloat16", options.config.dtype == "float32"),
-        ("demo --blas", not options.build.blas and not options.on_gpus),
         (
-            "demo --sequence-parallel",
-            options.workers[-1] > 1 and not options.build.sequence_parallel,
+            "demo --device cuda",
+            "the same on GPUs",
+            not on_gpus and options.hosts is None and shared_libraries.has_nvidia_driver(),
         ),
-        ("demo --threads", not options.threads),
-        ("explain --demo --text", True),
+        (f"demo --workers {cores}", "a worker on each core", most < cores and not on_gpus),
+        (
+            "demo --layers 12 --hidden 768",
+            "a larger model",
+            model.layers < 12 and model.hidden < 768,
+        ),
+        ("explain --demo --open", "memory plan and collectives", True),
+        (
+            f"run FOLDER --workers {max(2, min(most, cores))}",
+            "a Hugging Face model",
+            not on_gpus,
+        ),
+        ("bench", "times of collectives", not on_gpus),
+        ("bench --device cuda", "times of collectives", on_gpus),
     ]
+    fitting = [(command, purpose) for command, purpose, fits in ideas if fits][:4]
+    width = max(len(command) for command, _ in fitting)
     label = "try next"
-    for text in [text for text, is_new in ideas if is_new][:5]:
-        report.line(label, f"tvm-ipc {text}")
+    for command, purpose in fitting:
+        report.table(label, [f"tvm-ipc {command:<{width}}  {purpose}"])
         label = ""
-    report.line(label, "tvm-ipc doctor")

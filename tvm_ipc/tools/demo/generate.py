@@ -72,6 +72,10 @@ class Generator:
         self._caches = pack(*[session.empty(shape, config.dtype) for shape in shapes])
         session.sync()
 
+    def use_threads(self, count: int) -> None:
+        """Let each worker run its kernels, with those of OpenBLAS, in this number of threads."""
+        self.session.get_global_func("tvm_ipc.worker.set_threads")(count)
+
     def generate(
         self, prompt: Sequence[int], count: int, progress: Callable[[int], None] = lambda _: None
     ) -> Generation:

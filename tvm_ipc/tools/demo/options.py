@@ -156,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         "tvm-ipc demo",
         description="Compile a tensor-parallel decoder for several numbers of workers, continue a "
-        "prompt with each, and compare the tokens and the speed.",
+        "prompt with each, and compare the tokens and the speed. On CPUs, each worker uses one "
+        "core; one worker is also timed on all cores.",
         epilog="Exit code: 0 all generated the same tokens, 1 different tokens or a failure, "
         "2 invalid options.",
         allow_abbrev=False,

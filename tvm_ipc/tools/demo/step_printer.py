@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from tvm_ipc.tools import terminal
@@ -27,6 +28,11 @@ class Report:
         *first, last = textwrap.wrap(text, width, break_long_words=False) or [""]
         for number, piece in enumerate([*first, f"{last:<{width}}{end}"]):
             terminal.print_out(f"{'' if number else label:<{_LABEL}}{piece}".rstrip())
+
+    def table(self, label: str, lines: Sequence[str]) -> None:
+        """Print the lines of a table as they are, with a label in front of the first one."""
+        for number, text in enumerate(lines):
+            terminal.print_out(f"{'' if number else label:<{_LABEL}}{text}".rstrip())
 
     def step(self, label: str, text: str) -> None:
         """Print a completed step, and the time since the previous one."""

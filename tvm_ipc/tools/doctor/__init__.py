@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tvm-ipc doctor`: report which features work on this machine and why the others do not.
+"""`tvm-ipc doctor`: report which features work on this machine, and what to do for the others.
 
 facts             every check, as a dictionary (`--json`)
-facts_table       the facts as a table
+verdict           what is ready, and what to do for the rest
+facts_table       the verdict and the facts, as text
 cxx_compiler      the check of the C++ compiler
 gpus              the checks of CUDA and of GPU pairs
 multi_node_check  the check of several machines (`--hosts`)
-peer_round_trips  the code that runs in their workers
+node_latency      the code that runs in their workers
 """
 
 from tvm_ipc.tools.doctor.facts import examine

@@ -16,17 +16,19 @@ import tvm_ipc
 from tvm_ipc.cpu import openblas_discovery
 from tvm_ipc.errors import IPCError
 from tvm_ipc.host import available_cores, cpu_model
+from tvm_ipc.nodes.mpi_discovery import find_launcher, find_mpi
 from tvm_ipc.packed_functions import BACKENDS, backend_of_nodes
 from tvm_ipc.runtime import config, repair_disco_import, shared_libraries
 from tvm_ipc.tools.doctor import gpus
 from tvm_ipc.tools.doctor.cxx_compiler import try_compiler
+from tvm_ipc.tools.doctor.verdict import verdict
 from tvm_ipc.tools.format import error_text
 
 
 def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Check TVM, the backends, the GPUs, the compiler and the limits of this machine.
 
-    `progress` is called with a description of each step.
+    The verdict about these facts comes first. `progress` is called with a description of each step.
     """
     progress("loading TVM")
     with warnings.catch_warnings():
@@ -39,7 +41,7 @@ def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     backends = _backends(tvm_facts["problem"], [gpu["id"] for gpu in gpu_facts["devices"]])
     progress("linking with the C++ compiler")
     compiler = try_compiler(tvm_facts["problem"])
-    return {
+    facts = {
         "version": tvm_ipc.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -54,6 +56,7 @@ def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         ],
         "tvm": tvm_facts,
         "backends": backends,
+        "node_launcher": _node_launcher(),
         "gpus": gpu_facts,
         "cxx": compiler,
         "blas": _blas(tvm_facts["problem"]),
@@ -77,6 +80,7 @@ def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         "threads": config.thread_settings(),
         "configuration": _configuration(),
     }
+    return {"verdict": verdict(facts), **facts}
 
 
 def _tvm() -> dict[str, Any]:
@@ -153,13 +157,26 @@ def _try(backend: str, gpu_ids: list[int]) -> tuple[bool, str]:
     return True, f"two workers{location} ran an all-reduce; start to exit took {seconds:.1f} s"
 
 
+def _node_launcher() -> dict[str, Any]:
+    """Find the MPI that starts nodes; a failure is reported as `reason`."""
+    facts: dict[str, Any] = {"found": False, "kind": None, "version": None, "launcher": None}
+    facts["found"] = find_launcher() is not None
+    try:
+        mpi = find_mpi()
+    except IPCError as error:
+        return {**facts, "reason": error_text(error)}
+    found = {"kind": mpi.kind, "version": mpi.version, "launcher": str(mpi.mpiexec)}
+    return {**facts, **found, "reason": None}
+
+
 def _blas(problem: str | None) -> dict[str, Any]:
     """Load the BLAS library; a failure is reported as `reason`."""
-    missing = {"library": None, "kernels": None, "path": None}
+    installed = openblas_discovery.installed()
+    missing = {"installed": installed, "library": None, "kernels": None, "path": None}
     if problem is not None:
         return {**missing, "reason": problem}
     try:
-        return {**openblas_discovery.information(), "reason": None}
+        return {"installed": True, **openblas_discovery.information(), "reason": None}
     except Exception as error:
         return {**missing, "reason": error_text(error)}
 

@@ -22,6 +22,7 @@ _SHARING_MODES = {
     "direct": "direct access to each other's memory, according to the driver",
     "apart": "no direct access, according to the driver: through pinned host memory",
 }
+_INSTALL = install_extra("cuda")
 #: Width of the table's first column, in characters.
 _LABEL = 20
 _LINKS = {"same device": "one device", "nvlink": "NVLink", "pcie": "PCIe"}
@@ -31,6 +32,7 @@ def examine(problem: str | None) -> dict[str, Any]:
     """Query the driver, and probe memory sharing between devices."""
     facts: dict[str, Any] = {
         "driver": None,
+        "driver_installed": False,
         "reason": problem,
         "visible": config.visible_gpus(),
         "devices": [],
@@ -44,6 +46,7 @@ def examine(problem: str | None) -> dict[str, Any]:
     }
     if problem is not None:
         return facts
+    facts["driver_installed"] = shared_libraries.has_nvidia_driver()
     try:
         gpus = discovery.find()
         facts["driver"], facts["reason"] = gpus.driver or None, gpus.reason or None
@@ -110,10 +113,19 @@ def _pair_from_link(link: str) -> dict[str, str]:
     return {"rung": "direct" if link else "apart", "link": link, "reason": ""}
 
 
-def rows(facts: dict[str, Any], tvm: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table; `tvm` is the state of TVM's own CUDA library."""
+def rows(
+    facts: dict[str, Any], tvm: str | None, *, verbose: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the table; `tvm` is the state of TVM's own CUDA library.
+
+    Without `verbose` there are no paths, no messages of the system's loader, and without a driver
+    nothing but that.
+    """
     visible = facts["visible"]
     visibility = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}"
+    if facts["driver"] is None and not facts["driver_installed"] and not verbose:
+        yield "driver", "not installed"
+        return
     if facts["driver"] is None:
         yield "driver", f"not available: {facts['reason']}"
     else:
@@ -129,12 +141,23 @@ def rows(facts: dict[str, Any], tvm: str | None) -> Iterator[tuple[str, str]]:
     yield from _pair_rows(facts)
     compiled = ", ".join(facts["architectures"])
     yield "tvm_ipc kernels", f"compiled for {compiled}" if compiled else "not in this library"
-    yield "CUDA library of TVM", tvm or "unknown"
-    yield "libcudart", facts["cudart"] or f"not found: {install_extra('cuda')}"
+    yield from _library_rows(facts, tvm, verbose)
+
+
+def _library_rows(
+    facts: dict[str, Any], tvm: str | None, verbose: bool
+) -> Iterator[tuple[str, str]]:
     nccl = facts["nccl"]
-    available = f"{nccl['version']}, {nccl['path']}"
-    yield "NCCL", available if nccl["version"] else f"not available: {nccl['reason']}"
-    yield "toolkit for TVM", facts["toolkit"] or f"not found: {facts['toolkit_reason']}"
+    if verbose:
+        yield "CUDA library of TVM", tvm or "unknown"
+        yield "libcudart", facts["cudart"] or f"not found: {_INSTALL}"
+        available = f"{nccl['version']}, {nccl['path']}"
+        yield "NCCL", available if nccl["version"] else f"not available: {nccl['reason']}"
+        yield "toolkit for TVM", facts["toolkit"] or f"not found: {facts['toolkit_reason']}"
+        return
+    yield "CUDA runtime", "found" if facts["cudart"] else f"not found: {_INSTALL}"
+    yield "NCCL", nccl["version"] or f"not available: {_INSTALL}"
+    yield "toolkit for TVM", "found" if facts["toolkit"] else f"not found: {_INSTALL}"
 
 
 def _pair_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import tvm_ipc
+from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.tools.format import count_text, error_text
 
 #: Sizes of the timed messages in bytes, and the number of round trips of each.
 SMALL: Final = 8
@@ -53,13 +55,13 @@ def examine_hosts(
                     one_way = statistics.median(map(float, times)) / 2
                     facts["nodes"][node][name] = one_way if name == "latency" else size / one_way
     except Exception as error:
-        facts["problem"] = f"{type(error).__name__}: {error}"
+        facts["problem"] = str(error) if isinstance(error, IPCError) else error_text(error)
     return facts
 
 
 def render_hosts(facts: dict[str, Any]) -> str:
-    """Return the facts as a table."""
-    lines = [f"MPI      {facts['launcher'] or 'not available'}"]
+    """Return a verdict, and the facts as a table."""
+    lines = [_verdict(facts), "", f"MPI      {facts['launcher'] or 'not available'}"]
     if facts["seconds"] is not None:
         lines.append(f"started  {len(facts['nodes'])} nodes in {facts['seconds']:.1f} s")
         lines.append("")
@@ -70,9 +72,7 @@ def render_hosts(facts: dict[str, Any]) -> str:
         line += f"{'' if latency is None else f'{latency * 1e6:.0f} us':>10} "
         line += "" if rate is None else f"{rate * 8 / 1e9:.2f} Gbit/s"
         lines.append(line.rstrip())
-    if facts["problem"] is not None:
-        lines.append(f"PROBLEM  {facts['problem']}")
-    elif len(facts["nodes"]) > 1:
+    if facts["problem"] is None and len(facts["nodes"]) > 1:
         lines.append("")
         lines.append(
             f"Latency: one way, {SMALL} bytes. Rate: one way, {LARGE >> 20} MB. Both from node 0."
@@ -90,3 +90,9 @@ def render_hosts(facts: dict[str, Any]) -> str:
             "Gbit/s link; run: sysctl net.ipv4.tcp_congestion_control=cubic"
         )
     return "\n".join(lines)
+
+
+def _verdict(facts: dict[str, Any]) -> str:
+    if facts["problem"] is not None:
+        return f"Not ready: {facts['problem']}"
+    return f"Ready on {count_text(len(facts['nodes']), 'node')}: a worker was tried on each."

@@ -33,6 +33,8 @@ class Options:
     name: str | None = None
     output: Path | None = None  #: None: print to the terminal only
     text: bool = False
+    json: bool = False
+    open: bool = False  #: whether to open the page in a browser
     target: str = "llvm"
     world_size: int = 2
     strategy: str = "auto"
@@ -85,15 +87,25 @@ def parse(argv: Sequence[str]) -> Options:
         )
     module = None if arguments.demo else Path(arguments.module)
     output = Path(arguments.output) if arguments.output is not None else None
-    if output is None and not arguments.text:
+    if output is None and (arguments.open or not (arguments.text or arguments.json)):
         output = Path(f"explain-{module.stem if module is not None else 'demo'}.html")
-    if arguments.text and output == Path("-"):
-        raise UsageError("--text and --output - both write to the standard output; specify a file")
+    to_stdout = [name for name in ("--text", "--json") if getattr(arguments, name.strip("-"))]
+    to_stdout += ["--output -"] * (output == Path("-"))
+    if len(to_stdout) > 1:
+        raise UsageError(
+            f"{' and '.join(to_stdout[:2])} both write to the standard output; specify a file"
+            if "--output -" in to_stdout
+            else "--text and --json both write to the standard output; specify one of them"
+        )
+    if arguments.open and output == Path("-"):
+        raise UsageError("--open needs a file, and --output is the standard output")
     return Options(
         module=module,
         name=arguments.module_name,
         output=output,
         text=arguments.text,
+        json=arguments.json,
+        open=arguments.open,
         target=_CUDA if arguments.target == "cuda" else arguments.target,
         world_size=arguments.world_size,
         strategy=arguments.strategy,
@@ -110,7 +122,7 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
     terminal.load_tvm()
     import tvm
 
-    from tvm_ipc.tools.explain import html_page, text_report
+    from tvm_ipc.tools.explain import html_page, json_report, text_report
     from tvm_ipc.tools.explain.load_module import last_line
     from tvm_ipc.tools.inspection.explain_module import OptionError, Question, explain
 
@@ -130,7 +142,13 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
     try:
         if options.sizes:
             _check_sizes(mod, options.sizes)
-        explanation = explain(mod, question, progress=terminal.progress, **pipeline)
+        explanation = explain(
+            mod,
+            question,
+            unsharded=_unsharded(options, demo),
+            progress=terminal.progress,
+            **pipeline,
+        )
     except (TransformError, UsageError):
         raise
     except OptionError as error:
@@ -140,23 +158,56 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
             f"TVM cannot lower {source} for {options.target}: {last_line(error)} "
             "(more with --traceback)"
         ) from error
-    if options.text:
-        terminal.print_out(
-            text_report.render(explanation, plain=not terminal.can_print(text_report.CHARACTERS))
-        )
-    if options.output is None:
-        return 0
-    # A file name may contain bytes that cannot be decoded.
-    html = html_page.render(explanation).encode("utf-8", "xmlcharrefreplace")
+    page = b""
+    if options.output is not None:
+        # A file name may contain bytes that cannot be decoded.
+        page = html_page.render(explanation).encode("utf-8", "xmlcharrefreplace")
     if options.to_stdout:
-        terminal.print_bytes(html)
+        terminal.print_bytes(page)
         return 0
-    try:
-        options.output.write_bytes(html)
-    except OSError as error:
-        raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
-    terminal.print_out(f"written: {options.output}")
+    if options.output is not None:
+        try:
+            options.output.write_bytes(page)
+        except OSError as error:
+            raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
+    if options.json:
+        terminal.print_out(json_report.render(explanation))
+    elif options.text:
+        plain = not terminal.can_print(text_report.CHARACTERS)
+        terminal.print_out(text_report.render(explanation, plain=plain))
+    else:
+        terminal.print_out(text_report.summary(explanation))
+    if options.output is not None:
+        _report_page(options.output, options)
     return 0
+
+
+def _report_page(page: Path, options: Options) -> None:
+    """Print where the page is, and open it if the options request that."""
+    # With --json the standard output has nothing but the object.
+    report = terminal.print_err if options.json else terminal.print_out
+    if not options.json:
+        report("")
+    report(f"written: {page}")
+    if options.open and not _open_in_browser(page):
+        report(f"no browser was found; open {page.resolve().as_uri()} in one")
+
+
+def _open_in_browser(page: Path) -> bool:
+    """Open a page in the user's browser; return whether there is one."""
+    import webbrowser
+
+    try:
+        return webbrowser.open(page.resolve().as_uri())
+    except webbrowser.Error:
+        return False
+
+
+def _unsharded(
+    options: Options, demo: Callable[[int, bool, str], tvm.IRModule]
+) -> tvm.IRModule | None:
+    """Return the demo's model for one worker; None for a module of a file."""
+    return demo(1, False, "cpu") if options.module is None else None
 
 
 def _module(
@@ -225,7 +276,8 @@ def _parser() -> argparse.ArgumentParser:
     default = Options(module=None)
     parser = _Parser(
         "tvm-ipc explain",
-        description="Compile a module with the pipeline, and report its memory plan over time, "
+        description="Compile a module with the pipeline, print its headline figures (collectives, "
+        "bytes, memory per worker), and write a page with its memory plan over time, "
         "the overlap of communication and computation, the decision about each collective with "
         "its reason, and a comparison with the memory plan of TVM. The module is not run.",
         epilog="A .py file is executed as a Python program, so explain only files that you trust. "
@@ -264,8 +316,15 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument(
         "--text",
         action="store_true",
-        help="print a text report; no page is written unless --output is specified",
+        help="print a text report; no page is written unless --output or --open is specified",
     )
+    output.add_argument(
+        "--json",
+        action="store_true",
+        help="print the figures, the memory plan and the decisions as JSON; no page is written "
+        "unless --output or --open is specified",
+    )
+    output.add_argument("--open", action="store_true", help="open the page in a browser")
     output.add_argument("--traceback", action="store_true", help="print the traceback of an error")
     return parser
 

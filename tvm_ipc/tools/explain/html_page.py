@@ -18,8 +18,8 @@ from tvm_ipc.tools.explain.summary_sentences import (
     barrier_cost,
     collectives_summary,
     compile_settings,
+    figure_rows,
     findings,
-    headline,
     relative_size,
     upstream_caveat,
 )
@@ -48,7 +48,7 @@ def render(explanation: Explanation) -> str:
             f"<title>{escape(title)}</title>",
             f"<style>{_asset('page.css')}</style></head><body>",
             f"<header><h1>{escape(title)}</h1>{_facts(explanation)}</header><main>",
-            f"<p>{escape(headline(explanation))}</p>",
+            _figures(explanation),
             _totals(explanation.total(), remarks.strip()),
             _contents(plans),
             _decisions(explanation),
@@ -71,6 +71,11 @@ def _breakable(text: str) -> str:
 def _facts(explanation: Explanation) -> str:
     facts = [*compile_settings(explanation), *assumptions(explanation)]
     return f'<ul class="facts">{"".join(f"<li>{escape(f)}</li>" for f in facts)}</ul>'
+
+
+def _figures(explanation: Explanation) -> str:
+    rows = [[escape(label), escape(text)] for label, text in figure_rows(explanation)]
+    return _table(["figure", "value"], rows)
 
 
 def _totals(memory: Memory, remark: str) -> str:

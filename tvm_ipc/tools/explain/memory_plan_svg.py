@@ -178,14 +178,14 @@ def _legend(bands: Sequence[Band], plan: FunctionPlan) -> str:
     first = scope_class(bands[0].scope)
     peers = next((b for b in bands if any(until(k.tensor) > k.tensor.last for k in b.blocks)), None)
     entries = [
-        (first, '<rect class="t" width="22" height="14"/>', "tensor in a storage"),
+        (first, '<rect class="t" width="22" height="14"/>', "tensor at its place in a storage"),
     ]
     if any(band.own for band in bands):
         entries.append(
             (
                 "",
                 '<rect class="t own" width="22" height="14"/>',
-                "tensor with a separate allocation",
+                "tensor with an allocation of its own",
             )
         )
     if peers is not None:
@@ -194,17 +194,19 @@ def _legend(bands: Sequence[Band], plan: FunctionPlan) -> str:
             'patternUnits="userSpaceOnUse"><path d="M-1 8 L8 -1 M-4.5 4.5 L4.5 -4.5"/></pattern>'
             '<rect class="peers" width="22" height="14" fill="url(#legend)"/>'
         )
-        entries.append((scope_class(peers.scope), hatch, "kept for reads by peers"))
+        entries.append((scope_class(peers.scope), hatch, "kept because peers may still read it"))
     for kind, text in (
-        ("kept", "collective with exit barrier"),
-        ("left-out", "collective without exit barrier"),
-        ("plain", "other collective"),
+        ("kept", "collective with a barrier at its end"),
+        ("left-out", "collective without a barrier at its end"),
+        ("plain", "collective whose input peers do not read in place"),
     ):
         if kind in kinds:
             line = f'<line class="sync {kind}" x1="11" x2="11" y1="0" y2="14"/>'
             entries.append(("", line, text))
-    entries.append(("", '<path class="live" d="M0 11H8V4H22"/>', "live bytes"))
-    entries.append(("", '<line class="least" x1="0" x2="22" y1="7" y2="7"/>', "lower bound"))
+    entries.append(("", '<path class="live" d="M0 11H8V4H22"/>', "bytes in use"))
+    entries.append(
+        ("", '<line class="least" x1="0" x2="22" y1="7" y2="7"/>', "least that any plan needs")
+    )
     if plan.transfers:
         entries += [("", shape, text) for shape, text in timeline_svg.legend(plan)]
     items = [

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tvm_ipc.packed_functions import IPC_MEMORY
-from tvm_ipc.tools.format import bytes_text, count_text
+from tvm_ipc.tools.format import bytes_text, count_text, list_text, time_text
 from tvm_ipc.tools.inspection.explain_module import Explanation
 from tvm_ipc.transform.report import Decision, FunctionPlan
 
@@ -90,6 +91,73 @@ def assumptions(explanation: Explanation) -> list[str]:
     ]
 
 
+#: Names of collectives in prose, by their kind; others are their own name.
+_KIND_NAMES: Final = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "send_recv": "send-receive pair",
+}
+#: Number of functions whose figures are listed.
+_MAX_FUNCTIONS: Final = 6
+
+
+def figure_rows(explanation: Explanation) -> list[tuple[str, str]]:
+    """Return the headline figures, each with a label; an empty label continues the row above."""
+    figures = explanation.figures
+    names = [parameters.function for parameters in figures.parameters]
+    rows = [("workers", str(explanation.question.world_size))]
+    rows += _rows_of("collectives", names, lambda name: _collectives_of(explanation, name))
+    if figures.collectives:
+        rows.append(("", "the bytes are those of the inputs on one worker"))
+    rows += _rows_of("parameters", names, lambda name: _parameters_of(explanation, name))
+    rows.append(("memory", headline(explanation)))
+    if figures.estimates:
+        rows += _rows_of("time", names, lambda name: _time_of(explanation, name))
+    return rows
+
+
+def _rows_of(
+    label: str, names: Sequence[str], text_of: Callable[[str], str]
+) -> list[tuple[str, str]]:
+    texts = [f"{name}: {text}" for name in names if (text := text_of(name))]
+    if len(texts) > _MAX_FUNCTIONS:
+        texts = [*texts[:_MAX_FUNCTIONS], f"and {len(texts) - _MAX_FUNCTIONS} more functions"]
+    return [("" if index else label, text) for index, text in enumerate(texts or ["none"])]
+
+
+def _collectives_of(explanation: Explanation, name: str) -> str:
+    counts = [c for c in explanation.figures.collectives if c.function == name]
+    return (
+        list_text(
+            f"{count_text(c.count, _KIND_NAMES.get(c.kind, c.kind))} of {bytes_text(c.bytes)}"
+            + (" together" if c.count > 1 else "")
+            for c in counts
+        )
+        if counts
+        else ""
+    )
+
+
+def _parameters_of(explanation: Explanation, name: str) -> str:
+    (parameters,) = (p for p in explanation.figures.parameters if p.function == name)
+    text = f"{bytes_text(parameters.bytes)} per worker"
+    if parameters.bytes_before_sharding is None:
+        return text
+    return f"{text}, {bytes_text(parameters.bytes_before_sharding)} before sharding"
+
+
+def _time_of(explanation: Explanation, name: str) -> str:
+    estimate = next((e for e in explanation.figures.estimates if e.function == name), None)
+    if estimate is None:
+        return ""
+    text = f"{time_text(estimate.seconds, 'us')} in collectives that nothing overlaps with"
+    if estimate.covered < estimate.count:
+        text += f", for {estimate.covered} of {estimate.count} that the calibration has"
+    return text
+
+
 def headline(explanation: Explanation) -> str:
     """Return the memory of the plan and of its references, in a sentence or two."""
     memory = explanation.total()
@@ -101,7 +169,7 @@ def headline(explanation: Explanation) -> str:
     results = sum(memory.results.values())
     returned = f" Results take another {bytes_text(results)}." if results else ""
     return (
-        f"The plan takes {bytes_text(ours)}, TVM's plan takes {bytes_text(upstream)}. "
+        f"The plan takes {bytes_text(ours)} per worker, TVM's plan takes {bytes_text(upstream)}. "
         f"At most {bytes_text(least)} are live at once, a lower bound for any plan.{returned}"
     )
 

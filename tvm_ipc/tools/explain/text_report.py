@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvm_ipc.tools.explain.memory_plan_chart_layout import Band, bands, condense, until
@@ -13,8 +13,8 @@ from tvm_ipc.tools.explain.summary_sentences import (
     barrier_cost,
     collectives_summary,
     compile_settings,
+    figure_rows,
     findings,
-    headline,
     relative_size,
     upstream_caveat,
 )
@@ -26,6 +26,8 @@ from tvm_ipc.transform.report import FunctionPlan
 
 #: Width of drawings, in characters.
 _WIDTH: Final = 72
+#: Width of the label of a headline figure.
+_LABEL: Final = 13
 #: Width of lines of text.
 _LINE: Final = WIDTH - 1
 #: Height of a band of storages, and of one of tensors without a storage.
@@ -37,6 +39,18 @@ _MAX_EVENTS: Final = 3 * _WIDTH
 _SHADES: Final = "█▓▒"
 _OWN: Final = "░"
 _PEERS: Final = "/"
+_HOW_TO_READ: Final = (
+    "In the drawings of memory, events run from left to right, and bytes from bottom to top. "
+    "Neighbouring tensors have different shades."
+)
+#: The characters that mark something in drawings of memory, and their meanings.
+_LEGEND: Final = {
+    "|": "| collective without a barrier at its end",
+    "B": "B collective with a barrier at its end",
+    ":": ": collective whose input peers do not read in place",
+    _PEERS: f"{_PEERS} kept because peers may still read it",
+    _OWN: f"{_OWN} in an allocation of its own",
+}
 #: The characters beyond ASCII, and their replacements.
 CHARACTERS: Final = f"{_SHADES}{_OWN}\u2026"
 _PLAIN: Final = str.maketrans(CHARACTERS, "#=-.*")
@@ -45,12 +59,7 @@ _PLAIN: Final = str.maketrans(CHARACTERS, "#=-.*")
 def render(explanation: Explanation, *, plain: bool = False) -> str:
     """Return the report; `plain` replaces `CHARACTERS` by ASCII."""
     paragraphs = [
-        f"Memory and collectives of {explanation.question.source}",
-        *textwrap.wrap(
-            "  ".join([*compile_settings(explanation), *assumptions(explanation)]), _LINE
-        ),
-        "",
-        *textwrap.wrap(headline(explanation), _LINE),
+        summary(explanation),
         "",
         _totals(explanation.total()),
         *textwrap.wrap(upstream_caveat(explanation), _LINE),
@@ -58,15 +67,31 @@ def render(explanation: Explanation, *, plain: bool = False) -> str:
         "",
         _decisions(explanation),
     ]
+    if explanation.report.plans:
+        paragraphs += ["", *textwrap.wrap(_HOW_TO_READ, _LINE)]
     for plan in map(condense, explanation.report.plans):
         head = f"Function {plan.function}: {collectives_summary(plan)}"
         paragraphs += ["", *textwrap.wrap(head, _LINE, break_long_words=False)]
         sizes = explanation.sizes.get(plan.function, {})
         if plan.transfers:
             paragraphs.append(_timeline(plan))
-        paragraphs += [_draw_band(plan, band) for band in bands(plan, sizes)]
+        paragraphs += _draw_bands(plan, sizes)
     text = "\n".join(line.rstrip() for line in "\n".join(paragraphs).splitlines())
     return text.translate(_PLAIN) if plain else text
+
+
+def summary(explanation: Explanation) -> str:
+    """Return the title, the settings and the headline figures."""
+    lines = [
+        f"Memory and collectives of {explanation.question.source}",
+        *textwrap.wrap(
+            "  ".join([*compile_settings(explanation), *assumptions(explanation)]), _LINE
+        ),
+        "",
+    ]
+    for label, text in figure_rows(explanation):
+        lines.append(_fill(text, f"{label:<{_LABEL}}", " " * _LABEL))
+    return "\n".join(lines)
 
 
 def _totals(memory: Memory) -> str:
@@ -124,22 +149,32 @@ def _timeline(plan: FunctionPlan) -> str:
             lines.append(f"  events {begin} to {end - 1} of {len(plan.events)}")
         lines += [f"  {''.join(row[begin * wide : end * wide])}".rstrip() for row in rows]
     legend = {
-        "#": "# blocking transfer",
-        "-": "- overlapped transfer",
-        ">": "> start",
-        "?": "? wait",
+        "#": "# transfer that the program waits for",
+        "-": "- transfer during kernels",
+        ">": "> data is ready for peers",
+        "?": "? waits for peers",
         "x": "x matmul",
         ".": ". other kernel",
     }
     drawn = {character for row in rows for character in row}
     entries = [text for character, text in legend.items() if character in drawn]
     return "\n".join(
-        [*lines, *(f"  {'   '.join(entries[k : k + 3])}" for k in range(0, len(entries), 3))]
+        [*lines, *(f"  {'   '.join(entries[k : k + 2])}" for k in range(0, len(entries), 2))]
     )
 
 
-def _draw_band(plan: FunctionPlan, band: Band) -> str:
-    """Draw a band of the plan: events from left to right, bytes from bottom to top."""
+def _draw_bands(plan: FunctionPlan, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield the drawing of each band of the plan, and then the legend."""
+    drawn: set[str] = set()
+    for band in bands(plan, sizes):
+        text, characters = _draw_band(plan, band)
+        drawn |= characters
+        yield text
+    yield from (f"  {entry}" for mark, entry in _LEGEND.items() if mark in drawn)
+
+
+def _draw_band(plan: FunctionPlan, band: Band) -> tuple[str, set[str]]:
+    """Draw a band of the plan; return the drawing and its characters."""
     count = max(1, min(len(plan.events), _MAX_EVENTS))
     columns = min(_WIDTH, count * max(1, _WIDTH // count))
     rows = _OWN_ROWS if band.own else _ROWS
@@ -174,17 +209,4 @@ def _draw_band(plan: FunctionPlan, band: Band) -> str:
     lines = [f"  {label}", *(f"  {''.join(row)}".rstrip() for row in reversed(cells))]
     if any(mark != " " for mark in marks):
         lines.append(f"  {''.join(marks)}")
-        lines.append(f"  {_legend(marks, cells)}")
-    return "\n".join(lines)
-
-
-def _legend(marks: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    legend = {
-        "|": "| collective, no exit barrier",
-        "B": "B with exit barrier",
-        ":": ": other collective",
-    }
-    entries = [text for mark, text in legend.items() if mark in marks]
-    if any(_PEERS in row for row in cells):
-        entries.append(f"{_PEERS} kept for peers")
-    return "   ".join(entries)
+    return "\n".join(lines), {*marks, *(mark for row in cells for mark in row)}

@@ -58,19 +58,19 @@ def legend(plan: FunctionPlan) -> list[tuple[str, str]]:
     box = '<rect class="act {}" width="22" height="14"/>'
     entries = []
     if "called" in hows:
-        entries.append((box.format("called"), "blocking transfer"))
+        entries.append((box.format("called"), "transfer that the program waits for"))
     if hows - {"called"}:
-        entries.append((box.format("beside"), "overlapped transfer"))
+        entries.append((box.format("beside"), "transfer during kernels"))
         bar = f'{box.format("beside")}<line class="{{}}" x1="11" x2="11" y1="0" y2="{{}}"/>'
-        entries.append((bar.format("begins", 7), "start"))
-        entries.append((bar.format("waits", 14), "wait"))
+        entries.append((bar.format("begins", 7), "data is ready for peers"))
+        entries.append((bar.format("waits", 14), "waits for peers"))
     kinds = {is_matmul(event.computes) for event in plan.events if event.computes is not None}
     if True in kinds:
         entries.append((box.format("product"), "matmul"))
     if False in kinds:
         entries.append((box.format("other"), "other kernel"))
     if kinds:
-        entries.append((box.format("product alone"), "kernel without overlap"))
+        entries.append((box.format("product alone"), "kernel without a transfer meanwhile"))
     return entries
 
 

@@ -12,7 +12,11 @@ from tvm_ipc.transform.report import FunctionPlan, Transfer
 _MAX_NAMES: Final = 6
 
 #: How a transfer runs, by the name in the plan.
-HOW: Final = {"called": "called", "posted": "started", "shown": "exposed to peers"}
+HOW: Final = {
+    "called": "the program waits",
+    "posted": "started",
+    "shown": "exposed to peers",
+}
 
 
 def tracks(plan: FunctionPlan) -> list[list[Transfer]]:

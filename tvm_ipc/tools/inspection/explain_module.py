@@ -10,12 +10,18 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.calibration import Calibration
+from tvm_ipc.comm.place_op import NAME as PLACE
 from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.tools.inspection import memory_lower_bound
+from tvm_ipc.tools.inspection.headline_figures import Figures, figures
 from tvm_ipc.tools.inspection.symbolic_sizes import UNKNOWN, variables
 from tvm_ipc.transform.report import FunctionPlan, Report, collect_report
 
 _PLAN = "StaticPlanBlockMemory"
+_PLACEMENTS = "tvm_ipc.placements"
+_PLACE = tvm.ir.Op.get(PLACE)
 
 
 class OptionError(ValueError):
@@ -62,6 +68,7 @@ class Explanation:
     sizes: dict[str, dict[str, int]]  #: values of symbolic variables, by function
     report: Report
     memory: dict[str, Memory]  #: by function
+    figures: Figures = field(default_factory=Figures)
 
     def total(self) -> Memory:
         """Return the sums over all functions."""
@@ -77,12 +84,15 @@ def explain(
     mod: tvm.IRModule,
     question: Question,
     *,
+    unsharded: tvm.IRModule | None = None,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Explanation:
     """Run the pipeline with the options of `get_pipeline`, and return its explanation.
 
-    `progress` is called with the name of each pass. A wrong option raises `OptionError`.
+    `unsharded` is the module with all data on one worker, if it is known; a module with placements
+    is its own. `progress` is called with the name of each pass. A wrong option raises
+    `OptionError`.
     """
     snapshots = _PlanSnapshots()
     instruments = [snapshots, PassNames(progress)]
@@ -102,7 +112,20 @@ def explain(
         for plan in report.plans:
             bounds = memory_lower_bound.sizes_of(snapshots.before[plan.function], question.sizes)
             sizes[plan.function] = {**dict.fromkeys(_variables(plan), UNKNOWN), **bounds}
-    return Explanation(question, sizes, report, memory)
+    overlap = options.get("overlap")
+    counted = figures(
+        snapshots.of_one_worker or mod,
+        mod if _has_placements(mod) else unsharded,
+        question.sizes,
+        question.world_size,
+        overlap if isinstance(overlap, Calibration) else None,
+    )
+    return Explanation(question, sizes, report, memory, counted)
+
+
+def _has_placements(mod: tvm.IRModule) -> bool:
+    functions = [f for _, f in mod.functions_items() if isinstance(f, relax.Function)]
+    return any(call.op.same_as(_PLACE) for f in functions for call in calls(f))
 
 
 def _variables(plan: FunctionPlan) -> set[str]:
@@ -149,16 +172,19 @@ class PassNames:
 
 @tvm.ir.instrument.pass_instrument
 class _PlanSnapshots:
-    """Keep the module from before and after the memory plan."""
+    """Keep the module from before and after the memory plan, and once placements are lowered."""
 
     def __init__(self) -> None:
         self.before: tvm.IRModule | None = None
         self.after: tvm.IRModule | None = None
+        self.of_one_worker: tvm.IRModule | None = None
 
     def run_before_pass(self, mod: tvm.IRModule, info: Any) -> None:
         if str(info.name) == _PLAN and self.before is None:
             self.before = mod
 
     def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
+        if str(info.name) == _PLACEMENTS and self.of_one_worker is None:
+            self.of_one_worker = mod
         if str(info.name) == _PLAN and self.after is None:
             self.after = mod

@@ -27,7 +27,10 @@ def decisions(plan: Plan) -> list[Decision]:
     verdicts: list[tuple[int, str, str]] = []
     for step, candidate in plan.without_barrier.items():
         substitute = _describe_substitute(candidate.substitute)
-        reason = f"its input stays live until {substitute}, which every path passes"
+        reason = (
+            f"nothing overwrites its input before {substitute}, where all workers wait for each "
+            "other, and every path through the function gets there"
+        )
         verdicts.append((step.index, "barrier left out", reason))
     verdicts += [(step.index, "barrier kept", reason) for step, reason in plan.with_barrier.items()]
     program = plan.facts.program

@@ -171,6 +171,13 @@ def predict(workload: Workload, chunks: int, calibration: Calibration) -> float:
     return schedule(workload, chunks, calibration)[-1].end
 
 
+def predict_collective(kind: str, size: int, ranks: int, calibration: Calibration) -> float:
+    """Return the predicted seconds of a collective; `size` is that of one rank's slice in bytes."""
+    traffic = (2 if kind == "allreduce" else 1) * (ranks - 1) * size
+    travel = _Rank(calibration).arrival(0.0, traffic) if traffic else 0.0
+    return travel + calibration.collectives[kind].at(size)
+
+
 @dataclass(frozen=True)
 class PredictedStep:
     """A predicted activity of a rank, with its begin and end in seconds from the start.
@@ -192,12 +199,12 @@ def schedule(workload: Workload, chunks: int, calibration: Calibration) -> list[
     rank = _Rank(calibration)
     peers = range(1, workload.ranks)
     if not chunks:
-        local = calibration.collectives[workload.kind].at(_shard_rows(workload))
-        traffic = (2 if workload.kind == "allreduce" else 1) * len(peers) * _shard_rows(workload)
         if workload.kind != "allgather":
             rank.spend("compute", together)
-        travel = rank.arrival(rank.now, traffic) - rank.now if traffic else 0.0
-        rank.spend("communicate", travel + local)
+        shard = _shard_rows(workload)
+        rank.spend(
+            "communicate", predict_collective(workload.kind, shard, workload.ranks, calibration)
+        )
         if workload.kind == "allgather":
             rank.spend("compute", together)
         return rank.steps
