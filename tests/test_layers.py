@@ -98,6 +98,7 @@ NAMED_ELSEWHERE = {
     ("disco/async_requests.cc", '"tvm_ipc.Request"'),  # the name of a class
     ("disco/exposed_tensors.cc", '"tvm_ipc.ExposedTensor"'),  # the name of a class
     ("disco/worker_functions.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
+    ("disco/worker_functions.cc", '"runtime.disco.empty"'),  # TVM's
     ("blas/blas.cc", '"tvm_ipc.blas.find"'),  # Python's
     ("blas/blas.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
 }

@@ -45,7 +45,8 @@ class Session(disco.Session):  # type: ignore[misc]
     flight, at the thread's next command, `sync`, `get` or `close`, and in the thread that finds it.
 
     A collective runs in each group of workers by default, among all workers with `in_group=False`,
-    and among the workers of a team with `team=`, which takes what the method `team` returned.
+    and among the workers of a team with `team=`, which takes what the method `team` returned. It
+    returns its target: the reference that you pass, or a new tensor if you pass none.
 
     Parameters
     ----------
@@ -388,37 +389,43 @@ class Session(disco.Session):  # type: ignore[misc]
     def gather_to_worker0(
         self,
         from_array: DRef,
-        to_array: DRef,
+        to_array: DRef | None = None,
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
-        """Concatenate all workers' `from_array` in the first worker's `to_array`."""
+    ) -> DRef:
+        """Concatenate all workers' `from_array` in the first worker's `to_array`.
+
+        A new tensor has the arrays along its first axis. Only the first worker has it.
+        """
         scope = self._collectives.scope("gather_to_worker0", in_group, team)
         arrays: dict[str, object] = {"from_array": from_array, "to_array": to_array}
-        self._collectives.run("gather_to_worker0", arrays, scope)
+        return self._collectives.run("gather_to_worker0", arrays, scope, root=0)
 
     def allgather(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
-        """Concatenate all workers' `src` in every worker's `dst`."""
+    ) -> DRef:
+        """Concatenate all workers' `src` in every worker's `dst`.
+
+        A new tensor has the arrays along its first axis.
+        """
         scope = self._collectives.scope("allgather", in_group, team)
-        self._collectives.run("allgather", {"src": src, "dst": dst}, scope)
+        return self._collectives.run("allgather", {"src": src, "dst": dst}, scope)
 
     def allreduce(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         op: str = "sum",
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Reduce all workers' `src` into every worker's `dst`.
 
         Parameters
@@ -427,19 +434,21 @@ class Session(disco.Session):  # type: ignore[misc]
         """
         scope = self._collectives.scope("allreduce", in_group, team)
         kind = reduction_kind("allreduce: op", op)
-        self._collectives.run("allreduce", {"src": src, "dst": dst}, scope, kind)
+        return self._collectives.run("allreduce", {"src": src, "dst": dst}, scope, kind)
 
     def reduce(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         op: str = "sum",
         root: int = 0,
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Reduce all workers' `src` into one worker's `dst`, with the same bits as `allreduce`.
+
+        Only the root has a new tensor.
 
         Parameters
         ----------
@@ -449,21 +458,23 @@ class Session(disco.Session):  # type: ignore[misc]
         scope = self._collectives.scope("reduce", in_group, team)
         kind = reduction_kind("reduce: op", op)
         index = self._collectives.rank("reduce: root", root)
-        self._collectives.run_own("reduce", {"src": src, "dst": dst}, scope, kind, index)
+        operands = {"src": src, "dst": dst}
+        return self._collectives.run_own("reduce", operands, scope, kind, index, root=index)
 
     def reduce_scatter(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         op: str = "sum",
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Reduce all workers' `src`, and give each worker's `dst` one slice of the result.
 
         The result has as many equal slices as there are workers. Worker i gets slice i, with the
-        same bits as `allreduce`. `dst` may be that slice of `src`.
+        same bits as `allreduce`. `dst` may be that slice of `src`. A new tensor is a slice of the
+        first axis of `src`, whose extent must then be a multiple of the number of workers.
 
         Parameters
         ----------
@@ -471,20 +482,21 @@ class Session(disco.Session):  # type: ignore[misc]
         """
         scope = self._collectives.scope("reduce_scatter", in_group, team)
         kind = reduction_kind("reduce_scatter: op", op)
-        self._collectives.run_own("reduce_scatter", {"src": src, "dst": dst}, scope, kind)
+        return self._collectives.run_own("reduce_scatter", {"src": src, "dst": dst}, scope, kind)
 
     def all_to_all(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         in_group: bool = True,
         parts: Sequence[Sequence[int]] | None = None,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Copy part j of worker i's `src` to part i of worker j's `dst`.
 
-        `src` and `dst` must not share memory.
+        `src` and `dst` must not share memory. A new tensor has the shape of `src`, and with `parts`
+        one axis.
 
         Parameters
         ----------
@@ -492,8 +504,11 @@ class Session(disco.Session):  # type: ignore[misc]
             indices in the group or team; None if all parts are equal.
         """
         scope = self._collectives.scope("all_to_all", in_group, team)
-        counts = tvm_ffi.Shape(flatten_parts("all_to_all: parts", parts))
-        self._collectives.run_own("all_to_all", {"src": src, "dst": dst}, scope, counts)
+        counts = flatten_parts("all_to_all: parts", parts)
+        operands = {"src": src, "dst": dst}
+        return self._collectives.run_own(
+            "all_to_all", operands, scope, tvm_ffi.Shape(counts), parts=counts
+        )
 
     def emulate_link(
         self, latency: float = 0.0, bandwidth: float = 0.0, jitter: float = 0.0
