@@ -22,6 +22,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "packed_functions": (),
     "errors": (),
     "arguments": (),
+    "html_tables": (),
     "script_namespace": (),
     "slices": (),
     "host": (),
@@ -31,15 +32,16 @@ CORE: dict[str, tuple[str, ...]] = {
     "verify": ("packed_functions", "analysis"),
     "transform": (
         *("packed_functions", "errors", "arguments", "calibration"),
-        *("comm", "analysis", "verify"),
+        *("comm", "analysis", "verify", "html_tables"),
     ),
-    "runtime": ("packed_functions", "errors", "arguments", "host"),
+    "runtime": ("packed_functions", "errors", "arguments", "host", "html_tables"),
 }
 #: The parts that every wing with passes may import.
 _PASSES = (
     "packed_functions",
     "errors",
     "arguments",
+    "html_tables",
     "script_namespace",
     "calibration",
     "comm",
@@ -64,7 +66,7 @@ ALLOWED = {
     "pipeline": (*CORE, *WINGS),
 }
 #: Parts that need no TVM.
-NO_TVM = {"packed_functions", "errors", "arguments", "slices", "host", "calibration"}
+NO_TVM = {"packed_functions", "errors", "arguments", "html_tables", "slices", "host", "calibration"}
 #: The analyses that the verifier may import. Others are used by the planner, and a mistake in them
 #: would be repeated by the verifier. These two know nothing of programs: they are the arithmetic of
 #: sizes and the conversion of arrays.

@@ -13,7 +13,7 @@ from tvm_ipc import arguments
 from tvm_ipc.packed_functions import CollectiveFlag, ReduceKind
 from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.conversions import check_reference
-from tvm_ipc.runtime.references import DRef
+from tvm_ipc.runtime.references import DRef, RemoteTensor
 from tvm_ipc.runtime.teams import Team
 
 _native_team = tvm_ffi.get_global_func("tvm_ipc.session.team")
@@ -35,11 +35,15 @@ class Collectives:
     ----------
     backend : the name of the backend that the workers use.
     num_workers : how many workers the session has.
+    group_size : how many workers each group has.
     """
 
-    def __init__(self, dispatcher: CommandDispatcher, num_workers: int, backend: str) -> None:
+    def __init__(
+        self, dispatcher: CommandDispatcher, num_workers: int, num_groups: int, backend: str
+    ) -> None:
         self._dispatcher = dispatcher
         self.num_workers = num_workers
+        self.group_size = num_workers // num_groups
         self.backend = backend
 
     def team(self, ranks: Sequence[int], copy: int) -> Team:
@@ -158,10 +162,35 @@ class Collectives:
         allocate = self._dispatcher.function("tvm_ipc.worker.empty_result")
         team = scope.id if isinstance(scope, Team) else int(scope)
         args = name, source, tvm_ffi.Shape(parts), -1 if root is None else root, team
-        if not isinstance(scope, Team):
-            return source, allocate(*args)
-        call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
-        return source, call(allocate, scope.id, *args)
+        if isinstance(scope, Team):
+            call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
+            target = call(allocate, scope.id, *args)
+        else:
+            target = allocate(*args)
+        if isinstance(source, DRef) and source._tensor is not None and not parts:
+            target._tensor = self._result_tensor(name, source._tensor, scope, root)
+        return source, target
+
+    def _result_tensor(
+        self, name: str, source: RemoteTensor, scope: Scope, root: int | None
+    ) -> RemoteTensor:
+        """Return the shape and type of the result that `tvm_ipc.worker.empty_result` allocates."""
+        members = self.num_workers if scope is False else self.group_size
+        workers = "the workers"
+        if root is not None:
+            workers = (
+                f"worker {root}" if members == self.num_workers else f"worker {root} of each group"
+            )
+        if isinstance(scope, Team):
+            members = len(scope.ranks)
+            ranks = scope.ranks if root is None else scope.ranks[root : root + 1]
+            workers = f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        shape = source.shape
+        if name in ("allgather", "gather_to_worker0"):
+            shape = ((*shape, 1)[0] * members, *shape[1:])
+        elif name == "reduce_scatter":
+            shape = tuple(extent // members for extent in shape[:1]) + shape[1:]
+        return RemoteTensor(shape, source.dtype, workers)
 
     def emulate_link(self, latency: float, bandwidth: float, jitter: float) -> None:
         """Delay received data as a link would."""

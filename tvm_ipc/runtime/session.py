@@ -14,6 +14,7 @@ import tvm_ffi
 from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
+from tvm_ipc.html_tables import html_table
 from tvm_ipc.packed_functions import BACKENDS, MODULE_CHECK
 from tvm_ipc.runtime import device_assignment, log, patch_disco_sessions, standard_fd_reservation
 from tvm_ipc.runtime.collectives import Collectives, flatten_parts, reduction_kind
@@ -113,7 +114,10 @@ class Session(disco.Session):  # type: ignore[misc]
         self._device = options.assignment.device
         self._dispatcher = CommandDispatcher(self, options.settings.timeout)
         self._collectives = Collectives(
-            self._dispatcher, options.num_workers, options.assignment.backend
+            self._dispatcher,
+            options.num_workers,
+            options.num_groups,
+            options.assignment.backend,
         )
         self._values = Values(self._dispatcher, self._collectives, self._device)
         self._shutdown = Shutdown(self._dispatcher)
@@ -156,14 +160,28 @@ class Session(disco.Session):  # type: ignore[misc]
         return not (self._dispatcher.closed or self._dispatcher.unusable_reason)
 
     def __repr__(self) -> str:
-        dispatcher = self.__dict__.get("_dispatcher")
-        state = "open"
-        if dispatcher is None or dispatcher.closed:
-            state = "closed"
-        elif dispatcher.unusable_reason:
-            state = "not usable"
         workers = self.__dict__.get("_description", "no workers")
-        return f"<tvm_ipc.Session: {workers}, {state}>"
+        return f"<tvm_ipc.Session: {workers}, {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the workers and the state of the session as a table, for notebooks."""
+        dispatcher = self.__dict__.get("_dispatcher")
+        collectives = self.__dict__.get("_collectives")
+        rows = [
+            ("workers", self.__dict__.get("_description", "no workers")),
+            ("backend", getattr(collectives, "backend", "")),
+            ("processes", ", ".join(map(str, getattr(dispatcher, "pids", ())))),
+            ("state", self._state()),
+            ("reason", getattr(dispatcher, "unusable_reason", "")),
+        ]
+        return html_table("tvm_ipc.Session", (), [row for row in rows if row[1]])
+
+    def _state(self) -> str:
+        """Return a phrase for the state, also of a session that did not start."""
+        dispatcher = self.__dict__.get("_dispatcher")
+        if dispatcher is None or dispatcher.closed:
+            return "closed"
+        return "not usable" if dispatcher.unusable_reason else "open"
 
     # ---- functions and modules ------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from tvm_ipc.runtime.conversions import (
     host_tensor,
     target_of,
 )
-from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef, RemoteTensor
 from tvm_ipc.runtime.teams import Team
 
 _native_expect = tvm_ffi.get_global_func("tvm_ipc.session.expect")
@@ -120,13 +120,18 @@ class Values:
         if math.prod(extents) * max(1, element.bits * element.lanes // 8) >= 1 << 63:
             raise ValueError(f"empty: no memory holds a tensor of shape {extents}")
         allocate = self._dispatcher.function("runtime.disco.empty")
-        return allocate(
+        reference = allocate(
             tvm_ffi.Shape(extents),
             element,
             self.device_on_workers("empty: device", device),
             arguments.flag("empty: worker0_only", worker0_only),
             arguments.flag("empty: in_group", in_group),
         )
+        workers = "the workers"
+        if worker0_only:
+            workers = "the first worker of each group" if in_group else "worker 0"
+        reference._tensor = RemoteTensor(tuple(extents), str(element), workers)
+        return reference
 
     # ---- from a worker to the controller --------------------------------------------------
 

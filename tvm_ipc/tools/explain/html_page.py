@@ -18,7 +18,6 @@ from tvm_ipc.tools.explain.summary_sentences import (
     barrier_cost,
     collectives_summary,
     compile_settings,
-    findings,
     headline,
     relative_size,
     upstream_caveat,
@@ -26,7 +25,7 @@ from tvm_ipc.tools.explain.summary_sentences import (
 from tvm_ipc.tools.explain.transfer_tracks import HOW, list_names, overlapping
 from tvm_ipc.tools.format import bytes_text
 from tvm_ipc.tools.inspection.explain_module import Explanation, Memory
-from tvm_ipc.transform.report import FunctionPlan
+from tvm_ipc.transform.report import FunctionPlan, findings
 
 #: Tables with more rows than this are collapsed.
 _FOLD: Final = 40

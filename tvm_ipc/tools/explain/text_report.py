@@ -13,7 +13,6 @@ from tvm_ipc.tools.explain.summary_sentences import (
     barrier_cost,
     collectives_summary,
     compile_settings,
-    findings,
     headline,
     relative_size,
     upstream_caveat,
@@ -56,7 +55,7 @@ def render(explanation: Explanation, *, plain: bool = False) -> str:
         *textwrap.wrap(upstream_caveat(explanation), _LINE),
         *textwrap.wrap(barrier_cost(explanation), _LINE),
         "",
-        _decisions(explanation),
+        str(explanation.report),
     ]
     for plan in map(condense, explanation.report.plans):
         head = f"Function {plan.function}: {collectives_summary(plan)}"
@@ -79,23 +78,6 @@ def _totals(memory: Memory) -> str:
         row = [scope, bytes_text(ours), bytes_text(upstream), relative_size(ours, upstream)]
         rows.append([*row, bytes_text(least), relative_size(ours, least)])
     return "\n".join(table_lines(headers, rows))
-
-
-def _decisions(explanation: Explanation) -> str:
-    lines = ["Decisions"]
-    for finding in findings(explanation.report.decisions):
-        head = f"{finding.functions}: {finding.about}: {finding.verdict}"
-        lines.append(_fill(head, "  ", "    "))
-        reason = f"{finding.reason} ({finding.pass_name})"
-        lines.append(_fill(reason, "      ", "      "))
-    return "\n".join(lines) if len(lines) > 1 else "No pass had anything to decide."
-
-
-def _fill(text: str, first: str, rest: str) -> str:
-    # Names are long; breaking them would make them useless.
-    wrapper = textwrap.TextWrapper(_LINE, break_long_words=False, break_on_hyphens=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = first, rest
-    return wrapper.fill(text)
 
 
 def _timeline(plan: FunctionPlan) -> str:
