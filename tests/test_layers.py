@@ -22,6 +22,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "packed_functions": (),
     "errors": (),
     "arguments": (),
+    "html_tables": (),
     "script_namespace": (),
     "lazy_exports": (),
     "index_spans": (),
@@ -33,9 +34,11 @@ CORE: dict[str, tuple[str, ...]] = {
     "verify": ("packed_functions", "analysis"),
     "transform": (
         *("packed_functions", "errors", "arguments", "calibration"),
-        *("comm", "analysis", "verify"),
+        *("comm", "analysis", "verify", "html_tables"),
     ),
-    "runtime": ("packed_functions", "errors", "arguments", "host", "installation"),
+    "runtime": (
+        *("packed_functions", "errors", "arguments", "host", "installation", "html_tables"),
+    ),
 }
 #: The parts that every wing with passes may import.
 _PASSES = (
@@ -43,6 +46,7 @@ _PASSES = (
     "packed_functions",
     "errors",
     "arguments",
+    "html_tables",
     "script_namespace",
     "calibration",
     "comm",
@@ -75,7 +79,7 @@ ALLOWED = {
 #: Parts that need no TVM.
 NO_TVM = {
     *("packed_functions", "errors", "arguments", "index_spans", "host", "installation"),
-    *("calibration", "script_namespace", "lazy_exports"),
+    *("calibration", "script_namespace", "lazy_exports", "html_tables"),
 }
 #: The analyses that the verifier may import. Others are used by the planner, and a mistake in them
 #: would be repeated by the verifier. These two know nothing of programs: they are the arithmetic of
@@ -112,6 +116,7 @@ NAMED_ELSEWHERE = {
     ("disco/worker_functions.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
     ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.find"'),  # Python's
     ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
+    ("disco/worker_functions.cc", '"runtime.disco.empty"'),  # TVM's
 }
 
 

@@ -29,9 +29,10 @@ with tvm_ipc.Session(2, num_groups=1, timeout=60, arena_limit="512M") as session
     y = session.scatter([[1.0], [2.0]])
     z = session.empty((4,), np.float32)
     session.allreduce(x, z, "sum")
+    result: np.ndarray = session.get(session.allreduce(x, op="max"))
     session.allgather(x, z, in_group=False)
     session.broadcast_from_worker0(x, z)
-    result: np.ndarray = session.get(z, rank=1)
+    other: np.ndarray = session.get(z, rank=1)
     function = session.get_global_func("runtime.disco.worker_rank")
     main = session.load_vm_module("model.so")["main"]
     total: float = session.get(main(x, 3, np.ones(2))).sum()
@@ -45,7 +46,7 @@ pipeline = tvm_ipc.get_pipeline("llvm", 2, blas=None, dump="folder")
 with tvm_ipc.Session("2") as wrong:  # wrong
     wrong.allreduce(np.ones(4), x)  # wrong
     wrong.allreduce(x, z, 3)  # wrong
-    wrong.allreduce(x)  # wrong
+    wrong.broadcast_from_worker0(x)  # wrong
     wrong.empty(4, "float32")  # wrong
     wrong.get(x, rank="1")  # wrong
     wrong.get(np.ones(4))  # wrong

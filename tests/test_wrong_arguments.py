@@ -120,8 +120,10 @@ def session_calls(session: Any) -> dict[str, Call]:
     function = session.get_global_func("runtime.disco.worker_rank")
     whole = ShardSpec("w", "w", (4,), "float32", comm.Mesh({"tp": 1}), (comm.Replica(),))
     in_group = {"in_group": FLAGS, "team": TEAM_OBJECTS}
-    both = {"src": REFERENCES, "dst": REFERENCES, **in_group}
-    arrays = {"from_array": REFERENCES, "to_array": REFERENCES, **in_group}
+    both = {"src": REFERENCES, "dst": TARGETS, **in_group}
+    gathered = {"from_array": REFERENCES, "to_array": TARGETS, **in_group}
+    with_target = {"src": REFERENCES, "dst": REFERENCES, **in_group}
+    scattered = {"from_array": REFERENCES, "to_array": REFERENCES, **in_group}
     anything_else = {
         "self": "the object itself",
         "kwargs": "of `of`",
@@ -256,12 +258,14 @@ def session_calls(session: Any) -> dict[str, Call]:
             },
         ),
         "allgather": Call(session.allgather, {"src": x, "dst": x}, both),
-        "broadcast_from_worker0": Call(session.broadcast_from_worker0, {"src": x, "dst": x}, both),
+        "broadcast_from_worker0": Call(
+            session.broadcast_from_worker0, {"src": x, "dst": x}, with_target
+        ),
         "scatter_from_worker0": Call(
-            session.scatter_from_worker0, {"from_array": x, "to_array": x}, arrays
+            session.scatter_from_worker0, {"from_array": x, "to_array": x}, scattered
         ),
         "gather_to_worker0": Call(
-            session.gather_to_worker0, {"from_array": x, "to_array": x}, arrays
+            session.gather_to_worker0, {"from_array": x, "to_array": x}, gathered
         ),
         "get_global_func": Call(session.get_global_func, {}, {"name": NAMES}),
         "import_python_module": Call(session.import_python_module, {}, {"module_name": NAMES}),

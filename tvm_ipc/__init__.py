@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from tvm_ipc.models.weights.load import load_weights
     from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.import_tvm_without_compiler import runtime_only
-    from tvm_ipc.runtime.session import Session, init_ccl
+    from tvm_ipc.runtime.init_ccl import init_ccl
+    from tvm_ipc.runtime.session import Session
     from tvm_ipc.runtime.team_and_current_rank import CurrentRank, Team
     from tvm_ipc.spmd import parallelize
 
@@ -85,7 +86,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
             "Team": "runtime.team_and_current_rank",
             "cpu_target": "cpu.target",
             "get_pipeline": "pipeline",
-            "init_ccl": "runtime.session",
+            "init_ccl": "runtime.init_ccl",
             "load_weights": "models.weights.load",
             "parallelize": "spmd.parallelize_model",
             "runtime_only": "runtime.import_tvm_without_compiler",

@@ -160,7 +160,7 @@ def test_texts_say_what_things_are() -> None:
         x = session.put([1])
         function = session.get_global_func("runtime.disco.worker_rank")
         assert repr(session) == "<tvm_ipc.Session: 4 threads in 2 groups, open>"
-        assert repr(x) == f"<DRef: a value on the workers of {session!r}>"
+        assert repr(function()) == f"<DRef: a value on the workers of {session!r}>"
         assert repr(function) == f"<DPackedFunc: a function on the workers of {session!r}>"
     assert repr(session) == "<tvm_ipc.Session: 4 threads in 2 groups, closed>"
     with pytest.raises(SessionClosedError), session:

@@ -14,7 +14,7 @@ from tvm.relax import op
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.spmd.plan_parser import read_plan
-from tvm_ipc.spmd.styles import STYLES, Use
+from tvm_ipc.spmd.styles import STYLES, Matmul, Use
 
 PAIR = Mesh({"tp": 2})
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -25,11 +25,14 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "layers.0.mlp.experts.down": (4, 6, 12),
     "layers.0.conv.weight": (8, 6, 3, 3),
 }
-TABLE = Use(table=True, matrix=False)
-TIED = Use(table=True, matrix=True)
+UNUSED = Use(unused=True)
+TABLE = Use(rows=frozenset({0}))
+HEAD = Matmul("logits", outputs=frozenset({0}), inputs=frozenset({1}))
+TIED = Use(rows=frozenset({0}), matmuls=(HEAD,))
+EXPERTS = Use(matmuls=(Matmul("h", outputs=frozenset({1}), inputs=frozenset({2})),))
 
 
-def lies(style: Any, name: str, use: Use = Use()) -> Any:  # noqa: B008 - it is frozen
+def lies(style: Any, name: str, use: Use = UNUSED) -> Any:
     return read_plan({name: style}, PAIR, SHAPES, lambda _: use).placements[name][0]
 
 
@@ -101,9 +104,9 @@ def test_tables() -> None:
     assert lies("colwise", "embed.weight", TABLE) == Shard(1)
     assert lies("colwise", "embed.weight", TIED) == Shard(0)
     assert lies("embedding_rowwise", "embed.weight", TIED) == Shard(0)
-    assert lies("colwise", "layers.0.mlp.experts.up", TABLE) == Shard(1), "experts are no words"
-    assert lies("rowwise", "layers.0.mlp.experts.up", TABLE) == Shard(2)
-    with pytest.raises(ValueError, match=r"both as a table and as a matrix.*'embed"):
+    assert lies("colwise", "layers.0.mlp.experts.up", EXPERTS) == Shard(1)
+    assert lies("rowwise", "layers.0.mlp.experts.up", EXPERTS) == Shard(2)
+    with pytest.raises(ValueError, match=r"'embed.weight': the program uses it both as a t"):
         lies("rowwise", "embed.weight", TIED)
 
 

@@ -377,6 +377,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<worker::ConcatChunks>>("tvm_ipc.worker.concat_chunks");
   Define<Plain<worker::CallWithList>>("tvm_ipc.worker.call_with_list");
   Define<Variadic<worker::CallInTeam>>("tvm_ipc.worker.call_in_team");
+  Define<Plain<worker::EmptyResult>>("tvm_ipc.worker.empty_result");
   Define<Plain<worker::RankOfThread>>("tvm_ipc.worker.rank");
   Define<Plain<worker::DeviceOfThread>>("tvm_ipc.worker.device");
   Define<Plain<worker::ShareRank>>("tvm_ipc.worker.share_rank");

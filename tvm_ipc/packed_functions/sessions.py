@@ -270,6 +270,13 @@ SESSION_FUNCTIONS: Final = (
         registered=Registered.UNTYPED,
     ),
     Function(
+        "tvm_ipc.worker.empty_result",
+        "(collective: str, source: Tensor | None, parts: Shape, root: int, team: int) "
+        "-> Tensor | None",
+        "worker: allocate the result of a collective, whose shape follows from its input; only for "
+        "the member with index `root` if that is not -1; `parts` as in tvm_ipc.all_to_all",
+    ),
+    Function(
         "tvm_ipc.worker.rank", "() -> int", "worker: the rank that the calling thread acts for"
     ),
     Function(

@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import CollectiveFlag, ReduceKind
 from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
+from tvm_ipc.runtime.references import DRef, RemoteTensor
 from tvm_ipc.runtime.session_argument_conversion import check_reference
 from tvm_ipc.runtime.team_and_current_rank import Team
 
@@ -19,6 +20,9 @@ _native_team = tvm_ffi.get_global_func("tvm_ipc.session.team")
 _REDUCTIONS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
 _MAX_COUNT: Final = (1 << 63) - 1
 _MAX_COPY: Final = (1 << 31) - 1
+
+#: Collectives whose source is on the root only, so that other workers do not know its shape.
+_SOURCE_ON_ROOT: Final = frozenset({"broadcast_from_worker0", "scatter_from_worker0"})
 
 #: The workers of a collective: each group (True), all workers (False), or a team.
 Scope = bool | Team
@@ -31,11 +35,15 @@ class Collectives:
     ----------
     backend : the name of the backend that the workers use.
     num_workers : how many workers the session has.
+    group_size : how many workers each group has.
     """
 
-    def __init__(self, dispatcher: CommandDispatcher, num_workers: int, backend: str) -> None:
+    def __init__(
+        self, dispatcher: CommandDispatcher, num_workers: int, num_groups: int, backend: str
+    ) -> None:
         self._dispatcher = dispatcher
         self.num_workers = num_workers
+        self.group_size = num_workers // num_groups
         self.backend = backend
 
     def team(self, ranks: Sequence[int], copy: int) -> Team:
@@ -81,50 +89,108 @@ class Collectives:
         return arguments.integer(name, rank, expected, 0, self.num_workers - 1)
 
     def run(
-        self, name: str, source_and_target: dict[str, object], scope: Scope, kind: int | None = None
-    ) -> None:
-        """Run a collective of Disco on references.
+        self,
+        name: str,
+        source_and_target: dict[str, Any],
+        scope: Scope,
+        kind: int | None = None,
+        root: int | None = None,
+    ) -> DRef:
+        """Run a collective of Disco on references, and return the target.
 
         Parameters
         ----------
         name : the name of the collective.
-        source_and_target : the two references by the names of their parameters.
+        source_and_target : the two references by the names of their parameters. A target of None is
+            a new tensor, for collectives whose result has a shape that follows from the source.
         scope : the workers that take part.
         kind : the number of the reduction, if the collective has one.
+        root : the index of the only worker that gets a result; None if all do.
         """
-        source, target = (
-            check_reference(f"{name}: {parameter}", reference)
-            for parameter, reference in source_and_target.items()
-        )
+        source, target = self._operands(name, source_and_target, scope, root=root)
         if not isinstance(scope, Team):
             function = self._dispatcher.function(f"runtime.disco.{name}")
             reduction = () if kind is None else (tvm_ffi.Shape([kind]),)
             function(source, *reduction, scope, target)
-            return
+            return target
         # Disco has no teams. Its function would call the backend's, which takes a team.
         function = self._dispatcher.function(f"runtime.disco.{self.backend}.{name}")
         call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
         call(function, scope.id, source, *(() if kind is None else (kind,)), scope.id, target)
+        return target
 
     def run_own(
         self,
         name: str,
-        source_and_target: dict[str, object],
+        source_and_target: dict[str, Any],
         scope: Scope,
         *options: Any,
-    ) -> None:
-        """Run a collective that Disco does not have, with an exit barrier; see `run`."""
-        source, target = (
-            check_reference(f"{name}: {parameter}", reference)
-            for parameter, reference in source_and_target.items()
-        )
+        root: int | None = None,
+        parts: Sequence[int] = (),
+    ) -> DRef:
+        """Run a collective that Disco does not have, with an exit barrier; see `run`.
+
+        Parameters
+        ----------
+        options : the arguments of the packed function between the source and the team.
+        parts : the numbers of elements of an all-to-all with unequal parts.
+        """
+        source, target = self._operands(name, source_and_target, scope, root, parts)
         function = self._dispatcher.function(f"tvm_ipc.{name}")
         flags = int(CollectiveFlag.NONE)
         if not isinstance(scope, Team):
             function(source, *options, int(scope), flags, target)
-            return
+            return target
         call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
         call(function, scope.id, source, *options, scope.id, flags, target)
+        return target
+
+    def _operands(
+        self,
+        name: str,
+        source_and_target: dict[str, Any],
+        scope: Scope,
+        root: int | None = None,
+        parts: Sequence[int] = (),
+    ) -> tuple[DRef, DRef]:
+        """Return the references of a collective; allocate a target that is None."""
+        (source_name, source), (target_name, target) = source_and_target.items()
+        check_reference(f"{name}: {source_name}", source)
+        if target is not None or name in _SOURCE_ON_ROOT:
+            check_reference(f"{name}: {target_name}", target)
+            return source, target
+        allocate = self._dispatcher.function("tvm_ipc.worker.empty_result")
+        team = scope.id if isinstance(scope, Team) else int(scope)
+        args = name, source, tvm_ffi.Shape(parts), -1 if root is None else root, team
+        if isinstance(scope, Team):
+            call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
+            target = call(allocate, scope.id, *args)
+        else:
+            target = allocate(*args)
+        if isinstance(source, DRef) and source._tensor is not None and not parts:
+            target._tensor = self._result_tensor(name, source._tensor, scope, root)
+        return source, target
+
+    def _result_tensor(
+        self, name: str, source: RemoteTensor, scope: Scope, root: int | None
+    ) -> RemoteTensor:
+        """Return the shape and type of the result that `tvm_ipc.worker.empty_result` allocates."""
+        members = self.num_workers if scope is False else self.group_size
+        workers = "the workers"
+        if root is not None:
+            workers = (
+                f"worker {root}" if members == self.num_workers else f"worker {root} of each group"
+            )
+        if isinstance(scope, Team):
+            members = len(scope.ranks)
+            ranks = scope.ranks if root is None else scope.ranks[root : root + 1]
+            workers = f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        shape = source.shape
+        if name in ("allgather", "gather_to_worker0"):
+            shape = ((*shape, 1)[0] * members, *shape[1:])
+        elif name == "reduce_scatter":
+            shape = tuple(extent // members for extent in shape[:1]) + shape[1:]
+        return RemoteTensor(shape, source.dtype, workers)
 
     def emulate_link(self, latency: float, bandwidth: float, jitter: float) -> None:
         """Delay received data as a link would."""

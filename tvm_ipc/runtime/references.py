@@ -8,13 +8,14 @@ pipes when they are destroyed, and abort the process if a worker is dead.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
+from tvm_ipc.html_tables import html_table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,6 +32,14 @@ class OwningSession(Protocol):
     def _fetch(self, where: str, reference: object, rank: int, rank_name: str) -> Any: ...
 
     def _debug_copy(self, reference: object, rank: int, value: Any) -> None: ...
+
+
+class RemoteTensor(NamedTuple):
+    """The tensors that a reference refers to, as far as the controller knows them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    workers: str = "the workers"  #: a phrase for those that have one
 
 
 class _Remote:
@@ -84,7 +93,35 @@ class _Remote:
 class DRef(_Remote, disco.DRef):  # type: ignore[misc]
     """A value that lives on every worker."""
 
-    __slots__ = ("session",)
+    __slots__ = ("_tensor", "session")
+
+    def __init__(self, reference: disco.DRef, session: OwningSession) -> None:
+        super().__init__(reference, session)
+        #: None if the controller does not know the shape, such as that of a function's result.
+        self._tensor: RemoteTensor | None = None
+
+    def __repr__(self) -> str:
+        """Return shape, type and workers as far as the session knows them; asks no worker."""
+        tensor = self._tensor
+        if tensor is None:
+            return super().__repr__()
+        return (
+            f"<DRef: a tensor of shape {tensor.shape} and type {tensor.dtype} on {tensor.workers} "
+            f"of {self.session!r}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the shape, type and workers as a table, for notebooks."""
+        tensor = self._tensor
+        rows: list[tuple[str, object]] = [("session", repr(self.session))]
+        if tensor is not None:
+            rows = [
+                ("shape", tensor.shape),
+                ("type", tensor.dtype),
+                ("on", tensor.workers),
+                *rows,
+            ]
+        return html_table("DRef: a tensor" if tensor is not None else "DRef: a value", (), rows)
 
 
 class DPackedFunc(_Remote, disco.DPackedFunc):  # type: ignore[misc]

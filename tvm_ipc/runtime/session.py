@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provide `tvm_ipc.Session`, the session that users open, and `tvm_ipc.init_ccl`."""
+"""Provide `tvm_ipc.Session`, the session that users open."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import tvm_ffi
 from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
+from tvm_ipc.html_tables import html_table
 from tvm_ipc.packed_functions import BACKENDS, MODULE_CHECK
 from tvm_ipc.runtime import (
     device_assignment,
     log,
-    patch_disco_error_handling,
     standard_fd_reservation,
 )
 from tvm_ipc.runtime.collectives import Collectives, flatten_parts, reduction_kind
@@ -50,7 +50,8 @@ class Session(disco.Session):  # type: ignore[misc]
     flight, at the thread's next command, `sync`, `get` or `close`, and in the thread that finds it.
 
     A collective runs in each group of workers by default, among all workers with `in_group=False`,
-    and among the workers of a team with `team=`, which takes what the method `team` returned.
+    and among the workers of a team with `team=`, which takes what the method `team` returned. It
+    returns its target: the reference that you pass, or a new tensor if you pass none.
 
     Parameters
     ----------
@@ -128,7 +129,10 @@ class Session(disco.Session):  # type: ignore[misc]
         self._device = options.assignment.device
         self._dispatcher = CommandDispatcher(self, options.settings.timeout)
         self._collectives = Collectives(
-            self._dispatcher, options.num_workers, options.assignment.backend
+            self._dispatcher,
+            options.num_workers,
+            options.num_groups,
+            options.assignment.backend,
         )
         self._values = Values(self._dispatcher, self._collectives, self._device)
         self._shutdown = Shutdown(self._dispatcher)
@@ -172,14 +176,28 @@ class Session(disco.Session):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         """Return the kind and number of workers, and whether the session is usable."""
-        dispatcher = self.__dict__.get("_dispatcher")
-        state = "open"
-        if dispatcher is None or dispatcher.closed:
-            state = "closed"
-        elif dispatcher.unusable_reason:
-            state = "not usable"
         workers = self.__dict__.get("_description", "no workers")
-        return f"<tvm_ipc.Session: {workers}, {state}>"
+        return f"<tvm_ipc.Session: {workers}, {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the workers and the state of the session as a table, for notebooks."""
+        dispatcher = self.__dict__.get("_dispatcher")
+        collectives = self.__dict__.get("_collectives")
+        rows = [
+            ("workers", self.__dict__.get("_description", "no workers")),
+            ("backend", getattr(collectives, "backend", "")),
+            ("processes", ", ".join(map(str, getattr(dispatcher, "pids", ())))),
+            ("state", self._state()),
+            ("reason", getattr(dispatcher, "unusable_reason", "")),
+        ]
+        return html_table("tvm_ipc.Session", (), [row for row in rows if row[1]])
+
+    def _state(self) -> str:
+        """Return a phrase for the state, also of a session that did not start."""
+        dispatcher = self.__dict__.get("_dispatcher")
+        if dispatcher is None or dispatcher.closed:
+            return "closed"
+        return "not usable" if dispatcher.unusable_reason else "open"
 
     # ---- functions and modules ------------------------------------------------------------
 
@@ -406,37 +424,43 @@ class Session(disco.Session):  # type: ignore[misc]
     def gather_to_worker0(
         self,
         from_array: DRef,
-        to_array: DRef,
+        to_array: DRef | None = None,
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
-        """Concatenate all workers' `from_array` in the first worker's `to_array`."""
+    ) -> DRef:
+        """Concatenate all workers' `from_array` in the first worker's `to_array`.
+
+        A new tensor has the arrays along its first axis. Only the first worker has it.
+        """
         scope = self._collectives.scope("gather_to_worker0", in_group, team)
         arrays: dict[str, object] = {"from_array": from_array, "to_array": to_array}
-        self._collectives.run("gather_to_worker0", arrays, scope)
+        return self._collectives.run("gather_to_worker0", arrays, scope, root=0)
 
     def allgather(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
-        """Concatenate all workers' `src` in every worker's `dst`."""
+    ) -> DRef:
+        """Concatenate all workers' `src` in every worker's `dst`.
+
+        A new tensor has the arrays along its first axis.
+        """
         scope = self._collectives.scope("allgather", in_group, team)
-        self._collectives.run("allgather", {"src": src, "dst": dst}, scope)
+        return self._collectives.run("allgather", {"src": src, "dst": dst}, scope)
 
     def allreduce(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         op: str = "sum",
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Reduce all workers' `src` into every worker's `dst`.
 
         Parameters
@@ -445,19 +469,21 @@ class Session(disco.Session):  # type: ignore[misc]
         """
         scope = self._collectives.scope("allreduce", in_group, team)
         kind = reduction_kind("allreduce: op", op)
-        self._collectives.run("allreduce", {"src": src, "dst": dst}, scope, kind)
+        return self._collectives.run("allreduce", {"src": src, "dst": dst}, scope, kind)
 
     def reduce(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         op: str = "sum",
         root: int = 0,
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Reduce all workers' `src` into one worker's `dst`, with the same bits as `allreduce`.
+
+        Only the root has a new tensor.
 
         Parameters
         ----------
@@ -467,21 +493,23 @@ class Session(disco.Session):  # type: ignore[misc]
         scope = self._collectives.scope("reduce", in_group, team)
         kind = reduction_kind("reduce: op", op)
         index = self._collectives.rank("reduce: root", root)
-        self._collectives.run_own("reduce", {"src": src, "dst": dst}, scope, kind, index)
+        operands = {"src": src, "dst": dst}
+        return self._collectives.run_own("reduce", operands, scope, kind, index, root=index)
 
     def reduce_scatter(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         op: str = "sum",
         in_group: bool = True,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Reduce all workers' `src`, and give each worker's `dst` one slice of the result.
 
         The result has as many equal slices as there are workers. Worker i gets slice i, with the
-        same bits as `allreduce`. `dst` may be that slice of `src`.
+        same bits as `allreduce`. `dst` may be that slice of `src`. A new tensor is a slice of the
+        first axis of `src`, whose extent must then be a multiple of the number of workers.
 
         Parameters
         ----------
@@ -489,20 +517,21 @@ class Session(disco.Session):  # type: ignore[misc]
         """
         scope = self._collectives.scope("reduce_scatter", in_group, team)
         kind = reduction_kind("reduce_scatter: op", op)
-        self._collectives.run_own("reduce_scatter", {"src": src, "dst": dst}, scope, kind)
+        return self._collectives.run_own("reduce_scatter", {"src": src, "dst": dst}, scope, kind)
 
     def all_to_all(
         self,
         src: DRef,
-        dst: DRef,
+        dst: DRef | None = None,
         in_group: bool = True,
         parts: Sequence[Sequence[int]] | None = None,
         *,
         team: Team | None = None,
-    ) -> None:
+    ) -> DRef:
         """Copy part j of worker i's `src` to part i of worker j's `dst`.
 
-        `src` and `dst` must not share memory.
+        `src` and `dst` must not share memory. A new tensor has the shape of `src`, and with `parts`
+        one axis.
 
         Parameters
         ----------
@@ -510,8 +539,11 @@ class Session(disco.Session):  # type: ignore[misc]
             indices in the group or team; None if all parts are equal.
         """
         scope = self._collectives.scope("all_to_all", in_group, team)
-        counts = tvm_ffi.Shape(flatten_parts("all_to_all: parts", parts))
-        self._collectives.run_own("all_to_all", {"src": src, "dst": dst}, scope, counts)
+        counts = flatten_parts("all_to_all: parts", parts)
+        operands = {"src": src, "dst": dst}
+        return self._collectives.run_own(
+            "all_to_all", operands, scope, tvm_ffi.Shape(counts), parts=counts
+        )
 
     def emulate_link(
         self, latency: float = 0.0, bandwidth: float = 0.0, jitter: float = 0.0
@@ -549,38 +581,3 @@ class Session(disco.Session):  # type: ignore[misc]
 
     def _debug_copy(self, reference: object, rank: int, value: Any) -> None:
         self._values.copy_to_worker(reference, rank, value)
-
-
-def init_ccl(
-    session: disco.Session,
-    ccl: str = "auto",
-    device_ids: Sequence[int] | None = None,
-    device: str | None = None,
-) -> None:
-    """Start a collective backend in a session of Disco that the user opened.
-
-    Parameters
-    ----------
-    session : a session of `tvm.runtime.disco`.
-    ccl : one of `tvm_ipc.packed_functions.BACKENDS`; "auto", the best for the device that is
-        available here; or a backend that another library has registered.
-    device_ids : the device of each worker, as in `Session`.
-    device : what the workers compute on, "cpu" or "cuda"; by default that of the backend, and
-        "cpu" for "auto".
-
-    Examples
-    --------
-    >>> import tvm_ipc
-    >>> from tvm.runtime import disco
-    >>> session = disco.ProcessSession(num_workers=2)
-    >>> tvm_ipc.init_ccl(session)
-    >>> source, target = session.empty((2,), "float32"), session.empty((2,), "float32")
-    >>> session.allreduce(source, target)
-    >>> session.shutdown()
-    """
-    if isinstance(session, Session):
-        if device is not None:
-            arguments.one_of("init_ccl: device", device, (session.device,))
-        session.init_ccl(ccl, *(device_ids or ()))
-    else:
-        patch_disco_error_handling.init_ccl(session, ccl, device_ids, device)

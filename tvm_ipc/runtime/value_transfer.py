@@ -25,7 +25,7 @@ from tvm_ipc.runtime.chunked_calls import (
 )
 from tvm_ipc.runtime.collectives import Collectives, Scope
 from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
-from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef, RemoteTensor
 from tvm_ipc.runtime.session_argument_conversion import (
     as_device,
     as_dtype,
@@ -120,13 +120,18 @@ class Values:
         if math.prod(extents) * max(1, element.bits * element.lanes // 8) >= 1 << 63:
             raise ValueError(f"empty: no memory holds a tensor of shape {extents}")
         allocate = self._dispatcher.function("runtime.disco.empty")
-        return allocate(
+        reference = allocate(
             tvm_ffi.Shape(extents),
             element,
             self.device_on_workers("empty: device", device),
             arguments.flag("empty: worker0_only", worker0_only),
             arguments.flag("empty: in_group", in_group),
         )
+        workers = "the workers"
+        if worker0_only:
+            workers = "the first worker of each group" if in_group else "worker 0"
+        reference._tensor = RemoteTensor(tuple(extents), str(element), workers)
+        return reference
 
     # ---- from a worker to the controller --------------------------------------------------
 

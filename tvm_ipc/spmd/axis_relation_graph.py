@@ -162,16 +162,9 @@ class Axes:
 
     def _tensors(self, x: relax.Expr) -> Iterator[tuple[Tensor, relax.TensorType]]:
         """Yield the tensors in an expression with their types."""
-        if isinstance(x, relax.Tuple):
-            for field in x.fields:
-                yield from self._tensors(field)
-            return
-        path: tuple[int, ...] = ()
-        ty = x.ty
-        while isinstance(x, relax.TupleGetItem):
-            path, x = (int(x.index), *path), x.tuple_value
-        key = self._weights.get(x, x) if isinstance(x, relax.Var) else x
-        yield from _in_tuple(key, path, ty)
+        for (key, path), ty in tensors_of(x):
+            key = self._weights.get(key, key) if isinstance(key, relax.Var) else key
+            yield (key, path), ty
 
     def _call(self, op: Operation, operands: list[Tensor], results: list[Tensor]) -> None:
         if op.name in RESHAPES:
@@ -277,6 +270,19 @@ class Axes:
             sizes = [(node, constant(extent) or 0) for node, extent in factors]
             if len(product) == 1 and sizes and all(size for _, size in sizes):
                 self._products.append((product[0][0], sizes))
+
+
+def tensors_of(x: relax.Expr) -> Iterator[tuple[Tensor, relax.TensorType]]:
+    """Yield the tensors in an expression with their types."""
+    if isinstance(x, relax.Tuple):
+        for field in x.fields:
+            yield from tensors_of(field)
+        return
+    path: tuple[int, ...] = ()
+    ty = x.ty
+    while isinstance(x, relax.TupleGetItem):
+        path, x = (int(x.index), *path), x.tuple_value
+    yield from _in_tuple(x, path, ty)
 
 
 def _in_tuple(

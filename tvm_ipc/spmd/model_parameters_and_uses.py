@@ -17,7 +17,8 @@ from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
 from tvm_ipc.comm.symbolic_extents import constant
-from tvm_ipc.spmd.parameter_uses import OperandUse, operand_uses_of, unused, use_of
+from tvm_ipc.spmd.feature_axes import FeatureAxes, feature_axes_of
+from tvm_ipc.spmd.parameter_uses import unused
 from tvm_ipc.spmd.styles import Use
 
 
@@ -140,11 +141,26 @@ def placed_in_program(
 
 def uses_of(functions: Functions, params: Parameters) -> Callable[[str], Use]:
     """Return a function that returns how the program uses the parameter with a name."""
-    variables = {var for param in params.values() for var in param.variables}
-    uses: dict[relax.Var, list[OperandUse]] = {}
+    by_kind: dict[bool, set[relax.Var]] = {False: set(), True: set()}
+    for param in params.values():
+        by_kind[param.is_input].update(param.variables)
+    feature_axes: dict[relax.Var, FeatureAxes] = {}
     for function in functions.values():
-        uses |= operand_uses_of(function, [var for var in function.params if var in variables])
-    return lambda name: use_of(use for var in params[name].variables for use in uses[var])
+        for variables in by_kind.values():  # a weight combined with an input is no weight
+            own = [var for var in function.params if var in variables]
+            feature_axes |= feature_axes_of(function, own)
+    idle = unused(functions.values(), feature_axes)
+
+    def use_of(name: str) -> Use:
+        variables = params[name].variables
+        each = [feature_axes[var] for var in variables]
+        return Use(
+            frozenset[int]().union(*(axes.rows for axes in each)),
+            tuple(matmul for axes in each for matmul in axes.matmuls),
+            idle.issuperset(variables),
+        )
+
+    return use_of
 
 
 def idle_weights(functions: Functions, params: Parameters) -> list[str]:

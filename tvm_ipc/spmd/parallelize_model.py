@@ -51,9 +51,10 @@ def parallelize(
     ----------
     mod : a module for one device, whose weights are parameters of its functions.
     plan : a mapping from names of parameters, or patterns of them, to a placement or a style such
-        as "colwise", or to one of these by axis of the mesh. Styles assume weights whose first
-        axis is that of outputs. Other parameters are replicated. A transformers model stands for
-        its own plan. "auto", for a pattern or as the plan, selects automatic sharding.
+        as "colwise" (output features) and "rowwise" (input features), or to one of these by axis of
+        the mesh. The matmul that uses a weight determines the axis of its features. Other
+        parameters are replicated. A transformers model stands for its own plan. "auto", for a
+        pattern or as the plan, selects automatic sharding.
     mesh : the mesh of the ranks, or their number. A number stands for the mesh of the program if
         that has as many ranks, and otherwise for a mesh with one axis, "tp".
     names : a mapping from parameters of the functions to their names in plans, such as

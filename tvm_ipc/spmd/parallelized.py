@@ -6,13 +6,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import tvm
 
 from tvm_ipc import arguments
-from tvm_ipc.comm import Mesh
-from tvm_ipc.spmd.parameter_shards import ShardSpec
+from tvm_ipc.comm import Mesh, Shard
+from tvm_ipc.comm.placements import format_placements
+from tvm_ipc.html_tables import html_table
+from tvm_ipc.spmd.parameter_shards import ShardSpec, format_ranks
 from tvm_ipc.transform.report import Decision
+
+#: Number of sharded parameters that `repr` names.
+_MAX_NAMES: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +111,48 @@ class Parallelized:
             for decision in self.decisions
             if " along " in decision.subject and not decision.subject.startswith("take_shard")
         ]
+
+    def __repr__(self) -> str:
+        """Return the mesh and the sharded parameters."""
+        sharded = [
+            f"{name} {format_placements(self.mesh, spec.placements)}"
+            for name, spec in self.shards.items()
+            if any(isinstance(placement, Shard) for placement in spec.placements)
+        ]
+        if len(sharded) > _MAX_NAMES:
+            sharded[_MAX_NAMES:] = [f"{len(sharded) - _MAX_NAMES} more"]
+        collectives = [f"{count} {kind}" for kind, count in self.collectives.items()]
+        return (
+            f"<Parallelized: {self.mesh}; sharded: {', '.join(sharded) or 'nothing'}; "
+            f"collectives: {', '.join(collectives) or 'none'}; "
+            f"{self.bytes_per_rank} bytes of parameters on each rank>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the shards and the collectives as tables, for notebooks."""
+        shards = [
+            (
+                spec.name,
+                f"({', '.join(map(str, spec.shape))})",
+                spec.dtype,
+                format_placements(self.mesh, spec.placements),
+                "" if spec.ranks is None else format_ranks(spec.ranks),
+                "" if spec.bytes_per_rank is None else spec.bytes_per_rank,
+            )
+            for spec in self.shards.values()
+        ]
+        headers = ("parameter", "shape", "type", "placement", "ranks", "bytes on each rank")
+        decisions = [(each.subject, each.reason) for each in self._collective_decisions()]
+        notes = [(note,) for note in self.notes]
+        return "".join(
+            html_table(title, titles, rows)
+            for title, titles, rows in (
+                (f"Shards on {self.mesh}", headers, shards),
+                ("Collectives", ("collective", "reason"), decisions),
+                ("Notes", (), notes),
+            )
+            if rows
+        )
 
     def __str__(self) -> str:
         """Return the shards, the bytes on each rank and the collectives as a table."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from tvm import relax
 
 from tvm_ipc.analysis.rewrite import walk
-from tvm_ipc.spmd.rules.operation import short_name
-from tvm_ipc.spmd.styles import Use
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +68,6 @@ def variables_of(expr: relax.Expr) -> Iterator[relax.Var]:
             yield from variables_of(field)
     elif isinstance(expr, relax.TupleGetItem):
         yield from variables_of(expr.tuple_value)
-
-
-def use_of(operand_uses: Iterable[OperandUse]) -> Use:
-    """Return how a program uses a parameter.
-
-    A take from a stack of matrices, such as those of experts, is no lookup of rows.
-    """
-    lookups = [
-        short_name(use.call) == "take" and use.position == 0 and int(use.call.args[0].ty.ndim) < 3
-        for use in operand_uses
-    ]
-    return Use(table=any(lookups), matrix=not all(lookups) or not lookups)
 
 
 def unused(functions: Iterable[relax.Function], params: Iterable[relax.Var]) -> set[relax.Var]:

@@ -20,7 +20,14 @@ from typing import Any, Final
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.placements import Placements, placement_of
-from tvm_ipc.spmd.styles import Style, Use, placement_of_torch, style_of, unknown_style
+from tvm_ipc.spmd.styles import (
+    Style,
+    Use,
+    placement_of_torch,
+    style_of,
+    transformers_plan,
+    unknown_style,
+)
 
 #: The plan or style that requests automatic sharding.
 AUTO: Final = "auto"
@@ -47,7 +54,7 @@ class Planned:
 
 
 def read_plan(
-    plan: Any, mesh: Mesh, shapes: Shapes, use_of: Callable[[str], Use] = lambda _: Use()
+    plan: Any, mesh: Mesh, shapes: Shapes, use_of: Callable[[str], Use] = lambda _: Use(unused=True)
 ) -> Planned:
     """Return a plan for the parameters of a model; raise ValueError if it does not fit them.
 
@@ -56,10 +63,13 @@ def read_plan(
     plan : a mapping from patterns, a transformers model that has a plan of its own, or "auto".
     mesh : the mesh of the ranks.
     shapes : the shapes of the parameters.
-    use_of : returns how the program uses a parameter.
+    use_of : returns how the program uses a parameter. Without it, no parameter is used.
     """
     if _is_model(plan):
-        plan = _plan_of_model(plan)
+        plan = transformers_plan(
+            _plan_of_model(plan),
+            lambda pattern: (len(shapes[name]) for name in shapes if matches(pattern, name)),
+        )
     if isinstance(plan, str) and plan == AUTO:
         plan = {"*": AUTO}
     arguments.instance(

@@ -1,20 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Styles of plans: the names that `transformers` and PyTorch give to ways of sharding a module.
 
-A style specifies the axis along which weights are sharded, and sometimes the placement of the
-module's result. The collectives between modules follow from the program. Weights have their output
-axis before their input axis, as in PyTorch, possibly after an axis of experts.
+A style specifies the features along which weights are sharded, and sometimes the placement of the
+module's result. The collectives between modules follow from the program, and so does the axis of a
+weight that has these features. A weight that no function uses has its output axis before its input
+axis, as in PyTorch, possibly after an axis of experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Placement, Replica, Shard
+from tvm_ipc.comm.symbolic_extents import constant
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """A matmul, einsum or convolution that a program uses a parameter in.
+
+    Attributes
+    ----------
+    result : the variable of the result.
+    outputs : the axes of the parameter that the result has, and no other operand.
+    inputs : the axes of the parameter that the matmul sums over.
+    """
+
+    result: str
+    outputs: frozenset[int]
+    inputs: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -23,12 +41,14 @@ class Use:
 
     Attributes
     ----------
-    table : whether the program takes rows of it, as of an embedding.
-    matrix : whether the program uses it in another way, such as in a matmul.
+    rows : the axes along which the program looks up rows of it, as of an embedding.
+    matmuls : the matmuls that the program uses it in.
+    unused : whether no function uses it.
     """
 
-    table: bool = False
-    matrix: bool = True
+    rows: frozenset[int] = frozenset()
+    matmuls: tuple[Matmul, ...] = ()
+    unused: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,27 +78,94 @@ class Style:
     def placement(self, where: str, name: str, shape: Sequence[Any], use: Use) -> Placement:
         """Return the placement of a parameter."""
         ndim, shards = len(shape), self.shards
-        # A take from a stack of experts returns matrices, so the stack is no table.
-        if use.table and ndim == 2 and shards in ("outputs", "inputs"):
-            if use.matrix and shards == "inputs":
-                raise ValueError(
-                    f"{where}: the program uses {name!r} both as a table and as a matrix, so its "
-                    "rows are its outputs; write 'embedding_rowwise' to shard the rows, or "
-                    "comm.Shard(1)"
-                )
-            if not use.matrix:
-                shards = {"outputs": "columns", "inputs": "rows"}[shards]
-        if not shards or ndim == 0 or (ndim == 1 and shards in ("inputs", "columns")):
+        if not shards or ndim == 0:
             return Replica()
-        if ndim > 3 and shards in ("outputs", "inputs"):
-            extents = ", ".join(map(str, shape))
-            raise ValueError(
-                f"{where}: the style is for matrices, but {name!r} has the shape ({extents}); "
-                "write a placement, such as comm.Shard(0)"
-            )
+        if shards in ("outputs", "inputs"):
+            return _placement_by_features(f"{where}: {name!r}", shape, use, shards)
         if ndim == 1:
-            return Shard(0)
-        return Shard({"outputs": ndim - 2, "inputs": ndim - 1, "columns": 1}.get(shards, 0))
+            return Replica() if shards == "columns" else Shard(0)
+        row = next(iter(use.rows)) if ndim == 2 and len(use.rows) == 1 else 0
+        return Shard({"rows": row, "columns": 1 - row}.get(shards, 0))
+
+
+def _placement_by_features(where: str, shape: Sequence[Any], use: Use, shards: str) -> Placement:
+    """Return the placement of a parameter that is sharded by output or input features."""
+    ndim = len(shape)
+    outputs = frozenset[int]().union(*(matmul.outputs for matmul in use.matmuls))
+    inputs = frozenset[int]().union(*(matmul.inputs for matmul in use.matmuls))
+    long_axes = [axis for axis, extent in enumerate(shape) if constant(extent) != 1]
+    if ndim == 1 or (len(long_axes) <= 1 and not (outputs and inputs)):
+        # A bias, a scale or the weight of a norm, which has one element for each output feature.
+        return Shard(long_axes[0] if long_axes else 0) if shards == "outputs" else Replica()
+    described = f"{where} has the shape ({', '.join(map(str, shape))})"
+    if use.unused:
+        if ndim > 3:
+            raise ValueError(f"{described}; write a placement, such as comm.Shard(0)")
+        return Shard(ndim - 2 if shards == "outputs" else ndim - 1)
+    if use.rows and ndim == 2:
+        if not use.matmuls and len(use.rows) == 1:
+            (row,) = use.rows
+            return Shard(1 - row if shards == "outputs" else row)
+        if shards == "inputs" and len(inputs) == 1 and use.rows != inputs:
+            raise ValueError(
+                f"{where}: the program uses it both as a table and as a matrix; its rows are "
+                f"axis {_format_axes(use.rows)}, and its input features are axis "
+                f"{_format_axes(inputs)}; write 'embedding_rowwise' to shard the rows, or "
+                f"comm.Shard({_format_axes(inputs)}) to shard the input features"
+            )
+    axes, others = (outputs, inputs) if shards == "outputs" else (inputs, outputs)
+    axes = axes.intersection(long_axes) or axes
+    if len(axes) == 1 and not axes & others:
+        return Shard(next(iter(axes)))
+    features = "output" if shards == "outputs" else "input"
+    if not use.matmuls:
+        raise ValueError(
+            f"{described}, and the program uses it in no matmul, so that it is unknown which axis "
+            f"has its {features} features; {_readings(ndim, shards)}"
+        )
+    raise ValueError(f"{described}, and {_ambiguity(use, shards, features, axes, axes & others)}")
+
+
+def _readings(ndim: int, shards: str) -> str:
+    """Return what to write for each of the two orders of the feature axes of a parameter."""
+    if ndim > 3:
+        return "write the axis, such as comm.Shard(0)"
+    last, before = ndim - 1, ndim - 2
+    by_torch, by_relax = (before, last) if shards == "outputs" else (last, before)
+    return (
+        f"if its output features come first, as in PyTorch, write comm.Shard({by_torch}); if its "
+        f"input features come first, as in x @ w, write comm.Shard({by_relax})"
+    )
+
+
+def _ambiguity(
+    use: Use, shards: str, features: str, axes: frozenset[int], conflicts: frozenset[int]
+) -> str:
+    """Return why the axis with the features of a style is not unique, and what to write instead."""
+    if not axes:
+        return (
+            f"in the matmul of {use.matmuls[0].result!r} no axis of it has {features} features; "
+            "write the axis, such as comm.Shard(0), or comm.Replica()"
+        )
+    readings = {
+        getattr(matmul, shards): matmul for matmul in use.matmuls if getattr(matmul, shards)
+    }
+    if len(readings) > 1 or conflicts:
+        texts = [
+            f"its {features} features are axis {_format_axes(each)} in the matmul of "
+            f"{matmul.result!r}"
+            for each, matmul in readings.items()
+        ]
+        prefix = "the program uses it in two orientations: "
+    else:
+        texts = [f"its {features} features are axes {_format_axes(axes)}"]
+        prefix = ""
+    choices = " or ".join(f"comm.Shard({axis})" for axis in sorted(axes))
+    return f"{prefix}{' and '.join(texts)}; write the one to shard: {choices}"
+
+
+def _format_axes(axes: Iterable[int]) -> str:
+    return " and ".join(map(str, sorted(axes)))
 
 
 _OUTPUTS: Final = Style("outputs")
@@ -187,6 +274,28 @@ def _sharded_axis(layout: Any) -> int | None:
         layout = layout[0] if len(layout) == 1 else None
     axis = getattr(layout, "dim", None)
     return int(axis) if isinstance(axis, int) else None
+
+
+def transformers_plan(
+    plan: Mapping[str, Any], ndims: Callable[[str], Iterable[int]]
+) -> dict[str, Any]:
+    """Return a plan of a transformers model, with placements for stacks of matrices.
+
+    Transformers counts the axes of a stack from the end, whatever the model does with them: in
+    Llama 4, whose experts compute `x @ w`, "colwise" shards their input features.
+
+    Parameters
+    ----------
+    plan : the styles by patterns of names.
+    ndims : returns the numbers of axes of the parameters that a pattern matches.
+    """
+    explicit = dict(plan)
+    for pattern, value in plan.items():
+        style = STYLES.get(value) if isinstance(value, str) else None
+        shards = "" if style is None else style.shards
+        if shards in ("outputs", "inputs") and set(ndims(pattern)) == {3}:
+            explicit[pattern] = str(Shard(1 if shards == "outputs" else 2))
+    return explicit
 
 
 def unknown_style(where: str, value: Any) -> Exception:

@@ -5,6 +5,7 @@
         mod = tvm.transform.Sequential([...])(mod)
     for decision in report.decisions: ...
 
+`print(report)` prints the decisions with their reasons, and notebooks display them as a table.
 Outside such a block decisions are only logged (`logging.getLogger("tvm_ipc")`, level DEBUG). A pass
 returns the same module with and without a report.
 """
@@ -12,13 +13,21 @@ returns the same module with and without a report.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
+from tvm_ipc.html_tables import html_table
+
 _log: Final = logging.getLogger("tvm_ipc.transform")
+#: Width of lines of text.
+_LINE: Final = 79
+#: Names with a number at the end, as TVM makes them; element types are excluded.
+_NUMBERED: Final = re.compile(r"\b(?!(?:b?float|u?int|bool)\d)[A-Za-z_]\w*?\d+\b")
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,81 @@ class Report:
 
     decisions: list[Decision] = field(default_factory=list)
     plans: list[FunctionPlan] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return the numbers of decisions and plans."""
+        counts = [
+            f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+            for items, noun in ((self.decisions, "decision"), (self.plans, "memory plan"))
+        ]
+        return f"<Report: {' and '.join(counts)}; print(report) prints the decisions>"
+
+    def __str__(self) -> str:
+        """Return the decisions as `tvm-ipc explain --text` prints them."""
+        if not self.decisions:
+            return "No pass had anything to decide."
+        lines = ["Decisions"]
+        for finding in findings(self.decisions):
+            head = f"{finding.functions}: {finding.about}: {finding.verdict}"
+            lines.append(hanging_indent(head, "  ", "    "))
+            lines.append(
+                hanging_indent(f"{finding.reason} ({finding.pass_name})", "      ", "      ")
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the decisions as a table, for notebooks."""
+        headers = ("function", "subject", "decision", "reason", "pass")
+        rows = [
+            (finding.functions, finding.about, finding.verdict, finding.reason, finding.pass_name)
+            for finding in findings(self.decisions)
+        ]
+        return html_table("Decisions" if rows else str(self), headers if rows else (), rows)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Decisions of one pass that only differ in numbered names."""
+
+    pass_name: str
+    verdict: str
+    reason: str
+    decisions: tuple[Decision, ...]
+
+    @property
+    def functions(self) -> str:
+        """Return the names of the functions that it concerns."""
+        names = dict.fromkeys(decision.function for decision in self.decisions)
+        return ", ".join(name or "the module" for name in names)
+
+    @property
+    def about(self) -> str:
+        """Return the subjects, shortened if there are more than two."""
+        subjects = [decision.subject for decision in self.decisions]
+        if len(subjects) <= 2:
+            return ", ".join(subjects)
+        return f"{subjects[0]} and {len(subjects) - 1} more"
+
+
+def findings(decisions: Iterable[Decision]) -> list[Finding]:
+    """Group decisions with the same reason, in the order of the first of each group."""
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    for decision in decisions:
+        reason = _NUMBERED.sub("\u2026", decision.reason)
+        key = (decision.pass_name, decision.verdict, reason)
+        groups.setdefault(key, []).append(decision)
+    return [
+        Finding(*key[:2], key[2] if len(group) > 1 else group[0].reason, tuple(group))
+        for key, group in groups.items()
+    ]
+
+
+def hanging_indent(text: str, first: str, rest: str) -> str:
+    """Wrap a text, with an indent for its first line and another one for the rest."""
+    # Names are long; breaking them would make them useless.
+    wrapper = textwrap.TextWrapper(_LINE, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = first, rest
+    return wrapper.fill(text)
 
 
 _current: ContextVar[Report | None] = ContextVar("tvm_ipc.report", default=None)

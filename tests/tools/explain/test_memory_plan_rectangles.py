@@ -9,9 +9,9 @@ from dataclasses import replace
 from tests.tools.explain.plans import small_explanation, small_plan, tensor
 from tvm_ipc.tools.explain import html_page, text_report
 from tvm_ipc.tools.explain.memory_plan_chart_layout import bands, condense
-from tvm_ipc.tools.explain.summary_sentences import assumptions, barrier_cost, findings
+from tvm_ipc.tools.explain.summary_sentences import assumptions, barrier_cost
 from tvm_ipc.tools.format import bytes_text
-from tvm_ipc.transform.report import Decision, Event
+from tvm_ipc.transform.report import Decision, Event, findings
 
 
 def test_every_scope_has_a_band_and_so_has_what_is_outside_of_storages() -> None:

@@ -266,6 +266,47 @@ void CallInTeam(ffi::PackedArgs args, ffi::Any* result) {
   args[0].cast<ffi::Function>().CallPacked(args.Slice(2), result);
 }
 
+ffi::Optional<Tensor> EmptyResult(ffi::String collective, ffi::Optional<Tensor> source,
+                                  ffi::Shape parts, int64_t root, int64_t team) {
+  const Rank& rank = RequireRank();
+  const std::string name(collective);
+  const auto id = static_cast<TeamId>(team);
+  const int64_t members = rank.SizeOf(id);
+  const int64_t index = rank.TeamIndex(id, name.c_str());
+  if (root >= 0 && root != index) return ffi::Optional<Tensor>();
+  if (!source.has_value()) {
+    Fail(kind::kValue, name, ": worker ", rank.id(), " has no tensor to send, so the shape of the",
+         " result is unknown; the call that should have made it returned nothing");
+  }
+  const ffi::Shape sent = source.value().Shape();
+  std::vector<int64_t> shape(sent.begin(), sent.end());
+  if (name == "allgather" || name == "gather_to_worker0") {
+    if (shape.empty()) shape.push_back(1);
+    shape[0] *= members;
+  } else if (name == "reduce_scatter") {
+    if (shape.empty() || shape[0] % members != 0) {
+      Fail(kind::kValue, name, ": src has ", shape.empty() ? "no axis" : "a first axis of extent ",
+           shape.empty() ? "" : std::to_string(shape[0]), ", and the result is one of ", members,
+           " equal slices of that axis; make it a multiple of ", members,
+           ", or pass dst, a tensor with one slice of the elements");
+    }
+    shape[0] /= members;
+  } else if (static_cast<int64_t>(parts.size()) == members * members) {
+    // The collective refuses parts whose sum is beyond an int64.
+    uint64_t received = 0;
+    for (int64_t sender = 0; sender < members; ++sender) {
+      received += static_cast<uint64_t>(parts[sender * members + index]);
+    }
+    if (members > 0 && !parts.empty() && received <= INT64_MAX) {
+      shape = {static_cast<int64_t>(received)};
+    }
+  }
+  return ffi::Function::GetGlobalRequired("runtime.disco.empty")(
+             ffi::Shape(shape), source.value()->dtype, nullptr, /*worker0_only=*/false,
+             /*in_group=*/true)
+      .cast<ffi::Optional<Tensor>>();
+}
+
 ffi::Function ShareRank() {
   RequireRank();
   // A weak pointer, because the program may keep the returned function for any time.

@@ -68,6 +68,18 @@ tvm::Device DeviceOfThread();
 /*! \brief Call a function if this rank is a member of a team. */
 void CallInTeam(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 /*!
+ * \brief Allocate the result of a collective, whose shape follows from the input.
+ *
+ * Parts are concatenated along the first axis, and a reduce-scatter splits that axis. The result of
+ * an all-to-all with unequal parts has one axis.
+ * \param parts The numbers of elements of an all-to-all with unequal parts; otherwise empty.
+ * \param root The only team index that gets a result; -1 if all members do.
+ * \return An uninitialised tensor, or nothing where there is no result.
+ */
+tvm::ffi::Optional<tvm::runtime::Tensor> EmptyResult(
+    tvm::ffi::String collective, tvm::ffi::Optional<tvm::runtime::Tensor> source,
+    tvm::ffi::Shape parts, int64_t root, int64_t team);
+/*!
  * \brief Return a function with which other threads begin to act for the calling thread's rank
  *        (true) or stop (false).
  */

@@ -37,6 +37,8 @@ from tvm_ipc.models.hf import transformers_attention
 from tvm_ipc.models.hf.compile_cache import KvCacheSpec
 from tvm_ipc.models.hf.sharding_plan_parser import BUILTIN_PLANS
 from tvm_ipc.models.hf.torch_operators import OPERATORS
+from tvm_ipc.spmd.plan_parser import matches
+from tvm_ipc.spmd.styles import transformers_plan
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
@@ -228,6 +230,11 @@ def _plan(model: PreTrainedModel, names: Mapping[str, str]) -> dict[str, str]:
     modules = {name for name, _ in model.named_modules()} | parameters
     tied = model.all_tied_weights_keys
     all_styles = model._tp_plan or BUILTIN_PLANS.get(model.config.model_type, {})
+    ndims = {name: parameter.ndim for name, parameter in model.named_parameters()}
+    all_styles = transformers_plan(
+        all_styles,
+        lambda pattern: (ndim for name, ndim in ndims.items() if matches(pattern, name)),
+    )
     plan = {}
     for pattern, style in all_styles.items():
         if any(fnmatchcase(name, pattern) for name in modules):

@@ -19,14 +19,13 @@ from tvm_ipc.tools.explain.summary_sentences import (
     collectives_summary,
     compile_settings,
     figure_rows,
-    findings,
     relative_size,
     upstream_caveat,
 )
 from tvm_ipc.tools.explain.transfer_tracks import HOW, list_names, overlapping
 from tvm_ipc.tools.format import bytes_text
 from tvm_ipc.tools.inspection.explain_module import Explanation, Memory
-from tvm_ipc.transform.report import FunctionPlan
+from tvm_ipc.transform.report import FunctionPlan, findings
 
 #: Tables with more rows than this are collapsed.
 _FOLD: Final = 40

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.tools.format import bytes_text, count_text, list_text, time_text
 from tvm_ipc.tools.inspection.explain_module import Explanation
-from tvm_ipc.transform.report import Decision, FunctionPlan
+from tvm_ipc.transform.report import FunctionPlan
 
 
 def relative_size(size: int, reference: int) -> str:
@@ -24,47 +22,6 @@ def relative_size(size: int, reference: int) -> str:
     if share >= 1000:
         return f"{share / 100:.0f} times" if share < 100_000 else "over 1000 times"
     return f"{share:.0f}%" if abs(share - 100) >= 0.5 else f"{share:.2f}%"
-
-
-#: Names with a number at the end, as TVM makes them; element types are excluded.
-_NUMBERED = re.compile(r"\b(?!(?:b?float|u?int|bool)\d)[A-Za-z_]\w*?\d+\b")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Decisions of one pass that only differ in numbered names."""
-
-    pass_name: str
-    verdict: str
-    reason: str
-    decisions: tuple[Decision, ...]
-
-    @property
-    def functions(self) -> str:
-        """Return the names of the functions that it concerns."""
-        names = dict.fromkeys(decision.function for decision in self.decisions)
-        return ", ".join(name or "the module" for name in names)
-
-    @property
-    def about(self) -> str:
-        """Return the subjects, shortened if there are more than two."""
-        subjects = [decision.subject for decision in self.decisions]
-        if len(subjects) <= 2:
-            return ", ".join(subjects)
-        return f"{subjects[0]} and {len(subjects) - 1} more"
-
-
-def findings(decisions: Iterable[Decision]) -> list[Finding]:
-    """Group decisions with the same reason, in the order of the first of each group."""
-    groups: dict[tuple[str, str, str], list[Decision]] = {}
-    for decision in decisions:
-        reason = _NUMBERED.sub("\u2026", decision.reason)
-        key = (decision.pass_name, decision.verdict, reason)
-        groups.setdefault(key, []).append(decision)
-    return [
-        Finding(*key[:2], key[2] if len(group) > 1 else group[0].reason, tuple(group))
-        for key, group in groups.items()
-    ]
 
 
 def compile_settings(explanation: Explanation) -> list[str]:

@@ -14,7 +14,6 @@ from tvm_ipc.tools.explain.summary_sentences import (
     collectives_summary,
     compile_settings,
     figure_rows,
-    findings,
     relative_size,
     upstream_caveat,
 )
@@ -22,7 +21,7 @@ from tvm_ipc.tools.explain.transfer_tracks import is_matmul, overlap_summary, tr
 from tvm_ipc.tools.format import bytes_text, table_lines
 from tvm_ipc.tools.inspection.explain_module import Explanation, Memory
 from tvm_ipc.tools.terminal import WIDTH
-from tvm_ipc.transform.report import FunctionPlan
+from tvm_ipc.transform.report import FunctionPlan, hanging_indent
 
 #: Width of drawings, in characters.
 _WIDTH: Final = 72
@@ -65,7 +64,7 @@ def render(explanation: Explanation, *, plain: bool = False) -> str:
         *textwrap.wrap(upstream_caveat(explanation), _LINE),
         *textwrap.wrap(barrier_cost(explanation), _LINE),
         "",
-        _decisions(explanation),
+        str(explanation.report),
     ]
     if explanation.report.plans:
         paragraphs += ["", *textwrap.wrap(_HOW_TO_READ, _LINE)]
@@ -90,7 +89,7 @@ def summary(explanation: Explanation) -> str:
         "",
     ]
     for label, text in figure_rows(explanation):
-        lines.append(_fill(text, f"{label:<{_LABEL}}", " " * _LABEL))
+        lines.append(hanging_indent(text, f"{label:<{_LABEL}}", " " * _LABEL))
     return "\n".join(lines)
 
 
@@ -104,23 +103,6 @@ def _totals(memory: Memory) -> str:
         row = [scope, bytes_text(ours), bytes_text(upstream), relative_size(ours, upstream)]
         rows.append([*row, bytes_text(least), relative_size(ours, least)])
     return "\n".join(table_lines(headers, rows))
-
-
-def _decisions(explanation: Explanation) -> str:
-    lines = ["Decisions"]
-    for finding in findings(explanation.report.decisions):
-        head = f"{finding.functions}: {finding.about}: {finding.verdict}"
-        lines.append(_fill(head, "  ", "    "))
-        reason = f"{finding.reason} ({finding.pass_name})"
-        lines.append(_fill(reason, "      ", "      "))
-    return "\n".join(lines) if len(lines) > 1 else "No pass had anything to decide."
-
-
-def _fill(text: str, first: str, rest: str) -> str:
-    # Names are long; breaking them would make them useless.
-    wrapper = textwrap.TextWrapper(_LINE, break_long_words=False, break_on_hyphens=False)
-    wrapper.initial_indent, wrapper.subsequent_indent = first, rest
-    return wrapper.fill(text)
 
 
 def _timeline(plan: FunctionPlan) -> str:
