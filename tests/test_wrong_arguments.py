@@ -719,7 +719,8 @@ def complaint(call: Call, parameter: str, value: Any) -> str:
         return "is accepted"
     if call.named.get(parameter, parameter) not in message:
         return f"is not named: {message}"
-    if not any(what in message for what in (quote(value), type(value).__name__, "shape is")):
+    shown = (quote(value), type(value).__name__, "shape is", "has shape")
+    if not any(what in message for what in shown):
         return f"is not shown: {message}"
     if len(message) > 600 or NO_WORDS.search(message):
         return f"is not refused in words: {message}"

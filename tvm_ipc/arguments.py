@@ -16,7 +16,7 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 
 #: The most characters of a value in a message.
 _MAX_QUOTED = 120
+_PLURALS = {"axis": "axes", "entry": "entries", "pass": "passes", "process": "processes"}
 
 
 def quote(value: object) -> str:
@@ -35,6 +36,45 @@ def quote(value: object) -> str:
     if "\n" in text or len(text) > _MAX_QUOTED:
         return f"{' '.join(text.split())[:_MAX_QUOTED]}... (a {type(value).__name__})"
     return text
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 worker" or "2 workers"."""
+    return f"{number} {noun if number == 1 else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    return _PLURALS.get(noun, f"{noun}s")
+
+
+def listed(noun: str, names: Sequence[str], most: int = 5) -> str:
+    """Return a clause that lists the names of things, for the end of a message.
+
+    Examples
+    --------
+    >>> from tvm_ipc.arguments import listed
+    >>> [listed("input", names) for names in ([], ["x"], ["x", "y"])]
+    ['there is no input', "the only input is 'x'", "the inputs are 'x', 'y'"]
+    >>> listed("input", ["a", "b", "c", "d"], most=2)
+    "the inputs are 'a', 'b' and 2 more"
+    """
+    if not names:
+        return f"there is no {noun}"
+    if len(names) == 1:
+        return f"the only {noun} is {names[0]!r}"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"the {_plural(noun)} are {', '.join(map(repr, names[:most]))}{more}"
+
+
+def similar(names: Sequence[str]) -> str:
+    """Return a clause that lists one or more names that are similar to a wrong one."""
+    quoted = ", ".join(map(repr, names))
+    return f"a similar name is {quoted}" if len(names) == 1 else f"similar names are {quoted}"
+
+
+def ranks_below(number: int) -> str:
+    """Return the ranks of a number of workers, such as "0" or "0 to 3"."""
+    return "0" if number == 1 else f"0 to {number - 1}"
 
 
 def wrong_type(name: str, expected: str, value: object) -> TypeError:

@@ -27,6 +27,7 @@ is checked to be well-formed after each phase.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -164,7 +165,7 @@ def get_pipeline(
     ...     session.get(main(session.put(np.zeros(4, "float32"))), rank=1).tolist()
     [2.0, 2.0, 2.0, 2.0]
     """
-    target = _target(target)
+    target = parse_target("get_pipeline: target", target)
     world_size, num_groups = arguments.workers(
         "get_pipeline", "world_size", world_size, num_groups, MAX_WORKERS
     )
@@ -288,20 +289,53 @@ def _check_calibration(overlap: object, target: tvm.target.Target) -> None:
         )
 
 
-def _target(value: object) -> tvm.target.Target:
-    name = "get_pipeline: target"
+def parse_target(name: str, value: object) -> tvm.target.Target:
+    """Return a target of one of the supported kinds.
+
+    Parameters
+    ----------
+    name : begins the message of an error.
+    value : a target, or what TVM makes one of.
+
+    Raises
+    ------
+    TypeError
+        The value is not a target.
+    ValueError
+        TVM does not know the target, or `get_pipeline` does not support it.
+    """
     expected = f"one of {', '.join(map(repr, _TARGETS))}, with options"
     if not isinstance(value, (str, dict, tvm.target.Target)):
         raise arguments.wrong_type(name, expected, value)
+    # Before TVM constructs the target: that prints warnings about missing drivers and libraries.
+    _check_kind(name, value, _kind_of(value))
     try:
         target = tvm.target.Target(value)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{name} is {expected}, not {arguments.quote(value)}: {error}") from None
-    if target.kind.name not in _TARGETS:
-        raise ValueError(
-            f"{name} is {expected}, not {arguments.quote(value)}: workers share no memory there"
-        )
+    _check_kind(name, value, str(target.kind.name))
     return target
+
+
+def _kind_of(value: object) -> str:
+    """Return the kind that a target specifies; "" if only TVM knows, as for the tag of a device."""
+    if isinstance(value, tvm.target.Target):
+        return str(value.kind.name)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return ""  # TVM explains what is wrong
+    kind = value.get("kind", "") if isinstance(value, dict) else next(iter(str(value).split()), "")
+    return kind if kind in tvm.target.Target.list_kinds() else ""
+
+
+def _check_kind(name: str, value: object, kind: str) -> None:
+    if kind and kind not in _TARGETS:
+        raise ValueError(
+            f"{name} is {arguments.quote(value)}, but tvm_ipc has no collectives for {kind!r}; "
+            "supported are 'llvm' and 'c' for CPUs, and 'cuda' for NVIDIA GPUs"
+        )
 
 
 def _folder(dump: object) -> Path | None:
@@ -344,7 +378,8 @@ def _memory_passes(
     if _PLAN not in names or _LOWER not in names[names.index(_PLAN) :]:
         raise TransformError(
             f"get_pipeline: TVM's pipeline for {target.kind.name!r} has no {_PLAN} followed by "
-            f"{_LOWER}, so our passes have no place in it; it has {', '.join(names)}"
+            f"{_LOWER}, where the passes of tvm_ipc are inserted; "
+            f"{arguments.listed('pass', names, len(names))}"
         )
     plan, lower = names.index(_PLAN), names.index(_LOWER)
     return passes[:plan], passes[plan + 1 : lower], passes[lower:]
@@ -359,8 +394,8 @@ def _check_meshes(mod: tvm.IRModule, world_size: int) -> None:
             if sorted(mesh.ranks) != list(range(world_size)):
                 raise TransformError(
                     f"get_pipeline: function {global_var.name_hint!r} places tensors on {mesh}, "
-                    f"and all of {world_size} workers run it; give a mesh of the ranks 0 to "
-                    f"{world_size - 1}, or the world_size it was written for"
+                    f"but world_size is {world_size}; use a mesh of the ranks "
+                    f"{arguments.ranks_below(world_size)}, or pass the world_size of the mesh"
                 )
 
 
@@ -383,17 +418,18 @@ def _check_workers_and_devices(
 def _check_hint(name: str, device: tvm.runtime.Device, target: tvm.target.Target) -> None:
     if (device.dlpack_device_type(), device.index) != (target.get_target_device_type(), 0):
         raise TransformError(
-            f"get_pipeline: function {name!r} has a hint_on_device for {device}, and a worker has "
-            f"one device, which is compiled for as {target.kind.name!r}; take the hint out"
+            f"get_pipeline: function {name!r} has a hint_on_device for {device}, but each worker "
+            f"has only one device, of the target {target.kind.name!r}; remove the hint"
         )
 
 
 def _check_workers(name: str, op: str, workers: int, in_group: bool, expected: int) -> None:
     if workers != expected:
         raise TransformError(
-            f"get_pipeline: function {name!r} has a {op} over {workers} workers, and "
-            f"{'a group' if in_group else 'the session'} has {expected}; build the module "
-            f"for {expected}, or give the world_size it was built for"
+            f"get_pipeline: function {name!r} has a {op} over "
+            f"{arguments.counted(workers, 'worker')}, but "
+            f"{'a group' if in_group else 'the session'} has {expected}; build the module for "
+            f"{expected}, or pass the world_size that it was built for"
         )
 
 
@@ -410,16 +446,21 @@ def _check_ranks(name: str, attrs: CollectiveAttrs, world_size: int, function_at
         without_team = sorted({int(rank) for rank in function_attrs[RUN_BY]} - ranks)
         if without_team:
             raise TransformError(
-                f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over the teams "
-                f"{[list(team) for team in attrs.team]}, and is run by rank {without_team[0]} "
-                f"({RUN_BY}); each rank that runs it has a place in one team"
+                f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over "
+                f"{_teams(attrs)}, but rank {without_team[0]} runs it too ({RUN_BY}); each rank "
+                "that runs it must be in one team"
             )
     elif ranks != set(range(world_size)):
         raise TransformError(
-            f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over the teams "
-            f"{[list(team) for team in attrs.team]}, and all of {world_size} workers run it; each "
-            "of them has a place in one team"
+            f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over "
+            f"{_teams(attrs)}, but world_size is {world_size}; each of the ranks "
+            f"{arguments.ranks_below(world_size)} must be in one team"
         )
+
+
+def _teams(attrs: CollectiveAttrs) -> str:
+    teams = [list(team) for team in attrs.team]
+    return f"the team {teams[0]}" if len(teams) == 1 else f"the teams {teams}"
 
 
 def _bound_calls(mod: tvm.IRModule) -> Iterator[tuple[str, str, Any]]:

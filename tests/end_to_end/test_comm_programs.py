@@ -423,15 +423,15 @@ def test_a_part_that_is_not_one_of_the_whole_is_refused_where_it_runs() -> None:
     [
         (
             lambda x: comm.allgather(x, workers=3),
-            "has a relax.comm.collective over 3 workers, and the session has 4",
+            "has a relax.comm.collective over 3 workers, but the session has 4",
         ),
         (
             lambda x: comm.allgather(x, team="group", workers=4),
-            "has a relax.comm.collective over 4 workers, and a group has 2",
+            "has a relax.comm.collective over 4 workers, but a group has 2",
         ),
         (
             lambda x: comm.allreduce(x, team=[[0, 1]]),
-            r"has a collective \(allreduce\) over the teams \[\[0, 1\]\], and all of 4 workers run",
+            r"has a collective \(allreduce\) over the team \[0, 1\], but world_size is 4",
         ),
         (lambda x: comm.allreduce(x, team=[[0, 1], [2, 4]]), r"the teams \[\[0, 1\], \[2, 4\]\]"),
     ],

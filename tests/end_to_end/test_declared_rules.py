@@ -169,6 +169,6 @@ def test_a_call_with_other_operands_is_refused() -> None:
         return [relax.call_dps_packed(SCALED, (x,), relax.TensorType((5, 6), "float32"))]
 
     program = Program(make, [ROWS, {}], [(5, 6), (6,)], [None], lambda *_: [])
-    words = "its rule is for operands with axes 'n k, k', and 2 results; found operands with"
+    words = "its rule is for operands with the axes 'n k, k', and 2 results; the numbers of"
     with pytest.raises(TransformError, match=re.escape(words)):
         LowerPlacements()(module(MESH, {"main": program}))

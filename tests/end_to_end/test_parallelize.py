@@ -252,7 +252,7 @@ def test_a_sequence_of_one_is_not_divided() -> None:
     assert made.collectives == {"allreduce": 5, "allgather": 1}
     left = [one for one in report.decisions if one.verdict == "not sharded"]
     assert len(left) == 5
-    assert "is less than 2 ranks" in left[0].reason
+    assert "has fewer elements than the 2 ranks" in left[0].reason
 
 
 def test_an_axis_that_activations_do_not_have() -> None:

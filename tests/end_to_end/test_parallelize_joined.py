@@ -169,7 +169,7 @@ def _attended(x: Any, q: Any, k: Any, v: Any, o: Any, queries: int, keys: int) -
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        ({0: "S[2]"}, "its 2 heads of keys and values do not match the shards of the queries"),
+        ({0: "S[2]"}, "the shards of the queries do not match its 2 heads of keys and values"),
         ({0: "S[2: 6/2]", 1: "S[2: 2/2]"}, "which are different divisions of one axis for it"),
         ({1: "S[2]", 2: "S[2: 2/2]"}, "which are different divisions of one axis for it"),
     ],

@@ -301,9 +301,9 @@ def test_a_stage_without_a_layer() -> None:
 def test_stages_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="'fc7' matches no parameter; similar names are 'fc3'"):
         parallelize(mlp(), {}, Mesh({"pp": 2}), stages=["fc7"])
-    with pytest.raises(ValueError, match=r"has 3 stages along 'pp', and \['fc1'\] has 1 pat"):
+    with pytest.raises(ValueError, match=r"has 3 stages along 'pp', but \['fc1'\] has 1 pat"):
         parallelize(mlp(), {}, Mesh({"pp": 3}), stages=["fc1"])
-    with pytest.raises(ValueError, match="has 1 stages along 'pp'"):
+    with pytest.raises(ValueError, match="has 1 stage along 'pp'"):
         parallelize(mlp(), {}, Mesh({"tp": 2}), stages=["fc1"])
 
 

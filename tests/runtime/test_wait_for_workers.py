@@ -40,6 +40,6 @@ def test_a_cause_that_is_told_later() -> None:
 
 def test_a_cause_that_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_for_workers, "_EXIT_CODE_SECONDS", 0.1)
-    said = r"workers \[3\] did not join the session; worker 1 died;"
+    said = r"worker 3 did not join the session; worker 1 died;"
     with pytest.raises(IPCError, match=said):
         wait_for_workers.wait_for_workers(SimpleNamespace(num_workers=4), "session 1", dict)

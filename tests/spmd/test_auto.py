@@ -154,11 +154,11 @@ def test_what_is_refused() -> None:
         parallelize(mod, "auto", Mesh({"dp": 2, "tp": 2}))
     with pytest.raises(ValueError, match="has none along which the plan shards no input"):
         parallelize(mod, {"x": {"a": Shard(0), "b": Shard(1)}, "*": "auto"}, Mesh({"a": 1, "b": 1}))
-    with pytest.raises(ValueError, match="measured with 4 workers, and the mesh has 2 along 'tp'"):
+    with pytest.raises(ValueError, match="measured with 4 workers, but the mesh has 2 along 'tp'"):
         parallelize(mod, "auto", Mesh({"pp": 1, "tp": 2}), calibration=nominal(4))
-    with pytest.raises(ValueError, match="it was measured with 2 workers, and the mesh has 4"):
+    with pytest.raises(ValueError, match="it was measured with 2 workers, but the mesh has 4"):
         parallelize(mod, "auto", 4, calibration=nominal(2))
-    with pytest.raises(ValueError, match=r"'layer.0' matches no parameter; similar names are"):
+    with pytest.raises(ValueError, match=r"'layer.0' matches no parameter; a similar name is"):
         parallelize(mod, {"layer.0": "auto"}, 2)
 
 

@@ -89,7 +89,7 @@ def test_styles(style: Any, matrix: Any, vector: Any) -> None:
         ),
         ({"norm": "sideways"}, PAIR, "or one of the styles 'colwise', 'colwise_gather_output'"),
         ({"norm": Partial()}, PAIR, "a parameter cannot be a partial result, P[sum]"),
-        ({"norm": {"pp": "colwise"}}, GRID, "'pp' is no axis of the mesh, which has 'dp', 'tp'"),
+        ({"norm": {"pp": "colwise"}}, GRID, "'pp' is no axis of the mesh; the axes are 'dp', 'tp'"),
         ({"norm": "colwise"}, GRID, "'colwise' is ambiguous, since Mesh({'dp': 2, 'tp': 2}"),
         ({"norm": {"dp": "S[0]", "tp": "S[0]"}}, GRID, "axis 0 of 'model.norm.weight' is sharded"),
     ],
@@ -118,7 +118,7 @@ def test_names_of_parameters() -> None:
     assert "R.Tensor((6, 5)" in made.module["main"].script()
     assert "R.Tensor((6, 10)" in made.placed["main"].script(), "for all ranks"
     with pytest.raises(
-        ValueError, match=r"there is no parameter 'p_lm_head'; similar names are 'p_lm_h"
+        ValueError, match=r"there is no parameter 'p_lm_head'; a similar name is 'p_lm_h"
     ):
         parallelize(mod, {}, 2, names={"p_lm_head": "lm_head.weight"})
 

@@ -311,17 +311,17 @@ def test_a_cast_to_less() -> None:
     assert refusal(Program().module(body)) == "its sum with the residual is not normalized"
 
 
-@pytest.mark.parametrize("axes", [[0], [0, 1], [-2]])
-def test_other_axes(axes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("axes", "over"), [([0], "axis 0"), ([0, 1], "the axes [0, 1]"), ([-2], "axis 0")]
+)
+def test_other_axes(axes: list[int], over: str) -> None:
     def body(p: Program) -> Any:
         weight = relax.op.zeros((8,) * len(axes), "float32")
         x = p.add(p.residual, p.total())
         return p.emit(relax.op.nn.rms_norm(x, p.emit(weight), axes, 1e-5))
 
     found = refusal(Program(shape=(8, 8)).module(body))
-    assert (
-        found == f"the norm is over the axes {[axis % 2 for axis in axes]}; expected the last axis"
-    )
+    assert found == f"the norm is over {over}; expected the last axis"
 
 
 @pytest.mark.parametrize("option", ["center", "scale"])

@@ -85,9 +85,13 @@ def test_what_a_type_cannot_say_is_kept():
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("tvm_ipc.argument_scopes", ["global"], "argument_scopes has 1 entries; expected 2"),
+        ("tvm_ipc.argument_scopes", ["global"], "argument_scopes has 1 entry; expected 2"),
         ("tvm_ipc.output_scopes", ["", ""], "output_scopes has 2 entries; expected 1"),
-        ("tvm_ipc.inplace_outputs", [2], "has the index 2, but there are 2 parameters"),
+        (
+            "tvm_ipc.inplace_outputs",
+            [2],
+            "has the index 2; expected an index of one of the 2",
+        ),
         ("tvm_ipc.inplace_outputs", [1], "cannot overwrite parameter 1"),
     ],
 )

@@ -179,7 +179,7 @@ def test_other_compilers_and_modules_without_any_are_untouched():
 
 def test_refused_what_cannot_be_inlined():
     with pytest.raises(
-        TransformError, match="the module has no function 'f'; its functions are 'main', 'sca"
+        TransformError, match="the module has no function 'f'; the functions are 'main', 'sca"
     ):
         InlineCompilerFunctions(functions=["f"])(Elementwise)
     with pytest.raises(TransformError, match="'main' is for no compiler"):

@@ -338,7 +338,7 @@ LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
         ),
     ),
     "fewer rows than ranks": (
-        "it has 1 rows; expected at least 1 row for each of 2 ranks",
+        "it has 1 row; expected at least 1 row for each of 2 ranks",
         program(
             lambda b, x, w: comm.allreduce(b.emit(relax.op.matmul(x, w)), team=[[0, 1]]),
             shape=(1, 16),

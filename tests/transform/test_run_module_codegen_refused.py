@@ -300,7 +300,7 @@ MISBEHAVIOURS = {
     ),
     "in place of nothing": (
         lambda given: changed(given, inplace_outputs=[2]),
-        "inplace_outputs has the index 2, but there are 2 parameters",
+        "inplace_outputs has the index 2; expected an index of one of the 2 parameters, or -1",
     ),
     "scopes that are letters": (
         lambda given: changed(given, argument_scopes="ab"),

@@ -48,7 +48,9 @@ class Collectives:
 
     def team(self, ranks: Sequence[int], copy: int) -> Team:
         """Return the team of some workers."""
-        expected = f"ranks of workers, each 0 to {self.num_workers - 1} and once, such as [0, 1]"
+        ranks_text = arguments.ranks_below(self.num_workers)
+        example = list(range(min(self.num_workers, 2)))
+        expected = f"ranks of workers, each {ranks_text} and once, such as {example}"
         members = arguments.integers("team: ranks", ranks, expected, 0, self.num_workers - 1)
         if not members or len(set(members)) != len(members):
             raise arguments.wrong_value("team: ranks", expected, ranks)
@@ -85,7 +87,7 @@ class Collectives:
 
     def rank(self, name: str, rank: object) -> int:
         """Return the rank of a worker."""
-        expected = f"the rank of a worker, 0 to {self.num_workers - 1}"
+        expected = f"the rank of a worker, {arguments.ranks_below(self.num_workers)}"
         return arguments.integer(name, rank, expected, 0, self.num_workers - 1)
 
     def run(

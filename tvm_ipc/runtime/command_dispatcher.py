@@ -353,7 +353,7 @@ class CommandDispatcher:
         report = json.loads(_native_report(self.session))
         late = [rank for rank, done in enumerate(report["done"]) if done < ticket]
         late_ranks = ", ".join(f"rank {rank} (pid {self.pids[rank]})" for rank in late)
-        sentences = [f"{late_ranks} did not answer within {self.timeout:g} s"]
+        sentences = [f"{late_ranks or 'a worker'} did not answer within {self.timeout:g} s"]
         # Without tracebacks: the cause is the rank that did not answer.
         errors = [RankError(**{**error, "traceback": ""}) for error in report["errors"]]
         sentences += [describe(errors)] if errors else []

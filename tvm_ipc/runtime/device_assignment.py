@@ -134,7 +134,7 @@ def of_workers(
         return tvm_ffi.Shape(defaults)
     name, expected = (
         f"{where}: device_ids",
-        f"{num_workers} numbers of devices, one for each worker",
+        "the number of a device" if num_workers == 1 else f"{num_workers} numbers of devices",
     )
     device_ids = numbers(name, ids, expected)
     if len(device_ids) != num_workers:

@@ -97,7 +97,7 @@ class State:
 
         After an error this waits for all workers, and raises their errors too.
         """
-        expected = f"the rank of a worker, 0 to {session.num_workers - 1}"
+        expected = f"the rank of a worker, {arguments.ranks_below(session.num_workers)}"
         arguments.integer("worker_id", rank, expected, 0, session.num_workers - 1)
         result, errors = self._wait_and_report(session, rank, native, *args)
         if not errors:

@@ -37,7 +37,7 @@ def host_tensor(name: str, value: object) -> Tensor:
         )
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise ValueError(
-            f"{name} has masked elements, which tensors have not: give it array.filled(number)"
+            f"{name} has masked elements, which tensors do not have; pass array.filled(number)"
         )
     try:
         array = np.asarray(value, order="C")

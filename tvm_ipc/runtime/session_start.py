@@ -99,7 +99,8 @@ class StartOptions:
 
     def describe(self) -> str:
         """Return a phrase for the workers, as `repr` of a session has it."""
-        phrase = f"{self.num_workers} {'processes' if self.processes else 'threads'}"
+        kind = "process" if self.processes else "thread"
+        phrase = arguments.counted(self.num_workers, kind)
         phrase += f" in {self.num_groups} groups" if self.num_groups > 1 else ""
         phrase += device_assignment.describe(self.assignment)
         return phrase + (f" on {self.hosts}" if self.hosts is not None else "")
@@ -277,7 +278,8 @@ class SessionStart:
         options, name = self._options, self._dispatcher.name
         assignment, settings = options.assignment, options.settings
         kind = "processes" if options.processes else "threads"
-        workers = f"{options.num_workers} workers, {kind}, groups: {options.num_groups}"
+        number = arguments.counted(options.num_workers, "worker")
+        workers = f"{number}, {kind}, groups: {options.num_groups}"
         _log.info("%s: starts %s, threads in each: %d", name, workers, threads_each)
         location = device_assignment.describe(assignment) or " on this machine's CPUs"
         backend = f"{assignment.backend}: {assignment.reason}; workers{location}"

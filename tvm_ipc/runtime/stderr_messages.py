@@ -58,6 +58,6 @@ def report_unraised_error(session: object, error: object, *, fail: bool = True) 
     if fail:
         tvm_ffi.get_global_func("tvm_ipc.session.fail_at_exit")()
     print_err(
-        f"tvm_ipc: {session!r} ended with an error that was not raised, for no sync, get or "
-        f"close came after it:\n{error}\n"
+        f"tvm_ipc: {session!r} ended with an error that was not raised, because no sync, get "
+        f"or close came after it:\n{error}\n"
     )

@@ -232,8 +232,10 @@ class Values:
         workers = len(scope.ranks) if isinstance(scope, Team) else self._collectives.num_workers
         if tuple(host.shape[:1]) != (workers,):
             raise ValueError(
-                f"scatter gives src[i] to worker i, so an array for {workers} workers has "
-                f"{workers} rows; this one's shape is {tuple(host.shape)}"
+                f"scatter: src has shape {tuple(host.shape)}, but "
+                f"{'the team' if isinstance(scope, Team) else 'the session'} has "
+                f"{arguments.counted(workers, 'worker')}; pass an array whose first dimension is "
+                f"{workers}"
             )
         target = target_of("scatter: dst", dst)
         target = self.empty(host.shape[1:], host.dtype) if target is None else target

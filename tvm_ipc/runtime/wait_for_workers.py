@@ -83,7 +83,10 @@ def wait_for_workers(
             time.sleep(_POLL_SECONDS)
             codes = exit_codes()
         missing = sorted({*range(session.num_workers)} - joined)
-        clauses = [f"workers {missing} did not join the session"] if missing else []
+        clauses = []
+        if missing:
+            noun = "worker" if len(missing) == 1 else "workers"
+            clauses.append(f"{noun} {', '.join(map(str, missing))} did not join the session")
         if not failed:
             clauses.append(f"{START_SECONDS:g} s have passed")
         # A worker that is a thread of this process reports an error, and so does its connection.

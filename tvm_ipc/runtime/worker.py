@@ -21,7 +21,7 @@ def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_
     shared_libraries.leave_cuda_out()
     log.start(f"rank {worker_id}")
     logger = logging.getLogger(__name__)
-    logger.debug("a worker of %d in %d groups starts", num_workers, num_groups)
+    logger.debug("starts; workers: %d, groups: %d", num_workers, num_groups)
     runtime.ready()
     serve = tvm_ffi.get_global_func("runtime.disco.WorkerProcess")
     logger.debug("waits for commands")

@@ -122,7 +122,7 @@ class Hosts(Protocol):
 
 
 def _refuse_hosts(where: str, hosts: Any, num_workers: int) -> Hosts:
-    raise IPCError(f"{where}: sessions over several machines want the package tvm_ipc whole")
+    raise IPCError(f"{where}: sessions over several machines need the whole package tvm_ipc")
 
 
 #: Parses the argument `hosts` of a session; the first parameter is the prefix of its errors.

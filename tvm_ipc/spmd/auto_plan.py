@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard
 from tvm_ipc.comm.placements import Placements
@@ -144,7 +145,7 @@ def _explain(best: FoundPlan, search: Search, calibration: Calibration) -> list[
 
 def _describe(plan: FoundPlan) -> str:
     seconds: Seconds = plan.seconds
-    collectives = f"{plan.collectives} collective{'s' * (plan.collectives != 1)}"
+    collectives = arguments.counted(plan.collectives, "collective")
     return (
         f"{_milliseconds(seconds.total)} for a call of each function, of which "
         f"{_milliseconds(seconds.communicating)} are {collectives}"
@@ -159,8 +160,9 @@ def _check_calibration(axis: str, workers: int, calibration: Calibration | None)
     """Raise an error unless the calibration is for the number of workers along the axis."""
     if calibration is not None and calibration.workers != workers:
         raise ValueError(
-            f"parallelize: calibration: it was measured with {calibration.workers} workers, and "
-            f"the mesh has {workers} along {axis!r}; measure again with `tvm-ipc bench --calibrate`"
+            "parallelize: calibration: it was measured with "
+            f"{arguments.counted(calibration.workers, 'worker')}, but the mesh has {workers} along "
+            f"{axis!r}; measure again with `tvm-ipc bench --calibrate`"
         )
 
 

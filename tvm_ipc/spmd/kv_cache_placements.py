@@ -40,9 +40,8 @@ def names_of_caches(caches: object, inputs: Sequence[str]) -> list[str]:
     for pattern in patterns:
         names = [name for name in inputs if matches(pattern, name)]
         if not names:
-            similar = get_close_matches(pattern, inputs)
-            names_text = ", ".join(map(repr, similar or inputs[:5]))
-            hint = f"{'similar names' if similar else 'the inputs'} are {names_text}"
+            near = get_close_matches(pattern, inputs)
+            hint = arguments.similar(near) if near else arguments.listed("input", inputs)
             raise ValueError(
                 f"parallelize: caches: {pattern!r} matches no input; {hint}; caches is "
                 f"{arguments.quote(patterns)}"

@@ -134,7 +134,8 @@ class LowerPlacements:
             else:
                 at_a_time = min(self.streams, chunks)
                 reason = f"their rows are gathered asynchronously, {at_a_time} at a time"
-                note(Decision(NAME, name, mark.subject, f"in {chunks} chunks", reason))
+                outcome = f"in {arguments.counted(chunks, 'chunk')}"
+                note(Decision(NAME, name, mark.subject, outcome, reason))
         return with_dataflow(result)
 
 

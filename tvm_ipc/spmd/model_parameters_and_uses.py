@@ -80,8 +80,8 @@ def parameters_of(functions: Functions, names: Any) -> dict[str, Parameter]:
     param_names = {str(param.name) for function in functions.values() for param in function.params}
     unknown = [name for name in names if name not in param_names]
     if unknown:
-        similar = ", ".join(map(repr, get_close_matches(str(unknown[0]), sorted(param_names))))
-        hint = f"similar names are {similar}" if similar else "no parameter has a similar name"
+        near = get_close_matches(str(unknown[0]), sorted(param_names))
+        hint = arguments.similar(near) if near else "no parameter has a similar name"
         raise ValueError(f"parallelize: names: there is no parameter {unknown[0]!r}; {hint}")
     return parameters
 

@@ -149,7 +149,7 @@ class _ActivationPlacer:
                     self.name,
                     f"{var.name} along {self.axes[index]!r}",
                     "not sharded",
-                    f"axis {axis} of {var.ty} is less than {workers} ranks",
+                    f"axis {axis} of {var.ty} has fewer elements than the {workers} ranks",
                 )
             )
             return

@@ -186,9 +186,7 @@ def _similar_names(pattern: str, shapes: Shapes) -> str:
             end = ["*" if component.isdigit() else component for component in path[-length:]]
             ends[".".join(end)] = None
     similar = get_close_matches(pattern, [end for end in ends if end], n=3, cutoff=0.5)
-    if similar:
-        return f"similar names are {', '.join(map(repr, similar))}"
-    return f"the parameters are {', '.join(map(repr, list(shapes)[:5]))} and so on"
+    return arguments.similar(similar) if similar else arguments.listed("parameter", list(shapes))
 
 
 # ---- styles and placements -------------------------------------------------------------------
@@ -200,8 +198,8 @@ def _by_axis(where: str, entry: Any, mesh: Mesh) -> dict[str, Any]:
     if isinstance(entry, Mapping):
         unknown = [axis for axis in entry if axis not in mesh.axes]
         if unknown:
-            names = ", ".join(map(repr, mesh.axes))
-            raise ValueError(f"{where}: {unknown[0]!r} is no axis of the mesh, which has {names}")
+            axes_text = arguments.listed("axis", list(mesh.axes))
+            raise ValueError(f"{where}: {unknown[0]!r} is no axis of the mesh; {axes_text}")
         by_axis = dict(entry)
         if PIPELINE in by_axis:
             raise ValueError(

@@ -326,7 +326,8 @@ def _find_norm(addition: Position, uses: Uses) -> tuple[Position, Position | Non
 def _norm_refusal(norm: relax.Call, x: Any) -> str:
     axes = [int(axis) % int(x.ty.ndim) for axis in norm.attrs.axes]
     if axes != [int(x.ty.ndim) - 1]:
-        return f"the norm is over the axes {axes}; expected the last axis"
+        over = f"axis {axes[0]}" if len(axes) == 1 else f"the axes {axes}"
+        return f"the norm is over {over}; expected the last axis"
     if operator_of(norm) == "relax.nn.layer_norm" and not (norm.attrs.center and norm.attrs.scale):
         return "the norm has no bias or no weight"
     return ""

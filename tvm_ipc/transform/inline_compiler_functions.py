@@ -128,8 +128,8 @@ class InlineCompilerFunctions:
         for name in sorted(self.functions or ()):
             if name not in by_name:
                 raise TransformError(
-                    f"InlineCompilerFunctions: the module has no function {name!r}; its functions "
-                    f"are {', '.join(map(repr, sorted(by_name)))}"
+                    f"InlineCompilerFunctions: the module has no function {name!r}; "
+                    f"{arguments.listed('function', sorted(by_name))}"
                 )
             if not is_for(self.compiler)(by_name[name]):
                 compiler = compiler_of(by_name[name])
@@ -163,9 +163,10 @@ def _is_composite(function: relax.Function) -> bool:
 
 def _check_recursion(bodies: dict[tvm.ir.GlobalVar, relax.Function]) -> None:
     for group in relax.analysis.detect_recursion(tvm.IRModule(bodies)):
-        names = ", ".join(repr(str(global_var.name_hint)) for global_var in group)
+        names = [repr(str(global_var.name_hint)) for global_var in group]
+        recursion = "calls itself" if len(names) == 1 else "call each other recursively"
         raise TransformError(
-            f"InlineCompilerFunctions: {names} call each other recursively and cannot be inlined"
+            f"InlineCompilerFunctions: {', '.join(names)} {recursion} and cannot be inlined"
         )
 
 

@@ -200,7 +200,7 @@ def _check(name: str, function: relax.Function, externs: Externs) -> None:
         if len(call.args) != len(extern.params):
             raise TransformError(
                 f"LowerExternCalls: function {name!r} calls the extern {extern.symbol!r} with "
-                f"{len(call.args)} arguments; expected {len(extern.params)}"
+                f"{arguments.counted(len(call.args), 'argument')}; expected {len(extern.params)}"
             )
         shapes = match_call(extern.params, [argument.ty for argument in call.args])
         for number, output in enumerate(extern.outputs):

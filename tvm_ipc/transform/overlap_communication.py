@@ -312,8 +312,8 @@ class _Overlap:
             if exposed > MAX_EXPOSED:
                 raise NotOverlappableError(
                     f"a rank would expose {exposed} tensors at a time, in "
-                    f"{site.input_layout.blocks} blocks of rows for {site.ranks} ranks; the most "
-                    f"is {MAX_EXPOSED}"
+                    f"{arguments.counted(site.input_layout.blocks, 'block')} of rows for "
+                    f"{site.ranks} ranks; the most is {MAX_EXPOSED}"
                 )
         return choice
 

@@ -111,6 +111,7 @@ class PipelineAllGather:
             if isinstance(outcome, NotOverlappableError):
                 note(Decision(_NAME, name, subject, "skipped", str(outcome)))
             else:
+                chunks = f"in {arguments.counted(outcome, 'chunk')}"
                 in_flight = f"{min(outcome, self.streams)} at a time"
-                note(Decision(_NAME, name, subject, f"in {outcome} chunks", in_flight))
+                note(Decision(_NAME, name, subject, chunks, in_flight))
         return function if after is before else with_dataflow(after)

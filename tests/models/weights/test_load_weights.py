@@ -298,8 +298,8 @@ def test_all_that_is_wrong_is_said_at_once(session: Any, tmp_path: Path) -> None
             tvm_ipc.load_weights(session, source, cuts)
         assert str(raised.value).splitlines() == [
             f"load_weights: {where} does not match the program:",
-            "  'norm.weight' is missing; similar names are 'model.norm.weight'",
-            "  'head' is missing; tensors of its shape are 'model.table'",
+            "  'norm.weight' is missing; a similar name is 'model.norm.weight'",
+            "  'head' is missing; a tensor of its shape is 'model.table'",
             "  'model.norm.weight' is not the weight of any parameter",
             "  'rotary.inv_freq' is not the weight of any parameter",
             "  'model.up.weight' has shape (4, 6); the program expects (6, 4), its transpose",

@@ -169,7 +169,7 @@ def test_a_checkpoint_of_transformers(session: Any, tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors.index.json").is_file()
     tensors = dict(model.state_dict())
     with pytest.raises(
-        WeightsError, match=r"'lm_head\.weight' is missing; tensors of its shape are 'mod"
+        WeightsError, match=r"'lm_head\.weight' is missing; a tensor of its shape is 'mod"
     ):
         compare(session, tmp_path, tensors)
     compare(session, tmp_path, tensors, names={"lm_head.weight": "model.embed_tokens.weight"})

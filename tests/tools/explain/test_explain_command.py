@@ -263,7 +263,10 @@ def test_module_is_only_read(saved: Path) -> None:
         ("layers.json --world-size two", "argument --world-size: invalid int value: 'two'"),
         ("layers.json --strategy best", "argument --strategy: invalid choice: 'best'"),
         ("layers.json --target nosuch", '"nosuch" is not defined'),
-        ("layers.json --target opencl", "not 'opencl': workers share no memory there"),
+        (
+            "layers.json --target opencl",
+            "--target is 'opencl', but tvm_ipc has no collectives",
+        ),
         ("layers.json --barrier-budget -1", "--barrier-budget is -1"),
         ("layers.json --size n", "--size is 'n'; it must have the form n=64"),
         ("layers.json --text -o -", "--text and --output - both write to the standard output"),

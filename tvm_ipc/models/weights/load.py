@@ -299,10 +299,8 @@ def _source_names(
     elif isinstance(names, Mapping):
         unknown = [parameter for parameter in names if parameter not in specs]
         if unknown:
-            similar = get_close_matches(str(unknown[0]), specs)
-            hint = "no name is similar"
-            if similar:
-                hint = f"similar names are {', '.join(map(repr, similar))}"
+            near = get_close_matches(str(unknown[0]), specs)
+            hint = arguments.similar(near) if near else "no name is similar"
             raise ValueError(
                 f"load_weights: names: there is no parameter {arguments.quote(unknown[0])}; {hint}"
             )

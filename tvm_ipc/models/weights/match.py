@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ml_dtypes  # noqa: F401  registers bfloat16 and others with NumPy
 import numpy as np
 
+from tvm_ipc import arguments
 from tvm_ipc.errors import WeightsError
 from tvm_ipc.models.weights.file_tensor_metadata import FileTensor
 from tvm_ipc.models.weights.fused import Name, SourceTensor, leaf_names, resolve
@@ -140,12 +141,14 @@ def _suggest(
 ) -> str:
     """Return a phrase with the tensors that may have been meant."""
     same_end = [n for n in unused if n.endswith(f".{name}") or name.endswith(f".{n}")]
-    similar = same_end[:3] or get_close_matches(name, unused, n=3)
-    if similar:
-        return f"similar names are {', '.join(map(repr, similar))}"
+    near = same_end[:3] or get_close_matches(name, unused, n=3)
+    if near:
+        return arguments.similar(near)
     same_shape = [n for n, tensor in tensors.items() if tensor.shape == tuple(spec.shape)]
     if same_shape and len(same_shape) < 4:
-        return f"tensors of its shape are {', '.join(map(repr, same_shape))}"
+        quoted = ", ".join(map(repr, same_shape))
+        one = len(same_shape) == 1
+        return f"a tensor of its shape is {quoted}" if one else f"tensors of its shape are {quoted}"
     return "no name is similar"
 
 

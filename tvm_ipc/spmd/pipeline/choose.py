@@ -64,8 +64,9 @@ def check_stages(stages: object, mesh: Mesh) -> list[str] | None:
     count = mesh.axes.get(PIPELINE, 1)
     if len(patterns) != count - 1:
         raise ValueError(
-            f"parallelize: stages: {mesh} has {count} stages along {PIPELINE!r}, and "
-            f"{arguments.quote(patterns)} has {len(patterns)} patterns; pass {expected}"
+            f"parallelize: stages: {mesh} has {arguments.counted(count, 'stage')} along "
+            f"{PIPELINE!r}, but {arguments.quote(patterns)} has "
+            f"{arguments.counted(len(patterns), 'pattern')}; pass {expected}"
         )
     return patterns
 
@@ -172,7 +173,7 @@ def _balanced(
     if len(order) < count:
         raise ValueError(
             f"parallelize: mesh: {count} stages along {PIPELINE!r}, and the program has "
-            f"{len(order)} layer{'s' * (len(order) != 1)}, {_abbreviate(order)}; each stage needs "
+            f"{arguments.counted(len(order), 'layer')}, {_abbreviate(order)}; each stage needs "
             f"a layer, so {PIPELINE!r} must be {len(order)} or less"
         )
     of_layers = [

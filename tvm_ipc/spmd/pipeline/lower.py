@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.arguments import counted
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Replica
 from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
@@ -93,7 +94,7 @@ def lower_pipeline(
         weights = [name for name, used_by in stages_of_param.items() if k in used_by]
         count = sum(not params[name].is_input for name in weights)
         notes.append(
-            f"stage {k} on {format_ranks(of_stage)}: {begins}{count} weights, "
+            f"stage {k} on {format_ranks(of_stage)}: {begins}{counted(count, 'weight')}, "
             f"{seconds * 1e3:.3g} ms predicted for a call of each function"
         )
     ranks_of_param = {

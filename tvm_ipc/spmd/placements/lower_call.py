@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_op import dtype_of, extents
 from tvm_ipc.comm.placements import format_placements
@@ -248,7 +249,8 @@ def _check_takes(
         else []
     )
     if len(buffers) != len(types):
-        raise Refusal(f"it takes {len(buffers)} tensors, and the call has {len(types)}")
+        tensors = counted(len(buffers), "tensor")
+        raise Refusal(f"it takes {tensors}, but the call has {len(types)}")
     for shape, ty in zip(buffers, types, strict=True):
         for expected, extent in zip(shape, extents(ty) or [], strict=False):
             number = constant(expected)
@@ -280,7 +282,8 @@ def _refused(
         if not x.replicated
     ]
     return values.error(
-        f"{var.name} is {format_callee(call)}: {refusal}; found: {'; '.join(placements)}; place "
+        f"{var.name} is {format_callee(call)}: {refusal}; found: "
+        f"{'; '.join(placements) or 'all operands are replicated'}; place "
         "the operands before it with R.comm.place, for example as comm.Replica()"
     )
 

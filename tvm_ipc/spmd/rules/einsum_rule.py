@@ -70,9 +70,9 @@ class EinsumRule:
         if operand_ndims != [*map(len, self.operands)] or result_ndims != [*map(len, self.results)]:
             declared = ", ".join(map(" ".join, self.operands))
             raise Refusal(
-                f"its rule is for operands with axes {declared!r}, and {len(self.results)} "
-                f"results; found operands with {operand_ndims} axes, and results with "
-                f"{result_ndims}"
+                f"its rule is for operands with the axes {declared!r}, and "
+                f"{arguments.counted(len(self.results), 'result')}; the numbers of axes are "
+                f"{operand_ndims} of the operands, and {result_ndims} of the results"
             )
 
         def labels(tensor: tuple[str, ...]) -> Labels:

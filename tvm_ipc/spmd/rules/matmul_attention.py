@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, Final
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
@@ -48,7 +49,8 @@ def _einsum(op: Operation) -> Rule:
     inputs, arrow, result = text.partition("->")
     terms = inputs.split(",")
     if len(terms) != len(op.operands):
-        raise Refusal(f"its subscripts {text!r} are not those of {len(op.operands)} operands")
+        found = counted(len(op.operands), "operand")
+        raise Refusal(f"its subscripts {text!r} are not those of {found}")
     if not arrow:
         once = sorted(c for c in set(inputs) - set(",.") if inputs.count(c) == 1)
         result = "..." * ("..." in inputs) + "".join(once)
@@ -106,7 +108,8 @@ def whole_blocks(blocks: Any, name: str) -> Callable[[int], str]:
         number = constant(blocks)
         if number is not None and number % workers == 0:
             return ""
-        return f"{workers} ranks do not divide its {format_extent(blocks)} {name}"
+        number_text = format_extent(blocks)
+        return f"its number of {name}, {number_text}, cannot be split evenly over {workers} ranks"
 
     return why_not
 
@@ -172,7 +175,8 @@ def _propagate_heads(
         if label != head:
             return [Shard(labels.index(label), division)]
         if division is None:
-            return f"its {keys} heads of keys and values do not match the shards of the queries"
+            heads = counted(keys or 0, "head")
+            return f"the shards of the queries do not match its {heads} of keys and values"
         if len(set(division.copies_of(workers))) > 1:
             return f"segments of {division} are on different numbers of ranks"
         repeated = division.repeated((queries or 0) // (keys or 1), workers)

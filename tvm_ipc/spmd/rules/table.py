@@ -118,8 +118,8 @@ def _check_name(name: str) -> None:
         )
     operators = list(tvm.ir.Op.list_op_names())
     if name not in operators:
-        similar = ", ".join(map(repr, get_close_matches(name, operators)))
-        hint = f"similar names are {similar}" if similar else "no operator has a similar name"
+        near = get_close_matches(name, operators)
+        hint = arguments.similar(near) if near else "no operator has a similar name"
         raise ValueError(f"declare_rule: there is no operator {name!r}; {hint}")
 
 

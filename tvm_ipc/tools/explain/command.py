@@ -120,8 +120,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> int:
     terminal.load_tvm()
-    import tvm
-
+    from tvm_ipc.pipeline import parse_target
     from tvm_ipc.tools.explain import html_page, json_report, text_report
     from tvm_ipc.tools.explain.load_module import last_line
     from tvm_ipc.tools.inspection.explain_module import OptionError, Question, explain
@@ -129,9 +128,9 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
     source = options.module.name if options.module is not None else "the demo's decoder"
     question = Question(source, options.target, options.world_size, options.strategy, options.sizes)
     try:
-        kind = tvm.target.Target(options.target).kind.name
-    except Exception as error:  # TVM raises many types
-        raise UsageError(f"--target is {options.target!r}: {last_line(error)}") from error
+        kind = parse_target("--target", options.target).kind.name
+    except ValueError as error:
+        raise UsageError(last_line(error)) from error
     terminal.progress(f"loading {source}")
     mod = _module(options, demo, "cuda" if kind == "cuda" else "cpu")
     pipeline = {

@@ -342,8 +342,8 @@ def _check_symbol(where: str, functions: tvm.IRModule, name: str, compiled: Comp
     arity, needed = _arity(owners[0], extern.symbol), _needed(extern)
     if arity is not None and arity != needed:
         raise TransformError(
-            f"{where} compiled the function {name!r} with {arity} parameters, but its calls have "
-            f"{needed}: {_signature(extern)}"
+            f"{where} compiled the function {name!r} with {arguments.counted(arity, 'parameter')}, "
+            f"but its calls have {needed}: {_signature(extern)}"
         )
 
 

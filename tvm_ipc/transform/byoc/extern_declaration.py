@@ -199,7 +199,7 @@ def _problems(extern: Extern) -> Iterator[str]:
         (INPLACE_OUTPUTS, extern.inplace, len(outputs)),
     ):
         if len(entries) != needed:
-            yield f"{key} has {len(entries)} entries; expected {needed}"
+            yield f"{key} has {arguments.counted(len(entries), 'entry')}; expected {needed}"
             return
     for index, scope in enumerate(extern.argument_scopes):
         if scope and not isinstance(params[index], relax.TensorType):
@@ -211,7 +211,10 @@ def _problems(extern: Extern) -> Iterator[str]:
         if index == -1:
             continue
         if not 0 <= index < len(params):
-            yield f"{INPLACE_OUTPUTS} has the index {index}, but there are {len(params)} parameters"
+            yield (
+                f"{INPLACE_OUTPUTS} has the index {index}; expected an index of one of the "
+                f"{arguments.counted(len(params), 'parameter')}, or -1"
+            )
         elif not tvm_ffi.structural_equal(params[index], output, map_free_vars=False):
             yield (
                 f"an output of the type {output} cannot overwrite parameter {index}, whose type is "

@@ -14,6 +14,7 @@ from tvm_ipc.analysis.binding_builders import device_of, same_device
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.program_order import Region, Step, linearize
+from tvm_ipc.arguments import counted
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import ANY, RESULT
 from tvm_ipc.transform.byoc.extern_declaration import declared_scopes, declared_writes
@@ -160,8 +161,9 @@ class _Collector:
         scopes = [str(scope) for scope in attribute]
         if len(scopes) != count:
             raise TransformError(
-                f"PlanMemoryScopes: function {facts.name!r} has {count} parameters, but its "
-                f"attribute {PARAM_SCOPES!r} names {len(scopes)} scopes; name one for each"
+                f"PlanMemoryScopes: function {facts.name!r} has {counted(count, 'parameter')}, "
+                f"but its attribute {PARAM_SCOPES!r} has {counted(len(scopes), 'scope')}; name one "
+                "for each"
             )
         for scope in scopes:
             self.check_scope(scope, f"the attribute {PARAM_SCOPES!r} of function {facts.name!r}")
@@ -287,8 +289,8 @@ class _Collector:
         if len(call.args) != len(callee.params):
             raise TransformError(
                 f"PlanMemoryScopes: function {self.function.name!r} calls {callee.name!r} with "
-                f"{len(call.args)} arguments, but it has {len(callee.params)} parameters; pass one "
-                "argument for each"
+                f"{counted(len(call.args), 'argument')}, but it has "
+                f"{counted(len(callee.params), 'parameter')}; pass one argument for each"
             )
         for k, (argument, param) in enumerate(zip(as_list(call.args), callee.params, strict=True)):
             for path, tensor, target in pairs(self.value_of(argument), param):
@@ -310,7 +312,7 @@ class _Collector:
             if k >= len(scopes):
                 raise TransformError(
                     f"PlanMemoryScopes: function {self.function.name!r} calls {name!r} with more "
-                    f"arguments than its {len(scopes)} parameters; pass one for each"
+                    f"arguments than its {counted(len(scopes), 'parameter')}; pass one for each"
                 )
             scope, param = scopes[k], (name, k)
             if scope is not None:

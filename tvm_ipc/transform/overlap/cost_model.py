@@ -288,8 +288,8 @@ def _unpredictable(workload: Workload, calibration: Calibration | None) -> str:
         return "an extent is only known when the program runs"
     if workload.ranks != calibration.workers:
         return (
-            f"the team has {workload.ranks} ranks, but the calibration was measured with "
-            f"{calibration.workers} workers"
+            f"the team has {arguments.counted(workload.ranks, 'rank')}, but the calibration was "
+            f"measured with {arguments.counted(calibration.workers, 'worker')}"
         )
     if workload.blas and calibration.blas_matmul is None:
         return "the calibration was measured without BLAS"
@@ -322,7 +322,7 @@ def _reason(chunks: int, seconds: float, sequential: float) -> str:
 def _count(chunks: int) -> str:
     if not chunks:
         return "not overlapped"
-    return f"{chunks} chunk{'s' * (chunks != 1)}"
+    return arguments.counted(chunks, "chunk")
 
 
 def _time(seconds: float) -> str:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import tvm
 from tvm import relax, tirx
 
+from tvm_ipc import arguments
 from tvm_ipc.analysis.operator_sets import BROADCASTING, UNARY
 from tvm_ipc.analysis.uses import Position, Uses, binds, operator_of
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
@@ -186,10 +187,10 @@ def _find_sum(position: Position, attrs: CollectiveAttrs, ranks: int, uses: Uses
     unit = unit_of([input_layout, *output_layouts])
     rows, remainder = _split_evenly(extent, ranks, unit)
     if constant(rows) == 0 and constant(extent) != 0:
-        needed = f"{unit} row{'s' * (unit != 1)}"
+        needed = arguments.counted(unit, "row")
         raise NotOverlappableError(
-            f"it has {format_extent(extent)} rows; expected at least {needed} for each of {ranks} "
-            "ranks"
+            f"it has {format_extent(extent)} row{'s' * (constant(extent) != 1)}; expected at least "
+            f"{needed} for each of {ranks} ranks"
         )
     input_layout.shape[0] = output_layouts[0].shape[0] = rows * ranks
     return Candidate(
