@@ -3,8 +3,8 @@
 
 with tvm_ipc.Session(num_workers=4) as session:
     model = tvm_ipc.models.load("folder", session)
-    for token in model.generate([1, 15043, 3186], max_new_tokens=16):
-        print(token)
+    for piece in model.generate("Once upon a time", max_new_tokens=16):
+        print(piece, end="", flush=True)
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tvm_ipc.models.hf.model import Model, load
+    from tvm_ipc.models.hf.text_stream import TextStream
     from tvm_ipc.models.weights.fused import concat, stack
     from tvm_ipc.models.weights.load import load_weights
 
-__all__ = ["Model", "concat", "load", "load_weights", "stack"]
+__all__ = ["Model", "TextStream", "concat", "load", "load_weights", "stack"]
 
 _MODULES = {
     "concat": "weights.fused",
@@ -25,6 +26,7 @@ _MODULES = {
     "load_weights": "weights.load",
     "Model": "hf.model",
     "stack": "weights.fused",
+    "TextStream": "hf.text_stream",
 }
 
 if not TYPE_CHECKING:
