@@ -309,6 +309,11 @@ class Terminal:
             self.text += data.decode(errors="replace")
         return self.text[begin:]
 
+    def read_until_quiet(self) -> None:
+        """Read until nothing has come for a second."""
+        while select.select([self._reader], [], [], 1)[0]:
+            assert os.read(self._reader, 4096), f"it ended: {self.text[-300:]}"
+
     def send(self, text: str) -> None:
         os.write(self._writer, text.encode())
 
@@ -350,6 +355,8 @@ def test_ctrl_c_ends_the_answer_only(talk: Terminal) -> None:
         talk.send("\x03") if terminal else talk.interrupt()
         if terminal:
             talk.read_until(lambda text: text.endswith(">>> "))
+        else:
+            talk.read_until_quiet()
     if terminal:
         talk.send("half a line")
         talk.read_until(lambda text: text.endswith("half a line"))
