@@ -82,6 +82,8 @@ WRONG = {
         "--plan": ["/no/such/file.json", "/", "Auto", ""],
         "--seed": ["x", "-1", "2.5", "", "1"],
         "--prompt": [""],
+        "--system": ["", "without --chat"],
+        "--stop": [""],
         "--tokens": ["x", "", "-1", "1,x"],
         "--dtype": ["float8", "", "FLOAT32"],
         "--hosts": [*HOSTS, "3", "a,b,c"],

@@ -3,8 +3,8 @@
 
 with tvm_ipc.Session(num_workers=4) as session:
     model = tvm_ipc.models.load("folder", session)
-    for token in model.generate([1, 15043, 3186], max_new_tokens=16):
-        print(token)
+    for piece in model.generate("Once upon a time", max_new_tokens=16):
+        print(piece, end="", flush=True)
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.models.hf.load_and_generate import Model, load
+    from tvm_ipc.models.hf.text_stream import TextStream
     from tvm_ipc.models.weights.fused import concat, stack
     from tvm_ipc.models.weights.load import load_weights
 
-__all__ = ["Model", "concat", "load", "load_weights", "stack"]
+__all__ = ["Model", "TextStream", "concat", "load", "load_weights", "stack"]
 
 if not TYPE_CHECKING:  # a type checker would take every name for defined
     __getattr__, __dir__ = export_on_first_use(
@@ -29,5 +30,6 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
             "load_weights": "weights.load",
             "Model": "hf.load_and_generate",
             "stack": "weights.fused",
+            "TextStream": "hf.text_stream",
         },
     )

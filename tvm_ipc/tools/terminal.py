@@ -228,6 +228,69 @@ def _open_missing_streams() -> None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
+class InterruptibleCommand:
+    """Ctrl-C in a command that goes on after it; use it in a `with` block.
+
+    In `wait_for_line`, Ctrl-C raises a `KeyboardInterrupt`. Elsewhere the first Ctrl-C is only
+    recorded as `pressed`, so that it cannot interrupt a command of a session. A second Ctrl-C
+    before `clear` ends the program, as in other commands.
+    """
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self._waiting = False
+        self._handles = False
+
+    def __enter__(self) -> InterruptibleCommand:
+        self._handles = signal.getsignal(signal.SIGINT) is _record_interrupt
+        if self._handles:
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handles:
+            signal.signal(signal.SIGINT, _record_interrupt)
+
+    def clear(self) -> None:
+        """Forget a Ctrl-C."""
+        self.pressed = False
+
+    def wait_for_line(self, prompt: str) -> str | None:
+        """Return the next line of the standard input, or None at its end.
+
+        The prompt is printed if the standard input is a terminal.
+        """
+        self._waiting = True
+        try:
+            return _read_line(prompt)
+        finally:
+            self._waiting = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._waiting:
+            raise KeyboardInterrupt
+        if self.pressed:
+            _record_interrupt(number, frame)
+        self.pressed = True
+
+
+def _read_line(prompt: str) -> str | None:
+    clear()
+    if not sys.stdin.isatty():
+        return sys.stdin.readline() or None
+    if not sys.stdout.isatty():  # it has the answers only
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+        return sys.stdin.readline() or None
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # the function `input` then edits lines
+    try:
+        return input(prompt)
+    except EOFError:
+        return None
+
+
 def was_interrupted() -> bool:
     """Return whether there was a Ctrl-C since the command began."""
     return _interrupted

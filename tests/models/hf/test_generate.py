@@ -61,7 +61,7 @@ def test_one_model_many_texts(tmp_path: Path) -> None:
         assert drawn[0] == drawn[1] != list(ours.generate(PROMPT, 8, temperature=2.0, seed=2))
         with pytest.raises(ValueError, match="9 tokens and 4090 new ones are more than the 4096"):
             ours.generate(PROMPT, 4090)
-        with pytest.raises(ValueError, match="ids is a sequence of tokens, each 0 to 66"):
+        with pytest.raises(ValueError, match="or a sequence of tokens, each 0 to 66"):
             ours.generate([67])
         with pytest.raises(ValueError, match="at least one"):
             ours.generate([])

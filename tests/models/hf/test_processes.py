@@ -44,6 +44,8 @@ with tvm_ipc.Session(2) as session:
     found["tokens"] = list(model.generate(prompt, 6))
     found["most"] = list(map(most, session.pids))
     found["modules"] = loaded()
+    found["text"] = "".join(model.generate("word5 word61 word17 word3", 6))
+    found["modules_of_text"] = loaded()
 from tvm_ipc.__main__ import main
 
 assert main(["run", folder, "--prompt", "word5 word61", "--json"]) == 0
@@ -71,7 +73,9 @@ def test_a_controller_has_what_workers_have(trained: tuple[Path, Any], tmp_path:
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["tokens"] == continued(model, PROMPT, 6)
     assert found["modules"] == [], "of a controller, which starts with a model that is not compiled"
-    assert found["modules_of_command"] == ["transformers"], "for its tokenizer"
+    assert found["text"] == " ".join(f"word{token}" for token in found["tokens"])
+    assert found["modules_of_text"] == ["transformers"], "for the tokenizer"
+    assert found["modules_of_command"] == ["transformers"]
     first, second = found["heard"]
     assert "compiling" in first
     assert second == ["loading weights"], "what is kept is taken as it is"

@@ -23,7 +23,6 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.models.hf import compile_cache
 from tvm_ipc.models.hf.load_and_generate import Model
 from tvm_ipc.nodes.mpi_discovery import find_mpi
-from tvm_ipc.tools.run.generate_text import _pieces
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -279,19 +278,3 @@ def test_ends(how: str, running: subprocess.Popen[str]) -> None:
         assert "rank 1" in line
         assert "died" in line
     assert gone(workers)
-
-
-def test_pieces_are_the_text() -> None:
-    """Characters of several tokens come when they are whole."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bytes_alone = tokenizers.models.BPE({one: k for k, one in enumerate(alphabet)}, [])
-    inner = tokenizers.Tokenizer(bytes_alone)
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
-    text = "naïve 漢字 \N{SLIGHTLY SMILING FACE}, and so on"
-    pieces = _pieces(tokenizer)
-    next(pieces)
-    found = [pieces.send(token) for token in tokenizer(text)["input_ids"]]
-    assert "".join(found) == text
-    assert set(found) >= {"ï", "漢", "\N{SLIGHTLY SMILING FACE}", ""}

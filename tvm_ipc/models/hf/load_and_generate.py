@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Final, overload
 
 import numpy as np
 import tvm_ffi
@@ -16,8 +16,11 @@ from tvm_ipc.errors import ModelError
 from tvm_ipc.models.hf.checkpoint_name_cache import weight_names
 from tvm_ipc.models.hf.compile_cache import CompiledModel, load_or_compile
 from tvm_ipc.models.hf.model_folder import DTYPES, ModelFolder, read_folder
+from tvm_ipc.models.hf.prompts import TextPrompt, as_text_prompt, check_vocabulary, encode
 from tvm_ipc.models.hf.sampling import Sampler
 from tvm_ipc.models.hf.sharding_plan_parser import parse_plan
+from tvm_ipc.models.hf.text_stream import TextStream
+from tvm_ipc.models.hf.tokenizer import tokenizer as read_tokenizer
 from tvm_ipc.models.weights.checkpoint import read_checkpoint
 from tvm_ipc.models.weights.fused import leaf_names
 from tvm_ipc.models.weights.load import load_weights
@@ -120,8 +123,15 @@ class Model:
     4
     """
 
-    def __init__(self, session: Session, folder: ModelFolder, compiled: CompiledModel) -> None:
+    def __init__(
+        self,
+        session: Session,
+        folder: ModelFolder,
+        compiled: CompiledModel,
+        tokenizer: Any = None,
+    ) -> None:
         self.session, self.folder, self.compiled = session, folder, compiled
+        self._tokenizer = tokenizer
         functions = session.load_vm_module(str(compiled.library))
         self._prefill, self._decode = functions["prefill"], functions["decode"]
         self._make_tuple = session.get_global_func("vm.builtin.make_tuple")
@@ -133,9 +143,40 @@ class Model:
         """The number of tokens in the vocabulary."""
         return self.compiled.vocabulary
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the folder, as transformers reads it; `ModelError` if it has none."""
+        if self._tokenizer is None:
+            self._tokenizer = read_tokenizer(self.folder)
+        return self._tokenizer
+
+    def tokenize(self, prompt: TextPrompt | Iterable[int]) -> list[int]:
+        """Return the tokens of a prompt, as `generate` passes them to the model.
+
+        Parameters
+        ----------
+        prompt : a text, the messages of a chat, or tokens, as in `generate`.
+        """
+        return self._tokenize("tokenize", prompt)
+
+    @overload
     def generate(
         self,
-        ids: Sequence[int],
+        prompt: TextPrompt,
+        max_new_tokens: int = 16,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | Iterable[int | str] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> TextStream: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Iterable[int],
         max_new_tokens: int = 16,
         *,
         temperature: float = 0.0,
@@ -143,60 +184,97 @@ class Model:
         top_p: float = 1.0,
         seed: int | None = None,
         stop: Iterable[int] | None = None,
-    ) -> Iterator[int]:
-        """Yield the tokens that continue a prompt, each as soon as it is computed.
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Iterator[int]: ...
+
+    def generate(
+        self,
+        prompt: TextPrompt | Iterable[int],
+        max_new_tokens: int = 16,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | Iterable[int | str] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Iterator[int] | TextStream:
+        """Continue a prompt: yield text for a text or a chat, and tokens for tokens.
+
+        Each piece of text and each token is yielded as soon as it is computed. All text without
+        streaming is `"".join(model.generate(prompt))`.
 
         Parameters
         ----------
-        ids : the tokens of the prompt, at least one.
-        max_new_tokens : the most tokens to yield.
+        prompt : a text; or the messages of a chat, such as `[{"role": "user", "content": "Hi"}]`,
+            which the chat template of the model converts to a prompt for the next answer; or
+            tokens, at least one.
+        max_new_tokens : the most tokens to generate.
         temperature : 0 for greedy decoding; otherwise the logits are divided by it, and tokens are
             sampled.
         top_k : sample from the `top_k` most probable tokens; from all of them if None.
         top_p : sample from the smallest set of most probable tokens whose probabilities sum to at
             least `top_p`.
         seed : the seed for sampling; with None the results differ each time.
-        stop : tokens that end the generation; the end-of-sequence tokens of the model if None. The
-            token that ends it is yielded too.
+        stop : what ends the generation. Strings end a text, which then has all that comes before
+            the first of them. Tokens replace the end-of-sequence tokens of the model. A token that
+            ends the generation is yielded too, if tokens are yielded. An empty list means that only
+            `max_new_tokens` ends it.
+        cancelled : called after each 512 tokens of the prompt and before each new token; the
+            generation ends if it returns True.
 
-        Yields
-        ------
-        int
-            The number of the next token.
+        Returns
+        -------
+        A `TextStream` for a text or a chat, and an iterator of tokens for tokens.
 
         Raises
         ------
+        ModelError
+            The folder has no tokenizer, or no chat template, and the prompt needs one; or the chat
+            template refuses the messages.
         ValueError
-            The prompt and the new tokens are more than the model supports.
+            The prompt is empty, or prompt and `max_new_tokens` exceed the context of the model.
         """
-        prompt = self._check_prompt(ids)
+        tokens = self._tokenize("generate", prompt)
+        is_text = as_text_prompt(prompt) is not None
         wanted = "a number of tokens, 1 or more"
         count = arguments.integer("generate: max_new_tokens", max_new_tokens, wanted, 1)
         context = self.folder.context
-        if context is not None and len(prompt) + count > context:
+        if context is not None and len(tokens) + count > context:
             raise ValueError(
-                f"generate: {len(prompt)} tokens and {count} new ones are more than the "
+                f"generate: {len(tokens)} tokens and {count} new ones are more than the "
                 f"{context} that the model supports; pass fewer tokens, or a smaller max_new_tokens"
             )
         sampler = Sampler(temperature, top_k, top_p, seed)
-        if stop is None:
-            ends = self.folder.ends()
-        else:
-            ends = frozenset(arguments.integers("generate: stop", stop, "numbers of tokens"))
-        return self._generate(prompt, count, sampler, ends)
+        ends, stop_strings = self._check_stop(stop, is_text)
+        if cancelled is not None:
+            arguments.function("generate: cancelled", cancelled)
+        generated = self._generate(tokens, count, sampler, ends, cancelled)
+        if not is_text:
+            return generated
+        return TextStream(self.tokenizer, generated, count, ends, stop_strings)
 
     def _generate(
-        self, prompt: list[int], count: int, sampler: Sampler, ends: frozenset[int]
-    ) -> Iterator[int]:
+        self,
+        prompt: list[int],
+        count: int,
+        sampler: Sampler,
+        ends: frozenset[int],
+        cancelled: Callable[[], bool] | None,
+    ) -> Generator[int, None, None]:
         caches = self._allocate_caches(len(prompt) + count)
         for seen in range(0, len(prompt), _PREFILL_CHUNK):
             chunk = prompt[seen : seen + _PREFILL_CHUNK]
             logits = self._step(self._prefill, chunk, seen, caches)
+            if cancelled is not None:
+                self.session.sync()  # commands are asynchronous: those already sent would run
+                if cancelled():
+                    return
         seen = len(prompt)
         for number in range(1, count + 1):
             token = sampler(self.session.get(logits)[0])
             yield token
-            if token in ends or number == count:
+            if token in ends or number == count or (cancelled is not None and cancelled()):
                 return
             logits = self._step(self._decode, [token], seen, caches)
             seen += 1
@@ -216,12 +294,45 @@ class Model:
         caches: DRef = self._make_tuple(*tensors)
         return caches
 
-    def _check_prompt(self, ids: object) -> list[int]:
-        wanted = f"a sequence of tokens, each 0 to {self.vocabulary - 1}"
-        tokens = list(arguments.integers("generate: ids", ids, wanted, 0, self.vocabulary - 1))
+    def _tokenize(self, where: str, prompt: object) -> list[int]:
+        name = f"{where}: prompt"
+        text = as_text_prompt(prompt)
+        if text is not None:
+            tokens = encode(name, self.tokenizer, self.folder, text)
+            check_vocabulary(name, tokens, self.vocabulary)
+            return tokens
+        wanted = (
+            f"a text, a list of chat messages, or a sequence of tokens, each 0 to "
+            f"{self.vocabulary - 1}"
+        )
+        tokens = list(arguments.integers(name, prompt, wanted, 0, self.vocabulary - 1))
         if not tokens:
-            raise arguments.wrong_value("generate: ids", f"{wanted}, at least one", ids)
+            raise arguments.wrong_value(name, f"{wanted}, at least one", prompt)
         return tokens
+
+    def _check_stop(self, stop: object, is_text: bool) -> tuple[frozenset[int], tuple[str, ...]]:
+        """Return the end tokens and the stop strings."""
+        name, wanted = "generate: stop", "numbers of tokens, or strings that are not empty"
+        if stop is None:
+            return self.folder.ends(), ()
+        items = [stop] if isinstance(stop, str) else stop
+        if isinstance(items, Iterable) and not isinstance(items, (bytes, dict)):
+            items = list(items)
+            strings = tuple(item for item in items if isinstance(item, str))
+            numbers = [item for item in items if not isinstance(item, str)]
+        else:
+            raise arguments.wrong_type(name, wanted, stop)
+        tokens = frozenset(arguments.integers(name, numbers, wanted))
+        if not strings:
+            return tokens, ()
+        if "" in strings:
+            raise arguments.wrong_value(name, wanted, stop)
+        if not is_text:
+            raise ValueError(
+                f"{name} has strings, and the prompt has tokens, which are continued with tokens; "
+                "pass the prompt as a text, or the numbers of tokens as stop"
+            )
+        return tokens or self.folder.ends(), strings
 
 
 def _load_weights(session: Session, folder: ModelFolder, compiled: CompiledModel) -> list[DRef]:

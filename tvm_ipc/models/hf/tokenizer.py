@@ -79,8 +79,8 @@ def _tokenizer(folder: ModelFolder) -> Any:
     (transformers,) = require("to read a tokenizer", "transformers")
     if not folder.has_tokenizer:
         raise ModelError(
-            f"{folder.path}: there is no tokenizer (tokenizer.json), so a prompt cannot be "
-            "tokenized; give token ids with --tokens 1,2,3"
+            f"{folder.path}: there is no tokenizer (tokenizer.json), so a text cannot be "
+            "tokenized; give token ids with --tokens 1,2,3, or with generate([1, 2, 3]) in Python"
         )
     try:
         with warnings.catch_warnings():

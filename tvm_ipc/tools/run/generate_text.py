@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tvm-ipc run`: continue a text with a Hugging Face model.
+"""`tvm-ipc run`: continue a text with a Hugging Face model, or chat with it.
 
 The generated text is printed on the standard output as it is generated, and notes on the error
 output, so the text can be redirected. `--json` prints one object with all results instead.
@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tvm_ipc.errors import ModelError, WeightsError
+from tvm_ipc.models.hf.prompts import check_vocabulary, encode
+from tvm_ipc.models.hf.text_stream import TextStream
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.tools import terminal
 from tvm_ipc.tools.format import bytes_text, count_text
+from tvm_ipc.tools.run.chat import check_template, run_chat
 from tvm_ipc.tools.run.options import OptionError, Options, parse
 
 if TYPE_CHECKING:
     from tvm_ipc.models.hf.load_and_generate import Model
+    from tvm_ipc.models.hf.model_folder import ModelFolder
     from tvm_ipc.runtime.session import Session
 
 #: Width of the label of a note, in characters.
@@ -52,11 +56,13 @@ class Generation:
     ----------
     tokens : the generated tokens.
     first, rest : seconds to the first token, and from there to the last.
+    text : the text of the tokens; None without a tokenizer.
     """
 
     tokens: list[int]
     first: float
     rest: float
+    text: str | None = None
 
     @property
     def per_second(self) -> float | None:
@@ -73,11 +79,13 @@ def _run(options: Options) -> int:
 
     folder = read_folder(options.folder)
     tokenizer = None
-    if options.prompt is not None:
+    if options.prompt is not None or options.chat:
         from tvm_ipc.models.hf.tokenizer import tokenizer as read_tokenizer
 
         terminal.progress("reading the tokenizer")
         tokenizer = read_tokenizer(folder)
+    if options.chat:
+        check_template(options, tokenizer, folder)
     terminal.load_tvm(compiler=False)
     from tvm_ipc.models.hf.compile_cache import load_or_compile
     from tvm_ipc.models.hf.load_and_generate import Model, compute_dtype
@@ -94,12 +102,14 @@ def _run(options: Options) -> int:
             raise
         raise ModelError(f"--plan {options.plan}: {error}") from error
     compiled_at = time.perf_counter()
-    prompt = _prompt(options, tokenizer, program.vocabulary, folder.context)
+    prompt: list[int] = []
+    if not options.chat:
+        prompt = _prompt(options, tokenizer, program.vocabulary, folder)
     terminal.progress(f"starting {options.workers} workers")
     with Session(options.workers, threads=options.threads, hosts=options.hosts) as session:
         session_at = time.perf_counter()
         terminal.progress("loading weights")
-        model = Model(session, folder, program)
+        model = Model(session, folder, program, tokenizer)
         loaded_at = time.perf_counter()
         facts: dict[str, Any] = {
             "prompt_tokens": len(prompt),
@@ -114,10 +124,14 @@ def _run(options: Options) -> int:
             "why_not_kept": program.why_not_cached,
             "plan": list(program.notes),
         }
+        if options.chat:
+            _report_start(facts)
+            run_chat(options, model, lambda text: _note("chat", text))
+            return 0
         generation = _generate(options, model, prompt, tokenizer)
         facts["tokens"] = generation.tokens
-        if tokenizer is not None:
-            facts["text"] = tokenizer.decode(generation.tokens, skip_special_tokens=True)
+        if generation.text is not None:
+            facts["text"] = generation.text
         facts["seconds"] |= {"first_token": generation.first, "other_tokens": generation.rest}
         facts["tokens_per_second"] = generation.per_second
         facts["memory"] = _memory_facts(model, len(prompt) + options.max_new_tokens)
@@ -131,18 +145,14 @@ def _run(options: Options) -> int:
     return 0
 
 
-def _prompt(options: Options, tokenizer: Any, vocabulary: int, context: int | None) -> list[int]:
+def _prompt(options: Options, tokenizer: Any, vocabulary: int, folder: ModelFolder) -> list[int]:
     """Return the tokens of the prompt: specified, from the tokenizer, or random."""
     if options.prompt is not None:
-        tokens = list(map(int, tokenizer(options.prompt)["input_ids"]))
-        if not tokens:
-            raise ModelError("--prompt: the tokenizer returns no tokens for it; use another prompt")
-        invalid = next((token for token in tokens if token >= vocabulary), None)
-        if invalid is not None:
-            raise ModelError(
-                f"--prompt: the tokenizer returns token {invalid}, but the model has {vocabulary} "
-                "tokens; use the tokenizer of the model"
-            )
+        try:
+            tokens = encode("--prompt", tokenizer, folder, options.prompt)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+        check_vocabulary("--prompt", tokens, vocabulary)
         return tokens
     if options.tokens is not None:
         invalid = next((token for token in options.tokens if token >= vocabulary), None)
@@ -153,7 +163,7 @@ def _prompt(options: Options, tokenizer: Any, vocabulary: int, context: int | No
         return list(options.tokens)
     import numpy as np
 
-    room = _RANDOM_PROMPT if context is None else context - options.max_new_tokens
+    room = _RANDOM_PROMPT if folder.context is None else folder.context - options.max_new_tokens
     size = max(1, min(_RANDOM_PROMPT, room))
     random_prompt: list[int] = np.random.default_rng(0).integers(vocabulary, size=size).tolist()
     return random_prompt
@@ -161,21 +171,16 @@ def _prompt(options: Options, tokenizer: Any, vocabulary: int, context: int | No
 
 def _generate(options: Options, model: Model, prompt: list[int], tokenizer: Any) -> Generation:
     """Generate tokens, and print each one as it is generated."""
-    tokens: list[int] = []
-    print_token: Callable[[int], None] = lambda _: None  # noqa: E731
-    prints = False
-    if not options.json and not (options.bench and options.prompt is None):
-        print_token = _token_printer(tokenizer)
-        prints = True
+    ends = frozenset() if options.bench else model.folder.ends()
     try:
-        stream = model.generate(
+        generated = model.generate(
             prompt,
             options.max_new_tokens,
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed,
-            stop=[] if options.bench else None,
+            stop=ends,
         )
     except ValueError as error:
         raise ModelError(str(error).removeprefix("generate: ")) from error
@@ -183,53 +188,32 @@ def _generate(options: Options, model: Model, prompt: list[int], tokenizer: Any)
         terminal.progress("warming up")
         for _ in model.generate(prompt, min(2, options.max_new_tokens), stop=[]):
             pass  # the baseline warms up, too
-    terminal.progress(f"prefilling {len(prompt)} tokens")
-    start = time.perf_counter()
-    first = start
-    for token in stream:
-        if not tokens:
-            first = time.perf_counter()
-        tokens.append(token)
-        print_token(token)
+    terminal.progress(f"prefilling {count_text(len(prompt), 'token')}")
+    tokens: list[int] = []
+    start = first = time.perf_counter()
+
+    def timed() -> Generator[int, None, None]:
+        nonlocal first
+        for token in generated:
+            if not tokens:
+                first = time.perf_counter()
+            tokens.append(token)
+            yield token
+
+    if tokenizer is None:
+        pieces: Iterator[str] = (f"{',' if k else ''}{token}" for k, token in enumerate(timed()))
+    else:
+        pieces = TextStream(tokenizer, timed(), options.max_new_tokens, ends, options.stop)
+    prints = not options.json and not (options.bench and options.prompt is None)
+    text = ""
+    for piece in pieces:
+        text += piece
+        if prints:
+            terminal.write(piece)
     end = time.perf_counter()
     if prints:
         terminal.print_out()
-    return Generation(tokens, first - start, end - first)
-
-
-def _token_printer(tokenizer: Any) -> Callable[[int], None]:
-    """Return a function that prints tokens as text, or as numbers without a tokenizer."""
-    if tokenizer is None:
-        separator = ""
-
-        def print_number(token: int) -> None:
-            nonlocal separator
-            terminal.write(f"{separator}{token}")
-            separator = ","
-
-        return print_number
-    pieces = _pieces(tokenizer)
-    next(pieces)
-    return lambda token: terminal.write(pieces.send(token))
-
-
-def _pieces(tokenizer: Any) -> Any:
-    """Yield the text that each token sent to the generator adds.
-
-    The text of a token depends on the tokens before it. A character of several tokens is yielded
-    with the last of them.
-    """
-    tokens: list[int] = []
-    begin = done = 0
-    piece = ""
-    while True:
-        tokens.append((yield piece))
-        before = tokenizer.decode(tokens[begin:done], skip_special_tokens=True)
-        text = tokenizer.decode(tokens[begin:], skip_special_tokens=True)
-        piece = ""
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            piece = text[len(before) :]
-            begin, done = done, len(tokens)
+    return Generation(tokens, first - start, end - first, None if tokenizer is None else text)
 
 
 def _memory_facts(model: Model, tokens: int) -> dict[str, Any]:
@@ -251,11 +235,9 @@ def _peak_memory(session: Session) -> list[int]:
     return [int(peak.debug_get_from_remote(rank)) for rank in ranks]
 
 
-def _report(options: Options, facts: dict[str, Any], generation: Generation) -> None:
-    if options.json:
-        terminal.print_out(json.dumps(facts))
-        return
-    seconds, memory = facts["seconds"], facts["memory"]
+def _report_start(facts: dict[str, Any]) -> None:
+    """Print how the model was compiled and loaded."""
+    seconds = facts["seconds"]
     compiled = f"compiled in {seconds['compile']:.1f} s"
     if facts["compiled_before"]:
         compiled = "compiled program loaded from the cache"
@@ -264,6 +246,14 @@ def _report(options: Options, facts: dict[str, Any], generation: Generation) -> 
     _note("model", f"{compiled}; weights loaded in {seconds['load']:.1f} s")
     for note in facts["plan"]:
         _note("plan", note)
+
+
+def _report(options: Options, facts: dict[str, Any], generation: Generation) -> None:
+    if options.json:
+        terminal.print_out(json.dumps(facts))
+        return
+    _report_start(facts)
+    memory = facts["memory"]
     _note("time", _speed_text(facts["prompt_tokens"], generation))
     nodes = f" on {len(facts['nodes'])} nodes" if facts["nodes"] else ""
     caches = bytes_text(memory["keys_and_values_of_a_worker"])

@@ -17,6 +17,8 @@ from tvm_ipc.tools import terminal
 
 _WORKERS: Final = 2
 _NEW_TOKENS: Final = 64
+#: The default in a chat, whose answers should not end in the middle.
+_NEW_TOKENS_OF_CHAT: Final = 512
 #: Maximum number of digits of a token; Python limits the digits that it converts.
 _MAX_DIGITS: Final = 18
 
@@ -32,7 +34,11 @@ class Options:
     Attributes
     ----------
     folder : folder of the model.
-    prompt, tokens : the text to continue, or its tokens; both None for a benchmark only.
+    prompt, tokens : the text to continue, or its tokens; both None for a benchmark or a chat.
+    chat : read messages from the standard input, and print the answers.
+    system : the system message of a chat.
+    stop : texts that end the generation.
+    max_new_tokens : the most tokens to generate for a prompt, or for an answer in a chat.
     dtype : type to compute in; None for that of the weights.
     plan : sharding plan: "auto", a file, or None for that of the model.
     hosts : nodes of the workers; None: all workers are on this machine.
@@ -42,6 +48,9 @@ class Options:
     workers: int
     prompt: str | None
     tokens: tuple[int, ...] | None
+    chat: bool
+    system: str | None
+    stop: tuple[str, ...]
     max_new_tokens: int
     temperature: float
     top_k: int | None
@@ -62,6 +71,8 @@ def parse(argv: Sequence[str]) -> Options:
         raise OptionError("the folder of the model is ''; specify a folder with config.json")
     if not 1 <= arguments.workers <= MAX_WORKERS:
         raise OptionError(f"--workers is {arguments.workers}; it must be 1 to {MAX_WORKERS}")
+    if arguments.max_new_tokens is None:
+        arguments.max_new_tokens = _NEW_TOKENS_OF_CHAT if arguments.chat else _NEW_TOKENS
     if arguments.max_new_tokens < 1:
         raise OptionError(f"--max-new-tokens is {arguments.max_new_tokens}; it must be at least 1")
     if not (0 <= arguments.temperature < math.inf):
@@ -98,10 +109,38 @@ def parse(argv: Sequence[str]) -> Options:
         raise OptionError("--prompt is ''; specify a text to continue")
     if arguments.prompt is not None and arguments.tokens is not None:
         raise OptionError("--prompt conflicts with --tokens; specify one of them")
-    if arguments.prompt is None and arguments.tokens is None and not arguments.bench:
-        raise OptionError('there is no prompt; specify --prompt "..." or --tokens 1,2,3')
+    _check_chat(arguments)
+    no_prompt = arguments.prompt is None and arguments.tokens is None
+    if no_prompt and not arguments.chat and not arguments.bench:
+        raise OptionError('there is no prompt; specify --prompt "...", --tokens 1,2,3 or --chat')
     tokens = None if arguments.tokens is None else _tokens(arguments.tokens)
-    return Options(**{**vars(arguments), "tokens": tokens})
+    return Options(**{**vars(arguments), "tokens": tokens, "stop": tuple(arguments.stop)})
+
+
+def _check_chat(arguments: argparse.Namespace) -> None:
+    if arguments.chat:
+        others = {
+            "--prompt": arguments.prompt is not None,
+            "--tokens": arguments.tokens is not None,
+            "--bench": arguments.bench,
+            "--json": arguments.json,
+        }
+        for name, specified in others.items():
+            if specified:
+                raise OptionError(
+                    f"--chat conflicts with {name}; a chat reads messages from the standard input "
+                    "and prints the answers"
+                )
+    elif arguments.system is not None:
+        raise OptionError("--system needs --chat, because only a chat has a system message")
+    if arguments.system == "":
+        raise OptionError("--system is ''; specify a text, or leave it out")
+    if "" in arguments.stop:
+        raise OptionError("--stop is ''; specify a text that ends the generation")
+    if arguments.stop and arguments.bench:
+        raise OptionError("--bench generates a fixed number of tokens; leave --stop out")
+    if arguments.stop and arguments.tokens is not None:
+        raise OptionError("--stop needs a text: specify --prompt or --chat instead of --tokens")
 
 
 def _tokens(text: str) -> tuple[int, ...]:
@@ -121,8 +160,8 @@ class _Parser(terminal.Parser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         "tvm-ipc run",
-        description="Continue a text with a Hugging Face language model on several workers. The "
-        "compiled program is cached.",
+        description="Continue a text with a Hugging Face language model on several workers, or "
+        "chat with it. The compiled program is cached.",
         epilog="Exit code: 0 success, 1 failure, 2 invalid options.",
         allow_abbrev=False,
     )
@@ -186,11 +225,25 @@ def _add_generation(group: argparse._ActionsContainer) -> None:
         help="token ids of the prompt, for folders without a tokenizer",
     )
     group.add_argument(
+        "--chat",
+        action="store_true",
+        help="chat: each line of the standard input is a message, and the model answers it; Ctrl-C "
+        "ends an answer, and Ctrl-D ends the chat",
+    )
+    group.add_argument("--system", metavar="TEXT", help="system message, at the start of a chat")
+    group.add_argument(
         "--max-new-tokens",
         type=int,
-        default=_NEW_TOKENS,
         metavar="N",
-        help=f"maximum number of tokens to generate (default: {_NEW_TOKENS})",
+        help="maximum number of tokens to generate for the prompt, or for each answer of a chat "
+        f"(default: {_NEW_TOKENS}, in a chat {_NEW_TOKENS_OF_CHAT})",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the generation before this text; may be repeated",
     )
     group.add_argument(
         "--temperature",
