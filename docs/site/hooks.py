@@ -89,7 +89,7 @@ def errors() -> str:
 def commands() -> str:
     """Return what `--help` of each command prints."""
     import_checkout()
-    os.environ["COLUMNS"] = "76"  # what a page has room for
+    os.environ["COLUMNS"] = "98"  # what a page has room for
     parts = []
     for name, place in PARSERS.items():
         module, _, function = place.partition(":")
