@@ -7,13 +7,79 @@ constructor that `module_pass` makes of them.
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 from typing import Any
 
 import griffe
 
-_SECTION = re.compile(r"(Parameters|Attributes)\n-+\n")
-_ITEM = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*) : (.*)$", re.MULTILINE)
+_SECTIONS = re.compile(
+    r"(?=^(?:Parameters|Attributes|Raises|Returns|Examples)\n-+\n)", re.MULTILINE
+)
+_ITEM = re.compile(r"(?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: : (?P<text>.*))?")
+#: A line that ends in a colon, or two, and the block that is indented below it.
+_SKETCH = re.compile(r"^(\S.*[^:]):{1,2}\n+( {4}.*\n(?: {4}.*\n|\n)*)", re.MULTILINE)
+
+
+def _is_type(text: str) -> bool:
+    """Return whether a text can be an annotation, such as `int` or `list[str] | None`."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError:
+        return False
+    parts = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.BitOr, ast.Tuple, ast.List)
+    others = (ast.Expression, ast.Constant, ast.expr_context)
+    return all(isinstance(node, parts + others) for node in ast.walk(tree))
+
+
+def _items(section: str) -> str:
+    """Give each name an item of its own, whose type is that of the parameter of this name.
+
+    The parser gives all names of a group the type and the default of the first one.
+    """
+    title, line, *rest = section.splitlines()
+    items: list[list[str]] = []
+    for text in rest:
+        if text and not text.startswith(" "):
+            items.append([text])
+        elif items:
+            items[-1].append(text)
+    lines = [title, line]
+    for head, *below in items:
+        found = _ITEM.fullmatch(head)
+        if found is None:
+            lines += [head, *below]
+            continue
+        text = found["text"] or ""
+        # NumPy's own form has the type there, and the text below.
+        of_type = bool("".join(below).strip()) and _is_type(text)
+        for name in found["names"].split(", "):
+            if of_type:
+                lines += [f"{name} : {text}", *below]
+            else:
+                lines += [name, *([f"    {text}"] if text else []), *below]
+    return "\n".join([*lines, ""])
+
+
+def _sketches(text: str) -> str:
+    """Make what is indented below `Before:` and the like a block of code."""
+
+    def block(found: re.Match[str]) -> str:
+        code = textwrap.dedent(found[2]).strip("\n")
+        return f"{found[1]}:\n\n```python\n{code}\n```\n\n"
+
+    return _SKETCH.sub(block, text + "\n").rstrip("\n")
+
+
+def to_numpy(text: str) -> str:
+    """Return a docstring as the parser of NumPy's takes it."""
+    head, *sections = _SECTIONS.split(text)
+    head = _sketches(head)
+    if head and sections:
+        head += "\n\n"
+    named = ("Parameters\n", "Attributes\n")
+    return head + "".join(_items(one) if one.startswith(named) else one for one in sections)
 
 
 class Docstrings(griffe.Extension):
@@ -22,16 +88,8 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, loader: Any, **_: Any) -> None:
         """Change one docstring."""
         del loader
-        if obj.docstring is None:
-            return
-        head, *sections = re.split(
-            r"(?=^(?:Parameters|Attributes|Raises|Returns)\n-+\n)",
-            obj.docstring.value,
-            flags=re.MULTILINE,
-        )
-        obj.docstring.value = head + "".join(
-            _ITEM.sub(r"\1\n    \2", one) if _SECTION.match(one) else one for one in sections
-        )
+        if obj.docstring is not None:
+            obj.docstring.value = to_numpy(obj.docstring.value)
 
     def on_class(self, *, cls: griffe.Class, loader: Any, **_: Any) -> None:
         """Give a pass its constructor."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pages say that the code knows: `<!-- made of: NAME -->` becomes what NAME below returns.
 
-Nothing here imports TVM, so the site can be built where it is not installed.
+The pages describe the checkout, also where another tvm_ipc is installed or none is. Nothing here
+imports TVM.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import ast
 import importlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable
-from functools import cache
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+import passes as pass_pages
+from checkout import ROOT, declared, import_checkout, public
+from mkdocs.structure.files import File
 
 #: Parsers of commands that read their own options, and what follows `tvm-ipc`.
 PARSERS = {
@@ -31,24 +31,10 @@ PARSERS = {
     "tvm-ipc run": "tvm_ipc.tools.run.options:_parser",
     "tvm-ipc node": "tvm_ipc.tools.command_line:_node_parser",
 }
-#: Modules that export passes: the core's, and the wings'.
-PASSES = ("tvm_ipc.transform", "tvm_ipc.spmd", "tvm_ipc.cpu", "tvm_ipc.gpu")
 
 
-def public(module: str) -> list[str]:
-    """Return the names in `__all__` of a module, which is not imported."""
-    folder = ROOT / module.replace(".", "/")
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    for node in ast.parse(file.read_text()).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Name) and target.id == "__all__":
-            return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
-    raise ValueError(f"{file} has no __all__")
-
-
-def _described(module: str, names: Iterable[str], *, members: bool = True) -> str:
-    options = "" if members else "\n    options:\n      members: false"
-    return "\n\n".join(f"::: {module}.{name}{options}" for name in names)
+def _described(module: str, names: Iterable[str]) -> str:
+    return "\n\n".join(f"::: {module}.{name}" for name in names)
 
 
 def api() -> str:
@@ -78,29 +64,19 @@ def comm() -> str:
 
 
 def passes() -> str:
-    """Return the passes of the core and of the wings."""
-    parts = []
-    for module in PASSES:
-        names = [one for one in public(module) if one in _passes()]
-        parts.append(f"**`{module}`**\n\n" + _described(module, names, members=False))
-    return "\n\n".join(parts)
+    """Return the table of all passes."""
+    return pass_pages.table()
 
 
 def beside_passes() -> str:
     """Return the other names of the modules that have passes."""
     parts = []
-    for module in PASSES:
-        names = [one for one in public(module) if one not in _passes() | {*public("tvm_ipc")}]
+    for module in pass_pages.MODULES:
+        names = {*public(module)} - pass_pages.found().keys() - {*public("tvm_ipc")}
         if names:
-            parts.append(f"**`{module}`**\n\n" + _described(module, names))
+            in_order = [one for one in public(module) if one in names]
+            parts.append(f"**`{module}`**\n\n" + _described(module, in_order))
     return "\n\n".join(parts)
-
-
-@cache
-def _passes() -> frozenset[str]:
-    folders = [ROOT / module.replace(".", "/") for module in PASSES]
-    texts = [file.read_text() for folder in folders for file in folder.glob("*.py")]
-    return frozenset(re.findall(r"^@module_pass\nclass (\w+)", "\n".join(texts), re.MULTILINE))
 
 
 def errors() -> str:
@@ -112,7 +88,8 @@ def errors() -> str:
 
 def commands() -> str:
     """Return what `--help` of each command prints."""
-    os.environ["COLUMNS"] = "76"  # what a page has room for
+    import_checkout()
+    os.environ["COLUMNS"] = "98"  # what a page has room for
     parts = []
     for name, place in PARSERS.items():
         module, _, function = place.partition(":")
@@ -123,6 +100,7 @@ def commands() -> str:
 
 def functions_of_programs() -> str:
     """Return the packed functions that programs call."""
+    import_checkout()
     from tvm_ipc import packed_functions
 
     return _functions(packed_functions.PROGRAM_FUNCTIONS)
@@ -130,6 +108,7 @@ def functions_of_programs() -> str:
 
 def functions_of_sessions() -> str:
     """Return all others."""
+    import_checkout()
     from tvm_ipc import packed_functions
 
     return _functions(packed_functions.SESSION_FUNCTIONS)
@@ -224,25 +203,48 @@ MADE: dict[str, Callable[[], str]] = {
 }
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_config(config: Any) -> Any:
+    """Set the links to the repository, and put the pages of passes into `nav`."""
+    config.repo_url = declared("Source")
+    if config.repo_url is None or str(urlsplit(config.repo_url).hostname).endswith(".invalid"):
+        config.repo_url = config.edit_uri = None  # the second is relative to the first
+    else:
+        config.repo_name = urlsplit(config.repo_url).path.strip("/")
+    pass_pages.put_into(config.nav)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add a page for each pass."""
+    for one in pass_pages.found().values():
+        file = File.generated(config, one.page, content=one.markdown())
+        # Beside docs/, to which these links are relative.
+        file.edit_uri = f"../{one.source.relative_to(ROOT)}"
+        files.append(file)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put in what the code knows."""
+    if page.file.src_uri == pass_pages.GUIDE:
+        markdown = pass_pages.linked(markdown)
     return re.sub(r"^<!-- made of: (\w+) -->$", lambda m: MADE[m.group(1)](), markdown, flags=re.M)
 
 
 def _breakable(table: str) -> str:
-    if len(re.findall(r"<th\b", table)) < 3:
-        return table
+    columns = len(re.findall(r"<th\b", table))
 
     def broken(code: re.Match[str]) -> str:
-        at = "<wbr>" if len(code.group(1)) >= 24 else '<wbr class="narrow">'
-        return re.sub(r"(?<=[._])(?=\w)", at, code.group(0))
+        wide = columns >= 3 and len(code.group(1)) >= 24
+        at = "<wbr>" if wide else '<wbr class="narrow">'
+        return re.sub(r"(?<=[._])(?=\w)|(?<=[a-z])(?=[A-Z])", at, code.group(0))
 
     return re.sub(r"<code>([^<\s]{12,})</code>", broken, table)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let long names in tables of three or more columns break behind a dot or an underscore.
+    """Let names in tables break behind a dot or an underscore, and before a capital.
 
-    Shorter ones may on narrow screens alone (`pictures/site.css`).
+    On wide screens only long ones do, in tables of three or more columns (`pictures/site.css`).
     """
     return re.sub(r"<table>.*?</table>", lambda m: _breakable(m.group(0)), html, flags=re.S)

@@ -242,12 +242,14 @@ class InterruptibleCommand:
         self._handles = False
 
     def __enter__(self) -> InterruptibleCommand:
+        """Handle Ctrl-C, if the command records interrupts."""
         self._handles = signal.getsignal(signal.SIGINT) is _record_interrupt
         if self._handles:
             signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Record interrupts again."""
         if self._handles:
             signal.signal(signal.SIGINT, _record_interrupt)
 

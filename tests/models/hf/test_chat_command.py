@@ -63,14 +63,12 @@ class Chat:
         generate = Model.generate
 
         def spy(model: Model, prompt: Any, count: int, **how: Any) -> Any:
-            self.asked.append(
-                load_and_generate.tokenizer.decode(load_and_generate.tokenize(prompt))
-            )
+            self.asked.append(model.tokenizer.decode(model.tokenize(prompt)))
             self.counts.append(count)
             rest[:] = [*remaining.pop(0).encode(), END]
             if rest[0] == CTRL_C:
                 os.kill(os.getpid(), signal.SIGINT)
-            return generate(load_and_generate, prompt, count, **how)
+            return generate(model, prompt, count, **how)
 
         self.asked.clear()
         self.counts.clear()

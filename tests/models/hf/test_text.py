@@ -71,17 +71,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_text_is_what_transformers_decodes(trained: tuple[Path, Any], model: Model) -> None:
     tokens = continued(trained[1], [START, *b"Hello"], 24)
-    stream = load_and_generate.generate("Hello", 24, stop=[])
+    stream = model.generate("Hello", 24, stop=[])
     assert isinstance(stream, tvm_ipc.models.TextStream)
     assert "".join(stream) == of_bytes().decode(tokens, skip_special_tokens=True)
     assert (stream.tokens, stream.finish_reason) == (tokens, "length")
-    assert list(load_and_generate.generate([START, *b"Hello"], 24, stop=[])) == tokens, (
-        "tokens for tokens"
-    )
-    drawn = [
-        "".join(load_and_generate.generate("a", 9, temperature=2.0, seed=1, top_k=50))
-        for _ in range(2)
-    ]
+    assert list(model.generate([START, *b"Hello"], 24, stop=[])) == tokens, "tokens for tokens"
+    drawn = ["".join(model.generate("a", 9, temperature=2.0, seed=1, top_k=50)) for _ in range(2)]
     assert drawn[0] == drawn[1]
 
 
@@ -91,22 +86,20 @@ def test_a_chat_is_what_transformers_makes_of_it(trained: tuple[Path, Any], mode
             list(messages), add_generation_prompt=True, return_dict=False
         )
         assert prompt.count(START) == 1
-        assert load_and_generate.tokenize(messages) == prompt
-        stream = load_and_generate.generate(messages, 12, stop=[])
+        assert model.tokenize(messages) == prompt
+        stream = model.generate(messages, 12, stop=[])
         "".join(stream)
         assert stream.tokens == continued(trained[1], prompt, 12)
 
 
 def test_the_first_token_is_there_once(model: Model) -> None:
     """In a text of a chat template as well."""
-    assert (
-        load_and_generate.tokenize("Hi") == [START, *b"Hi"] == load_and_generate.tokenize("<s>Hi")
-    )
+    assert model.tokenize("Hi") == [START, *b"Hi"] == model.tokenize("<s>Hi")
     text = of_bytes().apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    assert load_and_generate.tokenize(text) == load_and_generate.tokenize(CHAT)
-    assert load_and_generate.tokenize(CHAT)[:2] == [START, ROLE]
-    assert load_and_generate.tokenize([1, 2]) == [1, 2]
-    assert load_and_generate.tokenize("") == [START], "which begins a text"
+    assert model.tokenize(text) == model.tokenize(CHAT)
+    assert model.tokenize(CHAT)[:2] == [START, ROLE]
+    assert model.tokenize([1, 2]) == [1, 2]
+    assert model.tokenize("") == [START], "which begins a text"
 
 
 def test_what_ends_a_text(model: Model, scripted: Any) -> None:
@@ -119,7 +112,7 @@ def test_what_ends_a_text(model: Model, scripted: Any) -> None:
         ([*b"abc"], ["bcd"], "abc", "length"),
     ):
         scripted(list(tokens))
-        stream = load_and_generate.generate("Hello", len(tokens), stop=stop)
+        stream = model.generate("Hello", len(tokens), stop=stop)
         assert ("".join(stream), stream.finish_reason) == (text, reason), stop
 
 
@@ -129,7 +122,7 @@ def test_end_tokens_of_the_model(
     """They end a text that has stop strings, too, and are not part of it."""
     folder = Path(shutil.copytree(trained[0], tmp_path / "model"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [END, ord("!")]}))
-    ours = Model(load_and_generate.session, read_folder(folder), load_and_generate.compiled)
+    ours = Model(model.session, read_folder(folder), model.compiled)
     for stop in (None, ["\n"]):
         scripted(list(b"ab!c"))
         stream = ours.generate("Hello", 4, stop=stop)
@@ -151,15 +144,15 @@ def test_cancellation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         return step(self, *how)
 
     monkeypatch.setattr(Model, "_step", count)
-    stream = load_and_generate.generate("Hello, world", 8, cancelled=lambda: len(steps) >= 2)
+    stream = model.generate("Hello, world", 8, cancelled=lambda: len(steps) >= 2)
     assert (list(stream), stream.finish_reason) == ([], "cancelled")
     assert steps == [4, 4], "of 13 tokens"
-    assert list(load_and_generate.generate([1, 2], 8, cancelled=lambda: True)) == []
+    assert list(model.generate([1, 2], 8, cancelled=lambda: True)) == []
     steps.clear()
-    stream = load_and_generate.generate("Hello", 8, stop=[], cancelled=lambda: len(steps) >= 4)
+    stream = model.generate("Hello", 8, stop=[], cancelled=lambda: len(steps) >= 4)
     assert len("".join(stream)) > 0
     assert (len(stream.tokens), stream.finish_reason) == (3, "cancelled")
-    assert len(list(load_and_generate.generate([1], 3, stop=[]))) == 3, "the model goes on"
+    assert len(list(model.generate([1], 3, stop=[]))) == 3, "the model goes on"
 
 
 def test_prompts_that_are_refused(model: Model) -> None:
@@ -171,7 +164,7 @@ def test_prompts_that_are_refused(model: Model) -> None:
         ("a\ud800", "has lone surrogates"),
     ):
         with pytest.raises(ValueError, match=said):
-            load_and_generate.generate(prompt)  # type: ignore[call-overload]
+            model.generate(prompt)  # type: ignore[call-overload]
     for prompt, said in (
         (CHAT[0], "a list of chat messages"),
         (b"Hello", "a list of chat messages"),
@@ -182,52 +175,52 @@ def test_prompts_that_are_refused(model: Model) -> None:
         ([{"role": 1, "content": "a"}], "has no text for 'role'"),
     ):
         with pytest.raises(TypeError, match=said):
-            load_and_generate.generate(prompt)  # type: ignore[call-overload]
+            model.generate(prompt)  # type: ignore[call-overload]
     with pytest.raises(ModelError, match="template refuses the messages: unknown role robot"):
-        load_and_generate.generate([{"role": "robot", "content": "a"}])
+        model.generate([{"role": "robot", "content": "a"}])
 
 
 def test_stops_that_are_refused(model: Model) -> None:
     for stop, said in (("", "not empty"), (["a", ""], "not empty")):
         with pytest.raises(ValueError, match=said):
-            load_and_generate.generate("Hello", stop=stop)
+            model.generate("Hello", stop=stop)
     for wrong in (1, b"a", ["a", 1.5], {"a": 1}):
         with pytest.raises(TypeError, match="stop is numbers of tokens, or strings"):
-            load_and_generate.generate("Hello", stop=wrong)  # type: ignore[call-overload]
+            model.generate("Hello", stop=wrong)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="stop has strings, and the prompt has tokens"):
-        load_and_generate.generate([1], stop=["a"])  # type: ignore[call-overload]
+        model.generate([1], stop=["a"])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="cancelled is a function"):
-        load_and_generate.generate("Hello", cancelled=True)  # type: ignore[call-overload]
+        model.generate("Hello", cancelled=True)  # type: ignore[call-overload]
 
 
 def with_tokenizer(model: Model, folder: Path, tokenizer: Any) -> Model:
     """The same model in a folder with another tokenizer, or with none."""
-    source = load_and_generate.folder.path
+    source = model.folder.path
     folder.mkdir()
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         shutil.copy(source / name, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    return Model(load_and_generate.session, read_folder(folder), load_and_generate.compiled)
+    return Model(model.session, read_folder(folder), model.compiled)
 
 
 def test_a_model_without_a_chat_template(model: Model, tmp_path: Path) -> None:
-    ours = with_tokenizer(load_and_generate, tmp_path / "plain", of_bytes(template=None))
+    ours = with_tokenizer(model, tmp_path / "plain", of_bytes(template=None))
     with pytest.raises(ModelError, match="plain: the tokenizer has no chat template, so chat mes"):
         ours.generate(CHAT)
     assert "".join(ours.generate("Hello", 3, stop=[])) == "".join(
-        load_and_generate.generate("Hello", 3, stop=[])
+        model.generate("Hello", 3, stop=[])
     )
 
 
 def test_a_chat_template_that_is_wrong(model: Model, tmp_path: Path) -> None:
-    ours = with_tokenizer(load_and_generate, tmp_path / "wrong", of_bytes(TEMPLATE + "{% if"))
+    ours = with_tokenizer(model, tmp_path / "wrong", of_bytes(TEMPLATE + "{% if"))
     with pytest.raises(ModelError, match=r"wrong: the chat template refuses .*: .*template"):
         ours.generate(CHAT)
 
 
 def test_a_model_without_a_tokenizer(model: Model, tmp_path: Path) -> None:
-    ours = with_tokenizer(load_and_generate, tmp_path / "bare", None)
+    ours = with_tokenizer(model, tmp_path / "bare", None)
     for prompt in ("Hello", CHAT):
         with pytest.raises(ModelError, match=r"bare: there is no tokenizer .* generate\(\[1, 2, 3"):
             ours.generate(prompt)  # type: ignore[arg-type]
@@ -239,19 +232,19 @@ def test_empty_prompts(model: Model, tmp_path: Path) -> None:
     inner = of_bytes()
     inner.backend_tokenizer.post_processor = None
     inner = type(inner)(tokenizer_object=inner.backend_tokenizer, eos_token="</s>")
-    ours = with_tokenizer(load_and_generate, tmp_path / "bare", inner)
+    ours = with_tokenizer(model, tmp_path / "bare", inner)
     assert ours.tokenize("Hi") == list(b"Hi")
     with pytest.raises(ValueError, match="prompt: the tokenizer returns no tokens for ''"):
         ours.generate("")
-    assert "".join(load_and_generate.generate("", 3, stop=[])) == "".join(
-        of_bytes().decode(list(load_and_generate.generate([START], 3, stop=[])))
+    assert "".join(model.generate("", 3, stop=[])) == "".join(
+        of_bytes().decode(list(model.generate([START], 3, stop=[])))
     )
 
 
 def test_a_tokenizer_of_another_model(model: Model, tmp_path: Path) -> None:
     tokenizer = of_bytes()
     tokenizer.add_tokens(["漢字"])
-    ours = with_tokenizer(load_and_generate, tmp_path / "other", tokenizer)
+    ours = with_tokenizer(model, tmp_path / "other", tokenizer)
     with pytest.raises(ModelError, match="returns token 260, but the model has 260 tokens"):
         ours.generate("a漢字")
 
@@ -272,5 +265,5 @@ def test_the_program_of_the_page_runs(
 
 
 def test_the_tokenizer_is_read_once(model: Model) -> None:
-    assert load_and_generate.tokenizer is load_and_generate.tokenizer
-    assert read_tokenizer(load_and_generate.folder).chat_template == TEMPLATE
+    assert model.tokenizer is model.tokenizer
+    assert read_tokenizer(model.folder).chat_template == TEMPLATE

@@ -58,9 +58,11 @@ class TextStream(Iterator[str]):
         self._pieces = self._generate()
 
     def __iter__(self) -> Self:
+        """Return the stream itself."""
         return self
 
     def __next__(self) -> str:
+        """Return the next piece of the text, never empty."""
         return next(self._pieces)
 
     def close(self) -> None:
