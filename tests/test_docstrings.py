@@ -23,7 +23,8 @@ MODULES = [
 ]
 #: The modules that an example needs beside the dependencies of the wheel.
 NEEDS = dict.fromkeys(
-    ("tvm_ipc.models.load", "tvm_ipc.models.Model"), ("torch", "transformers", "safetensors")
+    ("tvm_ipc.models.load", "tvm_ipc.models.Model", "tvm_ipc.models.TextStream"),
+    ("torch", "transformers", "safetensors"),
 )
 #: Examples that run in a process of their own, before anything imports TVM.
 IN_FRESH_PROCESS = {"tvm_ipc.runtime_only"}
@@ -82,6 +83,11 @@ def save_model(folder: Path) -> None:
         eos_token_id=None,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizers = importlib.import_module("tokenizers")
+    characters = {chr(code): code - 32 for code in range(32, 127)}
+    model = tokenizers.models.BPE(characters, [])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model))
+    tokenizer.save_pretrained(folder)
 
 
 def save_calibration(file: Path) -> None:
@@ -110,6 +116,7 @@ FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "tvm_ipc.Calibration": ("tvm-ipc-calibration.json", save_calibration),
     "tvm_ipc.models.load": ("model", save_model),
     "tvm_ipc.models.Model": ("model", save_model),
+    "tvm_ipc.models.TextStream": ("model", save_model),
 }
 
 

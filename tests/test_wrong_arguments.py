@@ -187,15 +187,16 @@ def session_calls(session: Any) -> dict[str, Call]:
         ),
         "generate": Call(
             language_model().generate,
-            {"ids": [1, 2]},
+            {"prompt": [1, 2]},
             {
-                "ids": [3, None, "12", b"12", [], [67], [-1], [1.0], ["1"], [True], {1}, ANYTHING],
+                "prompt": [3, None, b"12", [], [67], [-1], [1.0], ["1"], [True], {1}, ANYTHING],
                 "max_new_tokens": COUNTS,
                 "temperature": AMOUNTS,
                 "top_k": one_less(COUNTS, None),
                 "top_p": [*AMOUNTS, 0, 1.5],
                 "seed": ["1", 1.0, True, -1, [0], ANYTHING],
                 "stop": [3, "1", b"1", ["1"], [1.0], [-1], {1: 1}, ANYTHING],
+                "cancelled": [3, True, "yes", ANYTHING],
             },
         ),
         "call_packed": Call(session.call_packed, {"func": function}, {"func": REFERENCES}),

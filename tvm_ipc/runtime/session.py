@@ -87,8 +87,7 @@ class Session(disco.Session):  # type: ignore[misc]
     >>> import tvm_ipc
     >>> with tvm_ipc.Session(num_workers=2) as session:
     ...     x = session.scatter(np.array([[1, 2], [3, 4]], "float32"))  # a row for each worker
-    ...     y = session.empty((2,), "float32")
-    ...     session.allreduce(x, y)
+    ...     y = session.allreduce(x)
     ...     session.get(y, rank=1).tolist()
     [4.0, 6.0]
     """
@@ -429,7 +428,7 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Concatenate all workers' `from_array` in the first worker's `to_array`.
+        """Concatenate all workers' `from_array` in the first worker's `to_array`, and return it.
 
         A new tensor has the arrays along its first axis. Only the first worker has it.
         """
@@ -445,7 +444,7 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Concatenate all workers' `src` in every worker's `dst`.
+        """Concatenate all workers' `src` in every worker's `dst`, and return it.
 
         A new tensor has the arrays along its first axis.
         """
@@ -461,7 +460,7 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Reduce all workers' `src` into every worker's `dst`.
+        """Reduce all workers' `src` into every worker's `dst`, and return it.
 
         Parameters
         ----------
@@ -481,9 +480,9 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Reduce all workers' `src` into one worker's `dst`, with the same bits as `allreduce`.
+        """Reduce all workers' `src` into one worker's `dst`, and return it.
 
-        Only the root has a new tensor.
+        The result has the same bits as that of `allreduce`. Only the root has a new tensor.
 
         Parameters
         ----------
@@ -505,7 +504,7 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Reduce all workers' `src`, and give each worker's `dst` one slice of the result.
+        """Reduce all workers' `src`, give each worker's `dst` one slice, and return `dst`.
 
         The result has as many equal slices as there are workers. Worker i gets slice i, with the
         same bits as `allreduce`. `dst` may be that slice of `src`. A new tensor is a slice of the
@@ -528,7 +527,7 @@ class Session(disco.Session):  # type: ignore[misc]
         *,
         team: Team | None = None,
     ) -> DRef:
-        """Copy part j of worker i's `src` to part i of worker j's `dst`.
+        """Copy part j of worker i's `src` to part i of worker j's `dst`, and return `dst`.
 
         `src` and `dst` must not share memory. A new tensor has the shape of `src`, and with `parts`
         one axis.

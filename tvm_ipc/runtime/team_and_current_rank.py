@@ -34,7 +34,7 @@ class Team:
     ...     team = session.team([2, 0])
     ...     x = session.put(np.ones(2, "float32"))
     ...     y = session.put(np.zeros(2, "float32"))
-    ...     session.allreduce(x, y, team=team)
+    ...     y = session.allreduce(x, y, team=team)
     ...     [session.get(y, rank).tolist() for rank in range(3)]
     [[2.0, 2.0], [0.0, 0.0], [2.0, 2.0]]
     """

@@ -187,7 +187,7 @@ def test_stops_that_are_refused(model: Model) -> None:
     for wrong in (1, b"a", ["a", 1.5], {"a": 1}):
         with pytest.raises(TypeError, match="stop is numbers of tokens, or strings"):
             model.generate("Hello", stop=wrong)  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="stop has strings, and the prompt has tokens"):
+    with pytest.raises(ValueError, match=r"stop is \['a'\] and has strings, but tokens are"):
         model.generate([1], stop=["a"])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="cancelled is a function"):
         model.generate("Hello", cancelled=True)  # type: ignore[call-overload]

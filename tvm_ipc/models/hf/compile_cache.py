@@ -6,8 +6,8 @@ configuration, the number of workers, the element type, the processor, and the v
 A finished library is renamed into the cache, so several processes may compile the same model at a
 time.
 
-This module does not need TVM's compiler, PyTorch or transformers. `compile_steps_in_child` does, and
-runs in a child process.
+This module does not need TVM's compiler, PyTorch or transformers. `compile_steps_in_child` does,
+and runs in a child process.
 """
 
 from __future__ import annotations

@@ -112,6 +112,7 @@ class Model:
     session : the session whose workers run the model.
     folder : the folder that the model was loaded from.
     compiled : the compiled model that the workers run.
+    tokenizer : the tokenizer of the folder, read when it is first used.
 
     Examples
     --------
@@ -156,6 +157,11 @@ class Model:
         Parameters
         ----------
         prompt : a text, the messages of a chat, or tokens, as in `generate`.
+
+        Returns
+        -------
+        list[int]
+            The tokens, with those that the tokenizer or the chat template adds.
         """
         return self._tokenize("tokenize", prompt)
 
@@ -223,9 +229,10 @@ class Model:
         cancelled : called after each 512 tokens of the prompt and before each new token; the
             generation ends if it returns True.
 
-        Returns
-        -------
-        A `TextStream` for a text or a chat, and an iterator of tokens for tokens.
+        Yields
+        ------
+        str or int
+            The next piece of the text, from a `TextStream`; or the next token, for tokens.
 
         Raises
         ------
@@ -329,8 +336,8 @@ class Model:
             raise arguments.wrong_value(name, wanted, stop)
         if not is_text:
             raise ValueError(
-                f"{name} has strings, and the prompt has tokens, which are continued with tokens; "
-                "pass the prompt as a text, or the numbers of tokens as stop"
+                f"{name} is {stop!r} and has strings, but tokens are continued with tokens; pass the "
+                "prompt as a text, or the numbers of tokens as stop"
             )
         return tokens or self.folder.ends(), strings
 

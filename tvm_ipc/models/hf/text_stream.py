@@ -36,6 +36,16 @@ class TextStream(Iterator[str]):
     finish_reason : "stop" if an end token or a stop string ended the text, "length" if
         `max_new_tokens` were generated, "cancelled" if the caller cancelled the generation, and
         None until the text has ended.
+
+    Examples
+    --------
+    >>> import tvm_ipc
+    >>> with tvm_ipc.Session(2) as session:
+    ...     model = tvm_ipc.models.load("model", session)  # a folder with a tokenizer
+    ...     stream = model.generate("ab", max_new_tokens=4)
+    ...     text = "".join(stream)
+    >>> len(stream.tokens), stream.finish_reason
+    (4, 'length')
     """
 
     def __init__(
