@@ -336,8 +336,8 @@ class Model:
             raise arguments.wrong_value(name, wanted, stop)
         if not is_text:
             raise ValueError(
-                f"{name} is {stop!r} and has strings, but tokens are continued with tokens; pass the "
-                "prompt as a text, or the numbers of tokens as stop"
+                f"{name} is {stop!r} and has strings, but tokens are continued with tokens; pass "
+                "the prompt as a text, or the numbers of tokens as stop"
             )
         return tokens or self.folder.ends(), strings
 
