@@ -232,8 +232,9 @@ class InterruptibleCommand:
     """Ctrl-C in a command that goes on after it; use it in a `with` block.
 
     In `wait_for_line`, Ctrl-C raises a `KeyboardInterrupt`. Elsewhere the first Ctrl-C is only
-    recorded as `pressed`, so that it cannot interrupt a command of a session. A second Ctrl-C
-    before `clear` ends the program, as in other commands.
+    recorded as `pressed`, so that it cannot interrupt a command of a session; unless `clear` is
+    called, the next `wait_for_line` raises it. A second Ctrl-C before `clear` ends the program, as
+    in other commands.
     """
 
     def __init__(self) -> None:
@@ -262,8 +263,11 @@ class InterruptibleCommand:
 
         The prompt is printed if the standard input is a terminal.
         """
-        self._waiting = True
         try:
+            self._waiting = True
+            if self.pressed:  # since the last `clear`
+                self.pressed = False
+                raise KeyboardInterrupt
             return _read_line(prompt)
         finally:
             self._waiting = False

@@ -55,8 +55,8 @@ def _next_message(
     The first Ctrl-C discards what was typed. A second one in a row ends the program.
     """
     warned = False
+    interrupts.clear()  # a Ctrl-C that ended the last answer
     while True:
-        interrupts.clear()
         try:
             line = interrupts.wait_for_line(_PROMPT)
         except KeyboardInterrupt:
