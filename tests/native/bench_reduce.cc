@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 using tvm_ipc::ReduceKind;
 

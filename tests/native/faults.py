@@ -789,7 +789,7 @@ FAULTS = [
     ),
     Fault(
         "a message of another collective is taken",
-        "core/internode_collective_messages.cc",
+        "core/internode_send_receive.cc",
         "!theirs.Agrees(mine_)",
         "false",
         "internode",
@@ -860,7 +860,7 @@ FAULTS = [
     ),
     Fault(
         "partial sums are rounded",
-        "shm/fold_and_combine_partials.cc",
+        "shm/grouped_source_reduction.cc",
         "representation_ = Representation::kFloat;\n",
         "way_ = Way::kSame;\n",
         "partial_reduction",

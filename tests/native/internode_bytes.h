@@ -15,7 +15,7 @@
 
 #include "core/rank.h"
 #include "expect.h"
-#include "shm/fold_and_combine_partials.h"
+#include "shm/grouped_source_reduction.h"
 
 namespace tvm_ipc {
 

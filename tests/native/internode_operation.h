@@ -20,7 +20,7 @@
 #include "expect.h"
 #include "partial_reference.h"
 #include "shm/norm.h"
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc {
 

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace reference {
 

@@ -11,7 +11,7 @@
 
 #include "expect.h"
 #include "partial_reference.h"
-#include "shm/fold_and_combine_partials.h"
+#include "shm/grouped_source_reduction.h"
 
 namespace tvm_ipc {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "core/float16_conversion.h"
 #include "reduce_reference.h"
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

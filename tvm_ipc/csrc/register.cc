@@ -20,7 +20,7 @@
 #include "core/thread_signals.h"
 #include "disco/async_requests.h"
 #include "disco/controller_functions.h"
-#include "disco/exposed_tensors.h"
+#include "disco/expose_and_view_tensors.h"
 #include "disco/node_session_server.h"
 #include "disco/packed_collectives.h"
 #include "disco/per_stream_allocator.h"

@@ -20,20 +20,20 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from tvm_ipc.runtime import standard_fd_reservation, status_line
-from tvm_ipc.runtime.status_line import (
+from tvm_ipc.runtime import standard_fd_reservation, terminal_progress_line
+from tvm_ipc.runtime.terminal_progress_line import (
     WIDTH as WIDTH,
 )
-from tvm_ipc.runtime.status_line import (
+from tvm_ipc.runtime.terminal_progress_line import (
     Bar as Bar,
 )
-from tvm_ipc.runtime.status_line import (
+from tvm_ipc.runtime.terminal_progress_line import (
     clear as clear,
 )
-from tvm_ipc.runtime.status_line import (
+from tvm_ipc.runtime.terminal_progress_line import (
     progress as progress,
 )
-from tvm_ipc.runtime.status_line import (
+from tvm_ipc.runtime.terminal_progress_line import (
     progress_bar as progress_bar,
 )
 
@@ -314,4 +314,4 @@ def stop_if_interrupted() -> None:
         raise KeyboardInterrupt
 
 
-status_line.before_output = stop_if_interrupted
+terminal_progress_line.before_output = stop_if_interrupted

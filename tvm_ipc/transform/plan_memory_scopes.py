@@ -16,7 +16,10 @@ from tvm_ipc.transform.memory_scopes.prim_func_params import PrimFuncParams
 from tvm_ipc.transform.memory_scopes.rewrite import Rewriter
 from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution, is_satisfied, solve
-from tvm_ipc.transform.memory_scopes.specialised_calls import SpecialisedCalls, specialise_callees
+from tvm_ipc.transform.memory_scopes.specialise_primfuncs_for_scopes import (
+    SpecialisedCalls,
+    specialise_callees,
+)
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, collecting, note
 

@@ -16,7 +16,7 @@ The memory check looks for data that peers, requests or later writes spoil:
     access_checker                applies reads, writes, requests and exposures to a state
     allocations                   creates storages, tensors and views, and checks their bounds
     memory_state                  the state at one point of a program
-    function_summary              effects of a function on its callers
+    function_memory_effects       effects of a function on its callers
     buffers                       storages, buffers and values
 
 The order check looks for ranks that wait for each other indefinitely:

@@ -26,7 +26,7 @@ from tvm_ipc.verify.buffers import (
     objects,
     storage_of,
 )
-from tvm_ipc.verify.function_summary import CallMapping, Summary
+from tvm_ipc.verify.function_memory_effects import CallMapping, Summary
 from tvm_ipc.verify.hazards import HazardKind, HazardReporter
 from tvm_ipc.verify.known_calls import KnownCall
 from tvm_ipc.verify.memory_state import MemoryState, Pending

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.packed_functions import MAX_WORKERS
-from tvm_ipc.verify.function_summary import Summary
+from tvm_ipc.verify.function_memory_effects import Summary
 from tvm_ipc.verify.hazards import Hazard, UselessOverlap
 from tvm_ipc.verify.statements import Statements
 from tvm_ipc.verify.symbolic_inequalities import Extents

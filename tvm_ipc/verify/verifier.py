@@ -7,7 +7,7 @@ import tvm
 
 from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.verify.communication_order_check import DivergenceCheck
-from tvm_ipc.verify.function_summary import Summary
+from tvm_ipc.verify.function_memory_effects import Summary
 from tvm_ipc.verify.hazards import Hazard, UselessOverlap
 from tvm_ipc.verify.interpreter import Interpreter
 from tvm_ipc.verify.module_summaries import Module

@@ -31,11 +31,11 @@ def _apart(cache: Path) -> None:
 
 @pytest.fixture(scope="package", autouse=True)
 def _here() -> Iterator[None]:
-    from tvm_ipc.models.hf import checkpoint_name_cache, compile_cache
+    from tvm_ipc.models.hf import compile_cache, weight_to_stored_name_cache
     from tvm_ipc.tools.run import pytorch_baseline
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checkpoint_name_cache, compile_cache, pytorch_baseline):
+        for module in (weight_to_stored_name_cache, compile_cache, pytorch_baseline):
             patch.setattr(module, "run_in_child", here)
         yield
 

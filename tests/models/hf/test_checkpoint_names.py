@@ -97,9 +97,9 @@ def test_a_weight_that_is_made_in_another_way(monkeypatch: pytest.MonkeyPatch) -
 def test_names_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each list of names in files; what was damaged is found once more."""
     from tests.models.hf.checkpoints import saved
-    from tvm_ipc.models.hf.checkpoint_name_cache import weight_names
     from tvm_ipc.models.hf.compile_cache import CompiledModel
     from tvm_ipc.models.hf.model_folder import read_folder
+    from tvm_ipc.models.hf.weight_to_stored_name_cache import weight_names
 
     model = saved(tmp_path / "model", "Mixtral")
     folder, stored = read_folder(tmp_path / "model"), read_checkpoint(tmp_path / "model")

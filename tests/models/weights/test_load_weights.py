@@ -374,7 +374,7 @@ def test_progress_is_shown_on_a_terminal_alone_and_not_at_once(
         reader, writer = pty.openpty() if terminal else os.pipe()
         with os.fdopen(writer, "w") as stream:
             monkeypatch.setattr(sys, "stderr", stream)
-            monkeypatch.setattr("tvm_ipc.runtime.status_line._SOON", after)
+            monkeypatch.setattr("tvm_ipc.runtime.terminal_progress_line._SOON", after)
             tvm_ipc.load_weights(session, path, cuts, progress=progress)
             monkeypatch.undo()
             shown = ""

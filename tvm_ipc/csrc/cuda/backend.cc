@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/collectives_endpoint.h"
-#include "cuda/device_info.h"
+#include "cuda/device_support_report.h"
 #include "cuda/probe.h"
 
 namespace tvm_ipc {

@@ -18,7 +18,7 @@
 #include "cuda/kernels/choose_kernel_and_grid.h"
 #include "cuda/modules.h"
 #include "cuda/region_layout.h"
-#include "driver/stream.h"
+#include "driver/owned_streams_and_events.h"
 
 namespace tvm_ipc {
 class Rank;

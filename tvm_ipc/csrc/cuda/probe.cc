@@ -12,7 +12,7 @@
 #include "core/worker_handshake.h"
 #include "cuda/backend.h"
 #include "cuda/collectives_endpoint.h"
-#include "cuda/device_info.h"
+#include "cuda/device_support_report.h"
 
 namespace tvm_ipc::cuda {
 

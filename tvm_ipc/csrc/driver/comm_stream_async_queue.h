@@ -25,7 +25,7 @@
 #include <string>
 
 #include "core/async_queue.h"
-#include "driver/stream.h"
+#include "driver/owned_streams_and_events.h"
 
 namespace tvm_ipc::cuda {
 

@@ -13,7 +13,7 @@
 #include "core/point_to_point_checks.h"
 #include "core/rank.h"
 #include "mpi/collectives.h"
-#include "mpi/internode_exposed_buffers.h"
+#include "mpi/exposed_buffers_copied_to_nodes.h"
 #include "shm/backend.h"
 
 namespace tvm_ipc {

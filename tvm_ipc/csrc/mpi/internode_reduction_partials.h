@@ -5,7 +5,7 @@
  *        bitwise identical on every rank, in one of two orders:
  *
  *   by nodes   a node sends a partial result of its members' elements, in float32 or wider
- *              (shm/fold_and_combine_partials.h); the partials are added in node order and rounded
+ *              (shm/grouped_source_reduction.h); the partials are added in node order and rounded
  * once flat       a node sends the elements of each of its members; all are reduced in rank order,
  *              with the same bits as on one machine
  */
@@ -17,8 +17,8 @@
 
 #include "core/element_type.h"
 #include "core/team_layout.h"
-#include "shm/fold_and_combine_partials.h"
-#include "shm/reduce.h"
+#include "shm/grouped_source_reduction.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc {
 

@@ -11,7 +11,7 @@
 #include "core/internode_request_queue.h"
 #include "core/point_to_point_checks.h"
 #include "mpi/collectives.h"
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc::internode {
 

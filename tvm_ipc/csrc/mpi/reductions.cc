@@ -8,7 +8,7 @@
 #include "mpi/collectives.h"
 #include "mpi/internode_reduce.h"
 #include "shm/argument_checks.h"
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc::internode {
 

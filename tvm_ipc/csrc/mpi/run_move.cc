@@ -21,7 +21,7 @@
 
 #include <algorithm>
 
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc {
 

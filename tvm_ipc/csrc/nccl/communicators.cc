@@ -8,7 +8,7 @@
 
 #include "core/current_stream.h"
 #include "core/team_barrier.h"
-#include "driver/stream.h"
+#include "driver/owned_streams_and_events.h"
 
 namespace tvm_ipc::nccl {
 

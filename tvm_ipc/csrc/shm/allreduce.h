@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "core/backend.h"
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 #include "shm/team.h"
 
 namespace tvm_ipc {

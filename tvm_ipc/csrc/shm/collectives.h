@@ -16,7 +16,7 @@
 
 #include "core/backend.h"
 #include "core/rank.h"
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc {
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.models.hf.checkpoint_name_cache import name_to_json, save_names
 from tvm_ipc.models.hf.compile_cache import FACTS, LIBRARY, digest
 from tvm_ipc.models.hf.model_folder import ModelFolder
 from tvm_ipc.models.hf.optional_deps import require
+from tvm_ipc.models.hf.weight_to_stored_name_cache import name_to_json, save_names
 from tvm_ipc.models.weights.checkpoint import read_checkpoint
 
 

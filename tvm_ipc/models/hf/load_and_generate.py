@@ -13,7 +13,6 @@ import tvm_ffi
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import ModelError
-from tvm_ipc.models.hf.checkpoint_name_cache import weight_names
 from tvm_ipc.models.hf.compile_cache import CompiledModel, load_or_compile
 from tvm_ipc.models.hf.model_folder import DTYPES, ModelFolder, read_folder
 from tvm_ipc.models.hf.prompts import TextPrompt, as_text_prompt, check_vocabulary, encode
@@ -21,6 +20,7 @@ from tvm_ipc.models.hf.sampling import Sampler
 from tvm_ipc.models.hf.sharding_plan_parser import parse_plan
 from tvm_ipc.models.hf.text_stream import TextStream
 from tvm_ipc.models.hf.tokenizer import tokenizer as read_tokenizer
+from tvm_ipc.models.hf.weight_to_stored_name_cache import weight_names
 from tvm_ipc.models.weights.checkpoint import read_checkpoint
 from tvm_ipc.models.weights.fused import leaf_names
 from tvm_ipc.models.weights.load import load_weights

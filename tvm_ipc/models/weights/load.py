@@ -22,7 +22,7 @@ from tvm_ipc.models.weights.files_missing_on_nodes import RemoteFiles
 from tvm_ipc.models.weights.fused import Fused, Name, SourceTensor
 from tvm_ipc.models.weights.host_tensors import HostTensor
 from tvm_ipc.models.weights.slice_reader import convert
-from tvm_ipc.runtime import status_line
+from tvm_ipc.runtime import terminal_progress_line
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
 
@@ -148,7 +148,7 @@ class _Loader:
         self.remote_files = RemoteFiles(
             session, (t.file for t in tensors if isinstance(t, FileTensor))
         )
-        self.bar = status_line.Bar(progress)
+        self.bar = terminal_progress_line.Bar(progress)
         self.read = session.get_global_func(worker.READ)
         self.make = session.get_global_func(worker.MAKE)
         self.spans_of_rank = {

@@ -2,7 +2,8 @@
 """Plans memory scopes as a constraint problem.
 
 `collect` reads the constraints of a module, `solve` chooses scopes, `copy_sites` and
-`specialised_calls` decide on copies and specialised PrimFuncs, and `rewrite` applies the plan.
+`specialise_primfuncs_for_scopes` decide on copies and specialised PrimFuncs, and `rewrite` applies
+the plan.
 """
 
 from tvm_ipc.packed_functions import ANY, RESULT

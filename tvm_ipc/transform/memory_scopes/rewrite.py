@@ -30,7 +30,7 @@ from tvm_ipc.transform.memory_scopes.copy_sites import Copy, CopyPlan
 from tvm_ipc.transform.memory_scopes.lower_calls import in_dataflow
 from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution
-from tvm_ipc.transform.memory_scopes.specialised_calls import SpecialisedCalls
+from tvm_ipc.transform.memory_scopes.specialise_primfuncs_for_scopes import SpecialisedCalls
 
 
 @dataclass(eq=False)

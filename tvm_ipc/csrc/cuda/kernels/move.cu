@@ -2,7 +2,7 @@
 /*! \file move.cu
  *  \brief The kernels for data movement, barriers, exposed buffers, messages and the memory probe.
  */
-#include "cuda/kernels/move.h"
+#include "cuda/kernels/data_movement_device_code.h"
 #include "cuda/kernels/point_to_point.h"
 
 namespace tvm_ipc {

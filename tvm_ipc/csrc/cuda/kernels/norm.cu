@@ -2,7 +2,7 @@
 /*! \file norm.cu
  *  \brief The kernels that add a residual and normalise.
  */
-#include "cuda/kernels/allreduce_norm.h"
+#include "cuda/kernels/allreduce_norm_device_code.h"
 
 namespace tvm_ipc {
 namespace kernels {

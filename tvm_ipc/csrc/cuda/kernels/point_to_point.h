@@ -16,7 +16,7 @@
 #ifndef TVM_IPC_CUDA_KERNELS_POINT_TO_POINT_H_
 #define TVM_IPC_CUDA_KERNELS_POINT_TO_POINT_H_
 
-#include "cuda/kernels/move.h"
+#include "cuda/kernels/data_movement_device_code.h"
 
 namespace tvm_ipc {
 namespace kernels {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file allreduce_norm.h
+ * \file allreduce_norm_device_code.h
  * \brief All-reduce, addition of a residual, and norm of the rows, in one kernel.
  *
  * The results have the same bits as on the CPU, except for the payload of a NaN in float32. The sum
@@ -8,8 +8,8 @@
  * values. A sum along a row adds element i to lane i % 32 of 32 lanes, then adds the lanes in a
  * tree. A variance is computed from the differences from the mean.
  */
-#ifndef TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_H_
-#define TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_H_
+#ifndef TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_DEVICE_CODE_H_
+#define TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_DEVICE_CODE_H_
 
 #include "cuda/kernels/push.h"
 
@@ -354,4 +354,4 @@ TVM_IPC_DEVICE void LocalNorm(const NormArgs& args) {
 
 }  // namespace kernels
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_H_
+#endif  // TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_DEVICE_CODE_H_

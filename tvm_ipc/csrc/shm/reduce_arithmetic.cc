@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file reduce.cc
+ * \file reduce_arithmetic.cc
  * \brief Selection of an instruction set, and of a function in its table.
  */
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 #include <atomic>
 #include <vector>

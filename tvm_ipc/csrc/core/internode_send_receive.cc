@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file internode_collective_messages.cc */
-#include "core/internode_collective_messages.h"
+/*! \file internode_send_receive.cc */
+#include "core/internode_send_receive.h"
 
 #include <cstring>
 

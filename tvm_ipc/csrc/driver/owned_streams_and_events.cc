@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file stream.cc */
-#include "driver/stream.h"
+/*! \file owned_streams_and_events.cc */
+#include "driver/owned_streams_and_events.h"
 
 #include <cstdint>
 #include <utility>

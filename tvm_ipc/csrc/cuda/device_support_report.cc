@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file device_info.cc */
-#include "cuda/device_info.h"
+/*! \file device_support_report.cc */
+#include "cuda/device_support_report.h"
 
 #include <cstdio>
 #include <sstream>

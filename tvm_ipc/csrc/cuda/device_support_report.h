@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file device_info.h
+/*! \file device_support_report.h
  *  \brief Information about CUDA on this machine, which needs no context on any device.
  */
-#ifndef TVM_IPC_CUDA_DEVICE_INFO_H_
-#define TVM_IPC_CUDA_DEVICE_INFO_H_
+#ifndef TVM_IPC_CUDA_DEVICE_SUPPORT_REPORT_H_
+#define TVM_IPC_CUDA_DEVICE_SUPPORT_REPORT_H_
 
 #include <string>
 #include <vector>
@@ -20,4 +20,4 @@ std::string Refusal(const std::vector<int>& devices);
 std::string Quoted(const std::string& text);
 
 }  // namespace tvm_ipc::cuda
-#endif  // TVM_IPC_CUDA_DEVICE_INFO_H_
+#endif  // TVM_IPC_CUDA_DEVICE_SUPPORT_REPORT_H_

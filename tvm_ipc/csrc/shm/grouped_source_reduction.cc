@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file fold_and_combine_partials.cc */
-#include "shm/fold_and_combine_partials.h"
+/*! \file grouped_source_reduction.cc */
+#include "shm/grouped_source_reduction.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file exposed_tensors.cc */
-#include "disco/exposed_tensors.h"
+/*! \file expose_and_view_tensors.cc */
+#include "disco/expose_and_view_tensors.h"
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file internode_exposed_buffers.cc */
-#include "mpi/internode_exposed_buffers.h"
+/*! \file exposed_buffers_copied_to_nodes.cc */
+#include "mpi/exposed_buffers_copied_to_nodes.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +10,7 @@
 #include "core/teams.h"
 #include "core/wait.h"
 #include "mpi/internode_team_operation.h"
-#include "shm/reduce.h"
+#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc {
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file stream.h
+ * \file owned_streams_and_events.h
  * \brief Streams and events that this library owns.
  */
-#ifndef TVM_IPC_DRIVER_STREAM_H_
-#define TVM_IPC_DRIVER_STREAM_H_
+#ifndef TVM_IPC_DRIVER_OWNED_STREAMS_AND_EVENTS_H_
+#define TVM_IPC_DRIVER_OWNED_STREAMS_AND_EVENTS_H_
 
 #include <cstddef>
 #include <memory>
@@ -69,4 +69,4 @@ bool IsDefaultStream(Stream stream);
 bool IsCapturing(const Device& device, Stream stream);
 
 }  // namespace tvm_ipc::cuda
-#endif  // TVM_IPC_DRIVER_STREAM_H_
+#endif  // TVM_IPC_DRIVER_OWNED_STREAMS_AND_EVENTS_H_

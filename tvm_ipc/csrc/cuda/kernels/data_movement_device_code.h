@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file move.h
+ * \file data_movement_device_code.h
  * \brief Data movement: gathers, scatters, broadcasts, all-to-alls and permutations.
  */
-#ifndef TVM_IPC_CUDA_KERNELS_MOVE_H_
-#define TVM_IPC_CUDA_KERNELS_MOVE_H_
+#ifndef TVM_IPC_CUDA_KERNELS_DATA_MOVEMENT_DEVICE_CODE_H_
+#define TVM_IPC_CUDA_KERNELS_DATA_MOVEMENT_DEVICE_CODE_H_
 
 #include "cuda/kernels/push.h"
 
@@ -170,4 +170,4 @@ TVM_IPC_DEVICE void MeetTeam(const BarrierArgs& args) {
 
 }  // namespace kernels
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CUDA_KERNELS_MOVE_H_
+#endif  // TVM_IPC_CUDA_KERNELS_DATA_MOVEMENT_DEVICE_CODE_H_

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file exposed_tensors.h
+ * \file expose_and_view_tensors.h
  * \brief Exposed buffers of programs: tensors in the memory of peers, and slices of each rank.
  */
-#ifndef TVM_IPC_DISCO_EXPOSED_TENSORS_H_
-#define TVM_IPC_DISCO_EXPOSED_TENSORS_H_
+#ifndef TVM_IPC_DISCO_EXPOSE_AND_VIEW_TENSORS_H_
+#define TVM_IPC_DISCO_EXPOSE_AND_VIEW_TENSORS_H_
 
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
@@ -35,4 +35,4 @@ void ReduceSlices(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 void AssembleSlices(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_DISCO_EXPOSED_TENSORS_H_
+#endif  // TVM_IPC_DISCO_EXPOSE_AND_VIEW_TENSORS_H_

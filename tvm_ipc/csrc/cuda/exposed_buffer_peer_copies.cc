@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file exposed_buffers.cc
+ * \file exposed_buffer_peer_copies.cc
  * \brief Exposed buffers on devices. The host keeps the list of buffers and their numbers
  *        (core/exposed_buffers.h). The data is ordered by a number in each team slot, which a
  *        kernel writes after the kernels that compute the tensor.
@@ -11,10 +11,9 @@
  * stream waits for what the program's stream had enqueued before the expose, and for nothing after
  * it.
  */
-#include "core/exposed_buffers.h"
-
 #include <utility>
 
+#include "core/exposed_buffers.h"
 #include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {
