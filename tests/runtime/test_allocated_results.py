@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 
 import tvm_ipc
 from tests.runtime.disco_kinds import RANKS, on_workers
@@ -240,3 +241,11 @@ def test_sources_on_one_worker_need_a_target() -> None:
     for name in ("broadcast_from_worker0", "scatter_from_worker0"):
         parameters = list(inspect.signature(getattr(tvm_ipc.Session, name)).parameters.values())
         assert parameters[2].default is inspect.Parameter.empty
+
+
+def test_a_source_whose_shape_the_controller_does_not_know(trio: Any) -> None:
+    """The result of a function."""
+    empty = trio.get_global_func("runtime.disco.empty")
+    x = empty(tvm_ffi.Shape((4,)), tvm_ffi.dtype("float32"), None, False, True)
+    assert "a value on the workers" in repr(x)
+    assert trio.get(trio.allreduce(x)).shape == (4,)

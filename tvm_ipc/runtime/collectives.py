@@ -169,8 +169,9 @@ class Collectives:
             target = call(allocate, scope.id, *args)
         else:
             target = allocate(*args)
-        if isinstance(source, DRef) and source._tensor is not None and not parts:
-            target._tensor = self._result_tensor(name, source._tensor, scope, root)
+        known = source.known_tensor() if isinstance(source, DRef) else None
+        if known is not None and not parts:
+            target._tensor = self._result_tensor(name, known, scope, root)
         return source, target
 
     def _result_tensor(

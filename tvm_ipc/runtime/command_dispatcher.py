@@ -220,16 +220,16 @@ class CommandDispatcher:
 
     def _send(self, unguarded_name: str, *args: Any) -> DRef | None:
         """Send one command once the workers have room for it; return None if it is too long."""
-        self.thread_state()
+        state = self.thread_state()
         while True:
             with self.lock:
                 self.check_ready()
                 self._last_command += 1
-                self.thread_state().last_command = self._last_command
-                function = self._unguarded[unguarded_name]
-                answer = self._call_native(_native_send, self.session, 0, 0, function, *args)
+                state.last_command = self._last_command
+                function, session = self._unguarded[unguarded_name], self.session
+                answer = self._call_native(_native_send, session, 0, 0, function, *args)
                 if isinstance(answer, disco.DRef):
-                    return DRef(answer, self.session)
+                    return DRef(answer, session)
                 # The answer is the length. Half of the room is for registers that are freed first.
                 if answer > self.max_unread_bytes // 2:
                     return None

@@ -94,15 +94,13 @@ class DRef(_Remote, disco.DRef):  # type: ignore[misc]
     """A value that lives on every worker."""
 
     __slots__ = ("_tensor", "session")
-
-    def __init__(self, reference: disco.DRef, session: OwningSession) -> None:
-        super().__init__(reference, session)
-        #: None if the controller does not know the shape, such as that of a function's result.
-        self._tensor: RemoteTensor | None = None
+    #: Not set if the controller does not know the shape, such as that of a function's result. Each
+    #: call makes a reference, and setting a slot takes time.
+    _tensor: RemoteTensor
 
     def __repr__(self) -> str:
         """Return shape, type and workers as far as the session knows them; asks no worker."""
-        tensor = self._tensor
+        tensor = self.known_tensor()
         if tensor is None:
             return super().__repr__()
         return (
@@ -112,7 +110,7 @@ class DRef(_Remote, disco.DRef):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
         """Return the shape, type and workers as a table, for notebooks."""
-        tensor = self._tensor
+        tensor = self.known_tensor()
         rows: list[tuple[str, object]] = [("session", repr(self.session))]
         if tensor is not None:
             rows = [
@@ -122,6 +120,10 @@ class DRef(_Remote, disco.DRef):  # type: ignore[misc]
                 *rows,
             ]
         return html_table("DRef: a tensor" if tensor is not None else "DRef: a value", (), rows)
+
+    def known_tensor(self) -> RemoteTensor | None:
+        """Return shape, type and workers if the controller knows them."""
+        return getattr(self, "_tensor", None)
 
 
 class DPackedFunc(_Remote, disco.DPackedFunc):  # type: ignore[misc]
