@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tvm_ipc.installation import install_extra
+from tvm_ipc.pip_install_commands import install_extra
 
 COMPILE = Path(__file__).resolve().parents[1] / "tests" / "gpu" / "compile_gpu_programs.py"
 INSTEAD = (

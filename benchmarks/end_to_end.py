@@ -46,7 +46,7 @@ from tvm_ipc.analysis.collective_calls import match_collective
 from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
 from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.tools.demo import model, weights
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.generate import Generation, Generator
 from tvm_ipc.tools.demo.schedule_kernels_cpu import schedule_kernels
 

@@ -54,7 +54,7 @@ OURS = "tvm_ipc"
 
 def peer(options: argparse.Namespace) -> peers.Ranks:
     """A C loop over MPI's function: as many ranks on each node as ours has workers there."""
-    from tvm_ipc.nodes.mpi_discovery import OPEN_MPI, find_mpi
+    from tvm_ipc.nodes.find_mpi_installation import OPEN_MPI, find_mpi
 
     mpi = find_mpi()
     compiler = mpi.mpiexec.parent / "mpicc"

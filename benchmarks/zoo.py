@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tvm_ipc.tools.demo import model as decoder_model
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 
 WORLD = 2
 

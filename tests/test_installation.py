@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ipc import installation
+from tvm_ipc import pip_install_commands
 
 ROOT = Path(__file__).resolve().parents[1]
 #: A command that takes the package from an index, which does not have it.
@@ -44,7 +44,7 @@ def test_messages_have_the_command_from_one_constant() -> None:
         for path in texts()
         if path.suffix != ".md" and OWN_COMMAND.search(path.read_text())
     ]
-    assert sorted(found) == ["mkdocs.yml", "tvm_ipc/installation.py"]
+    assert sorted(found) == ["mkdocs.yml", "tvm_ipc/pip_install_commands.py"]
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,11 @@ def test_such_a_command_is_found(text: str) -> None:
 
 def test_the_commands() -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    assert f'\nname = "{installation.DISTRIBUTION}"\n' in project
-    assert installation.install_extra("mpi") == "pip install '.[mpi]' in a checkout of tvm-ipc"
-    assert installation.INSTALL == "`pip install .` in a checkout of tvm-ipc"
+    assert f'\nname = "{pip_install_commands.DISTRIBUTION}"\n' in project
+    assert (
+        pip_install_commands.install_extra("mpi") == "pip install '.[mpi]' in a checkout of tvm-ipc"
+    )
+    assert pip_install_commands.INSTALL == "`pip install .` in a checkout of tvm-ipc"
 
 
 def test_extras_that_messages_name_exist() -> None:

@@ -27,7 +27,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "lazy_exports": (),
     "index_spans": (),
     "host": (),
-    "installation": (),
+    "pip_install_commands": (),
     "calibration": ("packed_functions", "errors", "arguments", "host"),
     "comm": ("packed_functions", "arguments"),
     "analysis": ("packed_functions", "errors", "comm"),
@@ -37,7 +37,7 @@ CORE: dict[str, tuple[str, ...]] = {
         *("comm", "analysis", "verify", "html_tables"),
     ),
     "runtime": (
-        *("packed_functions", "errors", "arguments", "host", "installation", "html_tables"),
+        *("packed_functions", "errors", "arguments", "host", "pip_install_commands", "html_tables"),
     ),
 }
 #: The parts that every wing with passes may import.
@@ -57,13 +57,13 @@ _PASSES = (
 WINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "spmd": ((*_PASSES, "index_spans"), ()),
     "cpu": (_PASSES, ()),
-    "gpu": ((*_PASSES, "installation", "runtime"), ()),
+    "gpu": ((*_PASSES, "pip_install_commands", "runtime"), ()),
     "nodes": (
-        ("packed_functions", "errors", "arguments", "host", "installation", "runtime"),
+        ("packed_functions", "errors", "arguments", "host", "pip_install_commands", "runtime"),
         (),
     ),
     "models": (
-        (*_PASSES, "index_spans", "host", "installation", "runtime"),
+        (*_PASSES, "index_spans", "host", "pip_install_commands", "runtime"),
         ("cpu", "spmd", "pipeline"),
     ),
 }
@@ -78,7 +78,7 @@ ALLOWED = {
 }
 #: Parts that need no TVM.
 NO_TVM = {
-    *("packed_functions", "errors", "arguments", "index_spans", "host", "installation"),
+    *("packed_functions", "errors", "arguments", "index_spans", "host", "pip_install_commands"),
     *("calibration", "script_namespace", "lazy_exports", "html_tables"),
 }
 #: The analyses that the verifier may import. Others are used by the planner, and a mistake in them

@@ -98,7 +98,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
         if name == "__version__":
             from importlib.metadata import version
 
-            from tvm_ipc.installation import DISTRIBUTION
+            from tvm_ipc.pip_install_commands import DISTRIBUTION
 
             return globals().setdefault(name, version(DISTRIBUTION))
         if name in _NEEDS_RUNTIME:

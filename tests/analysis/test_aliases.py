@@ -9,7 +9,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_ipc.analysis.aliases import ModuleAliasFacts
-from tvm_ipc.analysis.points_to_sets import AliasFacts
+from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts
 
 
 @I.ir_module

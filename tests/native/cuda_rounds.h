@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/current_stream.h"
 #include "core/rank.h"
 #include "driver/device.h"

@@ -789,7 +789,7 @@ FAULTS = [
     ),
     Fault(
         "a message of another collective is taken",
-        "core/internode_send_receive.cc",
+        "core/internode_operation_messages.cc",
         "!theirs.Agrees(mine_)",
         "false",
         "internode",

@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/rank.h"
 #include "expect.h"
 

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/rank.h"
 #include "expect.h"
 #include "reduce_reference.h"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.nodes.node_processes import MARK, SECONDS, marked
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi_discovery import Mpi, find_mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi, find_mpi
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from tests.nodes.node_processes import SECONDS
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
 from tvm_ipc.nodes import controller
 from tvm_ipc.nodes.controller import Nodes, Workers
+from tvm_ipc.nodes.find_mpi_installation import OPEN_MPI, Mpi
 from tvm_ipc.nodes.handshake import Key
-from tvm_ipc.nodes.mpi_discovery import OPEN_MPI, Mpi
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 from tvm_ipc.runtime.start_child_process import python_module
 

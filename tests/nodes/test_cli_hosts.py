@@ -18,7 +18,7 @@ def test_names_that_lead_nowhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compare_worker_counts, "compile_model", pytest.fail)
-    monkeypatch.setattr("tvm_ipc.nodes.mpi_discovery.find_mpi", lambda: None)
+    monkeypatch.setattr("tvm_ipc.nodes.find_mpi_installation.find_mpi", lambda: None)
     assert main([*command, "--hosts", f"localhost,{name}"]) == 1
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.nodes.network import Network, NoNetworkError
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 #: Nodes, workers on each, and groups: of one rank, inside of nodes, across them, and both.
 LAYOUTS = ((2, 1, 2), (2, 2, 2), (2, 3, 3), (4, 1, 2), (4, 2, 4), (4, 3, 3))

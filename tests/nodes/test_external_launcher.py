@@ -15,7 +15,7 @@ import tvm_ipc
 from tests.nodes.node_processes import SECONDS
 from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses, command_line
 
 PROGRAM = """

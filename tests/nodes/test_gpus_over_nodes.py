@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import cuda_double
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 SCENARIOS = Path(__file__).with_name("gpus_over_nodes.py")
 

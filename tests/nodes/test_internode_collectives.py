@@ -16,7 +16,7 @@ import pytest
 
 import tvm_ipc
 from tests.nodes.node_processes import SECONDS
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 
 @contextlib.contextmanager

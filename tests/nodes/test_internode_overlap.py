@@ -21,7 +21,7 @@ import tvm_ipc
 from tests.end_to_end.overlap_cases import Case
 from tests.nodes.node_processes import SECONDS
 from tvm_ipc.errors import WorkerDiedError, WorkerError
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 GATHER = Case("allgather", 5, 33, 1200, 16, products=2, bias=True)
 SCATTER = Case("reduce_scatter", 5, 33, 32, 1200)

@@ -16,7 +16,7 @@ import tvm_ffi
 
 import tvm_ipc
 from tvm_ipc.errors import WorkerError
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 #: Of the sessions, in seconds; a mismatch takes a small part of it.
 DEADLINE = 60.0

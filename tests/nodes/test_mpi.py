@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.installation import install_extra
-from tvm_ipc.nodes.mpi_discovery import (
+from tvm_ipc.nodes.find_mpi_installation import (
     MPICH,
     OPEN_MPI,
     Mpi,
@@ -19,6 +18,7 @@ from tvm_ipc.nodes.mpi_discovery import (
     load_mpi4py,
     refuse_launched,
 )
+from tvm_ipc.pip_install_commands import install_extra
 
 INSTALL = re.escape(install_extra("mpi"))
 SAYS = {

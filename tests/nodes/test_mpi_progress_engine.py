@@ -11,7 +11,7 @@ import pytest
 import tvm_ipc
 from tests.nodes.node_processes import SECONDS
 from tvm_ipc.errors import WorkerError
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses, command_line
 
 CHECK = """

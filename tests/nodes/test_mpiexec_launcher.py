@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi_discovery import MPICH, OPEN_MPI, Mpi
+from tvm_ipc.nodes.find_mpi_installation import MPICH, OPEN_MPI, Mpi
 from tvm_ipc.nodes.mpiexec_launcher import Launcher, NodeAddresses, command_line
 
 SECONDS = 20.0

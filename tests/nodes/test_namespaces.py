@@ -16,7 +16,7 @@ import pytest
 
 from tests.nodes.network import Network, NoNetworkError
 from tests.nodes.node_processes import SECONDS
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 #: Seconds that agents have to join in `STARTING`.
 START = 8.0

@@ -21,8 +21,8 @@ import tvm_ipc
 from tests.nodes.node_processes import SECONDS
 from tvm_ipc import packed_functions
 from tvm_ipc.errors import IPCError, SessionClosedError, WorkerDiedError, WorkerError
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 from tvm_ipc.nodes.hosts_argument import ranks_of_nodes
-from tvm_ipc.nodes.mpi_discovery import Mpi
 
 Started = Callable[[], dict[int, str]]
 

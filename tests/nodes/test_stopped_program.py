@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from tests.nodes.node_processes import SECONDS
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 #: Nodes and controller call each other silent after 10.
 STOPPED_SECONDS = 13.0

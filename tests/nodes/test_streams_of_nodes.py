@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi_discovery import OPEN_MPI, Mpi
+from tvm_ipc.nodes.find_mpi_installation import OPEN_MPI, Mpi
 from tvm_ipc.nodes.mpiexec_launcher import Launcher, NodeAddresses
 
 Started = Callable[[], dict[int, str]]

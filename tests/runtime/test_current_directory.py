@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.runtime import start_child_process
 
 PACKAGE = Path(start_child_process.__file__).parents[1]
@@ -69,7 +69,7 @@ RUN_IN_CHILD = """
 from tvm_ipc.runtime.subprocess_call import run_in_child
 assert run_in_child("beside_the_program:answer", 7) == [7, beside_the_program.__file__]
 """
-FIND_MPI = "from tvm_ipc.nodes.mpi_discovery import find_mpi\nfind_mpi()"
+FIND_MPI = "from tvm_ipc.nodes.find_mpi_installation import find_mpi\nfind_mpi()"
 NODES = SESSION.replace("Session(2)", "Session(3, hosts=2, timeout=100)")
 DOCTOR = """
 from tvm_ipc.tools.command_line import main
@@ -93,7 +93,7 @@ PLACES = {
     "nodes/agent.py:_start_worker": "nodes",
     "nodes/agent.py:watched": "nodes",
     "nodes/mpiexec_launcher.py:__init__": "nodes",
-    "nodes/mpi_discovery.py:_run": "find_mpi",
+    "nodes/find_mpi_installation.py:_run": "find_mpi",
     "nodes/external_launcher.py:_run_rank_0": "the command that the user gave to tvm-ipc node",
     "tools/doctor/cxx_compiler.py:_run": "the C++ compiler",
 }
@@ -200,7 +200,7 @@ def test_every_place_that_starts_a_process_is_known() -> None:
     assert interpreters == {
         "runtime/start_child_process.py",
         "nodes/agent.py",
-        "nodes/mpi_discovery.py",
+        "nodes/find_mpi_installation.py",
     }
 
 

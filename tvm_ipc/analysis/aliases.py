@@ -24,8 +24,7 @@ from tvm import relax, tirx
 
 from tvm_ipc.analysis.collective_calls import match_collective
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.operator_sets import VIEWS
-from tvm_ipc.analysis.points_to_sets import (
+from tvm_ipc.analysis.memory_objects_and_alias_facts import (
     CONSTANTS,
     NOTHING,
     VARIABLES,
@@ -43,6 +42,7 @@ from tvm_ipc.analysis.points_to_sets import (
     leaves,
     value_of,
 )
+from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.program_order import Linear, Region, Step, linearize
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")

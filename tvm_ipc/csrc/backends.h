@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 
 namespace tvm_ipc {
 

@@ -12,7 +12,7 @@
 #include <tvm/ffi/extra/json.h>
 
 #include "backends.h"
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 #include "blas/matmul_single_thread.h"
 #include "core/arena_allocator.h"
 #include "core/session_server_workers.h"

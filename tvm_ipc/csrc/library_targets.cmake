@@ -11,9 +11,9 @@ find_package(Threads REQUIRED)
 set(TVM_IPC_CORE_SOURCES
   worker_admission.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc session_server_connection.cc element_type.cc
   emulated_link.cc internode_request_consumer.cc exposed_buffers.cc file_descriptor.cc frame.cc handle_allgather.cc
-  host_info.cc internode_staging_buffer.cc internode_send_receive.cc internode_request_queue.cc worker_handshake.cc
+  host_info.cc internode_staging_buffer.cc internode_operation_messages.cc internode_request_queue.cc worker_handshake.cc
   point_to_point_checks.cc internode_control_link.cc internode_session_event_relay.cc rank.cc session_server.cc
-  current_stream.cc team_barrier.cc team_layout.cc teams.cc wait.cc redirect_dead_worker_pipes.cc session_server_workers.cc)
+  current_stream.cc team_barrier.cc team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc session_server_workers.cc)
 set(TVM_IPC_SHM_SOURCES
   all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc argument_checks.cc data_movement.cc grouped_source_reduction.cc
   point_to_point.cc reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc reduce_arithmetic.cc reduce_portable.cc
@@ -22,7 +22,7 @@ set(TVM_IPC_SHM_SOURCES
 set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc owned_streams_and_events.cc comm_stream_async_queue.cc)
 set(TVM_IPC_CUDA_SOURCES
   backend.cc argument_checks.cc collectives_endpoint.cc kernel_errors.cc device_support_report.cc ipc_memory.cc messages.cc modules.cc
-  data_movement.cc host_registration.cc probe.cc reductions.cc peer_regions.cc exposed_buffer_peer_copies.cc)
+  data_movement.cc host_registration.cc probe_device_pair_sharing.cc reductions.cc peer_regions.cc exposed_buffer_peer_copies.cc)
 set(TVM_IPC_NCCL_SOURCES
   backend.cc data_movement.cc communicator.cc communicators.cc in_flight_ops.cc host_team_barrier.cc
   library.cc device_heap.cc point_to_point.cc reductions.cc)

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "disco/controller_functions.h"
 
 namespace tvm_ipc {

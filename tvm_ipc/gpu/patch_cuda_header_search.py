@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tvm_ipc.installation import install_extra
+from tvm_ipc.pip_install_commands import install_extra
 from tvm_ipc.runtime import startup_registrations
 
 

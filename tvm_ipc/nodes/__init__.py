@@ -10,10 +10,10 @@ MPI and starts the workers of the node. The user's program is the controller, an
 - `controller.py`, `agent.py`: the two sides; `messages.py`: the messages between them.
 - `handshake.py`: mutual authentication with the session's secret; `admission.py`: the listener that
   admits the expected processes; `listen_address.py`: the address that it listens on.
-- `mpi_discovery.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with
+- `find_mpi_installation.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with
   `mpiexec`.
-- `node_hub.py`, `mpi_progress_engine.py`: a node's hub for its workers, and the thread that
-  calls MPI.
+- `per_node_worker_hub.py`, `mpi_progress_engine.py`: a node's hub for its workers, and the thread
+  that calls MPI.
 - `shm_probe.py`: tests whether a node shares memory with the controller; `startup_watchdog.py`:
   ends an agent that hangs during its start.
 - `external_launcher.py`: `tvm-ipc node`, for nodes that the user's own launcher provides.

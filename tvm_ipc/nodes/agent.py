@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tvm_ipc import host as machine
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import startup_watchdog
+from tvm_ipc.nodes.find_mpi_installation import load_mpi4py
 from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
-from tvm_ipc.nodes.mpi_discovery import load_mpi4py
-from tvm_ipc.nodes.node_hub import NodeHub, Settings
+from tvm_ipc.nodes.per_node_worker_hub import NodeHub, Settings
 from tvm_ipc.nodes.shm_probe import digest
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans

@@ -64,8 +64,8 @@ def require(argument: HostsArgument) -> None:
 
     These are: there is no MPI, the program itself runs under MPI, or a host cannot be reached.
     """
+    from tvm_ipc.nodes.find_mpi_installation import find_mpi, refuse_launched
     from tvm_ipc.nodes.hosts_argument import read
-    from tvm_ipc.nodes.mpi_discovery import find_mpi, refuse_launched
 
     if argument != "allocation":
         refuse_launched()

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.agent import Agent, abort, end_with_mpi, line_of, share
-from tvm_ipc.nodes.mpi_discovery import load_mpi4py
+from tvm_ipc.nodes.find_mpi_installation import load_mpi4py
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.start_child_process import OWN_GROUP
 

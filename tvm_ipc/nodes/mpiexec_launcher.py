@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi_discovery import OPEN_MPI, Mpi
+from tvm_ipc.nodes.find_mpi_installation import OPEN_MPI, Mpi
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
 from tvm_ipc.runtime.start_child_process import OWN_GROUP, ChildProcess, describe_exit_code

@@ -21,8 +21,8 @@ from typing import Any, Final
 import tvm_ffi
 
 from tvm_ipc.errors import DeadlineError, LibraryError, MismatchError, PeerError
-from tvm_ipc.installation import DISTRIBUTION, INSTALL, REINSTALL, install_extra
 from tvm_ipc.packed_functions import LIBRARIES
+from tvm_ipc.pip_install_commands import DISTRIBUTION, INSTALL, REINSTALL, install_extra
 from tvm_ipc.runtime.config import Config
 
 _REINSTALL_TVM: Final = "Try `pip install --force-reinstall --no-deps apache-tvm`."

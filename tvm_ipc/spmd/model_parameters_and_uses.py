@@ -17,7 +17,7 @@ from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
 from tvm_ipc.comm.symbolic_extents import constant
-from tvm_ipc.spmd.feature_axes import FeatureAxes, feature_axes_of
+from tvm_ipc.spmd.matmul_axes_of_parameters import FeatureAxes, feature_axes_of
 from tvm_ipc.spmd.parameter_uses import unused
 from tvm_ipc.spmd.styles import Use
 

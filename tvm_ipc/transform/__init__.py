@@ -24,7 +24,7 @@ from tvm_ipc.transform.fuse_allreduce_epilogue import FuseAllReduceEpilogue
 from tvm_ipc.transform.fuse_supported_functions import FuseSupported
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
-from tvm_ipc.transform.legalize_ops import LegalizeOps
+from tvm_ipc.transform.legalize_equal_calls_once import LegalizeOps
 from tvm_ipc.transform.lower_extern_calls import LowerExternCalls
 from tvm_ipc.transform.lower_gpu_ipc_alloc_storage import LowerGPUIPCAllocStorage
 from tvm_ipc.transform.lower_offset_alloc_tensor import LowerPackedAllocTensor

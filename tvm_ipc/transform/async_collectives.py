@@ -16,9 +16,14 @@ from tvm import relax
 from tvm_ipc.analysis.aliases import ModuleAliasFacts
 from tvm_ipc.analysis.binding_builders import ALLOC, do
 from tvm_ipc.analysis.collective_calls import start_of
+from tvm_ipc.analysis.memory_objects_and_alias_facts import (
+    AliasFacts,
+    Allocation,
+    MemoryObject,
+    Use,
+)
 from tvm_ipc.analysis.memory_write_events import ModRef
 from tvm_ipc.analysis.operator_sets import VIEWS
-from tvm_ipc.analysis.points_to_sets import AliasFacts, Allocation, MemoryObject, Use
 from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters
 from tvm_ipc.analysis.program_order import Region, Step
 from tvm_ipc.analysis.rewrite import change_functions, rewrite

@@ -14,7 +14,7 @@ from tvm_ipc import arguments
 from tvm_ipc.analysis.aliases import ModuleAliasFacts
 from tvm_ipc.analysis.binding_builders import ALLOC, dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.points_to_sets import AliasFacts
+from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.errors import TransformError

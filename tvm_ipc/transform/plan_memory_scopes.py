@@ -11,7 +11,7 @@ from tvm_ipc.transform.memory_scopes.collect import collect
 from tvm_ipc.transform.memory_scopes.copy_costs import describe, find_frequencies
 from tvm_ipc.transform.memory_scopes.copy_sites import CopyPlan, plan_copies
 from tvm_ipc.transform.memory_scopes.copy_validity import CopyValidity
-from tvm_ipc.transform.memory_scopes.lower_calls import lower_calls
+from tvm_ipc.transform.memory_scopes.make_allocations_explicit import lower_calls
 from tvm_ipc.transform.memory_scopes.prim_func_params import PrimFuncParams
 from tvm_ipc.transform.memory_scopes.rewrite import Rewriter
 from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry

@@ -22,7 +22,7 @@ from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError
 from tvm_ipc.models.hf import compile_cache
 from tvm_ipc.models.hf.load_and_generate import Model
-from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.nodes.find_mpi_installation import find_mpi
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

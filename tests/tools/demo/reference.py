@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_ipc.tools.demo import weights
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.model import EPSILON
 
 Array = npt.NDArray[np.float64]

@@ -23,11 +23,11 @@ from tvm_ipc import host
 from tvm_ipc.cpu.openblas_discovery import installed
 from tvm_ipc.errors import IPCError
 from tvm_ipc.host import available_cores
-from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.runtime import shared_libraries
 from tvm_ipc.tools import demo
 from tvm_ipc.tools.demo import compare_worker_counts
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.generate import Generation, Generator
 from tvm_ipc.tools.demo.options import parse
 from tvm_ipc.tools.demo.step_printer import Report
@@ -136,7 +136,7 @@ def test_without_mpi_nodes_are_refused_before_anything_is_compiled(
         raise IPCError("there is no mpiexec")
 
     monkeypatch.setattr(compare_worker_counts, "compile_model", pytest.fail)
-    monkeypatch.setattr("tvm_ipc.nodes.mpi_discovery.find_mpi", none)
+    monkeypatch.setattr("tvm_ipc.nodes.find_mpi_installation.find_mpi", none)
     for match in ("there is no mpiexec", "OMPI_COMM_WORLD_RANK shows"):
         with pytest.raises(IPCError, match=match):
             demo.main([*SMALL, "--hosts", "2"])

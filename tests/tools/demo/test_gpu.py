@@ -14,7 +14,7 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.gpu import discovery
 from tvm_ipc.tools import demo
 from tvm_ipc.tools.demo import kernels_gpu, model
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 
 CONFIG = Config(layers=1, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")

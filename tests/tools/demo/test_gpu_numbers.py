@@ -22,7 +22,7 @@ from tvm import relax
 
 import tvm_ipc
 from tvm_ipc.tools.demo import model, weights
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 
 CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
 target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")

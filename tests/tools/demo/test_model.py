@@ -21,7 +21,7 @@ from tvm_ipc.errors import WorkerError
 from tvm_ipc.tools.demo import model, weights
 from tvm_ipc.tools.demo.compare_worker_counts import allowed_difference
 from tvm_ipc.tools.demo.compile_model import compile_model, decisions
-from tvm_ipc.tools.demo.config import DTYPES, Build, Config
+from tvm_ipc.tools.demo.decoder_and_build_config import DTYPES, Build, Config
 from tvm_ipc.tools.demo.generate import Generator
 from tvm_ipc.tools.demo.model import Shard
 from tvm_ipc.tools.inspection.symbolic_sizes import evaluate

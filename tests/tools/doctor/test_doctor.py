@@ -12,7 +12,7 @@ import pytest
 
 from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError, LibraryError
-from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.runtime import shared_libraries
 from tvm_ipc.tools import doctor
 from tvm_ipc.tools.doctor.cxx_compiler import try_compiler

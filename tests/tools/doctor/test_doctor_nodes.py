@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.tools import command_line, doctor
 
 

@@ -15,8 +15,8 @@ from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError
 from tvm_ipc.gpu import discovery
 from tvm_ipc.gpu.discovery import Gpu, Gpus
-from tvm_ipc.installation import install_extra
-from tvm_ipc.nodes.mpi_discovery import Mpi
+from tvm_ipc.nodes.find_mpi_installation import Mpi
+from tvm_ipc.pip_install_commands import install_extra
 from tvm_ipc.runtime import repair_disco_import, shared_libraries
 from tvm_ipc.tools.doctor import facts, verdict
 

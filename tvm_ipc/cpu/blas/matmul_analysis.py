@@ -25,8 +25,8 @@ from tvm import relax, tirx
 
 from tvm_ipc.analysis.aliases import ModuleAliasFacts
 from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts
 from tvm_ipc.analysis.operator_sets import WRITERS
-from tvm_ipc.analysis.points_to_sets import AliasFacts
 from tvm_ipc.packed_functions import MAX_STEPS, Epilogue, pack_digits
 
 _MAX_DIMS: Final = 8

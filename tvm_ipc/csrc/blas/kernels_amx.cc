@@ -8,7 +8,7 @@
  * third tile. Four tiles of sums stay in registers for all steps of a call. The instruction treats
  * denormal numbers as zeros.
  */
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 
 #if defined(__x86_64__)
 #include "blas/kernels_bf16_packing.h"

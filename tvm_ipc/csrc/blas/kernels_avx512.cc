@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_avx512.cc
- * \brief The kernels of kernels.h for AVX-512 F, BW, VL and DQ; compiled with these enabled.
- *        Empty on other architectures.
+ * \brief The kernels of kernels_complementing_blas.h for AVX-512 F, BW, VL and DQ; compiled with
+ * these enabled. Empty on other architectures.
  */
 #if defined(__x86_64__)
 #include "blas/isa_avx512.h"

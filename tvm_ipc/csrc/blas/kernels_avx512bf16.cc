@@ -7,7 +7,7 @@
  * One instruction multiplies 16 pairs of b, one for each of 16 columns, by one pair of a, and adds
  * both products to the sum of each column. It treats denormal numbers as zeros, as AMX does.
  */
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 
 #if defined(__x86_64__)
 #include "blas/isa_avx512.h"

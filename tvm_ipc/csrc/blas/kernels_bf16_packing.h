@@ -15,7 +15,7 @@
 
 #include <immintrin.h>
 
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 
 namespace tvm_ipc {
 namespace {

@@ -7,7 +7,7 @@
 #ifndef TVM_IPC_BLAS_KERNELS_FLOAT_CONVERSION_H_
 #define TVM_IPC_BLAS_KERNELS_FLOAT_CONVERSION_H_
 
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 
 #define TVM_IPC_INLINE inline __attribute__((always_inline))
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_impl.h
- * \brief The kernels of kernels.h for one instruction set.
+ * \brief The kernels of kernels_complementing_blas.h for one instruction set.
  *
  * Included by a translation unit that first defines `Isa` with these members:
  *   kBytes, kLanes                   size and lanes of a vector of float32

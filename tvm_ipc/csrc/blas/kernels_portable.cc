@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_portable.cc
- * \brief The kernels of kernels.h for every machine, with vectors of 16 bytes.
+ * \brief The kernels of kernels_complementing_blas.h for every machine, with vectors of 16 bytes.
  */
 #include <cstddef>
 #include <cstdint>

@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 #include "blas/library.h"
 #include "blas/matmul_single_thread.h"
 

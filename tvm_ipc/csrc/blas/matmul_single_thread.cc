@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file matmul_single_thread.cc
- * \brief Computes a piece of a matmul with the BLAS or the kernels of kernels.h, in blocks that
- *        stay in a cache.
+ * \brief Computes a piece of a matmul with the BLAS or the kernels of kernels_complementing_blas.h,
+ * in blocks that stay in a cache.
  *
  * Memory bandwidth limits matmuls of few rows (a decoder's next token), because every weight is
  * used once per row. The kernels of kernels_rows.h read each weight once for up to four rows, and

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 #include "blas/library.h"
 
 namespace tvm_ipc {

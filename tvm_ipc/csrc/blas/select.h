@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file select.h
- * \brief Selection of the kernels of kernels.h at run time.
+ * \brief Selection of the kernels of kernels_complementing_blas.h at run time.
  */
 #ifndef TVM_IPC_BLAS_SELECT_H_
 #define TVM_IPC_BLAS_SELECT_H_
 
 #include <string>
 
-#include "blas/kernels.h"
+#include "blas/kernels_complementing_blas.h"
 
 namespace tvm_ipc {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/error.h"
 #include "core/rank.h"
 #include "core/teams.h"

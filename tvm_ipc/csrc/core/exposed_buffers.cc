@@ -6,7 +6,7 @@
 #include <chrono>
 #include <utility>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/error.h"
 #include "core/rank.h"
 #include "core/team_barrier.h"

@@ -9,7 +9,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/rank.h"
 #include "core/shared_memory_layout.h"
 

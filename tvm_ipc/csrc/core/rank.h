@@ -17,7 +17,7 @@
 
 #include "core/arena_allocator.h"
 #include "core/async_queue.h"
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/emulated_link.h"
 #include "core/error.h"
 #include "core/file_descriptor.h"

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/file_descriptor.h"
 #include "core/internode_control_link.h"
 #include "core/internode_session_event_relay.h"

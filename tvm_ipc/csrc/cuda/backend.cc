@@ -8,7 +8,7 @@
 
 #include "cuda/collectives_endpoint.h"
 #include "cuda/device_support_report.h"
-#include "cuda/probe.h"
+#include "cuda/probe_device_pair_sharing.h"
 
 namespace tvm_ipc {
 

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/rank.h"
 #include "cuda/host_registration.h"
 #include "cuda/peer_regions.h"

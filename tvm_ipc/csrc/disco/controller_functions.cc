@@ -19,7 +19,7 @@
 #include "core/thread_signals.h"
 #include "core/worker_handshake.h"
 #include "disco/command_sender.h"
-#include "disco/in_process_value_exchange.h"
+#include "disco/controller_worker0_value_exchange.h"
 #include "disco/value.h"
 #include "disco/worker_functions.h"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/async_queue.h"
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/rank.h"
 #include "core/teams.h"
 #include "disco/tensor_to_buffer.h"

@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/error.h"
 #include "core/rank.h"
 

@@ -17,7 +17,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 
 namespace tvm_ipc {
 

@@ -14,7 +14,7 @@
 
 #include "core/frame.h"
 #include "disco/controller_functions.h"
-#include "disco/in_process_value_exchange.h"
+#include "disco/controller_worker0_value_exchange.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/value.h"
 #include "disco/worker_functions.h"

@@ -21,8 +21,8 @@
 #include "core/atfork_descriptors.h"
 #include "core/teams.h"
 #include "disco/controller_functions.h"
+#include "disco/controller_worker0_value_exchange.h"
 #include "disco/error_conversion.h"
-#include "disco/in_process_value_exchange.h"
 #include "disco/per_stream_allocator.h"
 #include "disco/tensor_to_buffer.h"
 

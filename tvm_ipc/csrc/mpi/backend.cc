@@ -12,8 +12,8 @@
 #include "core/internode_request_queue.h"
 #include "core/point_to_point_checks.h"
 #include "core/rank.h"
-#include "mpi/collectives.h"
 #include "mpi/exposed_buffers_copied_to_nodes.h"
+#include "mpi/internode_collectives.h"
 #include "shm/backend.h"
 
 namespace tvm_ipc {

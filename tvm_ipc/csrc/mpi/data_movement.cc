@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/team_barrier.h"
-#include "mpi/collectives.h"
+#include "mpi/internode_collectives.h"
 #include "mpi/run_move.h"
 #include "shm/all_to_all_layout.h"
 #include "shm/argument_checks.h"

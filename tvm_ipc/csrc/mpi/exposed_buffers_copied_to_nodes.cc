@@ -9,7 +9,7 @@
 
 #include "core/teams.h"
 #include "core/wait.h"
-#include "mpi/internode_team_operation.h"
+#include "mpi/internode_team_local_barrier.h"
 #include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc {

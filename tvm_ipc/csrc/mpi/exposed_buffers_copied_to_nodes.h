@@ -23,9 +23,9 @@
 #include <mutex>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/internode_staging_buffer.h"
-#include "core/team_layout.h"
+#include "core/team_members_by_node.h"
 
 namespace tvm_ipc {
 

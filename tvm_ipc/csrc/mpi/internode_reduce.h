@@ -6,8 +6,8 @@
 #ifndef TVM_IPC_MPI_INTERNODE_REDUCE_H_
 #define TVM_IPC_MPI_INTERNODE_REDUCE_H_
 
-#include "core/backend.h"
-#include "mpi/internode_team_operation.h"
+#include "core/communication_backend.h"
+#include "mpi/internode_team_local_barrier.h"
 #include "mpi/reduce_plan.h"
 #include "shm/allreduce.h"
 

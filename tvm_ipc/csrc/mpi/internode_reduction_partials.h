@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #include "core/element_type.h"
-#include "core/team_layout.h"
+#include "core/team_members_by_node.h"
 #include "shm/grouped_source_reduction.h"
 #include "shm/reduce_arithmetic.h"
 

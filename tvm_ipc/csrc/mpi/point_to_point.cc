@@ -10,7 +10,7 @@
 
 #include "core/internode_request_queue.h"
 #include "core/point_to_point_checks.h"
-#include "mpi/collectives.h"
+#include "mpi/internode_collectives.h"
 #include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc::internode {

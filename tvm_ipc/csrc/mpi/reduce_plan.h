@@ -24,7 +24,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/team_layout.h"
+#include "core/team_members_by_node.h"
 #include "mpi/internode_reduction_partials.h"
 
 namespace tvm_ipc {

@@ -5,7 +5,7 @@
  */
 #include <algorithm>
 
-#include "mpi/collectives.h"
+#include "mpi/internode_collectives.h"
 #include "mpi/internode_reduce.h"
 #include "shm/argument_checks.h"
 #include "shm/reduce_arithmetic.h"

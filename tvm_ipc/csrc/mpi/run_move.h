@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "mpi/internode_team_operation.h"
+#include "mpi/internode_team_local_barrier.h"
 
 namespace tvm_ipc {
 

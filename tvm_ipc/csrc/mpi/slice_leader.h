@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "mpi/internode_reduction_partials.h"
-#include "mpi/internode_team_operation.h"
+#include "mpi/internode_team_local_barrier.h"
 #include "mpi/reduce_plan.h"
 
 namespace tvm_ipc {

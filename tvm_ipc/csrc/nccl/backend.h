@@ -6,7 +6,7 @@
 #ifndef TVM_IPC_NCCL_BACKEND_H_
 #define TVM_IPC_NCCL_BACKEND_H_
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 
 namespace tvm_ipc {
 

@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "nccl/communicators.h"
 
 namespace tvm_ipc::nccl {

@@ -33,7 +33,7 @@
 #include "core/error.h"
 #include "core/internode_request_queue.h"
 #include "core/rank.h"
-#include "core/team_layout.h"
+#include "core/team_members_by_node.h"
 #include "driver/device.h"
 #include "nccl/communicator.h"
 #include "nccl/host_team_barrier.h"

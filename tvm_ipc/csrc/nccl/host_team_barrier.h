@@ -19,7 +19,7 @@
 
 #include "core/internode_request_queue.h"
 #include "core/rank.h"
-#include "core/team_layout.h"
+#include "core/team_members_by_node.h"
 #include "nccl/library.h"
 
 namespace tvm_ipc::nccl {

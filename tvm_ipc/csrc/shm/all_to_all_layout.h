@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 
 namespace tvm_ipc {
 

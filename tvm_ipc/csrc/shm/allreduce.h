@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "shm/reduce_arithmetic.h"
 #include "shm/team.h"
 

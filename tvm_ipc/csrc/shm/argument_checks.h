@@ -7,7 +7,7 @@
 #ifndef TVM_IPC_SHM_ARGUMENT_CHECKS_H_
 #define TVM_IPC_SHM_ARGUMENT_CHECKS_H_
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 
 namespace tvm_ipc {
 

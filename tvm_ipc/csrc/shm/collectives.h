@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/communication_backend.h"
 #include "core/rank.h"
 #include "shm/reduce_arithmetic.h"
 
@@ -53,7 +53,7 @@ void Scatter(Rank& rank, const Buffer* send, int root, TeamId team, uint8_t flag
 void Gather(Rank& rank, const Buffer& send, int root, TeamId team, uint8_t flags,
             const Buffer* recv);
 
-// Exposed buffers: documented in core/backend.h.
+// Exposed buffers: documented in core/communication_backend.h.
 ExposedBuffer Expose(Rank& rank, const Buffer& tensor, TeamId team,
                      std::shared_ptr<const void> keep);
 PeerMemory PeerView(Rank& rank, ExposedBuffer& exposed, int64_t shift);

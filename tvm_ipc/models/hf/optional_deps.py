@@ -10,7 +10,7 @@ import importlib
 from typing import Any, Final
 
 from tvm_ipc.errors import ModelError
-from tvm_ipc.installation import install_extra
+from tvm_ipc.pip_install_commands import install_extra
 
 _INSTALL: Final = f"install the extra hf: {install_extra('hf')}"
 

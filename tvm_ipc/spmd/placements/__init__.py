@@ -3,7 +3,7 @@
 
 placed_tensor               a tensor of the global program with its placements and its local shard
 redistribute                changes of placement, by one collective for each axis of the mesh
-noncontiguous_shard_permutation
+reorder_axis_around_collectives
                   changes of placement where the shards of an axis are not consecutive
 global_vars_to_rank_values  the values of the program's variables on one rank
 lower_call                  lowering of calls

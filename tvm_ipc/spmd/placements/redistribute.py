@@ -7,7 +7,7 @@
     P to R           allreduce
     P to S[a]        reduce_scatter
 
-Steps that make the tensor smaller come first. `noncontiguous_shard_permutation` handles shards that
+Steps that make the tensor smaller come first. `reorder_axis_around_collectives` handles shards that
 are not consecutive.
 """
 
@@ -23,18 +23,18 @@ from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant, divides
-from tvm_ipc.spmd.placements.noncontiguous_shard_permutation import (
-    Rearrangement,
-    order_of,
-    positions_in,
-    table_of,
-)
 from tvm_ipc.spmd.placements.placed_tensor import (
     PlacedTensor,
     is_whole,
     local_type,
     sharded_axes,
     uneven,
+)
+from tvm_ipc.spmd.placements.reorder_axis_around_collectives import (
+    Rearrangement,
+    order_of,
+    positions_in,
+    table_of,
 )
 from tvm_ipc.transform.report import Decision, note
 

@@ -2,7 +2,7 @@
 """`tvm-ipc demo`: compile and run a tensor-parallel decoder on several numbers of workers.
 
 options                   the command line
-config                    model sizes and compile options
+decoder_and_build_config  model sizes and compile options
 model                     the program of one worker
 weights                   random weights and their shards
 residual_stream_sharding  the rows that each worker has
@@ -49,6 +49,6 @@ def default_model(
 ) -> tvm.IRModule:
     """Return the program of one of `workers` workers, in the default size of the demo."""
     from tvm_ipc.tools.demo import model
-    from tvm_ipc.tools.demo.config import Config
+    from tvm_ipc.tools.demo.decoder_and_build_config import Config
 
     return model.build(Config(), workers, sequence_parallel=sequence_parallel, device=device)

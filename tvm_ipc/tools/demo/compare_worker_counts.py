@@ -24,7 +24,7 @@ from tvm_ipc.runtime import shared_libraries
 from tvm_ipc.tools import other_load
 from tvm_ipc.tools.demo import gpu_assignment, speed_table, weights
 from tvm_ipc.tools.demo.compile_model import Decisions, compile_model, decisions, target_name
-from tvm_ipc.tools.demo.config import Build, Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
 from tvm_ipc.tools.demo.generate import Generation, Generator, Weight
 from tvm_ipc.tools.demo.options import Options
 from tvm_ipc.tools.demo.step_printer import Report

@@ -18,7 +18,7 @@ from tvm_ipc.cpu.target import cpu_target
 from tvm_ipc.errors import IPCError
 from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.tools.demo import gpu_assignment, model
-from tvm_ipc.tools.demo.config import Build, Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
 from tvm_ipc.tools.demo.schedule_kernels_cpu import schedule_kernels
 from tvm_ipc.tools.inspection.explain_module import Memory, PassNames, Question, explain
 

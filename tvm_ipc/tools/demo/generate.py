@@ -13,7 +13,7 @@ import tvm_ffi
 
 import tvm_ipc
 from tvm_ipc.tools.demo import weights
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.model import DECODE, PREFILL, Shard, cache_shapes
 from tvm_ipc.tools.demo.weights import Array
 

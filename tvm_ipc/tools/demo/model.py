@@ -31,7 +31,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 from tvm_ipc.tools.demo import kernels_cpu, kernels_gpu
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.residual_stream_sharding import Replicated, Residual, SequenceParallel
 
 PREFILL: Final = "prefill"

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS, AllReduceStrategy
 from tvm_ipc.tools import terminal
-from tvm_ipc.tools.demo.config import DEVICES, DTYPES, Build, Config
+from tvm_ipc.tools.demo.decoder_and_build_config import DEVICES, DTYPES, Build, Config
 
 _WORKERS: Final = (1, 2, 4)
 _HIDDEN: Final = 512

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tvm_ipc.tools.demo.config import Config
+from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.model import Shard, export, padded_context
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,7 @@ import tvm_ipc
 from tvm_ipc.cpu import openblas_discovery
 from tvm_ipc.errors import IPCError
 from tvm_ipc.host import available_cores, cpu_model
-from tvm_ipc.nodes.mpi_discovery import find_launcher, find_mpi
+from tvm_ipc.nodes.find_mpi_installation import find_launcher, find_mpi
 from tvm_ipc.packed_functions import BACKENDS, backend_of_nodes
 from tvm_ipc.runtime import config, repair_disco_import, shared_libraries
 from tvm_ipc.tools.doctor import gpus

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.gpu import discovery
-from tvm_ipc.installation import install_extra
+from tvm_ipc.pip_install_commands import install_extra
 from tvm_ipc.runtime import config, shared_libraries
 from tvm_ipc.tools.format import bytes_text, error_text
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import tvm_ipc
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
-from tvm_ipc.nodes.mpi_discovery import find_mpi
+from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.tools.format import count_text, error_text
 
 #: Sizes of the timed messages in bytes, and the number of round trips of each.

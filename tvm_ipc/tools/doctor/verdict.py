@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tvm_ipc.cpu import openblas_discovery
-from tvm_ipc.nodes.mpi_discovery import INSTALL as INSTALL_MPI
+from tvm_ipc.nodes.find_mpi_installation import INSTALL as INSTALL_MPI
 from tvm_ipc.packed_functions import backend_of_nodes, backends_of
 from tvm_ipc.tools.format import list_text
 

@@ -21,8 +21,8 @@ from tvm import relax
 
 from tvm_ipc.analysis.collective_calls import name_of
 from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.memory_objects_and_alias_facts import VARIABLES
 from tvm_ipc.analysis.operator_sets import VIEWS
-from tvm_ipc.analysis.points_to_sets import VARIABLES
 from tvm_ipc.analysis.program_order import Linear, Step
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.packed_functions import Function, Sync, find

@@ -34,7 +34,7 @@ from tvm_ipc.transform.memory_scopes.constraints import (
     tensors,
     with_paths,
 )
-from tvm_ipc.transform.memory_scopes.lower_calls import ALLOCATING, may_allocate
+from tvm_ipc.transform.memory_scopes.make_allocations_explicit import ALLOCATING, may_allocate
 from tvm_ipc.transform.memory_scopes.prim_func_params import PARAM_SCOPES, PrimFuncParams
 from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL, ScopeRegistry
 

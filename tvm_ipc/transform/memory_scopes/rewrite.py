@@ -27,7 +27,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.programs import COPY
 from tvm_ipc.transform.memory_scopes.constraints import ScopedFunction, TensorRoot
 from tvm_ipc.transform.memory_scopes.copy_sites import Copy, CopyPlan
-from tvm_ipc.transform.memory_scopes.lower_calls import in_dataflow
+from tvm_ipc.transform.memory_scopes.make_allocations_explicit import in_dataflow
 from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution
 from tvm_ipc.transform.memory_scopes.specialise_primfuncs_for_scopes import SpecialisedCalls

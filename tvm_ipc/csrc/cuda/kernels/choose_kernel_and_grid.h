@@ -14,8 +14,8 @@ namespace kernels {
 
 /*!
  * \brief Return the path of an all-reduce. All paths give the same bits.
- * \param strategy A Strategy of core/backend.h: 1 and 2 select one-shot and two-shot, if the data
- *        fits.
+ * \param strategy A Strategy of core/communication_backend.h: 1 and 2 select one-shot and two-shot,
+ * if the data fits.
  */
 constexpr Path ChooseAllReduce(uint64_t count, uint64_t width, int size, uint32_t strategy) {
   const uint64_t bytes = count * width;

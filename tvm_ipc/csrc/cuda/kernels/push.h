@@ -12,7 +12,7 @@
 #define TVM_IPC_CUDA_KERNELS_PUSH_H_
 
 #include "cuda/kernels/fold.h"
-#include "cuda/kernels/team_operation.h"
+#include "cuda/kernels/team_operation_device_code.h"
 
 namespace tvm_ipc {
 namespace kernels {

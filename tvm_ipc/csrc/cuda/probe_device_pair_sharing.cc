@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file probe.cc */
-#include "cuda/probe.h"
+/*! \file probe_device_pair_sharing.cc */
+#include "cuda/probe_device_pair_sharing.h"
 
 #include <array>
 #include <memory>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file probe.h
+/*! \file probe_device_pair_sharing.h
  *  \brief Probe of the memory sharing between pairs of devices.
  */
-#ifndef TVM_IPC_CUDA_PROBE_H_
-#define TVM_IPC_CUDA_PROBE_H_
+#ifndef TVM_IPC_CUDA_PROBE_DEVICE_PAIR_SHARING_H_
+#define TVM_IPC_CUDA_PROBE_DEVICE_PAIR_SHARING_H_
 
 #include <string>
 #include <vector>
@@ -20,4 +20,4 @@ namespace tvm_ipc::cuda {
 std::string Probe(const std::vector<int>& devices);
 
 }  // namespace tvm_ipc::cuda
-#endif  // TVM_IPC_CUDA_PROBE_H_
+#endif  // TVM_IPC_CUDA_PROBE_DEVICE_PAIR_SHARING_H_

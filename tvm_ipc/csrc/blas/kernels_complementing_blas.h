@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file kernels.h
+ * \file kernels_complementing_blas.h
  * \brief Kernels that complement the BLAS, for each instruction set: conversion of 16-bit floats,
  *        epilogues, and matmuls of few rows.
  *
  * Like reduce_table.h, this header uses no inline function of the standard library: the linker
  * keeps one copy of such a function for all callers, possibly one that not every machine can run.
  */
-#ifndef TVM_IPC_BLAS_KERNELS_H_
-#define TVM_IPC_BLAS_KERNELS_H_
+#ifndef TVM_IPC_BLAS_KERNELS_COMPLEMENTING_BLAS_H_
+#define TVM_IPC_BLAS_KERNELS_COMPLEMENTING_BLAS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -121,4 +121,4 @@ extern const DotFn kPairDot;            // x and weights are bfloat16
 #endif
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_BLAS_KERNELS_H_
+#endif  // TVM_IPC_BLAS_KERNELS_COMPLEMENTING_BLAS_H_

@@ -18,7 +18,7 @@ def install_extra(extra: str) -> str:
 
     Examples
     --------
-    >>> from tvm_ipc.installation import install_extra
+    >>> from tvm_ipc.pip_install_commands import install_extra
     >>> print(install_extra("mpi"))
     pip install '.[mpi]' in a checkout of tvm-ipc
     """

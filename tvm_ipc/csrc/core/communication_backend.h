@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file backend.h
+ * \file communication_backend.h
  * \brief The interface of a backend, which moves data between the workers of a session. The core
  *        starts and ends sessions and handles errors and deaths, for all backends alike.
  *
  * A backend is a folder that includes core/ only, and a line in backends.cc.
  */
-#ifndef TVM_IPC_CORE_BACKEND_H_
-#define TVM_IPC_CORE_BACKEND_H_
+#ifndef TVM_IPC_CORE_COMMUNICATION_BACKEND_H_
+#define TVM_IPC_CORE_COMMUNICATION_BACKEND_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -286,4 +286,4 @@ class Backend {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_BACKEND_H_
+#endif  // TVM_IPC_CORE_COMMUNICATION_BACKEND_H_

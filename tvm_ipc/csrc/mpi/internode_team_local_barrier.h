@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file internode_team_operation.h
+ * \file internode_team_local_barrier.h
  * \brief One operation of a team of several nodes, seen from a member: the barrier of the members
- * on this node. Messages to other nodes are in core/internode_send_receive.h.
+ * on this node. Messages to other nodes are in core/internode_operation_messages.h.
  */
-#ifndef TVM_IPC_MPI_INTERNODE_TEAM_OPERATION_H_
-#define TVM_IPC_MPI_INTERNODE_TEAM_OPERATION_H_
+#ifndef TVM_IPC_MPI_INTERNODE_TEAM_LOCAL_BARRIER_H_
+#define TVM_IPC_MPI_INTERNODE_TEAM_LOCAL_BARRIER_H_
 
-#include "core/internode_send_receive.h"
-#include "core/team_layout.h"
+#include "core/internode_operation_messages.h"
+#include "core/team_members_by_node.h"
 #include "shm/team.h"
 
 namespace tvm_ipc {
@@ -37,4 +37,4 @@ class InternodeTeam {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_MPI_INTERNODE_TEAM_OPERATION_H_
+#endif  // TVM_IPC_MPI_INTERNODE_TEAM_LOCAL_BARRIER_H_

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file in_process_value_exchange.h
+ * \file controller_worker0_value_exchange.h
  * \brief Values that the controller and worker 0, a thread of the same process, pass to each other.
  */
-#ifndef TVM_IPC_DISCO_IN_PROCESS_VALUE_EXCHANGE_H_
-#define TVM_IPC_DISCO_IN_PROCESS_VALUE_EXCHANGE_H_
+#ifndef TVM_IPC_DISCO_CONTROLLER_WORKER0_VALUE_EXCHANGE_H_
+#define TVM_IPC_DISCO_CONTROLLER_WORKER0_VALUE_EXCHANGE_H_
 
 #include <tvm/ffi/any.h>
 
@@ -95,4 +95,4 @@ class HostFetches {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_DISCO_IN_PROCESS_VALUE_EXCHANGE_H_
+#endif  // TVM_IPC_DISCO_CONTROLLER_WORKER0_VALUE_EXCHANGE_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file internode_send_receive.cc */
-#include "core/internode_send_receive.h"
+/*! \file internode_operation_messages.cc */
+#include "core/internode_operation_messages.h"
 
 #include <cstring>
 

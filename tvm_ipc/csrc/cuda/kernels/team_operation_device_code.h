@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file team_operation.h
+ * \file team_operation_device_code.h
  * \brief The device side of a team operation, as run by one block of one member.
  */
-#ifndef TVM_IPC_CUDA_KERNELS_TEAM_OPERATION_H_
-#define TVM_IPC_CUDA_KERNELS_TEAM_OPERATION_H_
+#ifndef TVM_IPC_CUDA_KERNELS_TEAM_OPERATION_DEVICE_CODE_H_
+#define TVM_IPC_CUDA_KERNELS_TEAM_OPERATION_DEVICE_CODE_H_
 
 #include "cuda/kernels/wait.h"
 
@@ -250,4 +250,4 @@ class TeamOperation {
 
 }  // namespace kernels
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CUDA_KERNELS_TEAM_OPERATION_H_
+#endif  // TVM_IPC_CUDA_KERNELS_TEAM_OPERATION_DEVICE_CODE_H_

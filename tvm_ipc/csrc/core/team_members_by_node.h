@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file team_layout.h
+ * \file team_members_by_node.h
  * \brief The distribution of a team's members over nodes.
  */
-#ifndef TVM_IPC_CORE_TEAM_LAYOUT_H_
-#define TVM_IPC_CORE_TEAM_LAYOUT_H_
+#ifndef TVM_IPC_CORE_TEAM_MEMBERS_BY_NODE_H_
+#define TVM_IPC_CORE_TEAM_MEMBERS_BY_NODE_H_
 
 #include <map>
 #include <memory>
@@ -63,4 +63,4 @@ class NodeLayouts {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_TEAM_LAYOUT_H_
+#endif  // TVM_IPC_CORE_TEAM_MEMBERS_BY_NODE_H_

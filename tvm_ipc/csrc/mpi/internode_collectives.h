@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file collectives.h
+ * \file internode_collectives.h
  * \brief The collectives of teams whose members are on several nodes, with the semantics of
  *        shm/collectives.h, which has those within a node.
  */
-#ifndef TVM_IPC_MPI_COLLECTIVES_H_
-#define TVM_IPC_MPI_COLLECTIVES_H_
+#ifndef TVM_IPC_MPI_INTERNODE_COLLECTIVES_H_
+#define TVM_IPC_MPI_INTERNODE_COLLECTIVES_H_
 
 #include <cstdint>
 
-#include "core/backend.h"
-#include "core/team_layout.h"
+#include "core/communication_backend.h"
+#include "core/team_members_by_node.h"
 
 namespace tvm_ipc {
 
@@ -49,4 +49,4 @@ void Receive(Rank& rank, InternodeRing& ring, const Buffer& recv, int sender);
 
 }  // namespace internode
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_MPI_COLLECTIVES_H_
+#endif  // TVM_IPC_MPI_INTERNODE_COLLECTIVES_H_

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file internode_send_receive.h
+ * \file internode_operation_messages.h
  * \brief Messages between members of a team that are on several nodes, in one of its operations.
  *
  * A message begins with the descriptor of the operation, so that if the nodes disagree the error
  * names the call of each. Every receive has room for the longest possible message.
  */
-#ifndef TVM_IPC_CORE_INTERNODE_SEND_RECEIVE_H_
-#define TVM_IPC_CORE_INTERNODE_SEND_RECEIVE_H_
+#ifndef TVM_IPC_CORE_INTERNODE_OPERATION_MESSAGES_H_
+#define TVM_IPC_CORE_INTERNODE_OPERATION_MESSAGES_H_
 
 #include <cstddef>
 #include <cstdint>
 
 #include "core/internode_request_queue.h"
 #include "core/team_barrier.h"
-#include "core/team_layout.h"
+#include "core/team_members_by_node.h"
 
 namespace tvm_ipc {
 
@@ -62,4 +62,4 @@ class Messages {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_INTERNODE_SEND_RECEIVE_H_
+#endif  // TVM_IPC_CORE_INTERNODE_OPERATION_MESSAGES_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file team_layout.cc */
-#include "core/team_layout.h"
+/*! \file team_members_by_node.cc */
+#include "core/team_members_by_node.h"
 
 #include <algorithm>
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.installation import install_extra
+from tvm_ipc.pip_install_commands import install_extra
 from tvm_ipc.runtime import config
 from tvm_ipc.runtime.start_child_process import python_text
 
