@@ -20,7 +20,7 @@ IR = ("relax", "tirx", "tvm", "te", "nn", "Any")
 BY_VALUE = {
     "models/hf/model_folder.py: ModelFolder": "what a JSON file contains",
     "nodes/controller.py: _Node": "what an agent sent as JSON",
-    "runtime/chunked_calls.py: LargeTensor": "the dtype is a data type, which has a value",
+    "runtime/oversized_calls_and_tensors.py: LargeTensor": "the dtype has a value",
     "verify/compare_collective_arguments.py: DetailPerRank": "as in Signature, rank by rank",
     "verify/compare_collective_arguments.py: Signature": "numbers, strings, polynomials, None",
 }

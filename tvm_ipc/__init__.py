@@ -53,7 +53,9 @@ __all__ = [
 
 
 def _start_node_pool(where: str, hosts: Any, num_workers: int) -> Any:
-    return importlib.import_module("tvm_ipc.nodes.hosts_argument").read(where, hosts, num_workers)
+    return importlib.import_module("tvm_ipc.nodes.session_hosts_argument").read(
+        where, hosts, num_workers
+    )
 
 
 # The runtime imports no other folder, so they are registered with it here.

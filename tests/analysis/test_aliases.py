@@ -8,8 +8,8 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
-from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts
+from tvm_ipc.analysis.alias_facts import AliasFacts
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 
 
 @I.ir_module

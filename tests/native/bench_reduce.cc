@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 using tvm_ipc::ReduceKind;
 

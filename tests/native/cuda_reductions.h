@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda_ranks.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {
 namespace kernels {

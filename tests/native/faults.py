@@ -860,7 +860,7 @@ FAULTS = [
     ),
     Fault(
         "partial sums are rounded",
-        "shm/grouped_source_reduction.cc",
+        "shm/partial_results_reduction.cc",
         "representation_ = Representation::kFloat;\n",
         "way_ = Way::kSame;\n",
         "partial_reduction",

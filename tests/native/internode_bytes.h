@@ -15,7 +15,7 @@
 
 #include "core/rank.h"
 #include "expect.h"
-#include "shm/grouped_source_reduction.h"
+#include "shm/partial_results_reduction.h"
 
 namespace tvm_ipc {
 

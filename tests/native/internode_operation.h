@@ -19,8 +19,8 @@
 #include "core/team_barrier.h"
 #include "expect.h"
 #include "partial_reference.h"
+#include "shm/find_reduce_function.h"
 #include "shm/norm.h"
-#include "shm/reduce_arithmetic.h"
 
 namespace tvm_ipc {
 

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace reference {
 

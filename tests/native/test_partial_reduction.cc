@@ -11,7 +11,7 @@
 
 #include "expect.h"
 #include "partial_reference.h"
-#include "shm/grouped_source_reduction.h"
+#include "shm/partial_results_reduction.h"
 
 namespace tvm_ipc {
 namespace {

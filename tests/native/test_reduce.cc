@@ -15,7 +15,7 @@
 
 #include "core/float16_conversion.h"
 #include "reduce_reference.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

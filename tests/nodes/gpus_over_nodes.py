@@ -188,7 +188,7 @@ def refused() -> None:
         tvm_ipc.Session(2, hosts=["localhost", "b"], device="cuda", device_ids=[5, 0])
     # As if the other node were another machine, whose GPUs nobody can look at from here.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvm_ipc.nodes.hosts_argument.Hosts.machines", lambda *_: [0, 1])
+        patch.setattr("tvm_ipc.nodes.session_hosts_argument.Hosts.machines", lambda *_: [0, 1])
         begun = time.monotonic()
         with pytest.raises(
             IPCError, match=r"worker 1 of node 1 \(.*\): there is no device cuda:9"

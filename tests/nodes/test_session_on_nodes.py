@@ -22,7 +22,7 @@ from tests.nodes.node_processes import SECONDS
 from tvm_ipc import packed_functions
 from tvm_ipc.errors import IPCError, SessionClosedError, WorkerDiedError, WorkerError
 from tvm_ipc.nodes.find_mpi_installation import Mpi
-from tvm_ipc.nodes.hosts_argument import ranks_of_nodes
+from tvm_ipc.nodes.session_hosts_argument import ranks_of_nodes
 
 Started = Callable[[], dict[int, str]]
 

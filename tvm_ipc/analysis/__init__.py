@@ -7,9 +7,8 @@ The independent verifier in `tvm_ipc.verify` uses only `ffi_arrays` and `polynom
     binding_builders            creates bindings: allocations, copies, calls
     program_order               the bindings of a function in order, branches as regions
     uses                        where variables are bound and used, before operators are lowered
-    memory_objects_and_alias_facts
-                                memory objects, and the facts about those of a function
-    aliases                     finds the memory objects that each value may be, and their uses
+    alias_facts                 memory objects, and the facts about those of a function
+    find_aliases                finds the memory objects that each value may be, and their uses
     memory_write_events         finds when memory is written, also by called functions
     live_ranges                 when a tensor is live
     collective_calls            reads and creates calls of collectives

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tvm_ipc.analysis.memory_objects_and_alias_facts import Allocation
+from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.program_order import Region
 
 

@@ -19,14 +19,14 @@ from typing import TypeAlias
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
-from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import (
+from tvm_ipc.analysis.alias_facts import (
     AliasFacts,
     FreshObject,
     MemoryObject,
     Parameter,
 )
+from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 
 #: Returns whether a kernel, by its name, may write the argument at a position.

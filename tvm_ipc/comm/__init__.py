@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import tvm.base
 
-from tvm_ipc.comm.block_sharding import Division
+from tvm_ipc.comm.axis_division import Division
 from tvm_ipc.comm.mesh import Mesh, Teams
 from tvm_ipc.comm.placements import Partial, Placement, Replica, Shard
 

@@ -7,7 +7,7 @@
     Partial("sum")      a term on each rank, to be summed          "P[sum]"
 
 If the extent is not a multiple of the ranks, shards have the extent of the largest one, with zeros
-beyond the end, as those of uneven collectives. `block_sharding` describes other divisions.
+beyond the end, as those of uneven collectives. `axis_division` describes other divisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 import tvm_ffi
 
 from tvm_ipc import arguments
-from tvm_ipc.comm.block_sharding import Division
+from tvm_ipc.comm.axis_division import Division
 from tvm_ipc.comm.mesh import Mesh
 from tvm_ipc.packed_functions import REDUCED_TYPES, ReduceKind
 

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.rewrite import belongs_to_others, change_functions
 from tvm_ipc.cpu.blas.byoc_backend import compile_partitions
 from tvm_ipc.cpu.blas.matmul_analysis import Matmul

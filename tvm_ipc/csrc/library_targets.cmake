@@ -15,11 +15,11 @@ set(TVM_IPC_CORE_SOURCES
   point_to_point_checks.cc internode_control_link.cc internode_session_event_relay.cc rank.cc session_server.cc
   current_stream.cc team_barrier.cc team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc session_server_workers.cc)
 set(TVM_IPC_SHM_SOURCES
-  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc argument_checks.cc data_movement.cc grouped_source_reduction.cc
-  point_to_point.cc reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc reduce_arithmetic.cc reduce_portable.cc
+  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc argument_checks.cc data_movement.cc partial_results_reduction.cc
+  point_to_point.cc reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc find_reduce_function.cc reduce_portable.cc
   reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What the backends for NVIDIA devices share. The driver is loaded on demand; builds do not need it.
-set(TVM_IPC_DRIVER_SOURCES device.cc driver.cc owned_streams_and_events.cc comm_stream_async_queue.cc)
+set(TVM_IPC_DRIVER_SOURCES device.cc cuda_driver_api.cc owned_streams_and_events.cc comm_stream_async_queue.cc)
 set(TVM_IPC_CUDA_SOURCES
   backend.cc argument_checks.cc collectives_endpoint.cc kernel_errors.cc device_support_report.cc ipc_memory.cc messages.cc modules.cc
   data_movement.cc host_registration.cc probe_device_pair_sharing.cc reductions.cc peer_regions.cc exposed_buffer_peer_copies.cc)

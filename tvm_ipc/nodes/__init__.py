@@ -4,7 +4,7 @@
 A node is a machine, or a simulated one on this machine. Each node runs an agent, which is a rank of
 MPI and starts the workers of the node. The user's program is the controller, and not a rank of MPI.
 
-- `hosts_argument.py`, `cli_hosts.py`: read the argument `hosts=` and the option `--hosts`.
+- `session_hosts_argument.py`, `cli_hosts.py`: read the argument `hosts=` and the option `--hosts`.
 - `multi_node_worker_pool.py`: the worker pool of a session on nodes, for
   `runtime/worker_pool_interface.py`.
 - `controller.py`, `agent.py`: the two sides; `messages.py`: the messages between them.

@@ -21,7 +21,7 @@ HELP: Final = (
 
 def hosts(text: str) -> HostsArgument:
     """Parse the value of the option; a `type` for argparse."""
-    from tvm_ipc.nodes.hosts_argument import (  # slow to import, and --help does not need it
+    from tvm_ipc.nodes.session_hosts_argument import (  # slow to import
         ALLOCATION,
         read,
     )
@@ -65,7 +65,7 @@ def require(argument: HostsArgument) -> None:
     These are: there is no MPI, the program itself runs under MPI, or a host cannot be reached.
     """
     from tvm_ipc.nodes.find_mpi_installation import find_mpi, refuse_launched
-    from tvm_ipc.nodes.hosts_argument import read
+    from tvm_ipc.nodes.session_hosts_argument import read
 
     if argument != "allocation":
         refuse_launched()

@@ -43,7 +43,7 @@ from tvm_ipc.errors import (
     describe,
 )
 from tvm_ipc.packed_functions import Progress
-from tvm_ipc.runtime.chunked_calls import call_in_chunks
+from tvm_ipc.runtime.oversized_calls_and_tensors import call_in_chunks
 from tvm_ipc.runtime.reentrancy import refuse_reentrant
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 from tvm_ipc.runtime.start_child_process import describe_exit_code

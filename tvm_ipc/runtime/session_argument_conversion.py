@@ -14,7 +14,7 @@ from tvm.runtime import Tensor, disco
 from tvm.runtime import tensor as as_tensor
 
 from tvm_ipc import arguments
-from tvm_ipc.runtime.chunked_calls import READ_IN_PLACE, tensor_over
+from tvm_ipc.runtime.oversized_calls_and_tensors import READ_IN_PLACE, tensor_over
 from tvm_ipc.runtime.references import DRef
 
 _DTYPE: Final = "an element type, such as 'float32' or a NumPy dtype"

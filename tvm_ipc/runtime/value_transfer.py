@@ -17,14 +17,14 @@ from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import DEVICES
-from tvm_ipc.runtime.chunked_calls import (
+from tvm_ipc.runtime.collectives import Collectives, Scope
+from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
+from tvm_ipc.runtime.oversized_calls_and_tensors import (
     FETCHED_SEPARATELY,
     READ_IN_PLACE,
     large_tensor,
     tensor_over,
 )
-from tvm_ipc.runtime.collectives import Collectives, Scope
-from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef, RemoteTensor
 from tvm_ipc.runtime.session_argument_conversion import (
     as_device,

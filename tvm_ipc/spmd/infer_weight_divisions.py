@@ -19,7 +19,7 @@ from math import prod
 from typing import Any, Final, TypeAlias
 
 from tvm_ipc.comm import Division, Mesh, Shard
-from tvm_ipc.comm.block_sharding import concatenated
+from tvm_ipc.comm.axis_division import concatenated
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.axis_relation_graph import Axes, DerivedFrom, Node

@@ -17,7 +17,7 @@ from tvm_ipc.transform.byoc.global_symbol_policies import (
     GlobalSymbolCache,
     MappedGlobalSymbols,
 )
-from tvm_ipc.transform.convert_ccl import ConvertFromCCL, ConvertToCCL
+from tvm_ipc.transform.convert_from_and_to_ccl import ConvertFromCCL, ConvertToCCL
 from tvm_ipc.transform.elide_concat_copies import ElideConcatCopies
 from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.fuse_allreduce_epilogue import FuseAllReduceEpilogue

@@ -13,15 +13,15 @@ from typing import Final
 import tvm
 from tvm import relax
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
-from tvm_ipc.analysis.binding_builders import ALLOC, do
-from tvm_ipc.analysis.collective_calls import start_of
-from tvm_ipc.analysis.memory_objects_and_alias_facts import (
+from tvm_ipc.analysis.alias_facts import (
     AliasFacts,
     Allocation,
     MemoryObject,
     Use,
 )
+from tvm_ipc.analysis.binding_builders import ALLOC, do
+from tvm_ipc.analysis.collective_calls import start_of
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.memory_write_events import ModRef
 from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters

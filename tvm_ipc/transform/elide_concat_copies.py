@@ -12,10 +12,10 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.alias_facts import AliasFacts, Allocation
 from tvm_ipc.analysis.binding_builders import do
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts, Allocation
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import calls, change_functions, rewrite
 from tvm_ipc.packed_functions.programs import (

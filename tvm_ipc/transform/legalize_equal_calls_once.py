@@ -11,8 +11,8 @@ import tvm_ffi
 from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.alias_facts import VARIABLES
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import VARIABLES
 from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.transform.module_pass import module_pass, option
 

@@ -11,10 +11,10 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.alias_facts import AliasFacts
 from tvm_ipc.analysis.binding_builders import ALLOC, dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.errors import TransformError
@@ -62,9 +62,9 @@ class LowerExternCalls:
     The attributes of a declaration (`byoc/extern_declaration.py`) apply to every call. Outputs are
     allocated in their memory scopes, and an argument that may be in another scope is copied. An
     in-place output overwrites its argument if that is a tensor of this function that is not used
-    again, by any name (`analysis/aliases.py`), and that no other argument of the call may alias;
-    otherwise it overwrites a copy. The pass removes the dataflow blocks of functions with such
-    calls, so it best runs right after `CallTIRRewrite`, which removes them anyway.
+    again, by any name (`analysis/find_aliases.py`), and that no other argument of the call may
+    alias; otherwise it overwrites a copy. The pass removes the dataflow blocks of functions with
+    such calls, so it best runs right after `CallTIRRewrite`, which removes them anyway.
 
     The attribute `tvm_ipc.scopes` of a lowered callee has the scopes of all arguments, and
     `tvm_ipc.writes` the indices of those that it writes, its outputs. `PlanMemoryScopes` reads the

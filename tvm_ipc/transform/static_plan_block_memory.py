@@ -9,10 +9,10 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.binding_builders import do, dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import Allocation
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import begin_with, change_functions, rewrite, with_value
 from tvm_ipc.packed_functions import CollectiveFlag, programs

@@ -8,7 +8,7 @@
     written_parameters            which parameters a PrimFunc writes
     hazards                       what a check reports
     extents                       symbolic sizes: proofs of inequalities, and counterexamples
-    eval_symbolic                 values of expressions at sample sizes
+    evaluate_at_sample_points     values of expressions at sample sizes
 
 The memory check looks for data that peers, requests or later writes spoil:
 

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ipc.packed_functions import AnyTeam, Team
-from tvm_ipc.verify.eval_symbolic import evaluate
+from tvm_ipc.verify.evaluate_at_sample_points import evaluate
 
 #: The members of the team of each rank, () for a rank without a team.
 Teams = tuple[tuple[int, ...], ...]

@@ -28,7 +28,7 @@ from tvm_ipc.analysis.polynomials import (
     times,
     unpack,
 )
-from tvm_ipc.verify.eval_symbolic import POINTS, coordinate, evaluate
+from tvm_ipc.verify.evaluate_at_sample_points import POINTS, coordinate, evaluate
 
 #: Numbers that are assumed not to be negative, such as the extents of an existing tensor.
 Assumptions = tuple[Polynomial, ...]

@@ -23,7 +23,7 @@ from tvm.relax import dpl
 from tvm.relax.backend.utils import has_leaking_intermediate_variables
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.cpu.blas.matmul_analysis import STEPS, refusal
 from tvm_ipc.cpu.blas.offload import offload
 from tvm_ipc.transform.byoc.compiler_results import Compiled

@@ -23,9 +23,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.alias_facts import AliasFacts
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.operator_sets import WRITERS
 from tvm_ipc.packed_functions import MAX_STEPS, Epilogue, pack_digits
 

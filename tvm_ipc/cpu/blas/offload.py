@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.rewrite import rewrite
 from tvm_ipc.cpu.blas.matmul_analysis import Matmul, find_matmuls
 from tvm_ipc.packed_functions import pack_digits

@@ -32,7 +32,7 @@ import tvm
 import tvm_ffi
 from tvm import sym, tirx
 
-from tvm_ipc.cpu.kernels.inline import bounds_of, simplified
+from tvm_ipc.cpu.kernels.inline_stages import bounds_of, simplified
 from tvm_ipc.cpu.kernels.primfunc_stages import (
     Axis,
     Stage,

@@ -13,7 +13,7 @@
 #include <cstddef>
 
 #include "cuda/kernels/kernel_arguments.h"
-#include "driver/driver.h"
+#include "driver/cuda_driver_api.h"
 
 namespace tvm_ipc::cuda {
 

@@ -20,7 +20,7 @@
 #include "core/worker_handshake.h"
 #include "disco/command_sender.h"
 #include "disco/controller_worker0_value_exchange.h"
-#include "disco/value.h"
+#include "disco/value_serialization.h"
 #include "disco/worker_functions.h"
 
 namespace tvm_ipc {

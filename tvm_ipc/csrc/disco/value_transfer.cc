@@ -16,7 +16,7 @@
 #include "disco/controller_functions.h"
 #include "disco/controller_worker0_value_exchange.h"
 #include "disco/tensor_to_buffer.h"
-#include "disco/value.h"
+#include "disco/value_serialization.h"
 #include "disco/worker_functions.h"
 
 namespace tvm_ipc::worker {
@@ -27,7 +27,7 @@ using tvm::runtime::Tensor;
 namespace {
 
 /*! \brief Marks the description of a tensor that is fetched separately
- *         (runtime/chunked_calls.py). */
+ *         (runtime/oversized_calls_and_tensors.py). */
 constexpr char kLargeTensor[] = "tvm_ipc: a large tensor";
 
 /*! \brief Return the controller's tensor of a copy from or to worker 0; throw unless `remote` has

@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "driver/driver.h"
+#include "driver/cuda_driver_api.h"
 
 namespace tvm_ipc::cuda {
 

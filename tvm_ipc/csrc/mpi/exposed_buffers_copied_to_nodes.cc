@@ -10,7 +10,7 @@
 #include "core/teams.h"
 #include "core/wait.h"
 #include "mpi/internode_team_local_barrier.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {
 

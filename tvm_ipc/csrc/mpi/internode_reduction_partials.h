@@ -5,7 +5,7 @@
  *        bitwise identical on every rank, in one of two orders:
  *
  *   by nodes   a node sends a partial result of its members' elements, in float32 or wider
- *              (shm/grouped_source_reduction.h); the partials are added in node order and rounded
+ *              (shm/partial_results_reduction.h); the partials are added in node order and rounded
  * once flat       a node sends the elements of each of its members; all are reduced in rank order,
  *              with the same bits as on one machine
  */
@@ -17,8 +17,8 @@
 
 #include "core/element_type.h"
 #include "core/team_members_by_node.h"
-#include "shm/grouped_source_reduction.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
+#include "shm/partial_results_reduction.h"
 
 namespace tvm_ipc {
 

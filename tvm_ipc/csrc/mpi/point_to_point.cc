@@ -11,7 +11,7 @@
 #include "core/internode_request_queue.h"
 #include "core/point_to_point_checks.h"
 #include "mpi/internode_collectives.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc::internode {
 

@@ -8,7 +8,7 @@
 #include "mpi/internode_collectives.h"
 #include "mpi/internode_reduce.h"
 #include "shm/argument_checks.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc::internode {
 

@@ -21,7 +21,7 @@
 
 #include <algorithm>
 
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {
 

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "core/element_type.h"
-#include "driver/driver.h"
+#include "driver/cuda_driver_api.h"
 
 namespace tvm_ipc::nccl {
 

@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "core/communication_backend.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 #include "shm/team.h"
 
 namespace tvm_ipc {

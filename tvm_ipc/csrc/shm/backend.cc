@@ -6,7 +6,7 @@
 
 #include "core/rank.h"
 #include "shm/collectives.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {
 

@@ -16,7 +16,7 @@
 
 #include "core/communication_backend.h"
 #include "core/rank.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {
 

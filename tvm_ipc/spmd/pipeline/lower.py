@@ -19,10 +19,10 @@ from tvm_ipc.comm.placements import placements_of
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters
 from tvm_ipc.spmd.op_costs import Costs, nominal, shape_of
-from tvm_ipc.spmd.op_order_split_into_stages import OpOrder
 from tvm_ipc.spmd.parameter_shards import format_ranks
 from tvm_ipc.spmd.pipeline.choose import choose_stages, stages_of
 from tvm_ipc.spmd.pipeline.split import SplitStages, split_stages
+from tvm_ipc.spmd.pipeline_operator_order import OpOrder
 from tvm_ipc.spmd.plan_parser import PIPELINE
 from tvm_ipc.transform.report import Decision
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tvm import relax
 
 from tvm_ipc.comm import Division, Placement, Shard
-from tvm_ipc.comm.block_sharding import concatenated
+from tvm_ipc.comm.axis_division import concatenated
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
 from tvm_ipc.spmd.rules import partial_linear
 from tvm_ipc.spmd.rules.operation import Operation, aligned, axes_of, axis_of, same

@@ -19,7 +19,7 @@ from tvm_ipc.calibration import COLLECTIVES, Calibration
 from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.tools.inspection.memory_lower_bound import sizes_of
 from tvm_ipc.tools.inspection.symbolic_sizes import evaluate
-from tvm_ipc.transform.convert_ccl import from_ccl
+from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
 from tvm_ipc.transform.overlap.cost_model import predict_collective
 
 #: A kind of collective that does not communicate.

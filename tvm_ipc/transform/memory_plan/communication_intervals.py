@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax
 
+from tvm_ipc.analysis.alias_facts import VARIABLES
 from tvm_ipc.analysis.collective_calls import name_of
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import VARIABLES
 from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.program_order import Linear, Step
 from tvm_ipc.comm.symbolic_extents import constant

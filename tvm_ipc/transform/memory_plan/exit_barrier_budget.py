@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.live_ranges import LiveRange, extended, live_range
-from tvm_ipc.analysis.memory_objects_and_alias_facts import Allocation
 from tvm_ipc.analysis.program_order import Region
 from tvm_ipc.transform.memory_plan.range_max_tree import RangeMaxTree
 from tvm_ipc.transform.memory_plan.redundant_exit_barriers import BarrierCandidate

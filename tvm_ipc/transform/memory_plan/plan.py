@@ -15,10 +15,10 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis.alias_facts import AliasFacts, Allocation
 from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.live_ranges import LiveRange, live_range
-from tvm_ipc.analysis.memory_objects_and_alias_facts import AliasFacts, Allocation
 from tvm_ipc.analysis.program_order import Region, Step
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts

@@ -8,9 +8,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.live_ranges import live_range
-from tvm_ipc.analysis.memory_objects_and_alias_facts import Allocation
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.transform.memory_plan.communication_intervals import computes, transfers
 from tvm_ipc.transform.memory_plan.exit_barrier_budget import GroupKey

@@ -22,15 +22,15 @@ from typing import TypeAlias
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
-from tvm_ipc.analysis.collective_calls import Collective
-from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import (
+from tvm_ipc.analysis.alias_facts import (
     AliasFacts,
     Allocation,
     MemoryObject,
     Use,
 )
+from tvm_ipc.analysis.collective_calls import Collective
+from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.primfunc_effects import find_parameters
 from tvm_ipc.analysis.program_order import Region, Step
 from tvm_ipc.packed_functions import IPC_MEMORY, AnyTeam, Team, find

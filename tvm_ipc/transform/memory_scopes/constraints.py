@@ -5,7 +5,7 @@ A *leaf* is a tensor value up to aliasing: variables that certainly name the sam
 reshapes, tuple fields, match_cast) have the same leaf. Memory that is only possibly the same (the
 result of an if, the result of a function) has a leaf of its own, which uses tie to the others. A
 *use* is a point that reads or writes a leaf; a copy in another scope can replace the leaf there.
-`analysis.aliases` computes which leaves may be the same memory.
+`analysis.find_aliases` computes which leaves may be the same memory.
 """
 
 from __future__ import annotations

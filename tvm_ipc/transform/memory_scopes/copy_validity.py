@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from tvm import relax
 
-from tvm_ipc.analysis import memory_objects_and_alias_facts
-from tvm_ipc.analysis.aliases import ModuleAliasFacts
+from tvm_ipc.analysis import alias_facts
+from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.memory_write_events import ModRef
 from tvm_ipc.analysis.program_order import Region
 from tvm_ipc.transform.byoc.extern_declaration import declared_writes
@@ -27,7 +27,7 @@ from tvm_ipc.transform.memory_scopes.prim_func_params import PrimFuncParams
 from tvm_ipc.transform.memory_scopes.scope_registry import ScopeRegistry
 
 #: The memory objects that a tensor may be; None if a local function may access it.
-_Memory: TypeAlias = "frozenset[memory_objects_and_alias_facts.MemoryObject] | None"
+_Memory: TypeAlias = "frozenset[alias_facts.MemoryObject] | None"
 
 
 class CopyValidity:
@@ -135,11 +135,11 @@ class CopyValidity:
 
 
 def _fields(
-    value: memory_objects_and_alias_facts.Value, path: tuple[int, ...] = ()
+    value: alias_facts.Value, path: tuple[int, ...] = ()
 ) -> Iterator[tuple[tuple[int, ...], _Memory]]:
     """Yield the path of each tensor of a value, and the memory objects that it may be."""
     if isinstance(value, tuple):
         for index, field in enumerate(value):
             yield from _fields(field, (*path, index))
     else:
-        yield path, frozenset(memory_objects_and_alias_facts.leaves(value))
+        yield path, frozenset(alias_facts.leaves(value))

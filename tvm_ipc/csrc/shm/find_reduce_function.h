@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file reduce_arithmetic.h
+ * \file find_reduce_function.h
  * \brief Reductions over several buffers, and copies: the arithmetic of the collectives, compiled
  *        once per instruction set and chosen when first used.
  */
-#ifndef TVM_IPC_SHM_REDUCE_ARITHMETIC_H_
-#define TVM_IPC_SHM_REDUCE_ARITHMETIC_H_
+#ifndef TVM_IPC_SHM_FIND_REDUCE_FUNCTION_H_
+#define TVM_IPC_SHM_FIND_REDUCE_FUNCTION_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -45,4 +45,4 @@ const char* InstructionSet();
 bool UseInstructionSet(const std::string& name);
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_SHM_REDUCE_ARITHMETIC_H_
+#endif  // TVM_IPC_SHM_FIND_REDUCE_FUNCTION_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file grouped_source_reduction.cc */
-#include "shm/grouped_source_reduction.h"
+/*! \file partial_results_reduction.cc */
+#include "shm/partial_results_reduction.h"
 
 #include <algorithm>
 #include <cstdint>

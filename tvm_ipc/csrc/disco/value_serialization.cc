@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file value.cc */
-#include "disco/value.h"
+/*! \file value_serialization.cc */
+#include "disco/value_serialization.h"
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>

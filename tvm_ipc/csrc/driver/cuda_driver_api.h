@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file driver.h
+ * \file cuda_driver_api.h
  * \brief The functions of NVIDIA's driver that this library calls, loaded from libcuda.so.1 on
  *        first use.
  *
@@ -8,8 +8,8 @@
  * and runs on a machine without CUDA. The first call of `TheDriver` or `FindDriver` loads the
  * driver.
  */
-#ifndef TVM_IPC_DRIVER_DRIVER_H_
-#define TVM_IPC_DRIVER_DRIVER_H_
+#ifndef TVM_IPC_DRIVER_CUDA_DRIVER_API_H_
+#define TVM_IPC_DRIVER_CUDA_DRIVER_API_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -260,4 +260,4 @@ const Driver& TheDriver();
 const Driver* FindDriver(std::string* why);
 
 }  // namespace tvm_ipc::cuda
-#endif  // TVM_IPC_DRIVER_DRIVER_H_
+#endif  // TVM_IPC_DRIVER_CUDA_DRIVER_API_H_

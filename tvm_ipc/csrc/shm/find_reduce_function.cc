@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file reduce_arithmetic.cc
+ * \file find_reduce_function.cc
  * \brief Selection of an instruction set, and of a function in its table.
  */
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 #include <atomic>
 #include <vector>

@@ -22,9 +22,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.collective_calls import match_collective
-from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.memory_objects_and_alias_facts import (
+from tvm_ipc.analysis.alias_facts import (
     CONSTANTS,
     NOTHING,
     VARIABLES,
@@ -42,6 +40,8 @@ from tvm_ipc.analysis.memory_objects_and_alias_facts import (
     leaves,
     value_of,
 )
+from tvm_ipc.analysis.collective_calls import match_collective
+from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.program_order import Linear, Region, Step, linearize
 

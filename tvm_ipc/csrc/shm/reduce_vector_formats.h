@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file reduce_format.h
+ * \file reduce_vector_formats.h
  * \brief Element formats and operations on vectors of them; part of reduce_impl.h, which documents
  *        `Isa`.
  */
-#ifndef TVM_IPC_SHM_REDUCE_FORMAT_H_
-#define TVM_IPC_SHM_REDUCE_FORMAT_H_
+#ifndef TVM_IPC_SHM_REDUCE_VECTOR_FORMATS_H_
+#define TVM_IPC_SHM_REDUCE_VECTOR_FORMATS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -188,4 +188,4 @@ struct Any : Maximum {
 
 }  // namespace
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_SHM_REDUCE_FORMAT_H_
+#endif  // TVM_IPC_SHM_REDUCE_VECTOR_FORMATS_H_

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file grouped_source_reduction.h
+ * \file partial_results_reduction.h
  * \brief A reduction in two phases: each group of sources is folded into a partial result, then the
  *        partials are combined. Results are rounded once, at the end.
  */
-#ifndef TVM_IPC_SHM_GROUPED_SOURCE_REDUCTION_H_
-#define TVM_IPC_SHM_GROUPED_SOURCE_REDUCTION_H_
+#ifndef TVM_IPC_SHM_PARTIAL_RESULTS_REDUCTION_H_
+#define TVM_IPC_SHM_PARTIAL_RESULTS_REDUCTION_H_
 
 #include <cstddef>
 
 #include "core/element_type.h"
-#include "shm/reduce_arithmetic.h"
+#include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {
 
@@ -20,7 +20,7 @@ namespace tvm_ipc {
  * Partials of 16-bit floats are float32, and partials of an average of integers are wider integers.
  * All others have the element type, and their sums and products wrap as those of the whole
  * reduction. An average is a sum until `Finish` divides it. Both phases treat NaN as in
- * reduce_arithmetic.h. With one group of sources the result is bitwise that of `ReduceFn`.
+ * find_reduce_function.h. With one group of sources the result is bitwise that of `ReduceFn`.
  */
 class Partial {
  public:
@@ -53,4 +53,4 @@ class Partial {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_SHM_GROUPED_SOURCE_REDUCTION_H_
+#endif  // TVM_IPC_SHM_PARTIAL_RESULTS_REDUCTION_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file driver.cc */
-#include "driver/driver.h"
+/*! \file cuda_driver_api.cc */
+#include "driver/cuda_driver_api.h"
 
 #include <dlfcn.h>
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file value.h
+ * \file value_serialization.h
  * \brief Serializes values that a worker process sends to the controller.
  */
-#ifndef TVM_IPC_DISCO_VALUE_H_
-#define TVM_IPC_DISCO_VALUE_H_
+#ifndef TVM_IPC_DISCO_VALUE_SERIALIZATION_H_
+#define TVM_IPC_DISCO_VALUE_SERIALIZATION_H_
 
 #include <tvm/ffi/any.h>
 
@@ -18,4 +18,4 @@ std::string PackValue(const tvm::ffi::Any& value);
 tvm::ffi::Any UnpackValue(const std::string& bytes);
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_DISCO_VALUE_H_
+#endif  // TVM_IPC_DISCO_VALUE_SERIALIZATION_H_
