@@ -113,10 +113,10 @@ NAMED_ELSEWHERE = {
     ("disco/node_session_server.cc", '"tvm_ipc.Node"'),  # the name of a class
     ("disco/async_requests.cc", '"tvm_ipc.Request"'),  # the name of a class
     ("disco/expose_and_view_tensors.cc", '"tvm_ipc.ExposedTensor"'),  # the name of a class
-    ("disco/worker_functions.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
+    ("disco/worker_side_of_session.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
     ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.find"'),  # Python's
     ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
-    ("disco/worker_functions.cc", '"runtime.disco.empty"'),  # TVM's
+    ("disco/worker_side_of_session.cc", '"runtime.disco.empty"'),  # TVM's
 }
 
 

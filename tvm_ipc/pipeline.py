@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provide `get_pipeline`, the passes from a Relax module with collectives to an executable.
+"""Provide `get_pipeline`, which compiles a Relax module with collectives to an executable.
 
     executable = tvm.relax.build(
         mod, target, relax_pipeline=tvm_ipc.get_pipeline(target, world_size=2)
     )
 
-The pipeline is TVM's own for the target, with the passes of tvm_ipc in between:
+The pipeline consists of TVM's own passes for the target, and passes of tvm_ipc between them:
 
-    1 dispatch   reduce programs for all ranks to the program of one rank; overlap matmuls with
+    1 dispatch   lower programs for all ranks to the program of one rank; overlap matmuls with
                  communication; fuse all-reduces with the norm after them; offload matmuls to
                  BLAS; run TVM's library dispatch
-    2 legalize   turn operators into kernels, equal calls only once, and fuse kernels
+    2 legalize   turn operators into kernels, one for all equal calls; fuse kernels
     3 schedule   run the caller's schedule pass, if any; on CPUs, schedule the remaining kernels
-    4 dataflow   allocate outputs explicitly, those of external compilers' functions too
-    5 rewrite    let all-reduces read their input in memory that peers map; insert scopes
-    6 plan       plan storages and live ranges, which end when all ranks have read; drop exit
+    4 dataflow   allocate outputs explicitly, including those of external compilers' functions
+    5 rewrite    compute slices directly in the concatenated tensor; run collectives in the
+                 background, if requested; let all-reduces read inputs in memory that peers map;
+                 choose the memory scopes of tensors
+    6 plan       let tensors share storages, but only after all ranks have read them; omit exit
                  barriers that are not needed
-    7 verify     prove that nothing is written that a peer may still read
+    7 verify     prove that no rank writes memory that a peer may still read
     8 lower      turn allocations and copies into calls of the runtime; make functions with
                  collectives check the number of workers
     9 finalize   run the rest of TVM's pipeline
 
-A module without collectives passes through the same phases. With `TVM_IPC_VERIFY_EACH=1` the module
-is checked to be well-formed after each phase.
+A module without collectives passes through the same phases. If `TVM_IPC_VERIFY_EACH=1` is set, the
+pipeline checks after each phase that the module is well-formed.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ from tvm_ipc.transform import (
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.well_formedness import check_input, check_phase
 
-#: Targets with memory that peers map, and TVM's pipeline for them.
+#: The supported kinds of targets, and TVM's pipeline for each.
 _TARGETS: Final = {"llvm": cpu_pipeline, "c": cpu_pipeline, "cuda": cuda_pipeline}
 #: The alignment of tensors in a storage, in bytes.
 _ALIGNMENT: Final = {"llvm": KERNEL_ALIGNMENT, "c": KERNEL_ALIGNMENT, "cuda": 256}
@@ -115,25 +117,27 @@ def get_pipeline(
     Parameters
     ----------
     target : the target to compile for: `llvm`, `c` or `cuda`, with options.
-    world_size : the number of workers that will run the module. A module with collectives is an
-        error in sessions of another size.
+    world_size : the number of workers that will run the module. If the module has collectives, a
+        session with another number of workers raises an error when it loads it.
     allreduce_strategy : "auto", "oneshot", "twoshot", "default", or an `AllReduceStrategy`.
     num_groups : the number of groups of the session.
-    barrier_budget : bytes of IPC memory that may be spent on dropping exit barriers; see
-        `StaticPlanBlockMemory`.
-    blas : whether matmuls on a CPU are offloaded to OpenBLAS (see `OffloadBLAS`). None, the
-        default, means if it is installed; it must also be installed where the program runs.
+    barrier_budget : the bytes by which memory that peers map may grow so that exit barriers can be
+        omitted; see `StaticPlanBlockMemory`.
+    blas : whether matmuls on a CPU are offloaded to OpenBLAS (see `OffloadBLAS`). By default (None)
+        they are offloaded if OpenBLAS is installed. It must also be installed where the program
+        runs.
     fuse_epilogue : whether an all-reduce, the addition of a residual and the norm after it become
         one function (see `FuseAllReduceEpilogue`).
-    schedule : a pass that runs on the fused kernels. For `llvm`, `ScheduleForCPU` schedules the
-        kernels that the pass does not change.
-    async_collectives : whether collectives run in the background while the program does not need
-        their results, in a thread of each worker or on a stream of its GPU; see `AsyncCollectives`.
-    overlap : a calibration, by which matmuls are overlapped with the communication before or after
-        them where that is faster; or a number of chunks for all of them. See
-        `OverlapCommunication`.
-    streams : for matmuls along an axis that `comm.place` marks for streams, the number of chunks
-        that are transferred or multiplied at a time; see `LowerPlacements`.
+    schedule : a pass that schedules fused kernels. For `llvm`, `ScheduleForCPU` runs after it and
+        schedules the remaining kernels.
+    async_collectives : whether collectives run in the background until the program needs their
+        results. They run in another thread of each worker, or on another stream of its GPU. See
+        `AsyncCollectives`.
+    overlap : whether matmuls overlap with the communication before or after them. If you pass a
+        calibration, they do where that is predicted to be faster. If you pass a number, all of them
+        are split into that many chunks. See `OverlapCommunication`.
+    streams : the number of chunks that are gathered or multiplied at the same time, for matmuls
+        along an axis that `comm.place` marks for streams. See `LowerPlacements`.
     dump : a folder to which the module is written after each phase, as TVMScript.
 
     Returns
@@ -144,7 +148,7 @@ def get_pipeline(
     Raises
     ------
     TypeError, ValueError
-        An argument is wrong, or the target is not supported.
+        An argument is not valid, or the target is not supported.
 
     Examples
     --------
@@ -251,7 +255,7 @@ def get_pipeline(
 
 
 def _blas(target: tvm.target.Target, requested: bool | None) -> tuple[bool, str]:
-    """Return whether matmuls are offloaded to the BLAS, and the reason."""
+    """Return whether matmuls are offloaded to BLAS, and the reason."""
     if requested is not None:
         requested = arguments.flag("get_pipeline: blas", requested)
     if _TARGETS[target.kind.name] is not cpu_pipeline:
@@ -277,7 +281,7 @@ def _overlap(overlap: object, **options: Any) -> list[tvm.transform.Pass]:
 
 
 def _check_calibration(overlap: object, target: tvm.target.Target) -> None:
-    """Refuse a calibration that was measured between devices of another kind than the target's."""
+    """Raise an error if a calibration was measured on devices of another kind than the target's."""
     if not isinstance(overlap, Calibration):
         return
     on_cpu = _TARGETS[target.kind.name] is cpu_pipeline
@@ -294,8 +298,8 @@ def parse_target(name: str, value: object) -> tvm.target.Target:
 
     Parameters
     ----------
-    name : begins the message of an error.
-    value : a target, or what TVM makes one of.
+    name : the name of the argument, for error messages.
+    value : a target, or a text or dictionary from which TVM constructs one.
 
     Raises
     ------
@@ -307,7 +311,7 @@ def parse_target(name: str, value: object) -> tvm.target.Target:
     expected = f"one of {', '.join(map(repr, _TARGETS))}, with options"
     if not isinstance(value, (str, dict, tvm.target.Target)):
         raise arguments.wrong_type(name, expected, value)
-    # Before TVM constructs the target: that prints warnings about missing drivers and libraries.
+    # Check first: constructing the target prints warnings about missing drivers and libraries.
     _check_kind(name, value, _kind_of(value))
     try:
         target = tvm.target.Target(value)
@@ -318,7 +322,10 @@ def parse_target(name: str, value: object) -> tvm.target.Target:
 
 
 def _kind_of(value: object) -> str:
-    """Return the kind that a target specifies; "" if only TVM knows, as for the tag of a device."""
+    """Return the kind in the specification of a target, or "" if only TVM can tell it.
+
+    For example, the tag of a device has no kind in it.
+    """
     if isinstance(value, tvm.target.Target):
         return str(value.kind.name)
     if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -368,7 +375,11 @@ def _legalize(passes: list[tvm.transform.Pass]) -> list[tvm.transform.Pass]:
 def _memory_passes(
     target: tvm.target.Target,
 ) -> tuple[list[tvm.transform.Pass], list[tvm.transform.Pass], list[tvm.transform.Pass]]:
-    """Return TVM's last passes in three lists: before its memory plan, before lowering, rest."""
+    """Return TVM's last passes in three lists.
+
+    These are the passes before its memory plan, those between that plan and the lowering of
+    allocations, and the rest.
+    """
     passes = _for_target(target, "finalize_passes")
     names = [str(memory_pass.info.name) for memory_pass in passes]
     passes = [
@@ -434,7 +445,7 @@ def _check_workers(name: str, op: str, workers: int, in_group: bool, expected: i
 
 
 def _workers(attrs: Any) -> tuple[bool, int]:
-    """Return whether a collective is over a group, and its number of workers; 0 if unspecified."""
+    """Return whether a collective is over a group, and its number of workers, or 0 if unknown."""
     if not isinstance(attrs, CollectiveAttrs):
         return bool(getattr(attrs, "in_group", False)), int(attrs.num_workers)
     return attrs.team == "group", int(attrs.workers) if isinstance(attrs.team, str) else 0

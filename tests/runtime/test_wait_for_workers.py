@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tvm_ipc.errors import IPCError, WorkerDiedError
-from tvm_ipc.runtime import wait_for_workers
+from tvm_ipc.runtime import wait_workers_joined_or_left
 
 REPORT: dict[str, Any] = {
     **{"joined": [0, 1, 2], "pids": [1, 2, 3, 0], "dead": [1], "errors": [], "refusals": []},
@@ -20,8 +20,8 @@ REPORT: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _a_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_for_workers, "_wait_joined", lambda *_: False)
-    monkeypatch.setattr(wait_for_workers, "_report", lambda _: json.dumps(REPORT))
+    monkeypatch.setattr(wait_workers_joined_or_left, "_wait_joined", lambda *_: False)
+    monkeypatch.setattr(wait_workers_joined_or_left, "_report", lambda _: json.dumps(REPORT))
 
 
 def test_a_cause_that_is_told_later() -> None:
@@ -35,11 +35,15 @@ def test_a_cause_that_is_told_later() -> None:
         return {}
 
     with pytest.raises(WorkerDiedError, match="worker 1 of node 0"):
-        wait_for_workers.wait_for_workers(SimpleNamespace(num_workers=4), "session 1", ended)
+        wait_workers_joined_or_left.wait_for_workers(
+            SimpleNamespace(num_workers=4), "session 1", ended
+        )
 
 
 def test_a_cause_that_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_for_workers, "_EXIT_CODE_SECONDS", 0.1)
+    monkeypatch.setattr(wait_workers_joined_or_left, "_EXIT_CODE_SECONDS", 0.1)
     said = r"worker 3 did not join the session; worker 1 died;"
     with pytest.raises(IPCError, match=said):
-        wait_for_workers.wait_for_workers(SimpleNamespace(num_workers=4), "session 1", dict)
+        wait_workers_joined_or_left.wait_for_workers(
+            SimpleNamespace(num_workers=4), "session 1", dict
+        )

@@ -2,8 +2,8 @@
 """The collectives as functions, each of which returns a call of `relax.comm.collective`.
 
 `team` is "world", "group", a team of ranks, or the teams into which all ranks are split, as
-`Mesh.teams` returns them. The size of "world" and "group" is only known when a session runs the
-program, so collectives that split or concatenate take it as `workers`.
+`Mesh.teams` returns them. A program does not contain the size of "world" or "group". Collectives
+that split or concatenate tensors need it for the shape of their result, as the argument `workers`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def allreduce(
     reduction : "sum", "prod", "min", "max" or "avg".
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def reduce_scatter(
     uneven: bool = False,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the rank's shard, along an axis, of the reduction of the tensors of all ranks.
+    """Reduce the tensors of all ranks, and return this rank's shard of the result along an axis.
 
     Parameters
     ----------
@@ -72,9 +72,9 @@ def reduce_scatter(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent may be other than a multiple of the ranks. Each shard then has as
-        many rows as the largest one, and rows beyond the end are 0.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. Each shard
+        then has as many rows as the largest one, and rows beyond the end are 0.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -113,7 +113,9 @@ def reduce(
     team: Any = "world",
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the reduction of the tensors of all ranks on the root; it is undefined elsewhere.
+    """Return, on the root, the reduction of the tensors of all ranks.
+
+    On other ranks the result is undefined.
 
     Parameters
     ----------
@@ -122,7 +124,7 @@ def reduce(
     root : the index of the root in its team, a number or a symbolic integer.
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -163,7 +165,7 @@ def allgather(
     workers : the number of ranks in a team; required for "world" and "group".
     extent : the extent of the result along the axis, if shards are uneven; rows beyond it are
         dropped.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -181,7 +183,8 @@ def allgather(
     >>> main.ret_ty
     R.Tensor((8, 8), dtype="float32")
 
-    Uneven shards: two ranks have 4 rows each, of which the last one is padding.
+    Uneven shards: two ranks have 4 rows each. The last row of the second rank is padding, so the
+    result has 7 rows.
 
     >>> main = tvm.script.from_source('''
     ... @R.function
@@ -214,7 +217,9 @@ def gather(
     extent: Any = None,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the concatenation of all tensors on the root; it is undefined elsewhere.
+    """Return, on the root, the concatenation of the tensors of all ranks.
+
+    On other ranks the result is undefined.
 
     Parameters
     ----------
@@ -226,7 +231,7 @@ def gather(
     workers : the number of ranks in a team; required for "world" and "group".
     extent : the extent of the result along the axis, if shards are uneven; rows beyond it are
         dropped.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -268,7 +273,7 @@ def broadcast(
     root : the index of the root in its team, a number or a symbolic integer.
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -299,7 +304,7 @@ def scatter(
     uneven: bool = False,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the rank's shard, along an axis, of the root's tensor.
+    """Split the root's tensor along an axis, and return this rank's shard.
 
     Parameters
     ----------
@@ -309,9 +314,9 @@ def scatter(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent may be other than a multiple of the ranks. Each shard then has as
-        many rows as the largest one, and rows beyond the end are 0.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. Each shard
+        then has as many rows as the largest one, and rows beyond the end are 0.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -350,7 +355,7 @@ def take_shard(
     uneven: bool = False,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the rank's shard, along an axis, of its own tensor.
+    """Split this rank's own tensor along an axis, and return the shard with this rank's index.
 
     If all ranks have the same tensor, the result is that of `scatter`, without communication.
 
@@ -361,9 +366,9 @@ def take_shard(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent may be other than a multiple of the ranks. Each shard then has as
-        many rows as the largest one, and rows beyond the end are 0.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. Each shard
+        then has as many rows as the largest one, and rows beyond the end are 0.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -403,7 +408,10 @@ def all_to_all(
     extent: Any = None,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the rank's shards of all tensors, split along one axis, concatenated along another.
+    """Split the tensor of each rank along an axis, and exchange the shards.
+
+    This rank gets its shard of every rank's tensor. The result is their concatenation along
+    `concat_axis`.
 
     Parameters
     ----------
@@ -415,7 +423,7 @@ def all_to_all(
     workers : the number of ranks in a team; required for "world" and "group".
     extent : the extent of the result along `concat_axis`, as in `allgather`. If it is given, shards
         along `split_axis` may be uneven too.
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -455,16 +463,16 @@ def permute(
     workers: int | None = None,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the tensor of the rank that sends to this one, zeros if none does.
+    """Return the tensor of the rank that sends to this one, or zeros if no rank does.
 
     Parameters
     ----------
     x : the tensor of this rank.
-    pairs : pairs of indices in the team, the sender and the receiver.
+    pairs : pairs of a sender and a receiver, by their indices in the team.
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------
@@ -512,11 +520,11 @@ def send_recv(
     ----------
     x : the tensor of this rank.
     source : the index of the sender in its team.
-    target : the index of the receiver.
+    target : the index of the receiver in its team.
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    backend : the backend that runs it; "auto" is the backend of the session.
+    backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
     -------

@@ -27,7 +27,7 @@
 #include "disco/storage.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/typed_to_packed_function.h"
-#include "disco/worker_functions.h"
+#include "disco/worker_side_of_session.h"
 #include "engine/progress_engine_ffi.h"
 #include "exported_constants.h"
 #include "start_session_with_backend.h"

@@ -5,7 +5,7 @@
 #include "backends.h"
 #include "core/error.h"
 #include "disco/node_session_server.h"
-#include "disco/worker_functions.h"
+#include "disco/worker_side_of_session.h"
 
 namespace tvm_ipc {
 

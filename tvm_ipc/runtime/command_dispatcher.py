@@ -11,8 +11,9 @@ workers.
 
 Any thread may send, wait and close. A lock orders the commands. No thread waits for workers while
 it holds the lock, except the one that recovers from an error: nobody may send until every worker
-is idle. An error may have cost any command in flight. It is therefore raised once in each thread
-that had commands in flight, at that thread's next command or wait, and in the thread that found it.
+is idle. An error may have kept any command in flight from running. It is therefore raised once in
+each thread that had commands in flight, at that thread's next command or wait, and in the thread
+that found it.
 
 Ctrl-C may end any of this between any two lines. What is recorded before a step is therefore
 true, or errs on the safe side, whether the step was taken or not.
@@ -47,7 +48,7 @@ from tvm_ipc.runtime.oversized_calls_and_tensors import call_in_chunks
 from tvm_ipc.runtime.reentrancy import refuse_reentrant
 from tvm_ipc.runtime.references import DPackedFunc, DRef
 from tvm_ipc.runtime.start_child_process import describe_exit_code
-from tvm_ipc.runtime.wait_for_workers import SLICE_SECONDS
+from tvm_ipc.runtime.wait_workers_joined_or_left import SLICE_SECONDS
 from tvm_ipc.runtime.worker_pool_interface import Pool
 
 _log: Final = logging.getLogger("tvm_ipc.session")

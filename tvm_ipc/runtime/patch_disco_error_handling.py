@@ -33,7 +33,7 @@ from tvm_ipc.runtime import device_assignment, disco_state, log, standard_fd_res
 from tvm_ipc.runtime.disco_processes import start_workers, wrap_main_loop
 from tvm_ipc.runtime.disco_state import originals, usable
 from tvm_ipc.runtime.reentrancy import refuse_reentrant
-from tvm_ipc.runtime.wait_for_workers import wait_for_exit, wait_for_workers
+from tvm_ipc.runtime.wait_workers_joined_or_left import wait_for_exit, wait_for_workers
 
 _log: Final = logging.getLogger("tvm_ipc.session")
 _native = tvm_ffi.get_global_func

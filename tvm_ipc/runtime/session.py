@@ -45,41 +45,44 @@ class Session(disco.Session):  # type: ignore[misc]
     All methods of Disco's sessions are supported. Commands are asynchronous. An error is raised by
     the next `sync`, `get` or `close`, or by leaving the `with` block.
 
-    Any thread may use a session, and each thread's commands keep their order. An error may have
-    cost any command in flight. It is therefore raised once in every thread that had commands in
-    flight, at the thread's next command, `sync`, `get` or `close`, and in the thread that finds it.
+    Any thread may use a session, and each thread's commands keep their order. After an error, any
+    command that was in flight may not have run. Every thread that had commands in flight therefore
+    gets the error once, at its next command, `sync`, `get` or `close`. If the thread whose call
+    finds the error had no commands in flight, it gets the error too.
 
-    A collective runs in each group of workers by default, among all workers with `in_group=False`,
-    and among the workers of a team with `team=`, which takes what the method `team` returned. It
-    returns its target: the reference that you pass, or a new tensor if you pass none.
+    By default a collective runs separately in each group of workers. With `in_group=False` it runs
+    among all workers. With `team=`, it runs among the workers of a team that the method `team`
+    returned. A collective returns its target: the reference that you pass, or a new tensor.
 
     Parameters
     ----------
-    num_workers : 1 to 64. Worker 0 is a thread of this process.
+    num_workers : the number of workers, 1 to 64. Worker 0 is a thread of this process.
     num_groups : the number of groups of equal size; each group is a range of consecutive workers.
     threads : make the other workers threads of this process too, instead of processes.
-    compiler : load all of TVM in worker processes. By default they load TVM's runtime only, which
-        takes half the time and memory; functions that need the compiler are missing then.
+    compiler : load all of TVM in worker processes. By default they load only TVM's runtime, which
+        takes half the time and memory, but lacks the functions that need the compiler.
     timeout : seconds after which a wait for a worker ends in a `DeadlineError`; by default
         `TVM_IPC_TIMEOUT`, or 300.
-    arena_limit : the most memory of a worker that other workers map, in bytes or as "512M"; by
-        default `TVM_IPC_ARENA_LIMIT`, or half the machine's memory divided by the number of
-        workers, and on a GPU what the backend allocates at the start.
-    device : what the workers compute on, and where their tensors are allocated: "cpu", or "cuda",
-        an NVIDIA GPU.
+    arena_limit : the maximum memory of a worker that other workers map, in bytes or as "512M". The
+        default is `TVM_IPC_ARENA_LIMIT`. If that is not set, it is half the machine's memory
+        divided by the number of workers; on GPUs it depends on the backend, and is at most 1 GiB
+        for "cuda".
+    device : the devices that the workers compute on, and that their tensors are allocated on:
+        "cpu", or "cuda" for NVIDIA GPUs.
     device_ids : the number of each worker's device on its machine; by default 0, 1, 2, ... on each
-        machine, one GPU for each worker. Workers share a GPU whose number is repeated; NCCL
-        refuses that. Ignored for workers on CPUs.
-    backend : what moves data between the workers. "auto" selects the best backend for the device
-        that is available here; the log reports which, and why. The names of all backends are in
-        `tvm_ipc.packed_functions.BACKENDS`.
-    hosts : the names of machines, this one first, over which the workers are distributed in order;
-        or a number of nodes to simulate on this machine, which share nothing but the network.
-        Nodes are started through MPI, which the extra `mpi` installs. In a program
-        that `tvm-ipc node` runs, "allocation" stands for all nodes of the launcher's allocation.
-    order : the order in which sums across nodes are added. "nodes" adds the sums of the nodes, in
-        their order. "flat" adds the values of all workers in their order, which gives the same
-        bits as one machine and moves more data. On one machine both are the same.
+        machine, one GPU for each worker. If a number is repeated, workers share that GPU, which
+        the backend "nccl" does not support. Ignored for workers on CPUs.
+    backend : the library that moves data between the workers. "auto" selects the best available
+        backend for the device; the log reports which one, and why. The names of all backends are
+        in `tvm_ipc.packed_functions.BACKENDS`.
+    hosts : the names of machines, this one first. Workers are distributed over them in order. A
+        number simulates that many nodes on this machine, which share nothing but the network.
+        Nodes are started through MPI, which the extra `mpi` installs. In a program that
+        `tvm-ipc node` runs, "allocation" selects all nodes of the launcher's allocation.
+    order : the order of additions in sums across nodes. "nodes" computes the sum of each node
+        first, and then adds these sums in the order of the nodes. "flat" adds the values of all
+        workers in their order. It gives the same bits as on one machine, but moves more data. On
+        one machine there is no difference.
 
     Examples
     --------
@@ -201,7 +204,7 @@ class Session(disco.Session):  # type: ignore[misc]
     # ---- functions and modules ------------------------------------------------------------
 
     def get_global_func(self, name: str) -> DPackedFunc:
-        """Return the function `name` of every worker; if one lacks it, the next sync raises."""
+        """Return the function `name` of every worker; the next sync raises if one lacks it."""
         arguments.text("get_global_func: name", name, "the name of a function")
         return DPackedFunc.of(self._get_cached_method("tvm_ipc.worker.get_global_func")(name))
 
@@ -225,8 +228,8 @@ class Session(disco.Session):  # type: ignore[misc]
     def load_vm_module(self, path: Any, device: Any = None) -> DModule:
         """Load a compiled module in every worker, and return a reference to it.
 
-        Nodes that do not have the file receive it. A module that `get_pipeline` compiled with
-        collectives for another number of workers or groups is an error.
+        Nodes that do not have the file receive it. An error is raised if the module has collectives
+        and `get_pipeline` compiled it for another number of workers or groups.
 
         Parameters
         ----------
@@ -251,9 +254,10 @@ class Session(disco.Session):  # type: ignore[misc]
         return module
 
     def init_ccl(self, ccl: str, *device_ids: int) -> None:
-        """Check that the session has the backend `ccl`, for programs written for Disco's sessions.
+        """Check that `ccl` is the name of this session's backend, or "auto".
 
-        The backend is running already. Any other backend is an error; `device_ids` have no effect.
+        Programs that were written for Disco's sessions call this to start the backend. Here it is
+        running already, so there is nothing else to do. `device_ids` have no effect.
         """
         names = ("auto", *BACKENDS)
         if arguments.one_of("init_ccl: ccl", ccl, names) not in ("auto", self.backend):
@@ -269,17 +273,15 @@ class Session(disco.Session):  # type: ignore[misc]
     def sync(self) -> None:
         """Wait until every worker has done every command; raise what went wrong.
 
-        An error is raised once in every thread whose commands it may have cost: at the thread's
-        next command, `sync`, `get` or `close`. A thread without commands that finds an error raises
-        it too.
+        Every thread that had commands in flight gets an error once, at its next command, `sync`,
+        `get` or `close`. If a thread had none, but its call finds the error, it gets the error too.
         """
         self._dispatcher.sync()
 
     def close(self) -> None:
         """End the workers, and raise the errors that they reported since the last sync.
 
-        The workers end in any case. Closing a session that is closed, or not usable any more, does
-        nothing more.
+        The workers end even if an error is raised. Closing a session twice has no effect.
         """
         self._shutdown.close()
 
@@ -298,14 +300,18 @@ class Session(disco.Session):  # type: ignore[misc]
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the session. After an exception, which is not replaced, workers are not awaited."""
+        """Close the session.
+
+        If the block raised an exception, do not wait for commands in flight. The exception
+        propagates unchanged.
+        """
         if error is None:
             self.close()
         else:
             self._shutdown.close_after_exception()
 
     def __del__(self) -> None:
-        """Close the session if the program dropped it without closing it."""
+        """Close the session if the program did not."""
         shutdown: Shutdown | None = self.__dict__.get("_shutdown")
         if shutdown is not None:
             shutdown.close_garbage()
@@ -321,7 +327,7 @@ class Session(disco.Session):  # type: ignore[misc]
         return self._values.broadcast(host_tensor("put: array", array), None, False)
 
     def get(self, reference: DRef, rank: int = 0) -> np.ndarray[Any, Any]:
-        """Return a copy of `reference` on worker `rank`, after the commands before it."""
+        """Return a copy of the value of `reference` on worker `rank`, after earlier commands."""
         return self._values.get(reference, rank)
 
     def empty(
@@ -351,21 +357,21 @@ class Session(disco.Session):  # type: ignore[misc]
         return self._values.copy_to_worker_0(host_array, remote_array)
 
     def copy_from_worker_0(self, host_array: Tensor, remote_array: DRef) -> None:
-        """Copy worker 0's `remote_array` into `host_array`; `sync` before reading that."""
+        """Copy worker 0's `remote_array` into `host_array`; call `sync` before you read it."""
         self._values.copy_from_worker_0(host_array, remote_array)
 
     # ---- teams and collectives ------------------------------------------------------------
 
     def team(self, ranks: Sequence[int], copy: int = 0) -> Team:
-        """Return the team of some workers, which collectives take as `team`.
+        """Return a team of workers, which you can pass to collectives as `team`.
 
         Only the workers of the team take part in such a collective.
 
         Parameters
         ----------
         ranks : the workers, in the order of the team.
-        copy : tells teams of the same workers apart. Two threads of each worker can be in
-            collectives of two copies at once.
+        copy : tells teams of the same workers apart. Two threads of a worker cannot run collectives
+            of one team at the same time, but they can use two teams with different `copy`.
         """
         return self._collectives.team(ranks, copy)
 
@@ -430,7 +436,7 @@ class Session(disco.Session):  # type: ignore[misc]
     ) -> DRef:
         """Concatenate all workers' `from_array` in the first worker's `to_array`, and return it.
 
-        A new tensor has the arrays along its first axis. Only the first worker has it.
+        A new tensor is the concatenation along the first axis. Only the first worker has it.
         """
         scope = self._collectives.scope("gather_to_worker0", in_group, team)
         arrays: dict[str, object] = {"from_array": from_array, "to_array": to_array}
@@ -446,7 +452,7 @@ class Session(disco.Session):  # type: ignore[misc]
     ) -> DRef:
         """Concatenate all workers' `src` in every worker's `dst`, and return it.
 
-        A new tensor has the arrays along its first axis.
+        A new tensor is the concatenation along the first axis.
         """
         scope = self._collectives.scope("allgather", in_group, team)
         return self._collectives.run("allgather", {"src": src, "dst": dst}, scope)
@@ -482,12 +488,13 @@ class Session(disco.Session):  # type: ignore[misc]
     ) -> DRef:
         """Reduce all workers' `src` into one worker's `dst`, and return it.
 
-        The result has the same bits as that of `allreduce`. Only the root has a new tensor.
+        The result has the same bits as that of `allreduce`. A new tensor is allocated only on the
+        root.
 
         Parameters
         ----------
         op : "sum", "prod", "min", "max" or "avg".
-        root : the index of that worker in its group or team.
+        root : the index, in its group or team, of the worker that gets the result.
         """
         scope = self._collectives.scope("reduce", in_group, team)
         kind = reduction_kind("reduce: op", op)
@@ -506,9 +513,10 @@ class Session(disco.Session):  # type: ignore[misc]
     ) -> DRef:
         """Reduce all workers' `src`, give each worker's `dst` one slice, and return `dst`.
 
-        The result has as many equal slices as there are workers. Worker i gets slice i, with the
-        same bits as `allreduce`. `dst` may be that slice of `src`. A new tensor is a slice of the
-        first axis of `src`, whose extent must then be a multiple of the number of workers.
+        The reduction is split into one equal slice for each worker. Worker i gets slice i, with the
+        same bits as from `allreduce`. `dst` may be slice i of the worker's own `src`. Without
+        `dst`, `src` is split along its first axis, and the extent of that axis must be a multiple
+        of the number of workers.
 
         Parameters
         ----------
@@ -529,8 +537,8 @@ class Session(disco.Session):  # type: ignore[misc]
     ) -> DRef:
         """Copy part j of worker i's `src` to part i of worker j's `dst`, and return `dst`.
 
-        `src` and `dst` must not share memory. A new tensor has the shape of `src`, and with `parts`
-        one axis.
+        `src` and `dst` must not share memory. A new tensor has the shape of `src`; if you pass
+        `parts`, it is one-dimensional instead.
 
         Parameters
         ----------
@@ -547,15 +555,15 @@ class Session(disco.Session):  # type: ignore[misc]
     def emulate_link(
         self, latency: float = 0.0, bandwidth: float = 0.0, jitter: float = 0.0
     ) -> None:
-        """Delay all data that workers receive as a link would, to try programs for that link.
+        """Delay the data that workers receive, as if it came over a link of the given speed.
 
-        A worker sleeps while data travel, and uses no core. All zeros, the default, is no delay.
+        A worker sleeps during the delay and uses no core. With the defaults there is no delay.
 
         Parameters
         ----------
-        latency : seconds from the end of a collective until its data arrive.
-        bandwidth : bytes per second that a worker receives; 0 is unlimited.
-        jitter : the most seconds that are added at random.
+        latency : seconds from the end of a collective until its data arrives.
+        bandwidth : bytes per second that a worker receives; 0 means no limit.
+        jitter : the maximum of a random delay in seconds that is added.
         """
         if self._device != "cpu":
             raise ValueError(

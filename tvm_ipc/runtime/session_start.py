@@ -21,7 +21,7 @@ from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.process_pool import ProcessPool
 from tvm_ipc.runtime.scratch_dir import remove_orphans
 from tvm_ipc.runtime.shutdown import Shutdown, end_unfinished
-from tvm_ipc.runtime.wait_for_workers import wait_for_workers
+from tvm_ipc.runtime.wait_workers_joined_or_left import wait_for_workers
 from tvm_ipc.runtime.worker_pool_interface import Hosts, PoolOfNodes, PoolRequest
 
 _log: Final = logging.getLogger("tvm_ipc.session")

@@ -34,7 +34,8 @@ class LowerPlacements:
     """Lower functions with `R.comm.place` to the functions that one rank runs.
 
     Functions without `R.comm.place` do not change. The report gives the reason for each collective.
-    Run this pass before all passes that read functions, such as `OffloadBLAS` and `LegalizeOps`.
+    Run this pass before other passes that transform functions, such as `OffloadBLAS` and
+    `LegalizeOps`, because they need the functions of one rank.
 
     Before, on a mesh of two ranks:
 
@@ -53,25 +54,31 @@ class LowerPlacements:
             y = R.comm.allreduce(lv1, "sum", team=[[0, 1]])
             return y
 
-    A parameter has the placement of the first `R.comm.place` on it, and a result that of the
-    `R.comm.place` that returns it; others are replicated. If the ranks do not divide an extent,
-    all shards have the extent of the largest one, and parameters and results have zeros in the
-    padding. TVM's `R.dist.annotate_sharding` counts as `R.comm.place`. A matmul along an axis that
-    is marked for streams is split into chunks: see `tvm_ipc.transform.overlap.pipelined_gather`.
+    A parameter has the placement of the first `R.comm.place` that is applied to it. A result has
+    the placement of the `R.comm.place` that computes it. Other parameters and results are
+    replicated. TVM's `R.dist.annotate_sharding` is treated like `R.comm.place`.
+
+    If an extent is not a multiple of the number of ranks, all shards have the extent of the largest
+    one. Parameters must have zeros in the padding of smaller shards, and results have them too.
+
+    A matmul along an axis that is marked for streams is split into chunks: see
+    `tvm_ipc.transform.overlap.pipelined_gather`.
 
     Parameters
     ----------
-    streams : for matmuls along an axis that is marked for streams, the number of chunks whose rows
-        are being gathered or multiplied at a time. With 1 nothing overlaps; None ignores the marks.
+    streams : the number of chunks that are being gathered or multiplied at the same time, for
+        matmuls along an axis that is marked for streams. With 1 nothing overlaps. None ignores the
+        marks.
 
     Raises
     ------
     TransformError
-        The required communication is ambiguous, or would cost more than the program shows.
+        An operator cannot be computed from operands with these placements, or a function cannot be
+        lowered for another reason. The message suggests a change of the program.
 
     Examples
     --------
-    Each of two ranks gets half of the weight, and the results are summed:
+    Each of two ranks has half of the weight, and the results are summed:
 
     >>> import tvm
     >>> from tvm_ipc.spmd import LowerPlacements

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`parallelize`, which turns a model for one device into a program for the ranks of a mesh."""
+"""`parallelize`, which turns a model for one device into a program for each rank of a mesh."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tvm_ipc.comm import Mesh
 from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.spmd.canonicalize_bmm import canonicalize_bmm
 from tvm_ipc.spmd.canonicalize_gqa import canonicalize_gqa
-from tvm_ipc.spmd.combine_parameter_placements import ShardingPlan, make_sharding_plan
 from tvm_ipc.spmd.insert_reshards import insert_reshards
 from tvm_ipc.spmd.lower_placements import LowerPlacements
+from tvm_ipc.spmd.make_sharding_plan import ShardingPlan, make_sharding_plan
 from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters, parameters_of, uses_of
 from tvm_ipc.spmd.parallelized import Parallelized
 from tvm_ipc.spmd.parameter_shards import notes_of
@@ -42,31 +42,37 @@ def parallelize(
     calibration: Calibration | None = None,
     stages: Sequence[str] | None = None,
 ) -> Parallelized:
-    """Return a model for the ranks of a mesh, given a model for one device and a plan.
+    """Shard a model for one device over the ranks of a mesh, as a plan specifies.
 
-    Collectives are inserted wherever an operator needs an operand in another placement; among
-    several possibilities the one that moves the fewest bytes is chosen. Results are replicated.
+    Collectives are inserted wherever an operator needs an operand in another placement. If several
+    placements are possible, the one that moves the fewest bytes is chosen. Results are replicated,
+    except where `R.comm.place`, `caches` or `stages` determine something else.
 
     Parameters
     ----------
     mod : a module for one device, whose weights are parameters of its functions.
-    plan : a mapping from names of parameters, or patterns of them, to a placement or a style such
-        as "colwise" (output features) and "rowwise" (input features), or to one of these by axis of
-        the mesh. The matmul that uses a weight determines the axis of its features. Other
-        parameters are replicated. A transformers model stands for its own plan. "auto", for a
-        pattern or as the plan, selects automatic sharding.
-    mesh : the mesh of the ranks, or their number. A number stands for the mesh of the program if
-        that has as many ranks, and otherwise for a mesh with one axis, "tp".
+    plan : a mapping from parameter names or patterns to placements, or to styles such as "colwise"
+        (shard output features) and "rowwise" (shard input features). On a mesh with several axes,
+        each value is a mapping from axes to these, such as {"tp": "colwise"}. For a style, the
+        matmul that uses a weight determines which axis of the weight is sharded. Parameters without
+        a placement in the plan, the program or `caches` are replicated. If you pass a transformers
+        model, its own plan is used. "auto", for a pattern or as the plan, selects automatic
+        sharding.
+    mesh : the mesh of the ranks, or the number of ranks. If you pass a number, the mesh on which
+        the functions place tensors is used if it has this many ranks, and otherwise a mesh with the
+        single axis "tp".
     names : a mapping from parameters of the functions to their names in plans, such as
         `ExportedProgram.graph_signature.inputs_to_parameters` of a PyTorch model.
-    caches : names of inputs, or patterns of them, such as keys and values of earlier tokens. A rank
-        keeps only its own heads of these, and of results that are computed from them, if weights
-        are sharded by heads.
-    calibration : measured times for as many workers, which automatic sharding uses. Without one it
-        uses nominal figures.
-    stages : for a mesh with the axis "pp", along which ranks have different layers: for each stage
-        but the first, a pattern of the weights with which it begins, such as "layers.16". Results
-        are on the ranks of the stage that computes them. None chooses balanced stages.
+    caches : names or patterns of inputs that are computed in earlier calls, such as the keys and
+        values of earlier tokens. If weights are sharded by heads, each rank has only its own heads
+        of these inputs, and of the results that are computed from them.
+    calibration : measured times that automatic sharding uses, from a calibration with as many
+        workers as the sharded axis of the mesh has ranks. It also balances `stages`. If None,
+        nominal figures are used.
+    stages : the pipeline stages, for a mesh with the axis "pp", along which ranks have different
+        layers. For each stage except the first, pass a pattern of the weights that the stage begins
+        with, such as "layers.16". Results are on the ranks of the stage that computes them. If
+        None, the stages are chosen so that their predicted times are balanced.
 
     Returns
     -------
@@ -76,7 +82,7 @@ def parallelize(
     Raises
     ------
     ValueError
-        The plan names unknown parameters, or shards a parameter in an unsupported way.
+        A pattern of the plan matches no parameter, or a parameter cannot be sharded in that way.
     TransformError
         The program cannot be lowered to per-rank programs.
 
@@ -142,7 +148,7 @@ def parallelize(
 
 
 def _functions(mod: tvm.IRModule, mesh: Mesh | int) -> dict[str, relax.Function]:
-    """Return the functions in canonical form, with `R.comm.place` for TVM's annotations."""
+    """Return the functions in canonical form, with TVM's annotations replaced by `R.comm.place`."""
     named_mesh = mesh if isinstance(mesh, Mesh) else None
     return {
         str(name.name_hint): convert_dist_annotations(
@@ -154,7 +160,11 @@ def _functions(mod: tvm.IRModule, mesh: Mesh | int) -> dict[str, relax.Function]
 
 
 def _mesh(mesh: Mesh | int, own_meshes: Mapping[str, Mesh | None]) -> Mesh:
-    """Return the mesh; a number of ranks stands for that of the program if it has as many."""
+    """Return the mesh that the argument `mesh` specifies.
+
+    For a number of ranks, this is the mesh of the functions if it has that many ranks, and
+    otherwise a mesh with the single axis "tp".
+    """
     if not isinstance(mesh, Mesh):
         expected = f"a Mesh, or a number of ranks, 1 to {MAX_WORKERS}"
         workers = arguments.integer("parallelize: mesh", mesh, expected, 1, MAX_WORKERS)

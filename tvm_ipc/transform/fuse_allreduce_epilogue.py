@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.cross_branch_collectives import matching_collectives
+from tvm_ipc.analysis.matching_collectives_in_branches import matching_collectives
 from tvm_ipc.analysis.rewrite import belongs_to_others, calls, change_functions, rewrite
 from tvm_ipc.analysis.uses import Position, Uses, binds, operator_of
 from tvm_ipc.comm.collective_op import NAME as COLLECTIVE

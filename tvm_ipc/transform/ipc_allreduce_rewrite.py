@@ -36,7 +36,7 @@ def _strategy(_: str, value: object) -> AllReduceStrategy:
 
 @module_pass
 class IPCAllReduceRewrite:
-    """Rewrite all-reduces to read their inputs in place, in memory that peers map.
+    """Rewrite all-reduces so that each rank reads the inputs of its peers in place.
 
     Before:
 
@@ -50,23 +50,25 @@ class IPCAllReduceRewrite:
         cls.f(p, x)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
 
-    Sums over all workers of a session without groups take upstream's form. Other reductions, and
-    all reductions in sessions with groups, become "tvm_ipc.allreduce", which takes the reduction
-    and the group. All-reduces of `tvm_ipc.comm` over other teams and asynchronous all-reduces
-    already call it; they get the strategy if theirs is "auto".
+    In a session without groups, sums become calls of TVM's `custom_allreduce`, as above. Other
+    reductions, and all reductions in a session with groups, become calls of `tvm_ipc.allreduce`,
+    which has arguments for the reduction and the team. All-reduces of `tvm_ipc.comm` over other
+    teams, and asynchronous all-reduces, already call `tvm_ipc.allreduce`. This pass sets their
+    strategy if it is "auto".
 
-    The pass then plans memory scopes as `PlanMemoryScopes` does: inputs are allocated in
-    `ipc_memory`, or copied there, for example if they are parameters. The runtime never writes to
-    an input, so that the program may use it afterwards.
+    The pass then plans memory scopes as `PlanMemoryScopes` does. Inputs are allocated in
+    `ipc_memory`, which peers can read, or copied there if that is impossible, for example if they
+    are parameters. The runtime never writes to an input, so the program may use it afterwards.
 
     Run this pass after `CallTIRRewrite` and before `StaticPlanBlockMemory`.
 
     Parameters
     ----------
     allreduce_strategy : an `AllReduceStrategy`, or its number or name: 0 "default", 1 "oneshot",
-        2 "twoshot", 3 "auto", which selects by size.
+        2 "twoshot", or 3 "auto", which selects by size and number of ranks.
     num_groups : the number of groups of the session that will run the program.
-    registry : the scopes and demands; None for those of `register_scope` and `demand_scope`.
+    registry : the scopes and demands to use. None selects those that were registered with
+        `register_scope` and `demand_scope`.
 
     Examples
     --------
@@ -100,7 +102,7 @@ class IPCAllReduceRewrite:
 
     @gc_paused()
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return the rewritten module, with the inputs of its all-reduces in their scope."""
+        """Return the module with rewritten all-reduces, whose inputs are in the scope they need."""
         strategy = AllReduceStrategy.of(self.allreduce_strategy)
         rewritten = rewrite_allreduces(mod, strategy, self.num_groups)
         return plan_memory_scopes(rewritten, self.registry)
@@ -184,7 +186,7 @@ def _rewrite_call(
 def _with_strategy(
     function: str, collective: Collective | None, strategy: AllReduceStrategy
 ) -> relax.Call | None:
-    """Return a call of an all-reduce with the strategy if its own is "auto"."""
+    """Return an all-reduce with the strategy if its own is "auto", and None otherwise."""
     if collective is None or collective.function is not ALLREDUCE:
         return None
     if strategy == AllReduceStrategy.AUTO or collective.numbers["strategy"] != strategy.AUTO:
@@ -200,7 +202,7 @@ def _leave(function: str, subject: str, reason: str) -> None:
 
 
 def _obstacle(collective: Collective, kind: ReduceKind) -> str:
-    """Return why an all-reduce keeps the ordinary function, "" if it does not."""
+    """Return why an all-reduce cannot be rewritten, or "" if it can."""
     function = collective.function
     for role, names in (("input", function.reads), ("output", function.writes)):
         (tensor,) = collective.operands(names)

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.cross_branch_collectives import matching_collectives
+from tvm_ipc.analysis.matching_collectives_in_branches import matching_collectives
 from tvm_ipc.analysis.rewrite import belongs_to_others, change_functions, rewrite
 from tvm_ipc.analysis.uses import Position, Uses
 from tvm_ipc.calibration import Calibration
@@ -62,32 +62,39 @@ class OverlapCommunication:
         peer = R.matmul(rows, w)
         z = R.call_dps_packed("tvm_ipc.assemble", (0, R.shape([...]), own, peer), R.Tensor(...))
 
-    A rank multiplies its own rows first, and then those of peers, chunk by chunk, as they become
-    available. It reads the rows of peers in place, so nothing is gathered. A matmul that is
-    followed by a reduce-scatter or an all-reduce is split into chunks too, and the chunks that
-    peers need are computed first (see `tvm_ipc.transform.overlap`). The sum is bit for bit the
-    same. A matmul of fewer rows may round differently if the target computes blocks of rows.
+    A rank multiplies its own rows first. Then it multiplies the rows of peers, chunk by chunk, as
+    they become available. It reads them in place, so nothing is gathered. A matmul that is followed
+    by a reduce-scatter or an all-reduce is split into chunks too, and the chunks that peers need
+    are computed first (see `tvm_ipc.transform.overlap`).
 
-    The number of chunks is chosen by a calibration of the machine, or is a parameter. Overlap pays
-    over links that are slower than the memory of one machine.
+    The reduction over ranks itself rounds as it does without overlap. However, each matmul now has
+    fewer rows, and may round differently if the target's kernels (such as BLAS) treat rows in
+    blocks.
 
-    The pass runs before `LegalizeOps`, while collectives and matmuls are operators.
-    `ElideConcatCopies` must follow after `CallTIRRewrite`.
+    You specify the number of chunks, or pass a calibration of the machine, from which it is chosen.
+    Overlap is useful mainly over links that are slower than the memory of one machine.
+
+    Run this pass before `LegalizeOps`, while collectives and matmuls are operators. Run
+    `ElideConcatCopies` later, after `CallTIRRewrite`.
 
     Parameters
     ----------
-    calibration : the measured times of the machine, by which the number of chunks is chosen for
-        each collective.
-    chunks : the number of chunks into which the rows of a rank are split, instead of a calibration.
-    sites : the number of chunks of single collectives, by the names of their variables.
+    calibration : the measured times of the machine. For each collective, the number of chunks is
+        chosen by predicted time. Collectives that would gain little are not overlapped.
+    chunks : the number of chunks into which the rows of a rank are split, for all collectives. 0
+        means no overlap. Pass either `calibration` or `chunks`.
+    sites : the number of chunks for some collectives, by the names of their variables. It takes
+        precedence over `calibration` and `chunks`.
     blas : whether matmuls are offloaded to BLAS, which determines their predicted times.
-    world_size : the number of workers. An all-reduce over all workers does not specify it.
+    world_size : the number of workers. It is needed for all-reduces over all workers or a group,
+        because the operator does not contain their number.
     num_groups : the number of groups of the session.
 
     Raises
     ------
     ValueError
-        Neither or both of `calibration` and `chunks` are given.
+        Both or neither of `calibration` and `chunks` are passed, or `sites` has a name that is not
+        the variable of a collective before or after a matmul.
 
     Examples
     --------
@@ -150,7 +157,10 @@ class OverlapCommunication:
 
 @dataclass(eq=False)
 class _Candidate:
-    """A candidate with the choice of its chunks, and the reason if it is skipped nevertheless."""
+    """A collective that could be overlapped, with the number of chunks chosen for it.
+
+    `skipped` is the reason if a later step decides against the overlap.
+    """
 
     name: str  #: the name of the collective's variable
     subject: str
@@ -172,7 +182,10 @@ class _Candidate:
 
     @property
     def lowering(self) -> tuple[Any, ...]:
-        """The properties in which matching candidates of other branches must agree."""
+        """The properties that must be equal for candidates whose collectives match each other.
+
+        Collectives match if ranks may call them together from different branches of an `if`.
+        """
         site = self.site
         return (
             site.kind,
@@ -199,7 +212,7 @@ class _Overlap:
         self._options = options
         self._name = name
         self._function = function
-        self._names = names  #: the names in the option `sites` that are not found yet
+        self._names = names  #: the names in the option `sites` that have not been found yet
         self._uses = Uses()
         self._uses.read(function.body)
         self._matching = matching_collectives(function.body)
@@ -234,7 +247,7 @@ class _Overlap:
         return rewrite(self._function, change)
 
     def _candidate(self, position: Position, attrs: CollectiveAttrs) -> _Candidate | Decision:
-        """Return the candidate of a collective, or the decision to skip the collective."""
+        """Return a candidate for a collective, or the decision to skip the collective."""
         name = str(position.binding.var.name)
         subject = f"{attrs.kind} of {name_of(position.binding.value.args[0])}"
         try:
@@ -245,10 +258,11 @@ class _Overlap:
             return Decision(_NAME, self._name, subject, "skipped", str(reason))
 
     def _assign_matmuls(self, candidates: list[_Candidate]) -> None:
-        """Assign each matmul to one candidate, and skip the others.
+        """Assign each matmul to one candidate, and skip other candidates that contain it.
 
-        A matmul may stand between a gather and a reduction. A candidate that the option `sites`
-        names has priority, then the one that gains more, then the first one in the program.
+        A matmul between a gather and a reduction belongs to two candidates. The candidate that is
+        named in the option `sites` has priority, then the one that gains more, then the first one
+        in the program.
         """
         named = self._options.sites or {}
         owners: dict[relax.Var, _Candidate] = {}
@@ -263,7 +277,10 @@ class _Overlap:
                 candidate.skipped = f"its matmul is overlapped with the {owner.subject} instead"
 
     def _match_branches(self, candidates: list[_Candidate]) -> None:
-        """Skip candidates with a match in another branch, unless all matches are lowered alike."""
+        """Skip a candidate if a collective that matches it is not lowered in the same way.
+
+        Collectives match if ranks may call them together from different branches of an `if`.
+        """
         overlapped = {
             candidate.site.collective.binding.var: candidate
             for candidate in candidates
@@ -287,7 +304,7 @@ class _Overlap:
         return Decision(_NAME, self._name, subject, verdict, reason)
 
     def _ranks(self, attrs: CollectiveAttrs) -> int | None:
-        """Return the number of ranks in the team of a collective, None if it is unknown."""
+        """Return the number of ranks in the team of a collective, or None if it is unknown."""
         world = self._options.world_size
         if attrs.workers or world is None:
             return int(attrs.workers) or None
@@ -341,7 +358,10 @@ class _Overlap:
                 self._replacements[self._insertion_point(chain).binding.var] += builder.take()
 
     def _insertion_point(self, chain: MatmulChain) -> Position:
-        """Return the first binding of a chain before which all its operands are bound."""
+        """Return the binding of a chain before which its chunks are inserted.
+
+        This is the matmul if all operands of the chain are bound there, else the last binding.
+        """
         return chain.matmul if self._is_ready(chain, chain.matmul) else chain.last
 
     def _is_ready(self, chain: MatmulChain, position: Position) -> bool:

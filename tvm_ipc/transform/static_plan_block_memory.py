@@ -38,11 +38,11 @@ def plan_memory(
     alignment: int = 64,
     barrier_budget: int | None = None,
 ) -> list[Plan]:
-    """Return the memory plan of every Relax function, without a change of the module.
+    """Return the memory plan of every Relax function, without changing the module.
 
     Parameters
     ----------
-    mod : a module in destination-passing form, as `StaticPlanBlockMemory` takes it.
+    mod : a module in destination-passing form, as for `StaticPlanBlockMemory`.
     packed : see `StaticPlanBlockMemory`.
     alignment : see `StaticPlanBlockMemory`.
     barrier_budget : see `StaticPlanBlockMemory`.
@@ -108,7 +108,7 @@ def _budget(name: str, value: object) -> int | None:
 
 @module_pass
 class StaticPlanBlockMemory:
-    """Plan the memory of every function: tensors share storages, and exit barriers are omitted.
+    """Plan the memory of every function: let tensors share storages, and omit exit barriers.
 
     Before:
 
@@ -119,8 +119,8 @@ class StaticPlanBlockMemory:
         c = R.builtin.alloc_tensor(R.shape([32]), "float32", 0, "global")
         cls.h(b, c)
 
-    After `StaticPlanBlockMemory()`, as after TVM's pass of this name. Tensors of one type reuse
-    whole storages, and any pass that lowers TVM's plans lowers this one:
+    After `StaticPlanBlockMemory()`, tensors of one type reuse whole storages. TVM's pass of the
+    same name returns this form of plan too, and passes that lower its plans can lower this one:
 
         storage = R.memory.alloc_storage(R.shape([256]), 0, "global", "uint8")
         a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
@@ -131,8 +131,8 @@ class StaticPlanBlockMemory:
         c = R.memory.alloc_tensor(storage, 0, R.shape([32]), "float32", 0)
         cls.h(b, c)
 
-    After `StaticPlanBlockMemory(packed=True)`. Tensors of any type share one storage, at offsets
-    that `tvm_ipc.transform.LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` must lower:
+    After `StaticPlanBlockMemory(packed=True)`, tensors of any type share one storage, at offsets.
+    `tvm_ipc.transform.LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` must lower this plan:
 
         storage = R.memory.alloc_storage(R.shape([384]), 0, "global", "uint8")
         a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)
@@ -143,15 +143,17 @@ class StaticPlanBlockMemory:
         cls.h(b, c)
 
     If peers read the input of a collective in place, the input is live until all of them have read
-    it. If a later collective on every path synchronizes the same ranks, the pass omits the exit
-    barrier of the first one and keeps its input live until the later one returns:
+    it. A collective usually ends with an exit barrier, which waits for these reads. If every path
+    from it reaches another collective that synchronizes the same ranks, the pass omits the exit
+    barrier of the earlier collective, and keeps its input live until the later one returns:
 
         R.call_packed("tvm_ipc.allreduce", s, 0, 0, 3, 1, x)        # flag 1: no exit barrier
         ...
         R.call_packed("runtime.disco.allgather", y, 0, z)
         R.memory.kill_storage(storage)                              # the storage of s
 
-    If tensors that share a storage rely on `tir_var_upper_bound`, the function checks it first:
+    If tensors share a storage, and their offsets rely on the bounds of a shape variable (the
+    function attribute `tir_var_upper_bound`), the function first checks the bounds:
 
         R.call_packed("tvm_ipc.require_bounds", "main: n", n, 0, 16)
 
@@ -162,14 +164,15 @@ class StaticPlanBlockMemory:
 
     Parameters
     ----------
-    packed : whether tensors may have offsets in a storage. It takes less memory. It needs
+    packed : whether tensors may have offsets in a storage. This takes less memory. It needs
         `LowerGPUIPCAllocStorage` or `LowerPackedAllocTensor` of this package, because kernels
         reject the tensors that TVM's own passes create at an offset.
-    alignment : the alignment of offsets in bytes: 64 suits CPUs, 256 GPUs.
-    barrier_budget : the number of bytes that a storage of `ipc_memory` may grow by so that exit
-        barriers can be omitted. 0 omits only those that cost no memory. None, the default, allows
-        one more buffer: the size of the largest input of a collective in that storage that could
-        omit its barrier. A storage of symbolic size grows by that default or not at all.
+    alignment : the alignment of offsets in bytes: 64 is suitable for CPUs, and 256 for GPUs.
+    barrier_budget : the number of bytes by which the `ipc_memory` of a function may grow so that
+        exit barriers can be omitted. 0 omits only barriers that cost no memory. None, the default,
+        allows one more buffer, as large as the largest input of the collectives whose exit barriers
+        could be omitted. Storages of symbolic size grow only if this is None, because their sizes
+        cannot be compared with a number of bytes.
 
     Examples
     --------
@@ -199,7 +202,7 @@ class StaticPlanBlockMemory:
 
     @gc_paused()
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return the module with every plan applied."""
+        """Return the module with the plan of every function applied."""
         plans = plan_memory(
             mod,
             packed=self.packed,
@@ -247,8 +250,8 @@ def _apply(plan: Plan) -> relax.Function:
 def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Function:
     """Return a function that first checks the bounds that tensors in shared storages rely on.
 
-    A tensor beyond its bounds would overlap its neighbour. A tensor with a storage to itself needs
-    no check here, because its allocation checks that it fits in the storage.
+    A tensor larger than its bounds allow would overlap its neighbor. A tensor that does not share
+    its storage needs no check here, because its allocation checks that it fits in the storage.
     """
     shared = {storage for storage, offset in plan.offset_in.values() if offset}
     extents = (
@@ -297,7 +300,8 @@ def _old_flags(step: Step) -> CollectiveFlag:
 def _alloc_storage(plan: Plan, var: Any, storage: NewStorage) -> relax.Binding:
     size = plan.sizes.expr(storage.size.factor, storage.size.unit)
     if storage.early and not plan.sizes.is_sum(storage.size.unit):
-        # The branch may not run, and then the extents of its tensors may be negative.
+        # The storage is allocated before a branch. If the branch does not run, the extents of its
+        # tensors may be negative.
         size = tirx.Max(size, tirx.IntImm("int64", 0))
     arguments = [
         relax.ShapeExpr([size]),

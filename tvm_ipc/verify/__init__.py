@@ -12,7 +12,7 @@
 
 The memory check looks for data that peers, requests or later writes spoil:
 
-    interpreter                   interprets a function over memory states
+    abstract_memory_interpreter   interprets a function over memory states
     access_checker                applies reads, writes, requests and exposures to a state
     allocations                   creates storages, tensors and views, and checks their bounds
     memory_state                  the state at one point of a program

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run both checks of the verifier on a module: of memory, and of the order of communication."""
+"""Run both checks of the verifier: of accesses to memory, and of the order of communication."""
 
 from __future__ import annotations
 
 import tvm
 
 from tvm_ipc.packed_functions import MAX_WORKERS
+from tvm_ipc.verify.abstract_memory_interpreter import Interpreter
 from tvm_ipc.verify.communication_order_check import DivergenceCheck
 from tvm_ipc.verify.function_memory_effects import Summary
 from tvm_ipc.verify.hazards import Hazard, UselessOverlap
-from tvm_ipc.verify.interpreter import Interpreter
 from tvm_ipc.verify.module_summaries import Module
 from tvm_ipc.verify.per_rank_and_uniform_values import RankModel
 

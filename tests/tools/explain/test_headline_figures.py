@@ -18,13 +18,13 @@ from tvm.script import relax as R
 from tvm_ipc import comm
 from tvm_ipc.__main__ import main
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
-from tvm_ipc.tools.inspection.explain_module import Question, explain
 from tvm_ipc.tools.inspection.headline_figures import (
     CollectiveCount,
     Estimate,
     Figures,
     Parameters,
 )
+from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Question, explain
 
 #: A link of one byte per second, with a latency of half a second.
 SLOW = Calibration(

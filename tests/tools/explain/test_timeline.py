@@ -25,7 +25,7 @@ from tvm_ipc.tools.explain.transfer_tracks import (
     overlapping,
     tracks,
 )
-from tvm_ipc.tools.inspection.explain_module import Question, explain
+from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Question, explain
 from tvm_ipc.transform.report import Event, FunctionPlan, Transfer
 
 

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 #include "core/error.h"
 #include "core/file_descriptor.h"
 #include "core/host_info.h"

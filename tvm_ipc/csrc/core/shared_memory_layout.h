@@ -24,7 +24,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 
 namespace tvm_ipc {
 

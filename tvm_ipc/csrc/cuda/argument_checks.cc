@@ -2,7 +2,7 @@
 /*! \file argument_checks.cc */
 #include "cuda/argument_checks.h"
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 #include "core/error.h"
 
 namespace tvm_ipc::cuda {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 #include "cuda/kernels/choose_kernel_and_grid.h"
 #include "driver/device.h"
 

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <thread>
 
-#include "core/session_server.h"
+#include "core/session_worker_supervisor.h"
 #include "core/thread_signals.h"
 #include "core/worker_handshake.h"
 #include "cuda/backend.h"

@@ -11,7 +11,7 @@
 
 #include "core/async_queue.h"
 #include "core/error.h"
-#include "disco/worker_functions.h"
+#include "disco/worker_side_of_session.h"
 
 namespace tvm_ipc {
 

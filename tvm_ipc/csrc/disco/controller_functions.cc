@@ -21,7 +21,7 @@
 #include "disco/command_sender.h"
 #include "disco/controller_worker0_value_exchange.h"
 #include "disco/value_serialization.h"
-#include "disco/worker_functions.h"
+#include "disco/worker_side_of_session.h"
 
 namespace tvm_ipc {
 

@@ -2,7 +2,7 @@
 /*!
  * \file controller_functions.h
  * \brief The controller's functions on a Disco session: they start the backend, send commands,
- * report errors and move values. The workers' side is in worker_functions.h.
+ * report errors and move values. The workers' side is in worker_side_of_session.h.
  */
 #ifndef TVM_IPC_DISCO_CONTROLLER_FUNCTIONS_H_
 #define TVM_IPC_DISCO_CONTROLLER_FUNCTIONS_H_
@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "core/session_server.h"
+#include "core/session_worker_supervisor.h"
 
 namespace tvm_ipc {
 

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "disco/storage.h"
 #include "disco/tensor_to_buffer.h"
-#include "disco/worker_functions.h"
+#include "disco/worker_side_of_session.h"
 
 namespace tvm_ipc {
 

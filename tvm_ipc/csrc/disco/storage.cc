@@ -11,7 +11,7 @@
 #include "core/peer_mapped_heap.h"
 #include "core/rank.h"
 #include "disco/tensor_to_buffer.h"
-#include "disco/worker_functions.h"
+#include "disco/worker_side_of_session.h"
 
 namespace tvm_ipc {
 

@@ -17,7 +17,7 @@
 #include "disco/controller_worker0_value_exchange.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/value_serialization.h"
-#include "disco/worker_functions.h"
+#include "disco/worker_side_of_session.h"
 
 namespace tvm_ipc::worker {
 

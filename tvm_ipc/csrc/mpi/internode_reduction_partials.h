@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 #include "core/team_members_by_node.h"
 #include "shm/find_reduce_function.h"
 #include "shm/partial_results_reduction.h"

@@ -8,7 +8,7 @@
 #include "driver/comm_stream_async_queue.h"
 #include "driver/device.h"
 #include "nccl/collectives_endpoint.h"
-#include "nccl/device_heap.h"
+#include "nccl/ipc_scope_heap_without_peers.h"
 #include "nccl/library.h"
 
 namespace tvm_ipc {

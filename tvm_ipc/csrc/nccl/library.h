@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <string>
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 #include "driver/cuda_driver_api.h"
 
 namespace tvm_ipc::nccl {

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 
 namespace tvm_ipc {
 

@@ -6,7 +6,7 @@
 #ifndef TVM_IPC_SHM_NORM_H_
 #define TVM_IPC_SHM_NORM_H_
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 #include "shm/reduce_table.h"
 
 namespace tvm_ipc {

@@ -9,7 +9,7 @@
 
 #include <cstddef>
 
-#include "core/element_type.h"
+#include "core/element_type_and_reduce_kind.h"
 #include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {

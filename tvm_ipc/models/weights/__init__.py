@@ -8,7 +8,7 @@
 - `fused.py`: parameters that are stacked or concatenated from several tensors of the source.
 - `match.py`: compares the names, shapes and types of a source with those of the program.
 - `worker.py`, `slice_reader.py`: what runs in the workers, and reads a rank's shard of a file.
-- `files_missing_on_nodes.py`: files that other nodes cannot read.
+- `files_sent_by_worker_0.py`: files that other nodes cannot read.
 
 Workers import `worker.py`, so nothing that it imports needs TVM's compiler.
 """

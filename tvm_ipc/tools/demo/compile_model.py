@@ -20,7 +20,12 @@ from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.tools.demo import gpu_assignment, model
 from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
 from tvm_ipc.tools.demo.schedule_kernels_cpu import schedule_kernels
-from tvm_ipc.tools.inspection.explain_module import Memory, PassNames, Question, explain
+from tvm_ipc.tools.inspection.run_pipeline_for_explanation import (
+    Memory,
+    PassNames,
+    Question,
+    explain,
+)
 
 _DEFAULT_BUILD: Final = Build()
 

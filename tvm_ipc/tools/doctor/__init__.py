@@ -7,7 +7,8 @@ facts_table       the verdict and the facts, as text
 cxx_compiler      the check of the C++ compiler
 gpus              the checks of CUDA and of GPU pairs
 multi_node_check  the check of several machines (`--hosts`)
-node_latency      the code that runs in their workers
+probes_run_in_workers
+                  the code that runs in their workers
 """
 
 from tvm_ipc.tools.doctor.facts import examine

@@ -123,7 +123,7 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
     from tvm_ipc.pipeline import parse_target
     from tvm_ipc.tools.explain import html_page, json_report, text_report
     from tvm_ipc.tools.explain.load_module import last_line
-    from tvm_ipc.tools.inspection.explain_module import OptionError, Question, explain
+    from tvm_ipc.tools.inspection.run_pipeline_for_explanation import OptionError, Question, explain
 
     source = options.module.name if options.module is not None else "the demo's decoder"
     question = Question(source, options.target, options.world_size, options.strategy, options.sizes)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from tvm_ipc.tools.inspection.explain_module import Explanation
+from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation
 
 
 def render(explanation: Explanation) -> str:

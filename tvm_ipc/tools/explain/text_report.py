@@ -19,7 +19,7 @@ from tvm_ipc.tools.explain.summary_sentences import (
 )
 from tvm_ipc.tools.explain.transfer_tracks import is_matmul, overlap_summary, tracks
 from tvm_ipc.tools.format import bytes_text, table_lines
-from tvm_ipc.tools.inspection.explain_module import Explanation, Memory
+from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation, Memory
 from tvm_ipc.tools.terminal import WIDTH
 from tvm_ipc.transform.report import FunctionPlan, hanging_indent
 

@@ -18,7 +18,7 @@ from tvm_ipc.arguments import counted
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import ANY, RESULT
 from tvm_ipc.transform.byoc.extern_declaration import declared_scopes, declared_writes
-from tvm_ipc.transform.memory_scopes.constraints import (
+from tvm_ipc.transform.memory_scopes.constraint_types import (
     OUT,
     VALUE,
     FunctionValue,

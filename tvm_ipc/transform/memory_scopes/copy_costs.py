@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.transform.memory_scopes.constraints import (
+from tvm_ipc.transform.memory_scopes.constraint_types import (
     ScopedFunction,
     ScopedUse,
     ScopeFacts,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tvm_ipc.analysis.program_order import Region, Step
-from tvm_ipc.transform.memory_scopes.constraints import (
+from tvm_ipc.transform.memory_scopes.constraint_types import (
     OUT,
     ScopedFunction,
     ScopedUse,

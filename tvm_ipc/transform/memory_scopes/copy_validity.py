@@ -16,7 +16,7 @@ from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.memory_write_events import ModRef
 from tvm_ipc.analysis.program_order import Region
 from tvm_ipc.transform.byoc.extern_declaration import declared_writes
-from tvm_ipc.transform.memory_scopes.constraints import (
+from tvm_ipc.transform.memory_scopes.constraint_types import (
     RelaxCall,
     ScopedFunction,
     ScopedUse,

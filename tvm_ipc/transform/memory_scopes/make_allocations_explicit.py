@@ -21,7 +21,7 @@ from tvm import relax
 from tvm_ipc.analysis.binding_builders import alloc, device_of, emit, get
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import change_functions, rewrite
-from tvm_ipc.transform.memory_scopes.constraints import ScopedFunction
+from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction
 from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
 
 #: Operators that allocate their outputs.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.memory_scopes.constraints import ScopedUse, ScopeFacts, frequency
+from tvm_ipc.transform.memory_scopes.constraint_types import ScopedUse, ScopeFacts, frequency
 from tvm_ipc.transform.memory_scopes.copy_costs import size_of
 from tvm_ipc.transform.memory_scopes.copy_validity import CopyValidity
 from tvm_ipc.transform.memory_scopes.prim_func_params import PrimFuncParams

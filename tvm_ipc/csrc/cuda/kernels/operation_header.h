@@ -62,9 +62,10 @@ enum Operation : uint32_t {
 struct Header {
   /*! \brief An Operation. */
   uint32_t operation = 0;
-  /*! \brief ReduceKind (core/element_type.h) | strategy << 8 | flags << 16; 0 if not used. */
+  /*! \brief ReduceKind (core/element_type_and_reduce_kind.h) | strategy << 8 | flags << 16; 0 if
+   * not used. */
   uint32_t mode = 0;
-  /*! \brief ElementType of core/element_type.h: code | bits << 8 | lanes << 16. */
+  /*! \brief ElementType of core/element_type_and_reduce_kind.h: code | bits << 8 | lanes << 16. */
   uint32_t type = 0;
   /*! \brief The root's index in the team, or -1. */
   int32_t root = -1;
@@ -94,7 +95,7 @@ constexpr uint32_t Mode(uint32_t kind, uint32_t strategy, uint32_t flags) {
 constexpr uint32_t KindOf(uint32_t mode) { return mode & 0xff; }
 constexpr uint32_t FlagsOf(uint32_t mode) { return mode >> 16 & 0xff; }
 
-/*! \brief ReduceKind of core/element_type.h. */
+/*! \brief ReduceKind of core/element_type_and_reduce_kind.h. */
 enum Kind : uint32_t { kSum = 0, kProd = 1, kMin = 2, kMax = 3, kAvg = 4 };
 
 /*! \brief The types of weights, biases and results of norms. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file element_type.cc */
-#include "core/element_type.h"
+/*! \file element_type_and_reduce_kind.cc */
+#include "core/element_type_and_reduce_kind.h"
 
 namespace tvm_ipc {
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file element_type.h
+ * \file element_type_and_reduce_kind.h
  * \brief Element types and reductions.
  */
-#ifndef TVM_IPC_CORE_ELEMENT_TYPE_H_
-#define TVM_IPC_CORE_ELEMENT_TYPE_H_
+#ifndef TVM_IPC_CORE_ELEMENT_TYPE_AND_REDUCE_KIND_H_
+#define TVM_IPC_CORE_ELEMENT_TYPE_AND_REDUCE_KIND_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -33,4 +33,4 @@ enum class ReduceKind : uint8_t { kSum = 0, kProd = 1, kMin = 2, kMax = 3, kAvg 
 const char* Name(ReduceKind kind);
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_ELEMENT_TYPE_H_
+#endif  // TVM_IPC_CORE_ELEMENT_TYPE_AND_REDUCE_KIND_H_

@@ -50,7 +50,7 @@ from tvm_ipc.verify.statements import (
 class Interpreter:
     """Interprets one function: evaluates its statements and applies them to the memory state.
 
-    Accesses go through an `AccessChecker`, which holds the state and reports hazards.
+    All accesses to memory go through an `AccessChecker`, which holds the state and reports hazards.
     """
 
     def __init__(
@@ -72,12 +72,13 @@ class Interpreter:
         self._allocations = Allocations(statements, module.extents, self._accesses)
         self._values: dict[int, Value] = {}  #: of variables, by their hash
         self._parameter_values: set[Value] = set()
-        #: Whether the value of the last statement is held already: an inlined call holds it.
+        #: Whether the last evaluated value has a hold for its variable already. An inlined call
+        #: adds that hold.
         self._result_is_held = False
         self._cached_allocations: dict[str, Value] = {}
 
     def run(self) -> Summary:
-        """Interpret the whole function."""
+        """Interpret the whole function, and return its summary."""
         function, accesses, summary = self._function, self._accesses, self._accesses.summary
         self._bound_variables(function)
         for parameter in function.params:
@@ -104,7 +105,7 @@ class Interpreter:
         return summary
 
     def _bound_variables(self, function: relax.Function) -> None:
-        """Apply the bounds of shape variables that the attributes of a function specify."""
+        """Apply the bounds of shape variables that are specified in a function's attributes."""
         attributes = function.attrs or {}
         lower, upper = (
             {str(key): int(value) for key, value in attributes.get(name, {}).items()}
@@ -117,7 +118,7 @@ class Interpreter:
     # ---- sequences --------------------------------------------------------------------------
 
     def _sequence(self, sequence: Sequence, around: Statement) -> Value:
-        """Run a sequence; its result is held once more when this returns."""
+        """Interpret a sequence and return its result, with one hold on it for the caller."""
         values, parameter_values, state = self._values, self._parameter_values, self._accesses.state
         for step in sequence.steps:
             if step.kind == KILL:
@@ -153,7 +154,7 @@ class Interpreter:
         return result
 
     def _drop(self, variable: int, step: Statement, kind: HazardKind = HazardKind.FREE) -> None:
-        """Let a variable no longer hold its value, which may free storages."""
+        """Remove a variable's hold on its value, and check the storages that this frees."""
         state = self._accesses.state
         if variable not in state.holding:
             return
@@ -166,7 +167,7 @@ class Interpreter:
                         self._accesses.report_pending(kind, storage, step, pending)
 
     def _if(self, step: Statement) -> Value:
-        """Run both branches on copies of the state, and join the states and the results."""
+        """Interpret each branch on its own state, and join the states and the results."""
         accesses = self._accesses
         accesses.read(objects(self._value(step.args[0])), step)
         before = accesses.state
@@ -186,7 +187,7 @@ class Interpreter:
     def _inline(
         self, name: str, inlined: Statements, values: list[Value], step: Statement
     ) -> Value:
-        """Run a function at its only call, where the values of its parameters are known."""
+        """Interpret a function at its only call, where the values of its parameters are known."""
         function = self._module.function(name)
         self._bound_variables(function)
         self._values.update(zip(map(hash, function.params), values, strict=True))
@@ -231,7 +232,7 @@ class Interpreter:
         return self._unknown(self._arguments(args), step)
 
     def _local_function(self, step: Statement) -> Value:
-        """Check a local function; return the memory that it captures."""
+        """Check a local function, and return the memory that it captures."""
         name = f"{self._reporter.function}.{step.bound.name}"
         statements = Statements(step.value)
         Interpreter(self._module, name, step.value, statements, is_local=True).run()
@@ -251,7 +252,7 @@ class Interpreter:
         return _fresh(step.value.ty, step)
 
     def _global(self, name: str, args: Iterable[Argument], step: Statement) -> Value:
-        """Call a function of the module."""
+        """Interpret a call of a function of the module."""
         written, values = self._module.written(name), self._arguments(args)
         if written is not None:
             accesses = self._accesses
@@ -274,7 +275,7 @@ class Interpreter:
         return self._unknown(values, step)
 
     def _apply(self, summary: Summary, values: list[Value], step: Statement) -> Value:
-        """Apply the summary of a function of the module."""
+        """Interpret a call of a function of the module by applying its summary."""
         accesses = self._accesses
         accesses.state.done += 1
         accesses.give_away(objects(tuple(values)), step)
@@ -293,7 +294,7 @@ class Interpreter:
         return result
 
     def _unknown(self, values: list[Value], step: Statement) -> Value:
-        """Make a call that may read and write its arguments, and may return any of them."""
+        """Interpret an unknown call, which may read, write and return any of its arguments."""
         accesses = self._accesses
         accesses.state.done += 1
         arguments = list(objects(tuple(values)))
@@ -333,7 +334,7 @@ class Interpreter:
         return self._unknown(values, step)
 
     def _known(self, call: KnownCall, values: list[Value], step: Statement) -> Value:
-        """Call a function of `packed_functions`, as its signature describes it."""
+        """Interpret a call of a function of `packed_functions` according to its signature."""
         function = call.function
         if function is WORKER_RANK:
             limits = {str(step.bound.name): self._module.max_workers - 1}
@@ -368,7 +369,7 @@ class Interpreter:
     def _start_request(
         self, values: list[Value], args: list[Argument], name: str | None, step: Statement
     ) -> Value:
-        """Start a request that calls a function of `packed_functions`."""
+        """Start a request, with the accesses to memory of the function that it calls."""
         function = packed_functions.find(name or "")
         call = None if function is None else KnownCall(function, args)
         if function is None or call is None or not call.fits():
@@ -382,7 +383,7 @@ class Interpreter:
         return self._accesses.start(reads, writes, pending, step)
 
     def _access(self, call: KnownCall, values: list[Value], step: Statement) -> None:
-        """Read, write and synchronize as the signature of a function describes it."""
+        """Read, write and synchronize as the signature of the called function specifies."""
         accesses = self._accesses
         accesses.state.done += 1
         function = call.function
@@ -430,7 +431,7 @@ class Interpreter:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _call_first_argument(self, args: list[Argument], step: Statement) -> Value:
-        """Call the packed function that is the first argument."""
+        """Interpret a call of the packed function that is the first argument."""
         callee, operands = args[0], list(args[1:])
         if isinstance(callee, relax.ExternFunc):
             return self._packed(str(callee.global_symbol), operands, step)
@@ -448,7 +449,7 @@ class Interpreter:
         return self._cached_allocations[name]
 
     def _cuda_graph_run(self, args: list[Argument], step: Statement) -> Value:
-        """Run a captured function; a replay repeats the work of the device, not of the host."""
+        """Interpret a captured function, and report host calls that a replay would not repeat."""
         name = args[0].name_hint
         for captured in self._module.statements(name).body.steps:
             is_packed = captured.kind == CALL_PACKED
@@ -482,23 +483,23 @@ _PACKED: dict[str, _Handler] = {
 
 
 def _fields(argument: Argument) -> tuple[Argument, ...]:
-    """Return the fields of a tuple of arguments; another argument counts as its only field."""
+    """Return the fields of a tuple argument; any other argument as a tuple of one field."""
     return argument if type(argument) is tuple else (argument,)
 
 
 def _operands(call: KnownCall, names: tuple[str, ...], values: list[Value]) -> Iterator[Memory]:
-    """Yield the memory that the arguments of some parameters reach."""
+    """Yield all memory that may be reached from the arguments for the named parameters."""
     return objects(tuple(values[index] for index in call.positions(*names)))
 
 
 def _parameter(name: str, ty: Any) -> Value:
-    """Return the value of a parameter: external memory."""
+    """Return the value of a parameter, whose memory is external to the function."""
     if isinstance(ty, relax.TupleType):
         return tuple(_parameter(f"{name}[{i}]", field) for i, field in enumerate(ty.fields))
     if isinstance(ty, (relax.ShapeType, tvm.ir.PrimType, relax.FuncType)):
         return NOTHING
     storage = Storage(name, None, external=True)
-    # A value that is no tensor may be a storage, or any other object that reaches memory.
+    # A value that is not a tensor may be a storage, or another object that refers to memory.
     return frozenset({Buffer(name, storage) if isinstance(ty, relax.TensorType) else storage})
 
 
@@ -513,14 +514,17 @@ def _fresh(ty: Any, step: Statement) -> Value:
 
 
 def _reaches_no_memory(ty: Any) -> bool:
-    """Return whether no value of a type reaches memory."""
+    """Return whether values of a type can never refer to memory."""
     if isinstance(ty, relax.TupleType):
         return not len(ty.fields)
     return isinstance(ty, (relax.ShapeType, tvm.ir.PrimType))
 
 
 def _renamed(leaf: Leaf, state: MemoryState) -> Leaf:
-    """Return the result of a branch as new buffers, which keep what that branch knows of them."""
+    """Return the result of a branch with every buffer replaced by a copy.
+
+    In the state of the branch, a copy is valid, or lost, if the original is.
+    """
     renamed: list[Memory] = []
     for memory in leaf:
         if isinstance(memory, Buffer):
@@ -552,7 +556,10 @@ def _merge(
     of_then: Callable[[Leaf], Leaf],
     of_else: Callable[[Leaf], Leaf],
 ) -> Value:
-    """Return the value that is either of two, each changed by its function where they differ."""
+    """Return a value that stands for either of two, which are the results of two branches.
+
+    Where the two differ, `of_then` and `of_else` are applied to them, and the results are united.
+    """
     if (
         isinstance(then_value, tuple)
         and isinstance(else_value, tuple)

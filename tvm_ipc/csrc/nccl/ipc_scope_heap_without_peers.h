@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file device_heap.h
+ * \file ipc_scope_heap_without_peers.h
  * \brief The heap of the scope "ipc_memory" for the backend nccl: device memory that no peer maps.
  */
-#ifndef TVM_IPC_NCCL_DEVICE_HEAP_H_
-#define TVM_IPC_NCCL_DEVICE_HEAP_H_
+#ifndef TVM_IPC_NCCL_IPC_SCOPE_HEAP_WITHOUT_PEERS_H_
+#define TVM_IPC_NCCL_IPC_SCOPE_HEAP_WITHOUT_PEERS_H_
 
 #include <memory>
 #include <mutex>
@@ -56,4 +56,4 @@ class DeviceHeap final : public Heap {
 };
 
 }  // namespace tvm_ipc::nccl
-#endif  // TVM_IPC_NCCL_DEVICE_HEAP_H_
+#endif  // TVM_IPC_NCCL_IPC_SCOPE_HEAP_WITHOUT_PEERS_H_

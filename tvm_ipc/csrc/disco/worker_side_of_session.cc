@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file worker_functions.cc */
-#include "disco/worker_functions.h"
+/*! \file worker_side_of_session.cc */
+#include "disco/worker_side_of_session.h"
 
 #include <fcntl.h>
 #include <sched.h>

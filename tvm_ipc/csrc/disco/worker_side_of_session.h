@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file worker_functions.h
+ * \file worker_side_of_session.h
  * \brief The worker's functions: they join a session, run commands, report errors and move values.
  *        The controller's side is in controller_functions.h.
  */
-#ifndef TVM_IPC_DISCO_WORKER_FUNCTIONS_H_
-#define TVM_IPC_DISCO_WORKER_FUNCTIONS_H_
+#ifndef TVM_IPC_DISCO_WORKER_SIDE_OF_SESSION_H_
+#define TVM_IPC_DISCO_WORKER_SIDE_OF_SESSION_H_
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
@@ -103,4 +103,4 @@ uint32_t TeamCopy(int64_t copy);
 Rank& RequireRank();
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_DISCO_WORKER_FUNCTIONS_H_
+#endif  // TVM_IPC_DISCO_WORKER_SIDE_OF_SESSION_H_

@@ -15,7 +15,7 @@ _get = tvm_ffi.get_global_func
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
-@tvm_ffi.register_global_func("tvm_ipc.tools.doctor.node_latency", override=True)  # type: ignore[untyped-decorator]
+@tvm_ffi.register_global_func("tvm_ipc.tools.doctor.probes_run_in_workers", override=True)  # type: ignore[untyped-decorator]
 def ping(peer: int, size: int, rounds: int) -> Any:
     """Send bytes from worker 0 to a peer and back; return the seconds of each round trip."""
     rank = _get("runtime.disco.worker_rank")()

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file device_heap.cc */
-#include "nccl/device_heap.h"
+/*! \file ipc_scope_heap_without_peers.cc */
+#include "nccl/ipc_scope_heap_without_peers.h"
 
 #include <algorithm>
 #include <thread>
