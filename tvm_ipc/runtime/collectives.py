@@ -169,7 +169,7 @@ class Collectives:
             target = call(allocate, scope.id, *args)
         else:
             target = allocate(*args)
-        known = source.known_tensor() if isinstance(source, DRef) else None
+        known = source._known_tensor() if isinstance(source, DRef) else None
         if known is not None and not parts:
             target._tensor = self._result_tensor(name, known, scope, root)
         return source, target

@@ -100,7 +100,7 @@ class DRef(_Remote, disco.DRef):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         """Return shape, type and workers as far as the session knows them; asks no worker."""
-        tensor = self.known_tensor()
+        tensor = self._known_tensor()
         if tensor is None:
             return super().__repr__()
         return (
@@ -110,7 +110,7 @@ class DRef(_Remote, disco.DRef):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
         """Return the shape, type and workers as a table, for notebooks."""
-        tensor = self.known_tensor()
+        tensor = self._known_tensor()
         rows: list[tuple[str, object]] = [("session", repr(self.session))]
         if tensor is not None:
             rows = [
@@ -121,7 +121,7 @@ class DRef(_Remote, disco.DRef):  # type: ignore[misc]
             ]
         return html_table("DRef: a tensor" if tensor is not None else "DRef: a value", (), rows)
 
-    def known_tensor(self) -> RemoteTensor | None:
+    def _known_tensor(self) -> RemoteTensor | None:
         """Return shape, type and workers if the controller knows them."""
         return getattr(self, "_tensor", None)
 
