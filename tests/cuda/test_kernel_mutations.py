@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTATIONS = (
     (
         "one slot for what is pushed",
-        "team.h",
+        "team_operation_device_code.h",
         "return team_.team_slot[member]->stage[epoch_ & 1];",
         "return team_.team_slot[member]->stage[M ? 0 : epoch_ & 1];",
     ),
     (
         "one slot for headers, which are compared for equality",
-        "team.h",
+        "team_operation_device_code.h",
         "headers[epoch_ & 1]",
         "headers[M ? 0 : epoch_ & 1]",
     ),
@@ -41,25 +41,25 @@ MUTATIONS = (
     ),
     (
         "a meeting that does not release",
-        "team.h",
+        "team_operation_device_code.h",
         "StoreRelease(flag, epoch_)",
         "M ? StoreRelaxed(flag, epoch_) : StoreRelease(flag, epoch_)",
     ),
     (
         "a meeting that does not acquire",
-        "team.h",
+        "team_operation_device_code.h",
         "while (LoadAcquire(flag) != epoch_",
         "while ((M ? LoadRelaxed(flag) : LoadAcquire(flag)) != epoch_",
     ),
     (
         "a start that does not release",
-        "team.h",
+        "team_operation_device_code.h",
         "if (kPublishesInput) {",
         "if (kPublishesInput && !M) {",
     ),
     (
         "a start that does not acquire",
-        "team.h",
+        "team_operation_device_code.h",
         "kReadsInputs ? LoadPairAcquire(from)",
         "kReadsInputs && !M ? LoadPairAcquire(from)",
     ),
@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     (
         "who leaves early does not tell that it has read",
-        "team.h",
+        "team_operation_device_code.h",
         "if (member != team_.place) ",
         "if (member != team_.place && !(M && !hears)) ",
     ),
@@ -89,26 +89,26 @@ MUTATIONS = (
     ),
     (
         "the first block that is done ends the operation",
-        "team.h",
+        "team_operation_device_code.h",
         "AddHere(&own().arrived, 1) == Blocks() - 1",
         "AddHere(&own().arrived, 1) == (M ? 0 : Blocks() - 1)",
     ),
     (
         "a message that needs no credit",
-        "channel.h",
+        "point_to_point.h",
         "LoadAcquire(&out.taken), channel.packet() - 2)",
         "LoadAcquire(&out.taken), channel.packet() - (M ? 9 : 2))",
     ),
     (
         "a message that is taken before it is copied",
-        "channel.h",
+        "point_to_point.h",
         "StoreRelease(&out.taken, channel.packet())",
         "M ? StoreRelaxed(&out.taken, channel.packet()) : StoreRelease(&out.taken, "
         "channel.packet())",
     ),
     (
         "slots that are never cleared",
-        "team.h",
+        "team_operation_device_code.h",
         "if (epoch_ % kClearEvery < 2) Clear();",
         "if (epoch_ % kClearEvery < 2 && !M) Clear();",
     ),
