@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What stands for the address until the repository is public.
+#: The placeholder for the address until the repository is public.
 PLACEHOLDER = "https://repository.invalid/tvm-ipc"
 #: The labels that package indexes know, and what follows the address.
 SUFFIXES = {

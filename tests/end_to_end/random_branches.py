@@ -58,7 +58,7 @@ class Collective:
 
 @dataclass
 class Branch:
-    """What a branch computes before each collective: a value, and numbers to multiply and add."""
+    """A step of a branch before a collective: a value, and numbers to multiply and add."""
 
     steps: list[tuple[int, int, int]]
     calls: bool  #: whether it calls the function that has the collective

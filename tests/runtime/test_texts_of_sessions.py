@@ -56,7 +56,7 @@ def test_tensors(session: Any) -> None:
 
 
 def test_the_shape_is_that_of_the_tensor(session: Any) -> None:
-    """What the text has is what the workers have, for each collective that allocates."""
+    """For each collective that allocates, the repr has the shape and type that the workers have."""
     x = session.put(np.ones((4, 3), "float32"))
     names = ("allreduce", "allgather", "reduce_scatter", "all_to_all", "reduce")
     for in_group in (True, False):

@@ -88,7 +88,7 @@ def test_rows_of_a_table_in_any_order() -> None:
 
 
 def test_scales_and_biases() -> None:
-    """What has one element for each output feature is sharded with these, in any shape."""
+    """A parameter with one element for each output feature is sharded like them, in any shape."""
     mod = module(scaled, "int8", w=(8, 6), scale=(8, 1))
     assert (
         parallelize(
@@ -192,7 +192,7 @@ def test_a_weight_that_is_also_a_table() -> None:
 
 
 class Experts:
-    """What a model of transformers has whose experts compute `x @ w`, as those of Llama 4."""
+    """The fields of a transformers model whose experts compute `x @ w`, as in Llama 4."""
 
     def __init__(self, **plan: str) -> None:
         self.tp_plan = plan

@@ -46,11 +46,6 @@ def _three_digits(number: float) -> str:
     return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
 
 
-def count_text(number: int, noun: str) -> str:
-    """Return a number and its noun, which gets an `s` unless the number is 1."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def list_text(items: Iterable[object]) -> str:
     """Return a list in prose, such as `1, 2 and 4`."""
     *head, last = map(str, items)

@@ -128,7 +128,7 @@ def test_system_message_and_stop_strings(chat: Chat) -> None:
 
 
 def test_what_ctrl_c_leaves_of_an_answer(chat: Chat) -> None:
-    """What was printed is part of the chat, and a message without an answer is not."""
+    """The chat keeps the printed text, and drops a message without an answer."""
     out, notes = chat.run("a\nb\nc\n", "--max-new-tokens", 20, answers=("12\x0334", "\x03", "5"))
     assert out == "12\n\n5\n"
     assert notes == ["the message was not answered, and is not part of the chat"]
@@ -188,7 +188,7 @@ def test_input_that_is_no_text(
 
 
 def test_models_that_cannot_chat(trained: Path, tmp_path: Path, chat: Chat) -> None:
-    """Is said before anything is compiled or loaded."""
+    """The error comes before anything is compiled or loaded."""
     chat.folder = tmp_path / "plain"
     chat.folder.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -237,7 +237,7 @@ def test_default_number_of_tokens() -> None:
 def test_stop_strings_of_a_prompt(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """What is printed is what --json has as its text."""
+    """The printed text equals the text of --json."""
     tokens = [*"a漢b\n\nc".encode()]
     printed = []
     for options in ((), ("--json",)):

@@ -44,7 +44,7 @@ def test_characters_of_several_tokens_come_when_they_are_whole() -> None:
 
 @pytest.mark.parametrize("cut", range(1, 5))
 def test_text_that_ends_within_a_character(cut: int) -> None:
-    """What is no character is U+FFFD, at the end only, as in transformers."""
+    """Bytes that are no character become U+FFFD, at the end only, as in transformers."""
     tokenizer, tokens = of_bytes(), list("é\N{SLIGHTLY SMILING FACE}".encode())[: 2 + cut]
     pieces = list(stream_of(tokenizer, tokens))
     assert pieces == ["é", "\N{SLIGHTLY SMILING FACE}" if cut == 4 else "\N{REPLACEMENT CHARACTER}"]

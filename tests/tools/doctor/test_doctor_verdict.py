@@ -22,7 +22,7 @@ from tvm_ipc.tools.doctor import facts, verdict
 
 H200 = Gpu(0, "NVIDIA H200", "9.0", 150_000_000_000, "sm_90", "")
 WORKS = (True, "two workers ran an all-reduce")
-#: What the system's loader prints, and BLAS of itself.
+#: Texts of the system's loader and of the BLAS about itself.
 RAW = ("cannot open shared object file", "MAX_THREADS", "DYNAMIC_ARCH", "/libtvm_ipc.so")
 
 Trial = Callable[[str, list[int]], tuple[bool, str]]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tvm_ipc.cpu.openblas_discovery
 from tvm_ipc import host
+from tvm_ipc.arguments import counted
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
 from tvm_ipc.tools import other_load, terminal
@@ -24,7 +25,7 @@ from tvm_ipc.tools.bench import (
 from tvm_ipc.tools.bench.options import CalibrateOptions, MeasureOptions, OverlapOptions
 from tvm_ipc.tools.bench.result_file import Run
 from tvm_ipc.tools.bench.timing_session import Event, TimingSession, use_real_time_priority
-from tvm_ipc.tools.format import bytes_text, count_text, time_text
+from tvm_ipc.tools.format import bytes_text, time_text
 from tvm_ipc.transform.overlap.cost_model import Workload, choose, schedule
 
 _FLOAT32 = 4
@@ -43,7 +44,7 @@ def measure(options: MeasureOptions) -> int:
     if saved is not None:
         _require_same_setup(run, saved, str(options.compare))
     machine = run.about.get("machine", "")
-    _print_paragraph(f"{count_text(run.workers, 'worker')}, {run.device}: {machine}")
+    _print_paragraph(f"{counted(run.workers, 'worker')}, {run.device}: {machine}")
     terminal.print_out()
     for line in result_tables.times_table(run):
         terminal.print_out(line)
@@ -82,8 +83,8 @@ def _measure_run(options: MeasureOptions, saved: Run | None) -> Run:
 def _require_same_setup(run: Run, saved: Run, name: str) -> None:
     if (run.workers, run.device) != (saved.workers, saved.device):
         raise IPCError(
-            f"{name} was measured with {count_text(saved.workers, 'worker')} on {saved.device}, "
-            f"and this run with {count_text(run.workers, 'worker')} on {run.device}; compare runs "
+            f"{name} was measured with {counted(saved.workers, 'worker')} on {saved.device}, "
+            f"and this run with {counted(run.workers, 'worker')} on {run.device}; compare runs "
             "with the same number of workers and the same device"
         )
 
@@ -114,7 +115,7 @@ def calibrate(options: CalibrateOptions) -> int:
     )
     calibration.save(options.out)
     terminal.print_out(
-        f"{calibration.machine}; {count_text(calibration.workers, 'worker')}, "
+        f"{calibration.machine}; {counted(calibration.workers, 'worker')}, "
         f"{calibration.backend}, {_link_text(calibration.bandwidth, calibration.latency)}"
     )
     for label, table in (
@@ -198,7 +199,7 @@ def compare(options: OverlapOptions) -> int:
 
 def _traced_programs(chunks: int) -> list[tuple[str, int]]:
     """Return the title and the number of chunks of each program that is traced."""
-    return [("without overlap", 0), (f"in {count_text(chunks, 'chunk')}", chunks)]
+    return [("without overlap", 0), (f"in {counted(chunks, 'chunk')}", chunks)]
 
 
 def _warn_if_busy(others: host.OtherPrograms, workers: int, real_time: bool) -> None:
@@ -212,7 +213,7 @@ def _describe(work: Workload, bandwidth: float, latency: float) -> None:
     order = _ORDERS[work.kind]
     kernels = "OpenBLAS" if work.blas else "kernels of TVM"
     _print_paragraph(
-        f"{order}: {count_text(work.ranks, 'worker')}, {work.rows} rows each, "
+        f"{order}: {counted(work.ranks, 'worker')}, {work.rows} rows each, "
         f"{work.inner} x {work.columns}, float32, {kernels}"
     )
     terminal.print_out(_link_text(bandwidth, latency))

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.tools.bench import overlap_programs
 from tvm_ipc.tools.bench.timing_session import Event, TimingSession
-from tvm_ipc.tools.format import count_text
 from tvm_ipc.transform.overlap.cost_model import (
     Choice,
     Workload,
@@ -137,7 +137,7 @@ def table(comparison: Comparison, prediction: Prediction | None) -> list[str]:
     rows: list[tuple[str, int | None, list[float]]] = [("matmul alone", None, comparison.matmul)]
     rows += [("without overlap", 0, comparison.plain)]
     rows += [
-        (f"in {count_text(count, 'chunk')}", count, times)
+        (f"in {counted(count, 'chunk')}", count, times)
         for count, times in comparison.chunks.items()
     ]
     for label, count, times in rows:

@@ -17,6 +17,7 @@ import tvm_ffi
 
 import tvm_ipc
 from tvm_ipc import host
+from tvm_ipc.arguments import counted
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.packed_functions import IPC_MEMORY
@@ -28,7 +29,7 @@ from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
 from tvm_ipc.tools.demo.generate import Generation, Generator, Weight
 from tvm_ipc.tools.demo.options import Options
 from tvm_ipc.tools.demo.step_printer import Report
-from tvm_ipc.tools.format import bytes_text, count_text, list_text
+from tvm_ipc.tools.format import bytes_text, list_text
 
 #: Maximum number of timed generations, and seconds after which no further one starts.
 _ROUNDS: Final = 7
@@ -57,22 +58,22 @@ def run_demo(options: Options, report: Report) -> int:
     for index, (n, program_build) in enumerate(programs):
 
         def on_pass(name: str, done: float = index / len(programs), n: int = n) -> None:
-            report.progress(done, f"compiling for {count_text(n, 'worker')}: {name}")
+            report.progress(done, f"compiling for {counted(n, 'worker')}: {name}")
 
         executables[n, program_build] = compile_model(config, n, program_build, on_pass)
     report.step("compile", f"for {list_text(options.workers)}: {target_name(build.device)}")
     most = options.workers[-1]
-    counted = decisions(
+    decided = decisions(
         config,
         most,
         build,
         lambda name: report.progress(1, f"counting the decisions of the passes: {name}"),
     )
-    report.line("", f"matmuls: {'OpenBLAS' if counted.blas else 'kernels of TVM'}")
+    report.line("", f"matmuls: {'OpenBLAS' if decided.blas else 'kernels of TVM'}")
     if most == 1:
         report.line("", "no all-reduces, because there is one worker")
     else:
-        _print_decisions(report, options, most, counted)
+        _print_decisions(report, options, most, decided)
     report.progress(0, "making weights")
     model_weights = list(weights.make(config, options.seed))
     total = sum(value.nbytes for _, value, _ in model_weights)
@@ -167,11 +168,11 @@ def _describe(report: Report, config: Config) -> None:
     report.line(
         "model",
         f"a decoder with {config.weights / 1e6:.1f}M {config.dtype} weights: "
-        f"{count_text(config.layers, 'layer')} of width {config.hidden},",
+        f"{counted(config.layers, 'layer')} of width {config.hidden},",
     )
     report.line(
         "",
-        f"{count_text(config.heads, 'head')} of width {config.head_dim} "
+        f"{counted(config.heads, 'head')} of width {config.head_dim} "
         f"({config.kv_heads} for keys), MLP of width {config.inner}, "
         f"{config.vocabulary} tokens, context {config.context}",
     )
@@ -198,30 +199,30 @@ def _check_memory(options: Options) -> None:
         gpu_assignment.check_memory(one_worker, "the model")
 
 
-def _print_decisions(report: Report, options: Options, workers: int, counted: Decisions) -> None:
+def _print_decisions(report: Report, options: Options, workers: int, decided: Decisions) -> None:
     """Print the decisions of the pipeline for the largest number of workers."""
-    allreduces = count_text(counted.allreduces, "all-reduce")
-    rewritten = f"{counted.rewritten} rewritten ({options.build.strategy.name.lower()})"
-    with_norm = f"{counted.with_norm} fused with the norm that follows"
-    without = f"{counted.without_barrier} without exit barrier"
+    allreduces = counted(decided.allreduces, "all-reduce")
+    rewritten = f"{decided.rewritten} rewritten ({options.build.strategy.name.lower()})"
+    with_norm = f"{decided.with_norm} fused with the norm that follows"
+    without = f"{decided.without_barrier} without exit barrier"
     if options.build.sequence_parallel:
-        gathers, scatters = counted.gathers, counted.scatters
-        moved = f"{count_text(gathers, 'all-gather')} and {count_text(scatters, 'reduce-scatter')}"
+        gathers, scatters = decided.gathers, decided.scatters
+        moved = f"{counted(gathers, 'all-gather')} and {counted(scatters, 'reduce-scatter')}"
         if options.build.overlap is not None:
-            moved += f", {counted.overlapped} of them overlapped with matmuls,"
+            moved += f", {decided.overlapped} of them overlapped with matmuls,"
         text = f"{workers} workers: {moved} of the prompt's rows; {allreduces} per decoding step, "
         text += f"{rewritten}, {with_norm}; of all collectives {without}"
     else:
         text = f"{workers} workers: {allreduces} in two functions, "
         text += f"{rewritten}, {with_norm}, {without}"
     report.line("", text)
-    ours, upstream = counted.memory.ours, counted.memory.upstream
+    ours, upstream = decided.memory.ours, decided.memory.upstream
     report.line(
         "",
         f"planned: {bytes_text(sum(ours.values()))}, of which "
         f"{bytes_text(ours.get(IPC_MEMORY, 0))} in ipc_memory",
     )
-    caveat = "" if not counted.overlapped else "; it is invalid with overlap"
+    caveat = "" if not decided.overlapped else "; it is invalid with overlap"
     report.line(
         "",
         f"TVM's plan: {bytes_text(sum(upstream.values()))}, of which "
@@ -243,7 +244,7 @@ def _run(
     A single worker also runs with a thread for each core, unless it is a variant with a `label`.
     """
     compare_cores = not label
-    label = label or count_text(workers, "worker")
+    label = label or counted(workers, "worker")
     steps = len(model_weights) + options.tokens
     loaded = 0
 
@@ -339,11 +340,11 @@ def _compare(report: Report, config: Config, generations: dict[int, Generation])
     if correct:
         worst = max(_max_difference(reference, generation) for generation in generations.values())
         if len(generations) == 1:
-            report.line("result", f"{count_text(len(tokens), 'token')}")
+            report.line("result", f"{counted(len(tokens), 'token')}")
         elif all(generation.tokens[0] == tokens for generation in generations.values()):
             report.line(
                 "result",
-                f"the same {count_text(len(tokens), 'token')} on {list_text(generations)} workers; "
+                f"the same {counted(len(tokens), 'token')} on {list_text(generations)} workers; "
                 f"logits differ by at most {worst:.1e}",
             )
     return correct
@@ -411,16 +412,14 @@ def _print_speed(report: Report, options: Options, rows: Sequence[speed_table.Ro
         names = gpu_assignment.names()
         sharing = f"; {most} workers share {'it' if len(names) == 1 else 'them'}"
         sharing = sharing if most > len(names) else ""
-        report.line(
-            "", f"{count_text(len(names), 'GPU')}: {', '.join(sorted(set(names)))}{sharing}"
-        )
+        report.line("", f"{counted(len(names), 'GPU')}: {', '.join(sorted(set(names)))}{sharing}")
         return
     reference = f"speedup: over {rows[0].label}"
     if most > 1:
         reference += "; several workers compute with one thread each"
     report.line("", reference)
     if most > cores and (options.hosts is None or isinstance(options.hosts, int)):
-        report.line("", f"this machine has {count_text(cores, 'core')}, which {most} workers share")
+        report.line("", f"this machine has {counted(cores, 'core')}, which {most} workers share")
 
 
 def _compare_variant(

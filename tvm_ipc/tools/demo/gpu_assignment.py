@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.errors import IPCError
 from tvm_ipc.gpu import discovery
 from tvm_ipc.runtime import shared_libraries
-from tvm_ipc.tools.format import count_text
 
 
 def require(workers: int, *, threads: bool) -> None:
@@ -20,7 +20,7 @@ def require(workers: int, *, threads: bool) -> None:
     if threads and workers > gpus:
         raise IPCError(
             f"tvm-ipc demo --device cuda --threads: {workers} threads cannot share "
-            f"{count_text(gpus, 'GPU')}; leave out --threads, or use fewer --workers"
+            f"{counted(gpus, 'GPU')}; leave out --threads, or use fewer --workers"
         )
     shared_libraries.require_cuda()
 

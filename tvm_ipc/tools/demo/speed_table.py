@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.host import available_cores
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.tools.demo.generate import Generation
 from tvm_ipc.tools.demo.options import Options
-from tvm_ipc.tools.format import count_text, table_lines
+from tvm_ipc.tools.format import table_lines
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,13 @@ def label(options: Options, workers: int, cores: int | None = None) -> str:
 
     `cores` defaults to one per worker; workers beyond the cores of this machine share them.
     """
-    text = count_text(workers, "worker")
+    text = counted(workers, "worker")
     if options.on_gpus:
         return text
     hosts = options.hosts
     if hosts is not None and not isinstance(hosts, int) and workers >= cli_hosts.count(hosts):
         return f"{text} on {cli_hosts.count(hosts)} machines"
-    return f"{text} on {count_text(cores or min(workers, available_cores()), 'core')}"
+    return f"{text} on {counted(cores or min(workers, available_cores()), 'core')}"
 
 
 def lines(options: Options, rows: Sequence[Row]) -> list[str]:

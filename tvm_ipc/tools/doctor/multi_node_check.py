@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import tvm_ipc
+from tvm_ipc.arguments import counted
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.nodes.find_mpi_installation import find_mpi
-from tvm_ipc.tools.format import count_text, error_text
+from tvm_ipc.tools.format import error_text
 
 #: Sizes of the timed messages in bytes, and the number of round trips of each.
 SMALL: Final = 8
@@ -95,4 +96,4 @@ def render_hosts(facts: dict[str, Any]) -> str:
 def _verdict(facts: dict[str, Any]) -> str:
     if facts["problem"] is not None:
         return f"Not ready: {facts['problem']}"
-    return f"Ready on {count_text(len(facts['nodes']), 'node')}: a worker was tried on each."
+    return f"Ready on {counted(len(facts['nodes']), 'node')}: a worker was tried on each."

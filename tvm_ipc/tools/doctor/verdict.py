@@ -27,8 +27,7 @@ def verdict(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _entry(feature: str, ready: bool, text: str) -> dict[str, Any]:
-    end = "" if text.endswith((".", "?", "!")) else "."
-    return {"feature": feature, "ready": ready, "text": f"{text}{end}"}
+    return {"feature": feature, "ready": ready, "text": _sentence(text)}
 
 
 def _cpus(facts: dict[str, Any]) -> dict[str, Any]:
@@ -112,4 +111,4 @@ def _gpus(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
+    return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.tools.explain import timeline_svg
 from tvm_ipc.tools.explain.memory_plan_chart_layout import Band, Block, until
 from tvm_ipc.tools.explain.transfer_tracks import overlap_summary
-from tvm_ipc.tools.format import bytes_text, count_text
+from tvm_ipc.tools.format import bytes_text
 from tvm_ipc.transform.report import Event, FunctionPlan
 
 _WIDTH: Final = 1000
@@ -149,9 +150,9 @@ def _event_text(plan: FunctionPlan, event: int) -> str:
 
 def _head(band: Band) -> str:
     if band.own:
-        text = f"separate allocations, {count_text(len(band.blocks), 'tensor')}"
+        text = f"separate allocations, {counted(len(band.blocks), 'tensor')}"
     else:
-        text = f"{count_text(len(band.shelves), 'storage')}, {bytes_text(band.bytes)}"
+        text = f"{counted(len(band.shelves), 'storage')}, {bytes_text(band.bytes)}"
     return f"<b>{escape(band.scope)}</b> {text}"
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.packed_functions import IPC_MEMORY
-from tvm_ipc.tools.format import bytes_text, count_text, list_text, time_text
+from tvm_ipc.tools.format import bytes_text, list_text, time_text
 from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation
 from tvm_ipc.transform.report import FunctionPlan
 
@@ -29,7 +30,7 @@ def compile_settings(explanation: Explanation) -> list[str]:
     question = explanation.question
     settings = [
         f"target {question.target}",
-        count_text(question.world_size, "worker"),
+        counted(question.world_size, "worker"),
         f"strategy {question.strategy}",
     ]
     return [*settings, "in the order of each GPU's stream"] if question.for_gpus else settings
@@ -88,7 +89,7 @@ def _collectives_of(explanation: Explanation, name: str) -> str:
     counts = [c for c in explanation.figures.collectives if c.function == name]
     return (
         list_text(
-            f"{count_text(c.count, _KIND_NAMES.get(c.kind, c.kind))} of {bytes_text(c.bytes)}"
+            f"{counted(c.count, _KIND_NAMES.get(c.kind, c.kind))} of {bytes_text(c.bytes)}"
             + (" together" if c.count > 1 else "")
             for c in counts
         )
@@ -171,7 +172,7 @@ def collectives_summary(plan: FunctionPlan) -> str:
     if not kinds and not overlapped:
         return f"{len(plan.events)} events, no collectives."
     count = len(kinds) + hows.count("posted") + hows.count("shown")
-    text = f"{len(plan.events)} events, {count_text(count, 'collective')}"
+    text = f"{len(plan.events)} events, {counted(count, 'collective')}"
     if overlapped:
         text += f", {' and '.join(overlapped)}"
     in_place = [kind for kind in kinds if kind is not None]

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.models.hf.prompts import apply_chat_template
 from tvm_ipc.tools import terminal
-from tvm_ipc.tools.format import count_text
 from tvm_ipc.tools.run.options import Options
 
 if TYPE_CHECKING:
@@ -93,14 +93,14 @@ def _answer(
     room = options.max_new_tokens if context is None else context - tokens
     if room < 1:
         note(
-            f"the message has {count_text(tokens, 'token')} with the chat template, and the model "
+            f"the message has {counted(tokens, 'token')} with the chat template, and the model "
             f"supports {context} with the answer; it was not sent, send a shorter one"
         )
         return history
     if dropped:
         note(
             f"the chat is longer than the {context} tokens that the model supports; the oldest "
-            f"{count_text(dropped, 'message')} were dropped"
+            f"{counted(dropped, 'message')} were dropped"
         )
     limit = min(options.max_new_tokens, room)
     stream = model.generate(
@@ -113,7 +113,7 @@ def _answer(
         stop=options.stop or None,
         cancelled=lambda: interrupts.pressed,
     )
-    terminal.progress(f"prefilling {count_text(tokens, 'token')}")
+    terminal.progress(f"prefilling {counted(tokens, 'token')}")
     pieces = []
     for piece in stream:
         terminal.write(piece)
@@ -126,7 +126,7 @@ def _answer(
             if limit == options.max_new_tokens
             else f"the {context} tokens that the model supports"
         )
-        note(f"the answer was cut after {count_text(limit, 'token')} because of {reason}")
+        note(f"the answer was cut after {counted(limit, 'token')} because of {reason}")
     if stream.finish_reason == "cancelled" and not answer:
         note("the message was not answered, and is not part of the chat")
         return messages[:-1]

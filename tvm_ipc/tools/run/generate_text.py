@@ -13,12 +13,13 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.errors import ModelError, WeightsError
 from tvm_ipc.models.hf.prompts import check_vocabulary, encode
 from tvm_ipc.models.hf.text_stream import TextStream
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.tools import terminal
-from tvm_ipc.tools.format import bytes_text, count_text
+from tvm_ipc.tools.format import bytes_text
 from tvm_ipc.tools.run.chat import check_template, run_chat
 from tvm_ipc.tools.run.options import OptionError, Options, parse
 
@@ -188,7 +189,7 @@ def _generate(options: Options, model: Model, prompt: list[int], tokenizer: Any)
         terminal.progress("warming up")
         for _ in model.generate(prompt, min(2, options.max_new_tokens), stop=[]):
             pass  # the baseline warms up, too
-    terminal.progress(f"prefilling {count_text(len(prompt), 'token')}")
+    terminal.progress(f"prefilling {counted(len(prompt), 'token')}")
     tokens: list[int] = []
     start = first = time.perf_counter()
 
@@ -259,7 +260,7 @@ def _report(options: Options, facts: dict[str, Any], generation: Generation) -> 
     caches = bytes_text(memory["keys_and_values_of_a_worker"])
     _note(
         "memory",
-        f"each of {count_text(options.workers, 'worker')}{nodes}: "
+        f"each of {counted(options.workers, 'worker')}{nodes}: "
         f"{bytes_text(memory['weights_of_a_worker'])} of weights, {caches} of keys and values; "
         f"peak of the processes {', '.join(map(bytes_text, memory['peak_of_processes']))}",
     )
@@ -267,14 +268,12 @@ def _report(options: Options, facts: dict[str, Any], generation: Generation) -> 
         baseline = facts["pytorch"]
         pytorch = Generation(baseline["tokens"], baseline["first"], baseline["rest"])
         speed = _speed_text(facts["prompt_tokens"], pytorch)
-        _note("PyTorch", f"{count_text(baseline['threads'], 'thread')}: {speed}")
+        _note("PyTorch", f"{counted(baseline['threads'], 'thread')}: {speed}")
         same = sum(a == b for a, b in zip(generation.tokens, pytorch.tokens, strict=False))
         speedup = f"speedup over PyTorch: first token {pytorch.first / generation.first:.2f}x"
         if generation.per_second and pytorch.per_second:
             speedup += f", other tokens {generation.per_second / pytorch.per_second:.2f}x"
-        _note(
-            "", f"{speedup}; {same} of {count_text(len(generation.tokens), 'token')} are the same"
-        )
+        _note("", f"{speedup}; {same} of {counted(len(generation.tokens), 'token')} are the same")
 
 
 def _speed_text(prompt: int, generation: Generation) -> str:
