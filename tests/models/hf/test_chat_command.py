@@ -29,6 +29,8 @@ from tvm_ipc.models.hf.load_and_generate import Model
 
 CONTEXT = 120
 CTRL_C = 3
+#: What the command's notes on standard error begin with.
+LABELS = ("model ", "plan ", "chat ", "time ", "memory ", "PyTorch ")
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +88,12 @@ class Chat:
         out, err = self.capfd.readouterr()
         self.patch.setattr(Model, "generate", generate)
         assert ended == code, (out, err)
-        notes = [line.removeprefix("chat").strip() for line in err.splitlines()]
-        return out, notes[1:] if code == 0 else notes  # the first is about the model
+        if code != 0:
+            return out, err.splitlines()
+        # Libraries may write lines of their own, such as PyTorch's warnings.
+        notes = [line for line in err.splitlines() if line.startswith(LABELS)]
+        assert notes and notes[0].startswith("model "), err
+        return out, [line.removeprefix("chat").strip() for line in notes[1:]]
 
 
 @pytest.fixture
