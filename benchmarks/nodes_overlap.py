@@ -39,7 +39,7 @@ def inside(options: argparse.Namespace) -> None:
     """Measure from within the first node."""
     from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
     from tvm_ipc.packed_functions import CollectiveFlag, Team
-    from tvm_ipc.packed_functions.collectives import ALLGATHER
+    from tvm_ipc.packed_functions.collective_declarations import ALLGATHER
     from tvm_ipc.tools.bench import overlap, overlap_programs
     from tvm_ipc.tools.bench.timing_session import TimingSession
     from tvm_ipc.transform.overlap.cost_model import Workload

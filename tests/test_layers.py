@@ -25,7 +25,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "html_tables": (),
     "script_namespace": (),
     "lazy_exports": (),
-    "index_spans": (),
+    "array_parts_as_index_spans": (),
     "host": (),
     "pip_install_commands": (),
     "calibration": ("packed_functions", "errors", "arguments", "host"),
@@ -55,7 +55,7 @@ _PASSES = (
 )
 #: The parts of the core, and the other wings, that a wing may import; its README lists the wings.
 WINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "spmd": ((*_PASSES, "index_spans"), ()),
+    "spmd": ((*_PASSES, "array_parts_as_index_spans"), ()),
     "cpu": (_PASSES, ()),
     "gpu": ((*_PASSES, "pip_install_commands", "runtime"), ()),
     "nodes": (
@@ -63,7 +63,7 @@ WINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
     "models": (
-        (*_PASSES, "index_spans", "host", "pip_install_commands", "runtime"),
+        (*_PASSES, "array_parts_as_index_spans", "host", "pip_install_commands", "runtime"),
         ("cpu", "spmd", "pipeline"),
     ),
 }
@@ -78,7 +78,14 @@ ALLOWED = {
 }
 #: Parts that need no TVM.
 NO_TVM = {
-    *("packed_functions", "errors", "arguments", "index_spans", "host", "pip_install_commands"),
+    *(
+        "packed_functions",
+        "errors",
+        "arguments",
+        "array_parts_as_index_spans",
+        "host",
+        "pip_install_commands",
+    ),
     *("calibration", "script_namespace", "lazy_exports", "html_tables"),
 }
 #: The analyses that the verifier may import. Others are used by the planner, and a mistake in them
@@ -411,3 +418,18 @@ def test_checks_see_what_they_look_for() -> None:
     assert python_files()
     assert {native_folder(path) for path in native_files()} == {"", *NATIVE}
     assert list(includes('#include <x>\n# include "core/wait.h"')) == ["core/wait.h"]
+
+
+def test_tables_of_packages_list_their_modules() -> None:
+    """A table in the docstring of a package lists each module, under its name, in any order."""
+    tables = 0
+    for init in PACKAGE.rglob("__init__.py"):
+        text = ast.get_docstring(ast.parse(init.read_text())) or ""
+        listed = re.findall(r"^ {0,4}([a-z][a-z_0-9]*)(?: {2,}\S.*|)$", text, re.MULTILINE)
+        if len(listed) < 2:
+            continue
+        tables += 1
+        modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
+        modules |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        assert (init, sorted(listed)) == (init, sorted(modules))
+    assert tables > 5

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tvm_ipc.runtime.import_tvm_without_compiler import runtime_only
     from tvm_ipc.runtime.init_ccl import init_ccl
     from tvm_ipc.runtime.session import Session
-    from tvm_ipc.runtime.team_and_current_rank import CurrentRank, Team
+    from tvm_ipc.runtime.team_and_thread_rank import CurrentRank, Team
     from tvm_ipc.spmd import parallelize
 
     __version__: str
@@ -83,9 +83,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
         __name__,
         {
             "Calibration": "calibration",
-            "CurrentRank": "runtime.team_and_current_rank",
+            "CurrentRank": "runtime.team_and_thread_rank",
             "Session": "runtime.session",
-            "Team": "runtime.team_and_current_rank",
+            "Team": "runtime.team_and_thread_rank",
             "cpu_target": "cpu.target",
             "get_pipeline": "pipeline",
             "init_ccl": "runtime.init_ccl",

@@ -8,6 +8,10 @@ import os
 import platform
 import time
 from pathlib import Path
+from typing import Final
+
+#: Cores that other programs may keep busy without a warning.
+_TOLERATED: Final = 0.3
 
 
 def cpu_model() -> str | None:
@@ -57,6 +61,22 @@ class OtherPrograms:
         """Return how many cores they kept busy on average; 0 if the system does not report it."""
         seconds = time.monotonic() - self._begin
         return max(0.0, _busy_seconds() - self._busy_at_begin) / seconds if seconds > 0 else 0.0
+
+    def warning(self, used: int, remedy: str) -> str | None:
+        """Return a sentence if other programs kept cores busy that a command used; None if not.
+
+        Parameters
+        ----------
+        used : number of cores that the command used.
+        remedy : what to do about it.
+        """
+        cores, busy = available_cores(), self.cores()
+        if busy <= max(0, cores - used) + _TOLERATED:
+            return None
+        return (
+            f"Other programs kept {busy:.1f} of {cores} cores busy meanwhile, so the times are not "
+            f"reliable; {remedy}."
+        )
 
 
 def _busy_seconds() -> float:

@@ -52,7 +52,7 @@ from tvm_ipc.cpu import openblas_discovery as blas_library
 from tvm_ipc.errors import TransformError
 from tvm_ipc.gpu import RewriteCUDAGraph
 from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS, AllReduceStrategy, backends_of
-from tvm_ipc.packed_functions.programs import KERNEL_ALIGNMENT, RUN_BY
+from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT, RUN_BY
 from tvm_ipc.runtime import config
 from tvm_ipc.spmd import LowerPlacements
 from tvm_ipc.transform import (

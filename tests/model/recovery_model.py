@@ -3,7 +3,7 @@
 
 Mirrors disco/worker_side_of_session.cc `Guard` and disco/error_reports.cc `ReportError`, rank.cc
 `FailSession`, `Abort` and `CheckSession`, wait.cc `WaitFor` (reached comes before aborted),
-session_worker_supervisor.cc `WaitDone` and `Recover`. One rank may
+session_server.cc `WaitDone` and `Recover`. One rank may
 fail before any of its steps; the others are stopped in their next wait. When all have passed the
 ticket the controller clears the seats and the abort and counts a generation; a rank that sees a
 new generation starts at step 0. The collective after that must be right.

@@ -2,7 +2,7 @@
 """The step that collectives are made of, and the ways to do an all-reduce with it.
 
 Mirrors, by function (csrc): core/team_barrier.cc `Meeting::Enter` (publish, and wait for every
-peer), shm/team.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity),
+peer), shm/team_operation.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity),
 shared_memory_layout.h `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`,
 `Relayed`, internode_collectives.cc `Run`, which is eager, or direct.
 

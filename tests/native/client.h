@@ -18,7 +18,7 @@
 
 #include "backends.h"
 #include "core/frame.h"
-#include "core/session_worker_supervisor.h"
+#include "core/session_server.h"
 #include "core/worker_handshake.h"
 #include "expect.h"
 

@@ -24,7 +24,7 @@
 
 #include "client.h"
 #include "core/rank.h"
-#include "core/session_worker_supervisor.h"
+#include "core/session_server.h"
 #include "core/worker_handshake.h"
 #include "ranks.h"
 

@@ -225,7 +225,7 @@ FAULTS = [
     ),
     Fault(
         "one staging buffer instead of two",
-        "shm/team.h",
+        "shm/team_operation.h",
         "(2 * guard_.barrier.slot_index(index) + (step & 1)) * kStageBytes",
         "(2 * guard_.barrier.slot_index(index) + (step & 0)) * kStageBytes",
         STRESS,
@@ -738,21 +738,21 @@ FAULTS = [
     ),
     Fault(
         "a link that is silent lives on",
-        "core/internode_control_link.cc",
+        "core/internode_session_server_link.cc",
         "if (silence_counts_ && now - received_at_ > times_.silence) {",
         "if (now < received_at_) {",
         "nodes",
     ),
     Fault(
         "a controller that its user stops is lost",
-        "core/internode_control_link.cc",
+        "core/internode_session_server_link.cc",
         "watched_by_kernel_ = late && tcp == 0;",
         "watched_by_kernel_ = late && tcp > 0;",
         "nodes",
     ),
     Fault(
         "what is urgent waits for what is large",
-        "core/internode_control_link.cc",
+        "core/internode_session_server_link.cc",
         "urgent_.empty() ? ordered_ : urgent_",
         "ordered_.empty() ? urgent_ : ordered_",
         "nodes",

@@ -4,8 +4,8 @@
  * \brief What the table of backends wants of those for GPUs, where nothing runs on them: tests with
  *        a sanitizer, for which they would take long to compile.
  */
-#include "cuda/backend.h"
-#include "nccl/backend.h"
+#include "cuda/backend_factory.h"
+#include "nccl/backend_factory.h"
 
 namespace tvm_ipc {
 namespace {

@@ -23,7 +23,7 @@
 
 #include "backends.h"
 #include "core/rank.h"
-#include "core/session_worker_supervisor.h"
+#include "core/session_server.h"
 #include "core/worker_handshake.h"
 #include "shm/collectives.h"
 

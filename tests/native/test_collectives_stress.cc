@@ -17,7 +17,7 @@
  * ThreadSanitizer reports each of these within seconds:
  *   core/wait.cc    Publish stores relaxed; WaitFor loads relaxed
  *   core/team_barrier.cc  Enter publishes the step before it writes the descriptor
- *   shm/team.h      one staging buffer instead of two
+ *   shm/team_operation.h      one staging buffer instead of two
  *   shm/allreduce.cc   Direct without the exit step; shm/data_movement.cc, Run without it
  *   shm/point_to_point.cc  Send of an offset does not wait until it is taken
  * and the results are wrong without it, too, where Send fills a packet one too early.

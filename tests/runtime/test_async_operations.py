@@ -21,7 +21,7 @@ from tests.runtime.places import ON_GPUS
 from tvm_ipc.comm import KINDS
 from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
 from tvm_ipc.packed_functions import REDUCED_TYPES
-from tvm_ipc.packed_functions.programs import TEAM_INDEX
+from tvm_ipc.packed_functions.program_function_declarations import TEAM_INDEX
 
 ALLREDUCE, ALLGATHER = "tvm_ipc.allreduce", "tvm_ipc.allgather"
 OpenSession = Callable[..., tvm_ipc.Session]

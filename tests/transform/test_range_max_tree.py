@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from tvm_ipc.transform.memory_plan.exit_barrier_budget import _subtract
-from tvm_ipc.transform.memory_plan.range_max_tree import RangeMaxTree
+from tvm_ipc.transform.memory_plan.exit_barrier_budget import RangeMaxTree, _subtract
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -12,11 +12,11 @@ The independent verifier in `tvm_ipc.verify` uses only `ffi_arrays` and `polynom
     memory_write_events         finds when memory is written, also by called functions
     live_ranges                 when a tensor is live
     collective_calls            reads and creates calls of collectives
-    matching_collectives_in_branches
+    find_counterpart_collectives
                                 collectives that ranks may call together from different branches
     rewrite_cyclic_match_casts  casts that TVM's passes cannot handle
     primfunc_effects            what the body of a PrimFunc does with its parameters
-    primfunc_scope_rewrite      PrimFuncs with other memory scopes
+    retype_primfunc_scopes      PrimFuncs with other memory scopes
     operator_sets               operators that are elementwise, views, or write their arguments
     polynomials                 arithmetic on symbolic sizes
     ffi_arrays                  fast conversion of FFI arrays; the verifier shares it

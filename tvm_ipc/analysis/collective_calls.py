@@ -28,8 +28,8 @@ from tvm_ipc.packed_functions import (
     Team,
     find,
 )
-from tvm_ipc.packed_functions.collectives import DISCO
-from tvm_ipc.packed_functions.programs import START
+from tvm_ipc.packed_functions.collective_declarations import DISCO
+from tvm_ipc.packed_functions.program_function_declarations import START
 
 
 @dataclass(frozen=True, eq=False)

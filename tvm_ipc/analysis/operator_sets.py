@@ -7,7 +7,7 @@ from typing import Final
 
 import tvm
 
-from tvm_ipc.packed_functions.programs import OWN_SLICE, VIEW
+from tvm_ipc.packed_functions.program_function_declarations import OWN_SLICE, VIEW
 
 #: Elementwise operators with one operand that map zero to zero.
 ZERO_PRESERVING_UNARY: Final = (

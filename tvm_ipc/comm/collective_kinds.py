@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from tvm_ipc.packed_functions import Function
-from tvm_ipc.packed_functions.collectives import (
+from tvm_ipc.packed_functions.collective_declarations import (
     ALL_TO_ALL,
     ALLGATHER,
     ALLREDUCE,
@@ -18,7 +18,7 @@ from tvm_ipc.packed_functions.collectives import (
     REDUCE_SCATTER,
     SCATTER,
 )
-from tvm_ipc.packed_functions.programs import TEAM_INDEX
+from tvm_ipc.packed_functions.program_function_declarations import TEAM_INDEX
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from tvm_ipc.comm.collective_kinds import KINDS
 from tvm_ipc.comm.collective_op import NAME, infer, shard_extent
 from tvm_ipc.comm.symbolic_extents import constant, divides, largest_shard
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Parameter, Team
-from tvm_ipc.packed_functions.collectives import DISCO_ALLREDUCE
-from tvm_ipc.packed_functions.programs import TEAM_INDEX
+from tvm_ipc.packed_functions.collective_declarations import DISCO_ALLREDUCE
+from tvm_ipc.packed_functions.program_function_declarations import TEAM_INDEX
 
 
 def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

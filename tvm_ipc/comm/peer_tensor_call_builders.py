@@ -31,7 +31,7 @@ from tvm_ipc.comm.packed_call_argument_checks import (
     tensor_of,
 )
 from tvm_ipc.packed_functions import ReduceKind
-from tvm_ipc.packed_functions.programs import (
+from tvm_ipc.packed_functions.program_function_declarations import (
     ASSEMBLE,
     EXPOSE,
     OWN_SLICE,

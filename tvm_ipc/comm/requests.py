@@ -31,7 +31,7 @@ from tvm_ipc.comm.packed_call_argument_checks import (
     tensor_of,
 )
 from tvm_ipc.comm.symbolic_extents import format_extent
-from tvm_ipc.packed_functions.programs import START, VIEW, WAIT
+from tvm_ipc.packed_functions.program_function_declarations import START, VIEW, WAIT
 
 _OUT = "an allocated tensor for the result of the collective"
 

@@ -3,10 +3,10 @@
 #include "backends.h"
 
 #include "core/error.h"
-#include "cuda/backend.h"
-#include "mpi/backend.h"
-#include "nccl/backend.h"
-#include "shm/backend.h"
+#include "cuda/backend_factory.h"
+#include "mpi/backend_factory.h"
+#include "nccl/backend_factory.h"
+#include "shm/backend_factory.h"
 
 namespace tvm_ipc {
 

@@ -12,22 +12,22 @@ set(TVM_IPC_CORE_SOURCES
   worker_admission.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc session_server_connection.cc element_type_and_reduce_kind.cc
   emulated_link.cc internode_request_consumer.cc exposed_buffers.cc file_descriptor.cc frame.cc handle_allgather.cc
   host_info.cc internode_staging_buffer.cc internode_operation_messages.cc internode_request_queue.cc worker_handshake.cc
-  point_to_point_checks.cc internode_control_link.cc internode_session_event_relay.cc rank.cc session_worker_supervisor.cc
+  point_to_point_checks.cc internode_session_server_link.cc internode_session_event_relay.cc rank.cc session_server.cc
   current_stream.cc team_barrier.cc team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc session_server_workers.cc)
 set(TVM_IPC_SHM_SOURCES
-  all_to_all.cc allreduce.cc allreduce_norm.cc backend.cc argument_checks.cc data_movement.cc partial_results_reduction.cc
+  all_to_all.cc allreduce.cc allreduce_norm.cc backend_factory.cc argument_checks.cc data_movement.cc partial_results_reduction.cc
   point_to_point.cc reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc find_reduce_function.cc reduce_portable.cc
   reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What the backends for NVIDIA devices share. The driver is loaded on demand; builds do not need it.
 set(TVM_IPC_DRIVER_SOURCES device.cc cuda_driver_api.cc owned_streams_and_events.cc comm_stream_async_queue.cc)
 set(TVM_IPC_CUDA_SOURCES
-  backend.cc argument_checks.cc collectives_endpoint.cc kernel_errors.cc device_support_report.cc ipc_memory.cc messages.cc modules.cc
+  backend_factory.cc argument_checks.cc collectives_endpoint.cc kernel_errors.cc device_support_report.cc ipc_memory.cc messages.cc modules.cc
   data_movement.cc host_registration.cc probe_device_pair_sharing.cc reductions.cc peer_regions.cc exposed_buffer_peer_copies.cc)
 set(TVM_IPC_NCCL_SOURCES
-  backend.cc data_movement.cc communicator.cc communicators.cc in_flight_ops.cc host_team_barrier.cc
+  backend_factory.cc data_movement.cc communicator.cc communicators.cc in_flight_ops.cc host_team_barrier.cc
   library.cc ipc_scope_heap_without_peers.cc point_to_point.cc reductions.cc)
 set(TVM_IPC_MPI_SOURCES
-  backend.cc internode_reduction_partials.cc slice_leader.cc data_movement.cc point_to_point.cc internode_reduce.cc
+  backend_factory.cc internode_reduction_partials.cc slice_leader.cc data_movement.cc point_to_point.cc internode_reduce.cc
   reduce_plan.cc internode_reductions.cc run_move.cc exposed_buffers_copied_to_nodes.cc)
 # The engine moves messages between nodes, in a process that is not a rank.
 set(TVM_IPC_ENGINE_SOURCES internode_progress_engine.cc mpi_library.cc mpi_transport.cc send_scheduler.cc)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hub of a node: the shared memory that its workers join, and a link to the controller's hub.
 
-The native library runs it in a thread (`csrc/core/session_worker_supervisor.h`).
+The native library runs it in a thread (`csrc/core/session_server.h`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of packed functions that compiled programs, the runtime and the native library share.
 
-Every packed function is listed once: in `programs` if compiled programs call it, with its effects
-for passes, else in `sessions`. `function_schema` defines the fields of an entry. `constants` has
+Every packed function is listed once, in `collective_declarations`, `program_function_declarations`
+(what compiled programs call, with its effects for passes) or `session_function_declarations` (all
+other functions). `function_schema` defines the fields of an entry. `constants` has
 the scopes, limits and numbers that Python and C++ share. Passes emit calls to these names and know
 nothing else about the runtime. Tests compare the table with the registered functions, and the
 numbers with those of the library. This package imports no other module of tvm_ipc.
@@ -41,8 +42,13 @@ from tvm_ipc.packed_functions.function_schema import (
     Registered,
     Sync,
 )
-from tvm_ipc.packed_functions.programs import MODULE_CHECK, PROGRAM_FUNCTIONS, PROGRAMS, find
-from tvm_ipc.packed_functions.sessions import SESSION_FUNCTIONS
+from tvm_ipc.packed_functions.program_function_declarations import (
+    MODULE_CHECK,
+    PROGRAM_FUNCTIONS,
+    PROGRAMS,
+    find,
+)
+from tvm_ipc.packed_functions.session_function_declarations import SESSION_FUNCTIONS
 
 __all__ = [
     "ANY",

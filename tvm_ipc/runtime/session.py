@@ -30,7 +30,7 @@ from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 from tvm_ipc.runtime.session_argument_conversion import host_tensor
 from tvm_ipc.runtime.session_start import SessionStart, StartOptions
 from tvm_ipc.runtime.shutdown import Shutdown
-from tvm_ipc.runtime.team_and_current_rank import Team
+from tvm_ipc.runtime.team_and_thread_rank import Team
 from tvm_ipc.runtime.value_transfer import Values, value_keys
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from tvm_ipc.runtime.session_argument_conversion import (
     host_tensor,
     target_of,
 )
-from tvm_ipc.runtime.team_and_current_rank import Team
+from tvm_ipc.runtime.team_and_thread_rank import Team
 
 _native_expect = tvm_ffi.get_global_func("tvm_ipc.session.expect")
 _native_put = tvm_ffi.get_global_func("tvm_ipc.session.put")

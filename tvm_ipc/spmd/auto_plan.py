@@ -14,7 +14,7 @@ from tvm_ipc.comm import Mesh, Placement, Replica, Shard
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.axis_relation_graph import Axes
-from tvm_ipc.spmd.infer_weight_divisions import shard_axes_jointly
+from tvm_ipc.spmd.infer_head_and_slice_divisions import shard_axes_jointly
 from tvm_ipc.spmd.op_costs import Costs, Seconds, nominal, shape_of
 from tvm_ipc.spmd.plan_parser import PIPELINE
 from tvm_ipc.spmd.plan_search import FoundPlan, Search, Weight

@@ -23,7 +23,7 @@ from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.axis_relation_graph import Axes, Node
-from tvm_ipc.spmd.infer_weight_divisions import ShardedAxes
+from tvm_ipc.spmd.infer_head_and_slice_divisions import ShardedAxes
 from tvm_ipc.spmd.plan_parser import matches
 from tvm_ipc.spmd.rules.rule import shard
 

@@ -154,7 +154,7 @@ def _demo(arguments: list[str], _traceback: list[str]) -> int:
 
 
 def _run_model(arguments: list[str], _traceback: list[str]) -> int:
-    from tvm_ipc.tools.run.generate_text import main as run
+    from tvm_ipc.tools.run.run_command import main as run
 
     return run(arguments)
 

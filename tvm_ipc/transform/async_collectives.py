@@ -28,14 +28,14 @@ from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters
 from tvm_ipc.analysis.program_order import Region, Step
 from tvm_ipc.analysis.rewrite import change_functions, rewrite
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Function, find
-from tvm_ipc.packed_functions.collectives import (
+from tvm_ipc.packed_functions.collective_declarations import (
     ALLGATHER,
     ALLREDUCE,
     COLLECTIVES,
     DISCO_ALLGATHER,
     DISCO_ALLREDUCE,
 )
-from tvm_ipc.packed_functions.programs import WAIT
+from tvm_ipc.packed_functions.program_function_declarations import WAIT
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
 from tvm_ipc.transform.module_pass import module_pass

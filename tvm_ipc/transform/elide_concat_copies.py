@@ -18,7 +18,7 @@ from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import calls, change_functions, rewrite
-from tvm_ipc.packed_functions.programs import (
+from tvm_ipc.packed_functions.program_function_declarations import (
     ASSEMBLE,
     EXPOSE,
     KERNEL_ALIGNMENT,

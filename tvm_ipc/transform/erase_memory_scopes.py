@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.primfunc_scope_rewrite import retype
+from tvm_ipc.analysis.retype_primfunc_scopes import retype
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY, GLOBAL
 from tvm_ipc.transform.module_pass import module_pass, option

@@ -19,8 +19,12 @@ from tvm_ipc.packed_functions import (
     ReduceKind,
     Team,
 )
-from tvm_ipc.packed_functions.collectives import ALLREDUCE, CUSTOM_ALLREDUCE, DISCO_ALLREDUCE
-from tvm_ipc.packed_functions.programs import START
+from tvm_ipc.packed_functions.collective_declarations import (
+    ALLREDUCE,
+    CUSTOM_ALLREDUCE,
+    DISCO_ALLREDUCE,
+)
+from tvm_ipc.packed_functions.program_function_declarations import START
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.memory_scopes.scope_registry import ScopeRegistry
 from tvm_ipc.transform.module_pass import module_pass, option

@@ -18,7 +18,7 @@ from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.errors import TransformError
-from tvm_ipc.packed_functions.programs import COPY
+from tvm_ipc.packed_functions.program_function_declarations import COPY
 from tvm_ipc.transform.byoc.extern_declaration import SCOPES, WRITES, Extern, read
 from tvm_ipc.transform.byoc.function_literals import used_global_vars
 from tvm_ipc.transform.byoc.symbolic_shape_matching import CallShapes, dimensions, match_call

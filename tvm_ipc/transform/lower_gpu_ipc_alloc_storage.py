@@ -13,12 +13,13 @@ from tvm_ipc.analysis.binding_builders import dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.rewrite import change_functions, rewrite, typed
 from tvm_ipc.errors import TransformError
-from tvm_ipc.packed_functions import IPC_MEMORY, programs
+from tvm_ipc.packed_functions import IPC_MEMORY
+from tvm_ipc.packed_functions.program_function_declarations import ALLOC_STORAGE
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.lower_offset_alloc_tensor import lower_packed
 from tvm_ipc.transform.module_pass import module_pass
 
-_ALLOC_STORAGE = relax.ExternFunc(programs.ALLOC_STORAGE.name)
+_ALLOC_STORAGE = relax.ExternFunc(ALLOC_STORAGE.name)
 
 
 @module_pass

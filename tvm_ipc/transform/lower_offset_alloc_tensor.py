@@ -7,7 +7,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
-from tvm_ipc.packed_functions.programs import ALLOC_TENSOR
+from tvm_ipc.packed_functions.program_function_declarations import ALLOC_TENSOR
 from tvm_ipc.transform.module_pass import module_pass
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")

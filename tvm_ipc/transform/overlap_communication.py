@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.matching_collectives_in_branches import matching_collectives
+from tvm_ipc.analysis.find_counterpart_collectives import matching_collectives
 from tvm_ipc.analysis.rewrite import belongs_to_others, change_functions, rewrite
 from tvm_ipc.analysis.uses import Position, Uses
 from tvm_ipc.calibration import Calibration

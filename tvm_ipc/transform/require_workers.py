@@ -11,11 +11,12 @@ from tvm_ipc.analysis.binding_builders import NOTHING, do
 from tvm_ipc.analysis.collective_calls import needs_peers
 from tvm_ipc.analysis.rewrite import begin_with, calls, change_functions, typed
 from tvm_ipc.errors import TransformError
-from tvm_ipc.packed_functions import MAX_WORKERS, MODULE_CHECK, programs
+from tvm_ipc.packed_functions import MAX_WORKERS, MODULE_CHECK
+from tvm_ipc.packed_functions.program_function_declarations import REQUIRE_WORKERS
 from tvm_ipc.transform.module_pass import module_pass
 
 _NAME = "RequireWorkers"
-_REQUIRE = relax.ExternFunc(programs.REQUIRE_WORKERS.name)
+_REQUIRE = relax.ExternFunc(REQUIRE_WORKERS.name)
 
 
 @module_pass

@@ -15,7 +15,8 @@ from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.rewrite import begin_with, change_functions, rewrite, with_value
-from tvm_ipc.packed_functions import CollectiveFlag, programs
+from tvm_ipc.packed_functions import CollectiveFlag
+from tvm_ipc.packed_functions.program_function_declarations import REQUIRE_BOUNDS
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
 from tvm_ipc.transform.memory_plan.plan import NewStorage, Plan, plan_function
@@ -27,7 +28,7 @@ from tvm_ipc.transform.report import collecting, note, note_plan
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _KILL = tvm.ir.Op.get("relax.memory.kill_storage")
-_REQUIRE_BOUNDS = relax.ExternFunc(programs.REQUIRE_BOUNDS.name)
+_REQUIRE_BOUNDS = relax.ExternFunc(REQUIRE_BOUNDS.name)
 _DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
 
 

@@ -3,18 +3,18 @@
 
     verifier                      runs both checks on a module
     module_summaries              functions, statements and summaries of a module
-    statements                    a function as plain Python objects
+    relax_as_plain_statements     a function as plain Python objects
     known_calls                   effects of calls of packed functions, by their names
-    written_parameters            which parameters a PrimFunc writes
+    primfunc_written_parameters   which parameters a PrimFunc writes
     hazards                       what a check reports
-    extents                       symbolic sizes: proofs of inequalities, and counterexamples
+    symbolic_inequalities         symbolic sizes: proofs of inequalities, and counterexamples
     evaluate_at_sample_points     values of expressions at sample sizes
 
 The memory check looks for data that peers, requests or later writes spoil:
 
     abstract_memory_interpreter   interprets a function over memory states
     access_checker                applies reads, writes, requests and exposures to a state
-    allocations                   creates storages, tensors and views, and checks their bounds
+    allocation_interpreter        creates storages, tensors and views, and checks their bounds
     memory_state                  the state at one point of a program
     function_memory_effects       effects of a function on its callers
     buffers                       storages, buffers and values

@@ -11,7 +11,12 @@ from tvm import relax
 
 from tvm_ipc import packed_functions
 from tvm_ipc.packed_functions import RESULT
-from tvm_ipc.packed_functions.programs import OWN_SLICE, PEER_VIEW, WAIT, WORKER_RANK
+from tvm_ipc.packed_functions.program_function_declarations import (
+    OWN_SLICE,
+    PEER_VIEW,
+    WAIT,
+    WORKER_RANK,
+)
 from tvm_ipc.verify import known_calls
 from tvm_ipc.verify.access_checker import AccessChecker
 from tvm_ipc.verify.allocation_interpreter import Allocations, item_bytes, text_of
@@ -31,7 +36,7 @@ from tvm_ipc.verify.hazards import HazardKind, HazardReporter
 from tvm_ipc.verify.known_calls import KnownCall
 from tvm_ipc.verify.memory_state import MemoryState, Pending
 from tvm_ipc.verify.module_summaries import Module
-from tvm_ipc.verify.statements import (
+from tvm_ipc.verify.relax_as_plain_statements import (
     CALL_GLOBAL,
     CALL_OPERATOR,
     CALL_PACKED,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tvm_ipc.packed_functions import IPC_MEMORY, AnyTeam
-from tvm_ipc.packed_functions.programs import KERNEL_ALIGNMENT
+from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 from tvm_ipc.verify.buffers import (
     NOTHING,
     Buffer,
@@ -22,7 +22,7 @@ from tvm_ipc.verify.function_memory_effects import Access, Summary
 from tvm_ipc.verify.hazards import HazardKind, HazardReporter
 from tvm_ipc.verify.known_calls import KnownCall, constant
 from tvm_ipc.verify.memory_state import InFlight, MemoryState, Overwrite, Pending, has_synced
-from tvm_ipc.verify.statements import Statement
+from tvm_ipc.verify.relax_as_plain_statements import Statement
 from tvm_ipc.verify.symbolic_inequalities import Example, Extents
 
 

@@ -15,7 +15,7 @@ from tvm_ipc.analysis.polynomials import Number
 from tvm_ipc.verify.access_checker import AccessChecker
 from tvm_ipc.verify.buffers import Buffer, Storage, Value, objects, storage_of
 from tvm_ipc.verify.hazards import HazardKind
-from tvm_ipc.verify.statements import Argument, Statement, Statements
+from tvm_ipc.verify.relax_as_plain_statements import Argument, Statement, Statements
 from tvm_ipc.verify.symbolic_inequalities import Assumptions, Extents
 
 #: The begin and the end of a tensor (None: unknown), and the numbers that its existence implies

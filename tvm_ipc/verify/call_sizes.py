@@ -23,7 +23,7 @@ from tvm_ipc.verify.compare_collective_arguments import (
     TensorSize,
 )
 from tvm_ipc.verify.per_rank_and_uniform_values import KnownValue, PerRank, RankModel
-from tvm_ipc.verify.statements import Argument, Statement
+from tvm_ipc.verify.relax_as_plain_statements import Argument, Statement
 from tvm_ipc.verify.symbolic_inequalities import Extents
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from tvm_ipc.packed_functions import Sync
 from tvm_ipc.verify.compare_collective_arguments import Signature
 from tvm_ipc.verify.per_rank_and_uniform_values import KnownValue, Teams
-from tvm_ipc.verify.statements import Statement
+from tvm_ipc.verify.relax_as_plain_statements import Statement
 
 _EMPTY_SIGNATURE = Signature("")
 

@@ -19,7 +19,7 @@ from tvm_ipc.verify.compare_collective_arguments import (
 )
 from tvm_ipc.verify.known_calls import KnownCall, constant
 from tvm_ipc.verify.per_rank_and_uniform_values import PerRank, RankModel, Teams
-from tvm_ipc.verify.statements import Argument, Statement
+from tvm_ipc.verify.relax_as_plain_statements import Argument, Statement
 from tvm_ipc.verify.tensor_contents import AbstractValue, Ranks, TensorContents
 
 #: The tensor whose size all ranks agree in, where that is not the one they send.

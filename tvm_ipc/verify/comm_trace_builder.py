@@ -11,7 +11,7 @@ from tvm import relax, tirx
 
 from tvm_ipc import packed_functions
 from tvm_ipc.packed_functions import RESULT, Team
-from tvm_ipc.packed_functions.programs import (
+from tvm_ipc.packed_functions.program_function_declarations import (
     COPY,
     PEER_VIEW,
     TEAM,
@@ -38,7 +38,7 @@ from tvm_ipc.verify.per_rank_and_uniform_values import (
     of_kernel,
     uniform,
 )
-from tvm_ipc.verify.statements import (
+from tvm_ipc.verify.relax_as_plain_statements import (
     CALL_GLOBAL,
     CALL_OPERATOR,
     CALL_PACKED,

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvm_ipc import packed_functions
 from tvm_ipc.packed_functions import Sync
-from tvm_ipc.packed_functions.programs import (
+from tvm_ipc.packed_functions.program_function_declarations import (
     PEER_VIEW,
     TEAM,
     TEAM_INDEX,
@@ -34,7 +34,14 @@ from tvm_ipc.verify.deadlock_simulator import DeadlockSimulator, Stuck
 from tvm_ipc.verify.hazards import Hazard, HazardKind
 from tvm_ipc.verify.module_summaries import Module
 from tvm_ipc.verify.per_rank_and_uniform_values import PerRank, RankModel, Uniform
-from tvm_ipc.verify.statements import CALL_OPERATOR, CALL_PACKED, IF, Argument, Sequence, Statement
+from tvm_ipc.verify.relax_as_plain_statements import (
+    CALL_OPERATOR,
+    CALL_PACKED,
+    IF,
+    Argument,
+    Sequence,
+    Statement,
+)
 
 #: The numbers of ranks to try for a program that does not imply its number of ranks.
 _SIZES = (2, 3, 4)

@@ -18,7 +18,7 @@ from tvm_ipc.verify.buffers import (
     storage_of,
 )
 from tvm_ipc.verify.memory_state import Pending
-from tvm_ipc.verify.statements import Statement
+from tvm_ipc.verify.relax_as_plain_statements import Statement
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tvm_ipc.packed_functions.programs import KERNEL_ALIGNMENT
+from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 
 
 class HazardKind(Enum):

@@ -20,7 +20,7 @@ from tvm_ipc.packed_functions import (
     Sync,
     Team,
 )
-from tvm_ipc.verify.statements import Argument
+from tvm_ipc.verify.relax_as_plain_statements import Argument
 
 #: The strategies whose kernels end with a barrier in upstream's implementation.
 _UPSTREAM_EXIT_BARRIERS = {

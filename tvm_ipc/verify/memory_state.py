@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm_ipc.packed_functions import AnyTeam, Team
 from tvm_ipc.verify.buffers import Buffer, Memory, Storage, ValidBuffers, Value, objects, storage_of
-from tvm_ipc.verify.statements import Statement
+from tvm_ipc.verify.relax_as_plain_statements import Statement
 from tvm_ipc.verify.symbolic_inequalities import Example
 
 

@@ -13,9 +13,9 @@ from tvm import relax, tirx
 from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.verify.function_memory_effects import Summary
 from tvm_ipc.verify.hazards import Hazard, UselessOverlap
-from tvm_ipc.verify.statements import Statements
+from tvm_ipc.verify.primfunc_written_parameters import written_parameters
+from tvm_ipc.verify.relax_as_plain_statements import Statements
 from tvm_ipc.verify.symbolic_inequalities import Extents
-from tvm_ipc.verify.written_parameters import written_parameters
 
 
 class Module:

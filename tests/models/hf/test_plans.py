@@ -14,7 +14,7 @@ from tests.models.hf.checkpoints import continued, model_of, saved
 from tvm_ipc.__main__ import main
 from tvm_ipc.comm import Shard
 from tvm_ipc.errors import ModelError
-from tvm_ipc.models.hf.sharding_plan_parser import parse_plan, read_plan
+from tvm_ipc.models.hf.user_sharding_plan import parse_plan, read_plan
 
 MLP_ALONE = {"gate_proj": "colwise", "up_proj": Shard(0), "mlp.down_proj.weight": "S[1]"}
 

@@ -14,7 +14,7 @@ import pytest
 
 from tvm_ipc import host
 from tvm_ipc.calibration import COLLECTIVES, Calibration
-from tvm_ipc.packed_functions.programs import EXPOSE, PEER_VIEW
+from tvm_ipc.packed_functions.program_function_declarations import EXPOSE, PEER_VIEW
 from tvm_ipc.tools.bench import calibrate_cost_model
 from tvm_ipc.tools.bench.chrome_trace import Activity
 from tvm_ipc.tools.bench.timing_session import TimingSession

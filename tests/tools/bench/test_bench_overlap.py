@@ -8,8 +8,8 @@ import pytest
 import tvm_ipc
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.errors import IPCError
-from tvm_ipc.packed_functions.collectives import ALLGATHER, CUSTOM_ALLREDUCE
-from tvm_ipc.packed_functions.programs import (
+from tvm_ipc.packed_functions.collective_declarations import ALLGATHER, CUSTOM_ALLREDUCE
+from tvm_ipc.packed_functions.program_function_declarations import (
     ALLOC_STORAGE,
     EXPOSE,
     MATMUL,

@@ -18,7 +18,7 @@ from tvm.script import relax as R
 from tvm_ipc import comm
 from tvm_ipc.__main__ import main
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
-from tvm_ipc.tools.inspection.headline_figures import (
+from tvm_ipc.tools.inspection.collective_and_parameter_totals import (
     CollectiveCount,
     Estimate,
     Figures,

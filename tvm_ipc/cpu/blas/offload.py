@@ -12,7 +12,7 @@ from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.rewrite import rewrite
 from tvm_ipc.cpu.blas.matmul_analysis import Matmul, find_matmuls
 from tvm_ipc.packed_functions import pack_digits
-from tvm_ipc.packed_functions.programs import MATMUL
+from tvm_ipc.packed_functions.program_function_declarations import MATMUL
 from tvm_ipc.transform.report import Decision, collecting, note
 
 

@@ -3,7 +3,7 @@
  * \file team_barrier.h
  * \brief The barrier of a team: the step that all collectives consist of.
  *
- * Each backend decides where the members' data is stored; shm/team.h does so for CPUs.
+ * Each backend decides where the members' data is stored; shm/team_operation.h does so for CPUs.
  */
 #ifndef TVM_IPC_CORE_TEAM_BARRIER_H_
 #define TVM_IPC_CORE_TEAM_BARRIER_H_

@@ -7,10 +7,10 @@
 #include <sstream>
 #include <thread>
 
-#include "core/session_worker_supervisor.h"
+#include "core/session_server.h"
 #include "core/thread_signals.h"
 #include "core/worker_handshake.h"
-#include "cuda/backend.h"
+#include "cuda/backend_factory.h"
 #include "cuda/collectives_endpoint.h"
 #include "cuda/device_support_report.h"
 

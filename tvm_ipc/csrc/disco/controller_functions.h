@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "core/session_worker_supervisor.h"
+#include "core/session_server.h"
 
 namespace tvm_ipc {
 

@@ -16,7 +16,7 @@
 #include <memory>
 #include <string>
 
-#include "core/session_worker_supervisor.h"
+#include "core/session_server.h"
 
 namespace tvm_ipc::node {
 

@@ -9,7 +9,7 @@
 
 #include "core/internode_operation_messages.h"
 #include "core/team_members_by_node.h"
-#include "shm/team.h"
+#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 

@@ -12,7 +12,7 @@
 #include "shm/all_to_all_layout.h"
 #include "shm/argument_checks.h"
 #include "shm/collectives.h"
-#include "shm/team.h"
+#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 

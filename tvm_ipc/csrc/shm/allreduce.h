@@ -11,7 +11,7 @@
 
 #include "core/communication_backend.h"
 #include "shm/find_reduce_function.h"
-#include "shm/team.h"
+#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 

@@ -13,7 +13,7 @@
 
 #include "shm/argument_checks.h"
 #include "shm/collectives.h"
-#include "shm/team.h"
+#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 

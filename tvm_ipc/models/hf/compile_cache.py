@@ -33,7 +33,7 @@ from tvm_ipc import comm, host
 from tvm_ipc.comm.placements import placement_of
 from tvm_ipc.errors import IPCError, ModelError
 from tvm_ipc.models.hf.model_folder import ModelFolder
-from tvm_ipc.models.hf.sharding_plan_parser import Plan
+from tvm_ipc.models.hf.user_sharding_plan import Plan
 from tvm_ipc.runtime import config as settings
 from tvm_ipc.runtime.subprocess_call import run_in_child
 from tvm_ipc.spmd import ShardSpec

@@ -32,7 +32,7 @@ from tvm.script import tirx as T  # noqa: N812
 
 from tvm_ipc.analysis.rewrite import begin_with, rewrite, typed, with_value
 from tvm_ipc.errors import ModelError
-from tvm_ipc.packed_functions.programs import VIEW
+from tvm_ipc.packed_functions.program_function_declarations import VIEW
 
 _CONCAT: Final = tvm.ir.Op.get("relax.concat")
 _TOKENS: Final = 2

@@ -8,8 +8,8 @@ from typing import Final
 
 from tvm_ipc.comm.collective_op import dtype_of
 from tvm_ipc.models.hf.compile_cache import KvCacheSpec
-from tvm_ipc.models.hf.sharding_plan_parser import Plan
 from tvm_ipc.models.hf.torch_import import DECODE, Decoder
+from tvm_ipc.models.hf.user_sharding_plan import Plan
 from tvm_ipc.spmd import Parallelized, parallelize
 from tvm_ipc.spmd.plan_parser import AUTO
 

@@ -35,8 +35,8 @@ from tvm.relax.frontend.torch import from_exported_program
 from tvm_ipc.errors import ModelError
 from tvm_ipc.models.hf import transformers_attention
 from tvm_ipc.models.hf.compile_cache import KvCacheSpec
-from tvm_ipc.models.hf.sharding_plan_parser import BUILTIN_PLANS
 from tvm_ipc.models.hf.torch_operators import OPERATORS
+from tvm_ipc.models.hf.user_sharding_plan import BUILTIN_PLANS
 from tvm_ipc.spmd.plan_parser import matches
 from tvm_ipc.spmd.styles import transformers_plan
 

@@ -17,11 +17,11 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from tvm_ipc.index_spans import Spans, rows, shape_of
+from tvm_ipc.array_parts_as_index_spans import Spans, rows, shape_of
 from tvm_ipc.models.weights.file_tensor_metadata import byte_count, file_state
 from tvm_ipc.models.weights.slice_reader import SliceReader, fill_zeros
 from tvm_ipc.packed_functions import DEVICES
-from tvm_ipc.packed_functions.programs import VIEW
+from tvm_ipc.packed_functions.program_function_declarations import VIEW
 
 _rank = tvm_ffi.get_global_func("tvm_ipc.worker.rank")
 _device = tvm_ffi.get_global_func("tvm_ipc.worker.device")

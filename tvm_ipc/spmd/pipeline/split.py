@@ -44,7 +44,7 @@ from tvm_ipc.analysis.rewrite import typed
 from tvm_ipc.comm.collective_call_builders import send_recv
 from tvm_ipc.comm.collective_op import dtype_of, extents
 from tvm_ipc.errors import TransformError
-from tvm_ipc.packed_functions.programs import RUN_BY, WORKER_RANK
+from tvm_ipc.packed_functions.program_function_declarations import RUN_BY, WORKER_RANK
 from tvm_ipc.spmd.parameter_uses import variables_of
 from tvm_ipc.spmd.pipeline_operator_order import OpOrder
 

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding rules: how operators propagate placements from operands to results.
 
-rule            the class of a rule, and the placements that operands need for it
-operation       a call in the form that rules read
-einsum_rule     rules that users write as text
-elementwise     elementwise operators
-matmuls         matmul, einsum and attention
-reductions      sums, means and other reductions
-normalizations  softmax and normalizations
-reshape         axes that stay sharded when a tensor is reshaped
-data_movement   operators that move elements: concat, split, slices, broadcasts, padding
-partial_linear  conditions under which partial operands give a partial result
-indexing        operators that take elements by index, and those that need all of one axis
-images          convolutions, pooling and resizing
-decompositions  operators as several simpler ones, for axes that are sharded
-table           the rule of each operator, and rules that users declare
+rule              the class of a rule, and the placements that operands need for it
+operation         a call in the form that rules read
+einsum_rule       rules that users write as text
+elementwise       elementwise operators
+matmul_attention  matmul, einsum and attention
+reductions        sums, means and other reductions
+normalizations    softmax and normalizations
+reshape           axes that stay sharded when a tensor is reshaped
+data_movement     operators that move elements: concat, split, slices, broadcasts, padding
+indexing          operators that take elements by index, and those that need all of one axis
+images            convolutions, pooling and resizing
+decompositions    operators as several simpler ones, for axes that are sharded
+table             the rule of each operator, and rules that users declare
 """

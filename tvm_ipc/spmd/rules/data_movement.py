@@ -12,7 +12,6 @@ from tvm import relax
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.axis_division import concatenated
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
-from tvm_ipc.spmd.rules import partial_linear
 from tvm_ipc.spmd.rules.operation import Operation, aligned, axes_of, axis_of, same
 from tvm_ipc.spmd.rules.rule import (
     ALL_OF_IT,
@@ -21,6 +20,8 @@ from tvm_ipc.spmd.rules.rule import (
     Refusal,
     Related,
     Rule,
+    all_partial_alike,
+    all_partial_sums,
     needs_all,
     shard,
 )
@@ -32,7 +33,7 @@ def _permute_dims(op: Operation) -> Rule:
     return Rule(
         (tuple(range(ndim)),),
         (axes,),
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
     )
 
@@ -48,7 +49,7 @@ def _broadcast_to(op: Operation) -> Rule:
     return Rule(
         (aligned(op.dims(), dims),),
         (tuple(range(len(dims))),),
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
         local=local,
     )
@@ -89,7 +90,7 @@ def _concat(op: Operation) -> Rule:
         (labels,),
         related={axis: Related(common, of_operand)},
         propagate=propagate,
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
     )
 
@@ -102,7 +103,7 @@ def _stack(op: Operation) -> Rule:
     return Rule(
         (labels,) * len(op.operands),
         (result_labels,),
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
     )
 
@@ -143,7 +144,7 @@ def _split(op: Operation) -> Rule:
         (labels,) * len(op.results),
         whole=needs_all(axis),
         propagate=propagate,
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
         local=local,
     )
@@ -199,7 +200,7 @@ def _strided_slice(op: Operation) -> Rule:
         (labels,),
         whole=needs_all(*(axes[k] for k in cut)),
         propagate=propagate,
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
         local=local,
     )
@@ -251,7 +252,7 @@ def _slice_scatter(op: Operation) -> Rule:
         (labels, labels),
         (labels,),
         whole=needs_all(axis),
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
     )
 
@@ -263,7 +264,7 @@ def _flip(op: Operation) -> Rule:
         (labels,),
         (labels,),
         whole=whole,
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
     )
 
@@ -279,7 +280,7 @@ def _tile(op: Operation) -> Rule:
         (labels,),
         (result_labels,),
         whole=whole,
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
     )
 
@@ -318,7 +319,7 @@ def _repeat(op: Operation) -> Rule:
         (labels,),
         (labels,),
         propagate=propagate,
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         local=local,
     )
 
@@ -334,7 +335,7 @@ def _pad(op: Operation) -> Rule:
         return pads_zeros and all(zeros)
 
     def linear(placements: Sequence[Placement]) -> bool:
-        return pads_zeros and partial_linear.all_partial_sums(placements)
+        return pads_zeros and all_partial_sums(placements)
 
     return Rule(
         (labels,),
@@ -351,7 +352,7 @@ def _triangle(op: Operation) -> Rule:
         (labels,),
         (labels,),
         whole=needs_all(*labels[-2:]),
-        partial_linear=partial_linear.all_partial_sums,
+        partial_linear=all_partial_sums,
         preserves_zeros=all,
     )
 

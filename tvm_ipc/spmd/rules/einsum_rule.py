@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.placements import PARTIAL_REDUCTIONS
-from tvm_ipc.spmd.rules import partial_linear
 from tvm_ipc.spmd.rules.operation import Operation
-from tvm_ipc.spmd.rules.rule import Labels, Refusal, Rule, needs_all
+from tvm_ipc.spmd.rules.rule import Labels, Refusal, Rule, needs_all, one_partial_sum
 
 _AXES: Final = "axes of operands and results, such as 'n k, k m -> n m'"
 
@@ -83,7 +82,7 @@ class EinsumRule:
             tuple(map(labels, self.results)),
             reduced={self.labels[name]: reduction for name, reduction in self.reduced.items()},
             whole=needs_all(*(self.labels[name] for name in self.whole)),
-            partial_linear=partial_linear.one_partial_sum if self.linear else (lambda _: False),
+            partial_linear=one_partial_sum if self.linear else (lambda _: False),
             preserves_zeros=all if self.zeros else (lambda _: False),
         )
 

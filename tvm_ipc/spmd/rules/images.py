@@ -10,10 +10,17 @@ from typing import Any, Final
 
 from tvm import relax
 
-from tvm_ipc.spmd.rules import partial_linear
 from tvm_ipc.spmd.rules.matmul_attention import summed, whole_blocks
 from tvm_ipc.spmd.rules.operation import Operation
-from tvm_ipc.spmd.rules.rule import Labels, LocalCall, Refusal, Rule, needs_all
+from tvm_ipc.spmd.rules.rule import (
+    Labels,
+    LocalCall,
+    Refusal,
+    Rule,
+    all_partial_sums,
+    needs_all,
+    one_partial_sum,
+)
 
 #: Labels of the batch, and of the channels of the operand and of the result. Other axes have the
 #: codes of their letters, added to `_REST`.
@@ -61,7 +68,7 @@ def _conv(op: Operation) -> Rule:
             (data, kernel),
             (result_labels,),
             whole=whole,
-            partial_linear=partial_linear.one_partial_sum,
+            partial_linear=one_partial_sum,
             **sum_rule,
         )
     # One axis of the kernel covers the channels of all groups, the other those within a group.
@@ -90,7 +97,7 @@ def _conv(op: Operation) -> Rule:
         (result_labels,),
         whole=needs_all(*_rest(data, kernel)),
         divisibility={_IN: whole_blocks(groups, "groups of channels")},
-        partial_linear=partial_linear.one_partial_sum,
+        partial_linear=one_partial_sum,
         local=local,
     )
 
@@ -104,7 +111,7 @@ def _pool(op: Operation) -> Rule:
     data = _labels(data_layout, N=_BATCH, C=_IN)
     result_labels = _labels(out_layout, N=_BATCH, C=_IN)
     linear = (
-        partial_linear.all_partial_sums
+        all_partial_sums
         if "avg" in op.name
         else (lambda placements: str(placements[0]) == "P[max]")
     )

@@ -14,9 +14,16 @@ from tvm import relax
 from tvm_ipc.comm.collective_op import dtype_of
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.comm.symbolic_extents import constant, largest_shard
-from tvm_ipc.spmd.rules import partial_linear
 from tvm_ipc.spmd.rules.operation import Operation, aligned, axis_of, same
-from tvm_ipc.spmd.rules.rule import Labels, LocalCall, Refusal, Rule, needs_all
+from tvm_ipc.spmd.rules.rule import (
+    Labels,
+    LocalCall,
+    Refusal,
+    Rule,
+    all_partial_sums,
+    first_partial_alike,
+    needs_all,
+)
 
 
 def _first(zeros: Sequence[bool]) -> bool:
@@ -49,7 +56,7 @@ def _take(op: Operation) -> Rule:
         reduced={axis: "sum"} if can_sum else {},
         whole={} if can_sum else needs_all(axis),
         contiguous=frozenset({axis}),
-        partial_linear=partial_linear.first_partial_alike,
+        partial_linear=first_partial_alike,
         preserves_zeros=_first,
         padding={1: 0},
         local=local,
@@ -121,7 +128,7 @@ def _gather_elements(op: Operation) -> Rule:
         (labels,) * len(op.operands),
         (labels,),
         whole=needs_all(*whole),
-        partial_linear=(lambda _: False) if scatters else partial_linear.first_partial_alike,
+        partial_linear=(lambda _: False) if scatters else first_partial_alike,
         preserves_zeros=(lambda zeros: zeros[0] and zeros[2]) if scatters else _first,
         padding={1: 0},
     )
@@ -142,7 +149,7 @@ def _gather_nd(op: Operation) -> Rule:
         (data, (*data[:batch], *index_labels)),
         (result_labels,),
         whole=whole,
-        partial_linear=partial_linear.first_partial_alike,
+        partial_linear=first_partial_alike,
         preserves_zeros=_first,
         padding={1: 0},
     )
@@ -178,7 +185,7 @@ def _index_tensor(op: Operation) -> Rule:
         (data, *indices),
         (labels,),
         whole=needs_all(*data[:count]),
-        partial_linear=partial_linear.first_partial_alike,
+        partial_linear=first_partial_alike,
         preserves_zeros=_first,
         padding=dict.fromkeys(range(1, len(op.operands)), 0),
     )
@@ -206,9 +213,7 @@ def _along_whole_axis(op: Operation) -> Rule:
         (labels,),
         (result,) * len(op.results),
         whole=needs_all(axis),
-        partial_linear=partial_linear.all_partial_sums
-        if op.name == "cumsum"
-        else (lambda _: False),
+        partial_linear=all_partial_sums if op.name == "cumsum" else (lambda _: False),
         preserves_zeros=all if op.name in ("cumsum", "cumprod", "sort") else (lambda _: False),
     )
 

@@ -11,9 +11,17 @@ from tvm_ipc.arguments import counted
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
-from tvm_ipc.spmd.rules import partial_linear
 from tvm_ipc.spmd.rules.operation import Operation, aligned, same
-from tvm_ipc.spmd.rules.rule import Labels, Propagate, Refusal, Related, Rule, needs_all, shard
+from tvm_ipc.spmd.rules.rule import (
+    Labels,
+    Propagate,
+    Refusal,
+    Related,
+    Rule,
+    needs_all,
+    one_partial_sum,
+    shard,
+)
 
 
 def summed(op: Operation, labels: set[int]) -> dict[str, Any]:
@@ -34,13 +42,13 @@ def _matmul(op: Operation) -> Rule:
     return Rule(
         (of_a, of_b),
         (result_labels,),
-        partial_linear=partial_linear.one_partial_sum,
+        partial_linear=one_partial_sum,
         **summed(op, {inner}),
     )
 
 
 def _outer(_op: Operation) -> Rule:
-    return Rule(((0,), (1,)), ((0, 1),), partial_linear=partial_linear.one_partial_sum)
+    return Rule(((0,), (1,)), ((0, 1),), partial_linear=one_partial_sum)
 
 
 def _einsum(op: Operation) -> Rule:
@@ -90,7 +98,7 @@ def _einsum(op: Operation) -> Rule:
         tuple(of_operands),
         (tuple(out),),
         whole=whole,
-        partial_linear=partial_linear.one_partial_sum,
+        partial_linear=one_partial_sum,
         **sum_rule,
     )
 

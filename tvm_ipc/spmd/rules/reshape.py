@@ -27,9 +27,8 @@ from tvm import relax, tirx
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.legalize import reshaped
 from tvm_ipc.comm.symbolic_extents import constant, largest_shard
-from tvm_ipc.spmd.rules import partial_linear
 from tvm_ipc.spmd.rules.operation import Operation
-from tvm_ipc.spmd.rules.rule import LocalCall, Rule, shard
+from tvm_ipc.spmd.rules.rule import LocalCall, Rule, all_partial_alike, shard
 
 #: Axes before a reshape, and the axes after it that have the same product.
 Group = tuple[list[int], list[int]]
@@ -78,7 +77,7 @@ def reshape(op: Operation) -> Rule:
         whole=whole,
         divisibility=divisibility,
         propagate=propagate,
-        partial_linear=partial_linear.all_partial_alike,
+        partial_linear=all_partial_alike,
         preserves_zeros=all,
         local=local,
     )

@@ -307,3 +307,30 @@ def _check_sharded_once(mesh: Mesh, name: str, placements: Sequence[Placement]) 
                     f"{mesh_axis_of[placement.axis]!r} and {mesh_axis!r}"
                 )
             mesh_axis_of[placement.axis] = mesh_axis
+
+
+# ---- for `Rule.partial_linear`: operands with these placements along one axis of the mesh ----
+
+_SUM: Final = Partial("sum")
+
+
+def all_partial_alike(placements: Sequence[Placement]) -> bool:
+    """Return whether all operands are partial in one way, for operators that only move elements."""
+    return len(set(placements)) == 1
+
+
+def all_partial_sums(placements: Sequence[Placement]) -> bool:
+    """Return whether all are partial sums, for operators linear in all operands jointly."""
+    return all(placement == _SUM for placement in placements)
+
+
+def one_partial_sum(placements: Sequence[Placement]) -> bool:
+    """Return whether one is a partial sum and the rest is replicated, for multilinear operators."""
+    return sorted(map(str, placements)) == ["P[sum]", *["R"] * (len(placements) - 1)]
+
+
+def first_partial_alike(placements: Sequence[Placement]) -> bool:
+    """Return whether the first is partial and the rest, such as indices, is replicated."""
+    return isinstance(placements[0], Partial) and all(
+        str(placement) == "R" for placement in placements[1:]
+    )

@@ -4,7 +4,7 @@
 options                    the command line
 measure_calibrate_compare  the three modes of the command
 timing_session             a session that times its workers
-worker                     the code that runs in workers
+worker_timing_functions    the code that runs in workers
 collective_times           collectives by size
 result_file                saved, loaded, compared runs
 result_tables              a measurement as tables

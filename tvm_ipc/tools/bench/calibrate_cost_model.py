@@ -18,8 +18,13 @@ import tvm_ipc.cpu.openblas_discovery
 from tvm_ipc import host
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
-from tvm_ipc.packed_functions.collectives import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
-from tvm_ipc.packed_functions.programs import COPY, MATMUL, REDUCE_SLICES, RELEASE
+from tvm_ipc.packed_functions.collective_declarations import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
+from tvm_ipc.packed_functions.program_function_declarations import (
+    COPY,
+    MATMUL,
+    REDUCE_SLICES,
+    RELEASE,
+)
 from tvm_ipc.tools.bench import overlap_programs
 from tvm_ipc.tools.bench.timing_session import TimingSession
 from tvm_ipc.transform.overlap.cost_model import Workload

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_ipc import packed_functions
 from tvm_ipc.packed_functions import Sync
-from tvm_ipc.packed_functions.programs import (
+from tvm_ipc.packed_functions.program_function_declarations import (
     ASSEMBLE,
     COPY,
     EXPOSE,

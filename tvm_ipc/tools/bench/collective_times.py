@@ -17,8 +17,8 @@ import numpy as np
 
 import tvm_ipc
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
-from tvm_ipc.packed_functions.collectives import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
-from tvm_ipc.packed_functions.programs import COPY, WORKER_RANK
+from tvm_ipc.packed_functions.collective_declarations import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
+from tvm_ipc.packed_functions.program_function_declarations import COPY, WORKER_RANK
 from tvm_ipc.runtime import shared_libraries
 from tvm_ipc.tools.bench.result_file import Run, describe_environment
 from tvm_ipc.tools.bench.timing_session import TimingSession

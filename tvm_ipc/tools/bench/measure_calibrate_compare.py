@@ -12,7 +12,7 @@ from tvm_ipc import host
 from tvm_ipc.arguments import counted
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
-from tvm_ipc.tools import other_load, terminal
+from tvm_ipc.tools import terminal
 from tvm_ipc.tools.bench import calibrate_cost_model as calibration_run
 from tvm_ipc.tools.bench import (
     chrome_trace,
@@ -204,7 +204,7 @@ def _traced_programs(chunks: int) -> list[tuple[str, int]]:
 
 def _warn_if_busy(others: host.OtherPrograms, workers: int, real_time: bool) -> None:
     remedy = "measure again on an idle machine, or with --real-time"
-    warning = other_load.warning(others, workers, remedy)
+    warning = others.warning(workers, remedy)
     if warning is not None and not real_time:
         _print_paragraph(warning)
 

@@ -16,8 +16,8 @@ import tvm
 import tvm_ffi
 
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
-from tvm_ipc.packed_functions.collectives import ALLREDUCE
-from tvm_ipc.packed_functions.programs import ALLOC_STORAGE, WORKER_RANK
+from tvm_ipc.packed_functions.collective_declarations import ALLREDUCE
+from tvm_ipc.packed_functions.program_function_declarations import ALLOC_STORAGE, WORKER_RANK
 
 _get = tvm_ffi.get_global_func
 #: Names that the functions below are registered under.

@@ -22,7 +22,6 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.runtime import shared_libraries
-from tvm_ipc.tools import other_load
 from tvm_ipc.tools.demo import gpu_assignment, speed_table, weights
 from tvm_ipc.tools.demo.compile_model import Decisions, compile_model, decisions, target_name
 from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
@@ -96,7 +95,7 @@ def run_demo(options: Options, report: Report) -> int:
     report.gap()
     generations = {n: run.generation for n, run in runs.items()}
     correct = _compare(report, config, generations)
-    busy = other_load.warning(others, host.available_cores(), _REMEDY)
+    busy = others.warning(host.available_cores(), _REMEDY)
     if busy is not None and not options.on_gpus:
         report.line("note", busy)
     _print_speed(report, options, _rows(options, runs, variants, of_variants))

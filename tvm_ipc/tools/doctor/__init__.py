@@ -3,7 +3,7 @@
 
 facts             every check, as a dictionary (`--json`)
 verdict           what is ready, and what to do for the rest
-facts_table       the verdict and the facts, as text
+format_facts_as_text       the verdict and the facts, as text
 cxx_compiler      the check of the C++ compiler
 gpus              the checks of CUDA and of GPU pairs
 multi_node_check  the check of several machines (`--hosts`)
@@ -12,7 +12,7 @@ probes_run_in_workers
 """
 
 from tvm_ipc.tools.doctor.facts import examine
-from tvm_ipc.tools.doctor.facts_table import render
+from tvm_ipc.tools.doctor.format_facts_as_text import render
 from tvm_ipc.tools.doctor.multi_node_check import examine_hosts, render_hosts
 
 __all__ = ["examine", "examine_hosts", "render", "render_hosts"]

@@ -7,7 +7,6 @@ memory_plan_chart_layout  coordinates of a memory plan
 transfer_tracks           overlap of transfers and kernels
 summary_sentences         sentences for both reports
 text_report               the report for the terminal
-json_report               the report as JSON
 html_page                 the report as a page
 memory_plan_svg           a memory plan as SVG
 timeline_svg              transfers and kernels as SVG

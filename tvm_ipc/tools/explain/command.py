@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -15,6 +16,8 @@ from tvm_ipc.tools import terminal
 
 if TYPE_CHECKING:  # loads TVM, which `--help` need not wait for
     import tvm
+
+    from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation
 
 #: The target of `--target cuda`, which works on machines without a GPU.
 _CUDA: Final = '{"kind": "cuda", "arch": "sm_90"}'
@@ -121,7 +124,7 @@ def parse(argv: Sequence[str]) -> Options:
 def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> int:
     terminal.load_tvm()
     from tvm_ipc.pipeline import parse_target
-    from tvm_ipc.tools.explain import html_page, json_report, text_report
+    from tvm_ipc.tools.explain import html_page, text_report
     from tvm_ipc.tools.explain.load_module import last_line
     from tvm_ipc.tools.inspection.run_pipeline_for_explanation import OptionError, Question, explain
 
@@ -170,7 +173,7 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
         except OSError as error:
             raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
     if options.json:
-        terminal.print_out(json_report.render(explanation))
+        terminal.print_out(_json_text(explanation))
     elif options.text:
         plain = not terminal.can_print(text_report.CHARACTERS)
         terminal.print_out(text_report.render(explanation, plain=plain))
@@ -370,3 +373,29 @@ def _add_pipeline_options(group: argparse._ActionsContainer, default: Options) -
         help="overlap matmuls with communication: in N chunks, or where the calibration in a file "
         "predicts a gain",
     )
+
+
+def _json_text(explanation: Explanation) -> str:
+    """Return the headline figures, the memory plan and the decisions as a JSON object."""
+    question, figures = explanation.question, explanation.figures
+    content = {
+        "source": question.source,
+        "target": question.target,
+        "workers": question.world_size,
+        "strategy": question.strategy,
+        "sizes": explanation.sizes,
+        "collectives": [asdict(entry) for entry in figures.collectives],
+        "parameters": [asdict(entry) for entry in figures.parameters],
+        "estimates": [asdict(entry) for entry in figures.estimates],
+        "memory": {
+            function: {
+                "plan": memory.ours,
+                "tvm_plan": memory.upstream,
+                "lower_bound": memory.least,
+                "results": memory.results,
+            }
+            for function, memory in explanation.memory.items()
+        },
+        "decisions": [asdict(decision) for decision in explanation.report.decisions],
+    }
+    return json.dumps(content, indent=2)

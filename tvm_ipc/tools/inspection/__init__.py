@@ -3,7 +3,7 @@
 
 run_pipeline_for_explanation
                     runs the pipeline, and compares its memory plan with TVM's
-headline_figures    counts collectives and parameters, and estimates times
+collective_and_parameter_totals    counts collectives and parameters, and estimates times
 memory_lower_bound  computes a lower bound of the memory, independently of the planner
 symbolic_sizes      evaluates sizes with symbolic variables
 """

@@ -15,7 +15,7 @@ from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm.place_op import NAME as PLACE
 from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.tools.inspection import memory_lower_bound
-from tvm_ipc.tools.inspection.headline_figures import Figures, figures
+from tvm_ipc.tools.inspection.collective_and_parameter_totals import Figures, figures
 from tvm_ipc.tools.inspection.symbolic_sizes import UNKNOWN, variables
 from tvm_ipc.transform.report import FunctionPlan, Report, collect_report
 

@@ -26,7 +26,15 @@ from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.program_order import Linear, Step
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.packed_functions import Function, Sync, find
-from tvm_ipc.packed_functions.programs import COPY, EXPOSE, OWN_SLICE, PEER_VIEW, START, VIEW, WAIT
+from tvm_ipc.packed_functions.program_function_declarations import (
+    COPY,
+    EXPOSE,
+    OWN_SLICE,
+    PEER_VIEW,
+    START,
+    VIEW,
+    WAIT,
+)
 from tvm_ipc.transform.report import Transfer
 
 _CALL_DYNAMIC = "relax.vm.call_tir_dyn"

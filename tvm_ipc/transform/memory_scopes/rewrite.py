@@ -24,7 +24,7 @@ from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.program_order import Region, Step
 from tvm_ipc.analysis.rewrite import rewrite, with_value
 from tvm_ipc.errors import TransformError
-from tvm_ipc.packed_functions.programs import COPY
+from tvm_ipc.packed_functions.program_function_declarations import COPY
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction, TensorRoot
 from tvm_ipc.transform.memory_scopes.copy_sites import Copy, CopyPlan
 from tvm_ipc.transform.memory_scopes.make_allocations_explicit import in_dataflow

@@ -9,8 +9,8 @@ import tvm
 from tvm import tirx
 from tvm.relax.expr import _update_type
 
-from tvm_ipc.analysis.primfunc_scope_rewrite import retype
 from tvm_ipc.analysis.program_order import Step
+from tvm_ipc.analysis.retype_primfunc_scopes import retype
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction
 from tvm_ipc.transform.memory_scopes.copy_sites import CopyPlan
 from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL

@@ -29,7 +29,7 @@ from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.symbolic_extents import constant, divides, format_extent
-from tvm_ipc.packed_functions.programs import KERNEL_ALIGNMENT
+from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
 from tvm_ipc.transform.overlap.candidate import (
     Candidate,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file backend.cc */
-#include "cuda/backend.h"
+/*! \file backend_factory.cc */
+#include "cuda/backend_factory.h"
 
 #include <memory>
 #include <string>

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvm_ipc.packed_functions.collectives import COLLECTIVES, CUDA_IPC, DISCO
+from tvm_ipc.packed_functions.collective_declarations import COLLECTIVES, CUDA_IPC, DISCO
 from tvm_ipc.packed_functions.constants import IPC_MEMORY
 from tvm_ipc.packed_functions.function_schema import ANY, RESULT, Function, Registered, Sync
 

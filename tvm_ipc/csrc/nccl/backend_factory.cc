@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file backend.cc */
-#include "nccl/backend.h"
+/*! \file backend_factory.cc */
+#include "nccl/backend_factory.h"
 
 #include <set>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file session_worker_supervisor.cc */
-#include "core/session_worker_supervisor.h"
+/*! \file session_server.cc */
+#include "core/session_server.h"
 
 #include <fcntl.h>
 #include <poll.h>

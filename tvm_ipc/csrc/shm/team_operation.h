@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file team.h
+ * \file team_operation.h
  * \brief A team of ranks on the CPUs of one machine: its barrier, and its members' memory.
  */
-#ifndef TVM_IPC_SHM_TEAM_H_
-#define TVM_IPC_SHM_TEAM_H_
+#ifndef TVM_IPC_SHM_TEAM_OPERATION_H_
+#define TVM_IPC_SHM_TEAM_OPERATION_H_
 
 #include <chrono>
 #include <cstddef>
@@ -86,4 +86,4 @@ class Team {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_SHM_TEAM_H_
+#endif  // TVM_IPC_SHM_TEAM_OPERATION_H_

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvm_ipc.packed_functions.collectives import DISCO
+from tvm_ipc.packed_functions.collective_declarations import DISCO
 from tvm_ipc.packed_functions.constants import BACKENDS
 from tvm_ipc.packed_functions.function_schema import Function, Registered
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file backend.cc */
-#include "shm/backend.h"
+/*! \file backend_factory.cc */
+#include "shm/backend_factory.h"
 
 #include <utility>
 

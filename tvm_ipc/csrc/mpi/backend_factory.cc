@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file backend.cc
+ * \file backend_factory.cc
  * \brief The backend for several nodes. Within a node it uses the CPU backend of one machine; teams
  *        and messages across nodes use the internode ring.
  */
-#include "mpi/backend.h"
+#include "mpi/backend_factory.h"
 
 #include <optional>
 #include <utility>
@@ -14,7 +14,7 @@
 #include "core/rank.h"
 #include "mpi/exposed_buffers_copied_to_nodes.h"
 #include "mpi/internode_collectives.h"
-#include "shm/backend.h"
+#include "shm/backend_factory.h"
 
 namespace tvm_ipc {
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file session_worker_supervisor.h
+ * \file session_server.h
  * \brief The controller's side of a session: creates the shared memory, admits the workers
  *        (worker_admission.h), and then receives their messages (session_server_workers.h).
  *
  * It has its own thread, so that a death is noticed whatever the controller or a rank waits for. A
  * death marks the session as aborted, which ends every rank's wait.
  */
-#ifndef TVM_IPC_CORE_SESSION_WORKER_SUPERVISOR_H_
-#define TVM_IPC_CORE_SESSION_WORKER_SUPERVISOR_H_
+#ifndef TVM_IPC_CORE_SESSION_SERVER_H_
+#define TVM_IPC_CORE_SESSION_SERVER_H_
 
 #include <atomic>
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 #include "core/communication_backend.h"
 #include "core/file_descriptor.h"
-#include "core/internode_control_link.h"
 #include "core/internode_session_event_relay.h"
+#include "core/internode_session_server_link.h"
 #include "core/session_server_workers.h"
 #include "core/shared_memory_layout.h"
 #include "core/worker_admission.h"
@@ -98,4 +98,4 @@ class SessionServer {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_SESSION_WORKER_SUPERVISOR_H_
+#endif  // TVM_IPC_CORE_SESSION_SERVER_H_

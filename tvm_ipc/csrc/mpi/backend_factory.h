@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file backend.h
+/*! \file backend_factory.h
  *  \brief The backend that moves data between CPUs of several nodes.
  */
-#ifndef TVM_IPC_MPI_BACKEND_H_
-#define TVM_IPC_MPI_BACKEND_H_
+#ifndef TVM_IPC_MPI_BACKEND_FACTORY_H_
+#define TVM_IPC_MPI_BACKEND_FACTORY_H_
 
 #include "core/communication_backend.h"
 
@@ -12,4 +12,4 @@ namespace tvm_ipc {
 const Backend& Mpi();
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_MPI_BACKEND_H_
+#endif  // TVM_IPC_MPI_BACKEND_FACTORY_H_

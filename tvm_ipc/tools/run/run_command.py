@@ -90,7 +90,7 @@ def _run(options: Options) -> int:
     terminal.load_tvm(compiler=False)
     from tvm_ipc.models.hf.compile_cache import load_or_compile
     from tvm_ipc.models.hf.load_and_generate import Model, compute_dtype
-    from tvm_ipc.models.hf.sharding_plan_parser import read_plan
+    from tvm_ipc.models.hf.user_sharding_plan import read_plan
     from tvm_ipc.runtime.session import Session
     from tvm_ipc.spmd.plan_parser import AUTO
 
