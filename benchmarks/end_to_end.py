@@ -48,7 +48,7 @@ from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.tools.demo import model, weights
 from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.generate import Generation, Generator
-from tvm_ipc.tools.demo.schedule_kernels_cpu import schedule_kernels
+from tvm_ipc.tools.demo.schedule_matmul_and_norm_cpu import schedule_kernels
 
 ONE, TWO, BARRIERS, ORDINARY = "1 worker", "2 workers", "barriers kept", "ordinary allreduce"
 CONTESTANTS = (ONE, TWO, BARRIERS, ORDINARY)

@@ -18,7 +18,7 @@ from tvm_ipc.runtime import startup_registrations, worker_pool_interface
 if TYPE_CHECKING:
     from tvm_ipc import comm, cpu, gpu, models, spmd, transform
     from tvm_ipc.calibration import Calibration
-    from tvm_ipc.cpu.target import cpu_target
+    from tvm_ipc.cpu.host_cpu_target import cpu_target
     from tvm_ipc.models.weights.load import load_weights
     from tvm_ipc.pipeline import get_pipeline
     from tvm_ipc.runtime.import_tvm_without_compiler import runtime_only
@@ -86,7 +86,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
             "CurrentRank": "runtime.team_and_thread_rank",
             "Session": "runtime.session",
             "Team": "runtime.team_and_thread_rank",
-            "cpu_target": "cpu.target",
+            "cpu_target": "cpu.host_cpu_target",
             "get_pipeline": "pipeline",
             "init_ccl": "runtime.init_ccl",
             "load_weights": "models.weights.load",

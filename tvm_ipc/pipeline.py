@@ -44,7 +44,7 @@ from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.comm.collective_attrs import check_attributes
-from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
+from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.place_op import NAME as PLACE
 from tvm_ipc.comm.place_op import mesh_of
 from tvm_ipc.cpu import OffloadBLAS, ScheduleForCPU

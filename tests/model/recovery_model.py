@@ -120,9 +120,9 @@ def _collective(me: int, size: int, c: int, ticket: str) -> list[Step]:
 def helper(protocol: Protocol | None = None) -> Model:
     """A thread that acts for rank 1 is in a collective of its own team while rank 0 fails.
 
-    Mirrors core/rank.cc `Begin` (the mark, then the look at abort, and at the recoveries since the
-    thread began to act) and `Idle`, core/session_server_workers.cc `Recover`. The worker's own
-    thread of rank 1 has passed its ticket: only the mark says that the helper has still to come
+    Mirrors core/rank_runtime_state.cc `Begin` (the mark, then the look at abort, and at the
+    recoveries since the thread began to act) and `Idle`, core/session_server_workers.cc `Recover`.
+    The worker's own thread of rank 1 has passed its ticket: only the mark says that the helper has still to come
     out. After the recovery rank 0 does the first step of that team.
     """
     protocol = protocol or Protocol()

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "client.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/session_server.h"
 #include "core/worker_handshake.h"
 #include "ranks.h"

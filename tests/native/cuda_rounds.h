@@ -13,7 +13,7 @@
 
 #include "core/communication_backend.h"
 #include "core/current_stream.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "driver/device.h"
 
 namespace tvm_ipc {

@@ -99,7 +99,7 @@ FAULTS = [
     ),
     Fault(
         "what was shown before an error is seen after it",
-        "core/rank.cc",
+        "core/rank_runtime_state.cc",
         "      control.team_slots[slot][r].exposure_table.last.store(0, "
         "std::memory_order_relaxed);\n",
         "",
@@ -247,28 +247,28 @@ FAULTS = [
     ),
     Fault(
         "packets are not counted from 0 after a recovery",
-        "core/rank.cc",
+        "core/rank_runtime_state.cc",
         "if (packets.generation != generation) packets = {0, generation};",
         "packets.generation = generation;",
         STRESS,
     ),
     Fault(
         "what was taken is not forgotten in a recovery",
-        "core/rank.cc",
+        "core/rank_runtime_state.cc",
         "      channel.taken.store(0, std::memory_order_relaxed);\n",
         "",
         STRESS,
     ),
     Fault(
         "the steps of the first rank are not forgotten in a recovery",
-        "core/rank.cc",
+        "core/rank_runtime_state.cc",
         "clear(control.team_slots[slot][r].slot);",
         "if (r > 0) clear(control.team_slots[slot][r].slot);",
         STRESS,
     ),
     Fault(
         "two threads of a rank may be in one team at once",
-        "core/rank.h",
+        "core/rank_runtime_state.h",
         "mark_->exchange(1, std::memory_order_seq_cst) == 0) return;",
         "mark_->exchange(1, std::memory_order_seq_cst) < 2) return;",
         "threads_stress",
@@ -298,7 +298,7 @@ FAULTS = [
     ),
     Fault(
         "the last reason of an abort counts, not the first",
-        "core/rank.cc",
+        "core/rank_runtime_state.cc",
         """  uint32_t none = 0;
   control.abort.compare_exchange_strong(none, AbortWord(reason, rank), std::memory_order_acq_rel);
 """,
@@ -503,7 +503,7 @@ FAULTS = [
     ),
     Fault(
         "both packets of a link are in one place",
-        "core/rank.cc",
+        "core/rank_runtime_state.cc",
         "(2 * dst + (packet & 1)) * kPacketBytes",
         "(2 * dst + (packet & 0)) * kPacketBytes",
         STRESS,
@@ -789,7 +789,7 @@ FAULTS = [
     ),
     Fault(
         "a message of another collective is taken",
-        "core/internode_operation_messages.cc",
+        "core/internode_send_receive.cc",
         "!theirs.Agrees(mine_)",
         "false",
         "internode",
@@ -817,14 +817,14 @@ FAULTS = [
     ),
     Fault(
         "in flat order ranks count from their node on",
-        "mpi/internode_reduction_partials.cc",
+        "mpi/combine_node_contributions.cc",
         "static_cast<size_t>(layout_.index_of[place]) * row;",
         "static_cast<size_t>(layout_.index_of[place] * 0) * row;",
         "internode",
     ),
     Fault(
         "an average across nodes is divided by the number of nodes",
-        "mpi/internode_reduction_partials.cc",
+        "mpi/combine_node_contributions.cc",
         "static_cast<int>(layout_.nodes.size()), count, layout_.size());",
         "static_cast<int>(layout_.nodes.size()), count,\n"
         "                           static_cast<int>(layout_.nodes.size()));",

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "expect.h"
 #include "shm/partial_results_reduction.h"
 

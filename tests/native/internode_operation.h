@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/team_barrier.h"
 #include "expect.h"
 #include "partial_reference.h"

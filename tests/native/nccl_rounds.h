@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/communication_backend.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "expect.h"
 
 namespace tvm_ipc {

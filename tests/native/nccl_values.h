@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/communication_backend.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "expect.h"
 #include "reduce_reference.h"
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "backends.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/session_server.h"
 #include "core/worker_handshake.h"
 #include "shm/collectives.h"

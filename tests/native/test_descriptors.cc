@@ -15,7 +15,7 @@
 #include "client.h"
 #include "core/file_descriptor.h"
 #include "core/frame.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/thread_signals.h"
 #include "expect.h"
 

@@ -94,7 +94,7 @@ PLACES = {
     "nodes/agent.py:watched": "nodes",
     "nodes/mpiexec_launcher.py:__init__": "nodes",
     "nodes/find_mpi_installation.py:_run": "find_mpi",
-    "nodes/external_launcher.py:_run_rank_0": "the command that the user gave to tvm-ipc node",
+    "nodes/node_command_under_mpiexec.py:_run_rank_0": "the command of tvm-ipc node",
     "tools/doctor/cxx_compiler.py:_run": "the C++ compiler",
 }
 #: Calls that start a process, by the last part of their name.

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
+from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 
 _CCL = "relax.ccl."
 #: The arguments in which matching calls agree, without sizes: those may be symbolic.

@@ -19,7 +19,7 @@ from tvm import relax, tirx
 from tvm_ipc import arguments
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs, kind_of
 from tvm_ipc.comm.collective_kinds import KINDS
-from tvm_ipc.comm.collective_op import infer
+from tvm_ipc.comm.collective_relax_op import infer
 from tvm_ipc.comm.legalize import packed_arguments
 from tvm_ipc.comm.packed_call_argument_checks import (
     count,

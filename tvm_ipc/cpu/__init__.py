@@ -9,9 +9,9 @@ from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
     from tvm_ipc.cpu.blas.byoc_backend import blas_patterns, compile_blas
+    from tvm_ipc.cpu.host_cpu_target import cpu_target
     from tvm_ipc.cpu.offload_blas import OffloadBLAS
     from tvm_ipc.cpu.schedule_for_cpu import ScheduleForCPU
-    from tvm_ipc.cpu.target import cpu_target
 
 __all__ = ["OffloadBLAS", "ScheduleForCPU", "blas_patterns", "compile_blas", "cpu_target"]
 

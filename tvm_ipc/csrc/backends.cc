@@ -4,9 +4,9 @@
 
 #include "core/error.h"
 #include "cuda/backend_factory.h"
-#include "mpi/backend_factory.h"
+#include "mpi/endpoint_and_backend.h"
 #include "nccl/backend_factory.h"
-#include "shm/backend_factory.h"
+#include "shm/endpoint_and_backend.h"
 
 namespace tvm_ipc {
 

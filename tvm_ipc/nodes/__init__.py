@@ -16,5 +16,5 @@ MPI and starts the workers of the node. The user's program is the controller, an
   that calls MPI.
 - `shm_probe.py`: tests whether a node shares memory with the controller; `startup_watchdog.py`:
   ends an agent that hangs during its start.
-- `external_launcher.py`: `tvm-ipc node`, for nodes that the user's own launcher provides.
+- `node_command_under_mpiexec.py`: `tvm-ipc node`, for nodes that the user's own launcher provides.
 """

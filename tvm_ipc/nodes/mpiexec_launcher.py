@@ -40,7 +40,8 @@ class NodeAddresses:
     network : the network between the nodes: the name of an interface, such as "eth0", or for Open
         MPI a network, such as "10.0.0.0/24". With None, MPI chooses.
     shell : a program that takes options, a host and a command, as ssh does; None for ssh.
-    allocated : whether the user's launcher has started the agents (`external_launcher.py`).
+    allocated : whether the user's launcher has started the agents; see
+        `node_command_under_mpiexec.py`.
     """
 
     hosts: int | tuple[str, ...]

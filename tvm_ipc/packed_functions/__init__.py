@@ -3,7 +3,7 @@
 
 Every packed function is listed once, in `collective_declarations`, `program_function_declarations`
 (what compiled programs call, with its effects for passes) or `session_function_declarations` (all
-other functions). `function_schema` defines the fields of an entry. `constants` has
+other functions). `function_signature_and_effects` defines the fields of an entry. `constants` has
 the scopes, limits and numbers that Python and C++ share. Passes emit calls to these names and know
 nothing else about the runtime. Tests compare the table with the registered functions, and the
 numbers with those of the library. This package imports no other module of tvm_ipc.
@@ -33,7 +33,7 @@ from tvm_ipc.packed_functions.constants import (
     backends_of,
     pack_digits,
 )
-from tvm_ipc.packed_functions.function_schema import (
+from tvm_ipc.packed_functions.function_signature_and_effects import (
     ANY,
     RESULT,
     ROLES,

@@ -12,7 +12,7 @@ from tvm_ipc.packed_functions.constants import (
     ReduceKind,
     Team,
 )
-from tvm_ipc.packed_functions.function_schema import Function, Registered, Sync
+from tvm_ipc.packed_functions.function_signature_and_effects import Function, Registered, Sync
 
 DISCO: Final = "runtime.disco."
 CUDA_IPC: Final = f"{DISCO}cuda_ipc."

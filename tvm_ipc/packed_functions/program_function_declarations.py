@@ -7,7 +7,13 @@ from typing import Final
 
 from tvm_ipc.packed_functions.collective_declarations import COLLECTIVES, CUDA_IPC, DISCO
 from tvm_ipc.packed_functions.constants import IPC_MEMORY
-from tvm_ipc.packed_functions.function_schema import ANY, RESULT, Function, Registered, Sync
+from tvm_ipc.packed_functions.function_signature_and_effects import (
+    ANY,
+    RESULT,
+    Function,
+    Registered,
+    Sync,
+)
 
 TEAM: Final = Function(
     "tvm_ipc.team",

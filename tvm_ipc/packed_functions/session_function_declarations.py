@@ -7,7 +7,7 @@ from typing import Final
 
 from tvm_ipc.packed_functions.collective_declarations import DISCO
 from tvm_ipc.packed_functions.constants import BACKENDS
-from tvm_ipc.packed_functions.function_schema import Function, Registered
+from tvm_ipc.packed_functions.function_signature_and_effects import Function, Registered
 
 
 def _of_backend(backend: str) -> tuple[Function, ...]:

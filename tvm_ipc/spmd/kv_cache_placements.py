@@ -18,14 +18,14 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.analysis.rewrite import rewrite, typed, with_value
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
-from tvm_ipc.comm.collective_op import extents
+from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.axis_relation_graph import Axes, Node
 from tvm_ipc.spmd.infer_head_and_slice_divisions import ShardedAxes
 from tvm_ipc.spmd.plan_parser import matches
-from tvm_ipc.spmd.rules.rule import shard
+from tvm_ipc.spmd.rules.axis_label_rule import shard
 
 
 def names_of_caches(caches: object, inputs: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from tvm_ipc.spmd.placements.dist_annotations import convert_dist_annotations, i
 from tvm_ipc.spmd.placements.lower_function import has_marks, lower_function, mesh_of_function
 from tvm_ipc.spmd.placements.redistribute import NAME
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.overlap.candidate import NotOverlappableError
+from tvm_ipc.transform.overlap.candidate_types import NotOverlappableError
 from tvm_ipc.transform.overlap.pipelined_gather import (
     pipeline_marked,
     with_dataflow,

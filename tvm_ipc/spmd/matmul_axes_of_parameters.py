@@ -19,10 +19,10 @@ from tvm import relax
 
 from tvm_ipc.analysis.rewrite import walk
 from tvm_ipc.spmd.axis_relation_graph import Tensor, tensors_of
+from tvm_ipc.spmd.rules.axis_label_rule import Labels, Refusal, Rule
 from tvm_ipc.spmd.rules.operation import Operation, axis_of, operation_of
 from tvm_ipc.spmd.rules.reshape import RULES as RESHAPES
 from tvm_ipc.spmd.rules.reshape import groups_of
-from tvm_ipc.spmd.rules.rule import Labels, Refusal, Rule
 from tvm_ipc.spmd.rules.table import rule_of
 from tvm_ipc.spmd.styles import Matmul
 

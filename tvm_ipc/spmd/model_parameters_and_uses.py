@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm_ipc import arguments
 from tvm_ipc.analysis.rewrite import calls
 from tvm_ipc.comm import Mesh
-from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
 from tvm_ipc.comm.symbolic_extents import constant

@@ -18,8 +18,8 @@ from tvm import relax
 
 from tvm_ipc.analysis.rewrite import walk
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
-from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
-from tvm_ipc.comm.collective_op import dtype_of, extents
+from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.comm.symbolic_extents import constant, item_bytes
 from tvm_ipc.spmd.rules.operation import short_name, tensor_types
 

@@ -16,14 +16,14 @@ from tvm_ipc.comm import Mesh
 from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.spmd.canonicalize_bmm import canonicalize_bmm
 from tvm_ipc.spmd.canonicalize_gqa import canonicalize_gqa
+from tvm_ipc.spmd.combine_placement_sources import ShardingPlan, make_sharding_plan
 from tvm_ipc.spmd.insert_reshards import insert_reshards
 from tvm_ipc.spmd.lower_placements import LowerPlacements
-from tvm_ipc.spmd.make_sharding_plan import ShardingPlan, make_sharding_plan
 from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters, parameters_of, uses_of
 from tvm_ipc.spmd.parallelized import Parallelized
 from tvm_ipc.spmd.parameter_shards import notes_of
-from tvm_ipc.spmd.pipeline.choose import check_stages
-from tvm_ipc.spmd.pipeline.lower import check_unplaced, lower_pipeline
+from tvm_ipc.spmd.pipeline_parallelism.choose_stages import check_stages
+from tvm_ipc.spmd.pipeline_parallelism.lower_to_stages import check_unplaced, lower_pipeline
 from tvm_ipc.spmd.place_activations_by_style import place_activations
 from tvm_ipc.spmd.placements.dist_annotations import convert_dist_annotations
 from tvm_ipc.spmd.placements.lower_function import mesh_of_function

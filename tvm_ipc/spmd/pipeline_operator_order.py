@@ -20,7 +20,7 @@ from functools import cached_property
 from tvm import relax
 
 from tvm_ipc.analysis.rewrite import walk
-from tvm_ipc.comm.collective_op import extents
+from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.op_costs import Costs, seconds_of, shape_of
 from tvm_ipc.spmd.parameter_uses import variables_of

@@ -27,7 +27,7 @@ from tvm import relax
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.rewrite import rewrite, typed, walk, with_value
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
-from tvm_ipc.comm.collective_op import extents
+from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant

@@ -16,9 +16,9 @@ from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.placements import placements_of
 from tvm_ipc.spmd.insert_reshards import PLACE, cheapest, rule_for, tensors_among
 from tvm_ipc.spmd.op_costs import Costs, Shape, shape_of
+from tvm_ipc.spmd.rules.axis_label_rule import Refusal, resolve_placements
 from tvm_ipc.spmd.rules.decompositions import DECOMPOSITIONS, decompose
 from tvm_ipc.spmd.rules.operation import short_name, tensor_types
-from tvm_ipc.spmd.rules.rule import Refusal, resolve_placements
 
 #: The placement of a tensor, or a tuple of those of its fields.
 ResultPlacements = Any

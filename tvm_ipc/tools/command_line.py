@@ -154,7 +154,7 @@ def _demo(arguments: list[str], _traceback: list[str]) -> int:
 
 
 def _run_model(arguments: list[str], _traceback: list[str]) -> int:
-    from tvm_ipc.tools.run.run_command import main as run
+    from tvm_ipc.tools.run.generate_text_command import main as run
 
     return run(arguments)
 
@@ -187,7 +187,7 @@ def _node_parser() -> argparse.ArgumentParser:
 
 def _node(arguments: list[str], _traceback: list[str]) -> int:
     program = _node_parser().parse_args(arguments).program
-    from tvm_ipc.nodes.external_launcher import main as run
+    from tvm_ipc.nodes.node_command_under_mpiexec import main as run
 
     return run(program)
 

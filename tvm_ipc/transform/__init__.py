@@ -11,7 +11,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.async_collectives import AsyncCollectives
 from tvm_ipc.transform.byoc.compiler_results import Compiled, CompileError, compile_each
 from tvm_ipc.transform.byoc.extern_declaration import script
-from tvm_ipc.transform.byoc.global_symbol_policies import (
+from tvm_ipc.transform.byoc.outlined_function_symbols import (
     ExistingGlobalSymbols,
     FreshGlobalSymbols,
     GlobalSymbolCache,

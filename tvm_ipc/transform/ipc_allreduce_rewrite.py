@@ -11,7 +11,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.analysis.collective_calls import Collective, match_collective, match_start, start_of
 from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
-from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
+from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.packed_functions import (
     REDUCED_TYPES,
     AllReduceStrategy,

@@ -20,7 +20,7 @@ from tvm_ipc.transform.byoc.function_literals import (
     contains_literal,
     is_for,
 )
-from tvm_ipc.transform.byoc.global_symbol_policies import (
+from tvm_ipc.transform.byoc.outlined_function_symbols import (
     GLOBAL_SYMBOL,
     ExistingGlobalSymbols,
     FreshGlobalSymbols,

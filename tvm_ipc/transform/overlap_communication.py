@@ -21,7 +21,7 @@ from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.overlap.candidate import Candidate, MatmulChain, NotOverlappableError
+from tvm_ipc.transform.overlap.candidate_types import Candidate, MatmulChain, NotOverlappableError
 from tvm_ipc.transform.overlap.chunked_builder import ChunkedBuilder, chunks_of
 from tvm_ipc.transform.overlap.cost_model import Choice, Workload, choose
 from tvm_ipc.transform.overlap.find_candidates import collective_of, find_candidate

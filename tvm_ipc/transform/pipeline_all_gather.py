@@ -11,7 +11,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.analysis.rewrite import belongs_to_others, calls, change_functions
 from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.overlap.candidate import NotOverlappableError
+from tvm_ipc.transform.overlap.candidate_types import NotOverlappableError
 from tvm_ipc.transform.overlap.pipelined_gather import (
     pipeline_gathers,
     with_dataflow,

@@ -26,7 +26,7 @@ from tvm_ipc.transform.byoc.compiler_results import (
     to_declare,
 )
 from tvm_ipc.transform.byoc.function_literals import is_for, used_functions, used_global_vars
-from tvm_ipc.transform.byoc.global_symbol_policies import (
+from tvm_ipc.transform.byoc.outlined_function_symbols import (
     GLOBAL_SYMBOL,
     GlobalSymbolCache,
     Names,

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 import tvm_ipc
-from tvm_ipc.comm.collective_op import same_extents
+from tvm_ipc.comm.collective_relax_op import same_extents
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 

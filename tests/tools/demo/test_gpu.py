@@ -13,7 +13,7 @@ import tvm_ipc
 from tvm_ipc.errors import IPCError
 from tvm_ipc.gpu import discovery
 from tvm_ipc.tools import demo
-from tvm_ipc.tools.demo import kernels_gpu, model
+from tvm_ipc.tools.demo import attention_kernels_gpu, model
 from tvm_ipc.tools.demo.decoder_and_build_config import Config
 
 CONFIG = Config(layers=1, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
@@ -47,11 +47,11 @@ def test_rows_of_prompts_in_parts() -> None:
 
 
 def test_a_context_without_room_for_its_scores_is_refused() -> None:
-    most = kernels_gpu.LONGEST
-    kernels_gpu.attend(2, 2, 8, most, "float32")
+    most = attention_kernels_gpu.LONGEST
+    attention_kernels_gpu.attend(2, 2, 8, most, "float32")
     words = f"the context is {most + 64}, .* supports at most {most} positions"
     with pytest.raises(IPCError, match=words):
-        kernels_gpu.attend(2, 2, 8, most + 64, "float32")
+        attention_kernels_gpu.attend(2, 2, 8, most + 64, "float32")
 
 
 def test_the_demo_says_what_it_lacks(

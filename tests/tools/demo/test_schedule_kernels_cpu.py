@@ -13,7 +13,7 @@ from tvm import relax, tirx
 import tvm_ipc
 from tvm_ipc.tools.demo import kernels_cpu
 from tvm_ipc.tools.demo.decoder_and_build_config import DTYPES
-from tvm_ipc.tools.demo.schedule_kernels_cpu import schedule_kernels
+from tvm_ipc.tools.demo.schedule_matmul_and_norm_cpu import schedule_kernels
 from tvm_ipc.tools.demo.weights import numpy_dtype
 
 INNER, OUTER = 40, 72

@@ -9,7 +9,7 @@
 
 #include "core/communication_backend.h"
 #include "core/error.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/teams.h"
 #include "core/thread_signals.h"
 

@@ -19,7 +19,7 @@
 #include "core/element_type_and_reduce_kind.h"
 #include "core/error.h"
 #include "core/file_descriptor.h"
-#include "core/host_info.h"
+#include "core/machine_name_and_memory.h"
 #include "core/peer_mapped_heap.h"
 #include "core/shared_memory_layout.h"
 

@@ -8,7 +8,7 @@
 
 #include "core/communication_backend.h"
 #include "core/error.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/team_barrier.h"
 
 namespace tvm_ipc {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc {
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "core/internode_request_queue.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc {
 

@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/internode_staging_buffer.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/team_barrier.h"
 #include "core/wait.h"
 

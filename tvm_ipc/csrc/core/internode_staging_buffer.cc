@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "core/error.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/team_barrier.h"
 #include "core/wait.h"
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "core/communication_backend.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/shared_memory_layout.h"
 
 namespace tvm_ipc {

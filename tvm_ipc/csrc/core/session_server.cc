@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/host_info.h"
 #include "core/internode_request_queue.h"
-#include "core/rank.h"
+#include "core/machine_name_and_memory.h"
+#include "core/rank_runtime_state.h"
 #include "core/teams.h"
 #include "core/thread_signals.h"
 #include "core/wait.h"

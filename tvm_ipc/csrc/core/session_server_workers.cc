@@ -13,7 +13,7 @@
 
 #include "core/atfork_descriptors.h"
 #include "core/error.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/thread_signals.h"
 
 namespace tvm_ipc {

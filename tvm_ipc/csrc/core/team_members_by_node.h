@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc {
 

@@ -23,10 +23,10 @@
 #include "core/atfork_descriptors.h"
 #include "core/error.h"
 #include "core/frame.h"
-#include "core/host_info.h"
-#include "core/rank.h"
-#include "core/session_server_connection.h"
+#include "core/machine_name_and_memory.h"
+#include "core/rank_runtime_state.h"
 #include "core/thread_signals.h"
+#include "core/worker_connection_to_session_server.h"
 
 namespace tvm_ipc {
 

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "core/communication_backend.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "cuda/host_registration.h"
 #include "cuda/peer_regions.h"
 

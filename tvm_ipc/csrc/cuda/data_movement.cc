@@ -6,7 +6,7 @@
  */
 #include <algorithm>
 
-#include "cuda/argument_checks.h"
+#include "cuda/buffer_size_and_overlap_checks.h"
 #include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/handle_allgather.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc::cuda {
 

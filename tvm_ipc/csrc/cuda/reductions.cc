@@ -5,7 +5,7 @@
  */
 #include <cstring>
 
-#include "cuda/argument_checks.h"
+#include "cuda/buffer_size_and_overlap_checks.h"
 #include "cuda/collectives_endpoint.h"
 
 namespace tvm_ipc::cuda {

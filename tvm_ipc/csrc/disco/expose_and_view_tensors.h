@@ -10,8 +10,8 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 
-#include "core/rank.h"
-#include "disco/packed_collectives.h"
+#include "core/rank_runtime_state.h"
+#include "disco/collectives_as_packed_functions.h"
 
 namespace tvm_ipc {
 

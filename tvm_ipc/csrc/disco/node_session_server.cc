@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/file_descriptor.h"
-#include "disco/controller_functions.h"
+#include "disco/controller_side_of_session.h"
 
 namespace tvm_ipc::node {
 

@@ -2,7 +2,7 @@
 /*!
  * \file node_session_server.h
  * \brief The session server of a node, in the process of the node's agent. For the controller see
- * controller_functions.h.
+ * controller_side_of_session.h.
  */
 #ifndef TVM_IPC_DISCO_NODE_SESSION_SERVER_H_
 #define TVM_IPC_DISCO_NODE_SESSION_SERVER_H_

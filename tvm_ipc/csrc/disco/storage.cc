@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/peer_mapped_heap.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/worker_side_of_session.h"
 

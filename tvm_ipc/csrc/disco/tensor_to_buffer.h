@@ -12,7 +12,7 @@
 
 #include "core/communication_backend.h"
 #include "core/error.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc {
 

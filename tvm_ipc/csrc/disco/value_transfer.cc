@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "core/frame.h"
-#include "disco/controller_functions.h"
+#include "disco/controller_side_of_session.h"
 #include "disco/controller_worker0_value_exchange.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/value_serialization.h"

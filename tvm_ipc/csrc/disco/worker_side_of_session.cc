@@ -20,7 +20,7 @@
 
 #include "core/atfork_descriptors.h"
 #include "core/teams.h"
-#include "disco/controller_functions.h"
+#include "disco/controller_side_of_session.h"
 #include "disco/controller_worker0_value_exchange.h"
 #include "disco/error_conversion.h"
 #include "disco/per_stream_allocator.h"

@@ -2,7 +2,7 @@
 /*!
  * \file worker_side_of_session.h
  * \brief The worker's functions: they join a session, run commands, report errors and move values.
- *        The controller's side is in controller_functions.h.
+ *        The controller's side is in controller_side_of_session.h.
  */
 #ifndef TVM_IPC_DISCO_WORKER_SIDE_OF_SESSION_H_
 #define TVM_IPC_DISCO_WORKER_SIDE_OF_SESSION_H_
@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc {
 

@@ -9,7 +9,7 @@
 
 #include "core/current_stream.h"
 #include "core/error.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc::cuda {
 

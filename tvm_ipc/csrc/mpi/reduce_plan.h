@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "core/team_members_by_node.h"
-#include "mpi/internode_reduction_partials.h"
+#include "mpi/combine_node_contributions.h"
 
 namespace tvm_ipc {
 

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "mpi/internode_reduction_partials.h"
+#include "mpi/combine_node_contributions.h"
 #include "mpi/internode_team_local_barrier.h"
 #include "mpi/reduce_plan.h"
 

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "driver/comm_stream_async_queue.h"
 #include "driver/device.h"
 #include "nccl/collectives_endpoint.h"

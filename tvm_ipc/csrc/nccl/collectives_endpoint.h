@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "core/communication_backend.h"
-#include "nccl/communicators.h"
+#include "nccl/team_communicators_and_watch_thread.h"
 
 namespace tvm_ipc::nccl {
 

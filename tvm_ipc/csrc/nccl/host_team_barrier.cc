@@ -5,7 +5,7 @@
 #include <cstring>
 #include <random>
 
-#include "core/internode_operation_messages.h"
+#include "core/internode_send_receive.h"
 #include "core/team_barrier.h"
 
 namespace tvm_ipc::nccl {

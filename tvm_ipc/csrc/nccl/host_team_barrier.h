@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/internode_request_queue.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "core/team_members_by_node.h"
 #include "nccl/library.h"
 

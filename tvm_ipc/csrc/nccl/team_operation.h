@@ -7,8 +7,8 @@
 #define TVM_IPC_NCCL_TEAM_OPERATION_H_
 
 #include "core/error.h"
-#include "core/rank.h"
-#include "nccl/communicators.h"
+#include "core/rank_runtime_state.h"
+#include "nccl/team_communicators_and_watch_thread.h"
 
 namespace tvm_ipc::nccl {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/communication_backend.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 #include "shm/find_reduce_function.h"
 
 namespace tvm_ipc {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "core/protocol_trace.h"
-#include "core/rank.h"
+#include "core/rank_runtime_state.h"
 
 namespace tvm_ipc {
 

@@ -27,7 +27,7 @@ def compile_model(request: dict[str, Any], progress: Callable[[str], None]) -> N
     require("to compile a model")
     import tvm
 
-    from tvm_ipc.cpu.target import cpu_target
+    from tvm_ipc.cpu.host_cpu_target import cpu_target
     from tvm_ipc.models.hf import tokenizer, torch_import
     from tvm_ipc.models.hf.inplace_kv_cache_update import update_in_place
     from tvm_ipc.models.hf.shard_imported_model import kv_cache_specs, shard

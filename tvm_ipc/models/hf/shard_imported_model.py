@@ -6,7 +6,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Final
 
-from tvm_ipc.comm.collective_op import dtype_of
+from tvm_ipc.comm.collective_relax_op import dtype_of
 from tvm_ipc.models.hf.compile_cache import KvCacheSpec
 from tvm_ipc.models.hf.torch_import import DECODE, Decoder
 from tvm_ipc.models.hf.user_sharding_plan import Plan

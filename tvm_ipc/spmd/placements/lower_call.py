@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.arguments import counted
-from tvm_ipc.comm.collective_op import NAME as COLLECTIVE
-from tvm_ipc.comm.collective_op import dtype_of, extents
+from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.comm.placements import format_placements
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
 from tvm_ipc.errors import TransformError
@@ -24,9 +24,15 @@ from tvm_ipc.spmd.placements.placed_tensor import (
     sharded_axes,
     uneven,
 )
+from tvm_ipc.spmd.rules.axis_label_rule import (
+    LocalCall,
+    Refusal,
+    ResolvedPlacements,
+    Rule,
+    resolve_placements,
+)
 from tvm_ipc.spmd.rules.decompositions import decompose
 from tvm_ipc.spmd.rules.operation import callee_of, format_callee, operation_of, short_name
-from tvm_ipc.spmd.rules.rule import LocalCall, Refusal, ResolvedPlacements, Rule, resolve_placements
 from tvm_ipc.spmd.rules.table import rule_of
 
 #: The neutral element of each reduction.

@@ -13,7 +13,7 @@ from tvm.relax.analysis import definable_tir_vars_in_type
 
 from tvm_ipc.analysis.rewrite import walk
 from tvm_ipc.comm import Mesh, Partial
-from tvm_ipc.comm.collective_op import extents
+from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.place_op import is_place, mesh_of
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
 from tvm_ipc.errors import TransformError

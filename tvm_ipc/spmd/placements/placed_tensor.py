@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard
-from tvm_ipc.comm.collective_op import dtype_of, extents
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import divides, local_extent
 

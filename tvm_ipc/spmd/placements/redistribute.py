@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvm_ipc import comm
 from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
-from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.comm.symbolic_extents import constant, divides
 from tvm_ipc.spmd.placements.placed_tensor import (

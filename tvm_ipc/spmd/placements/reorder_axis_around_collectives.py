@@ -15,7 +15,7 @@ from tvm import relax
 
 from tvm_ipc import comm
 from tvm_ipc.comm import Division, Shard
-from tvm_ipc.comm.collective_op import dtype_of, extents
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.comm.mesh import Teams
 from tvm_ipc.comm.symbolic_extents import constant
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding rules: how operators propagate placements from operands to results.
 
-rule              the class of a rule, and the placements that operands need for it
+axis_label_rule   the class of a rule, and the placements that operands need for it
 operation         a call in the form that rules read
 einsum_rule       rules that users write as text
 elementwise       elementwise operators
@@ -10,7 +10,8 @@ reductions        sums, means and other reductions
 normalizations    softmax and normalizations
 reshape           axes that stay sharded when a tensor is reshaped
 data_movement     operators that move elements: concat, split, slices, broadcasts, padding
-indexing          operators that take elements by index, and those that need all of one axis
+gather_scatter    operators that take or write elements by index
+sort_and_scan     sort, scan, and the index of an extremum
 images            convolutions, pooling and resizing
 decompositions    operators as several simpler ones, for axes that are sharded
 table             the rule of each operator, and rules that users declare

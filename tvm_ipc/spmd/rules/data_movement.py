@@ -12,8 +12,7 @@ from tvm import relax
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.axis_division import concatenated
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
-from tvm_ipc.spmd.rules.operation import Operation, aligned, axes_of, axis_of, same
-from tvm_ipc.spmd.rules.rule import (
+from tvm_ipc.spmd.rules.axis_label_rule import (
     ALL_OF_IT,
     Labels,
     LocalCall,
@@ -25,6 +24,7 @@ from tvm_ipc.spmd.rules.rule import (
     needs_all,
     shard,
 )
+from tvm_ipc.spmd.rules.operation import Operation, aligned, axes_of, axis_of, same
 
 
 def _permute_dims(op: Operation) -> Rule:

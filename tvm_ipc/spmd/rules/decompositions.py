@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from tvm import relax
 from tvm.relax import op as R  # noqa: N812 - as programs are written
 
-from tvm_ipc.comm.collective_op import dtype_of
+from tvm_ipc.comm.collective_relax_op import dtype_of
 
 #: Binds a call to a variable of the program for all ranks.
 Emit: TypeAlias = Callable[[relax.Expr], relax.Var]

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.placements import PARTIAL_REDUCTIONS
+from tvm_ipc.spmd.rules.axis_label_rule import Labels, Refusal, Rule, needs_all, one_partial_sum
 from tvm_ipc.spmd.rules.operation import Operation
-from tvm_ipc.spmd.rules.rule import Labels, Refusal, Rule, needs_all, one_partial_sum
 
 _AXES: Final = "axes of operands and results, such as 'n k, k m -> n m'"
 

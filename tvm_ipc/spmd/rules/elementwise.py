@@ -13,10 +13,10 @@ from tvm_ipc.analysis.operator_sets import (
     ZERO_PRESERVING_UNARY,
 )
 from tvm_ipc.comm import Partial, Placement
-from tvm_ipc.comm.collective_op import dtype_of
+from tvm_ipc.comm.collective_relax_op import dtype_of
 from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.spmd.rules.axis_label_rule import Labels, Rule
 from tvm_ipc.spmd.rules.operation import Operation, aligned, axis_of
-from tvm_ipc.spmd.rules.rule import Labels, Rule
 
 #: Operators with one operand, which return it, or read only its shape.
 _LIKE_ZERO: Final = ("hint_on_device", "wrap_param", "zeros_like")

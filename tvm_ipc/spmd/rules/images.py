@@ -10,9 +10,7 @@ from typing import Any, Final
 
 from tvm import relax
 
-from tvm_ipc.spmd.rules.matmul_attention import summed, whole_blocks
-from tvm_ipc.spmd.rules.operation import Operation
-from tvm_ipc.spmd.rules.rule import (
+from tvm_ipc.spmd.rules.axis_label_rule import (
     Labels,
     LocalCall,
     Refusal,
@@ -21,6 +19,8 @@ from tvm_ipc.spmd.rules.rule import (
     needs_all,
     one_partial_sum,
 )
+from tvm_ipc.spmd.rules.matmul_attention import summed, whole_blocks
+from tvm_ipc.spmd.rules.operation import Operation
 
 #: Labels of the batch, and of the channels of the operand and of the result. Other axes have the
 #: codes of their letters, added to `_REST`.

@@ -11,8 +11,7 @@ from tvm_ipc.arguments import counted
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.comm.symbolic_extents import constant, format_extent
-from tvm_ipc.spmd.rules.operation import Operation, aligned, same
-from tvm_ipc.spmd.rules.rule import (
+from tvm_ipc.spmd.rules.axis_label_rule import (
     Labels,
     Propagate,
     Refusal,
@@ -22,6 +21,7 @@ from tvm_ipc.spmd.rules.rule import (
     one_partial_sum,
     shard,
 )
+from tvm_ipc.spmd.rules.operation import Operation, aligned, same
 
 
 def summed(op: Operation, labels: set[int]) -> dict[str, Any]:

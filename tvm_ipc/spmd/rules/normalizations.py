@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from tvm import relax
 
+from tvm_ipc.spmd.rules.axis_label_rule import LocalCall, Rule, needs_all
 from tvm_ipc.spmd.rules.matmul_attention import whole_blocks
 from tvm_ipc.spmd.rules.operation import Operation, axes_of, axis_of
-from tvm_ipc.spmd.rules.rule import LocalCall, Rule, needs_all
 
 
 def _softmax(op: Operation) -> Rule:

@@ -10,9 +10,9 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvm_ipc.comm.collective_op import dtype_of, extents, same_extents
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.symbolic_extents import constant
-from tvm_ipc.spmd.rules.rule import Labels
+from tvm_ipc.spmd.rules.axis_label_rule import Labels
 
 #: The prefix of the names of Relax operators.
 OPERATORS: Final = "relax."

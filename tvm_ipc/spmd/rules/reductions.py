@@ -14,8 +14,8 @@ from tvm import relax, tirx
 from tvm_ipc.comm import Placement
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.spmd.rules.axis_label_rule import Labels, LocalCall, Rule, needs_all
 from tvm_ipc.spmd.rules.operation import Operation, axes_of
-from tvm_ipc.spmd.rules.rule import Labels, LocalCall, Rule, needs_all
 
 #: The reduction that combines the partial results of the ranks, by operator.
 _REDUCTIONS: Final = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}

@@ -27,8 +27,8 @@ from tvm import relax, tirx
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.legalize import reshaped
 from tvm_ipc.comm.symbolic_extents import constant, largest_shard
+from tvm_ipc.spmd.rules.axis_label_rule import LocalCall, Rule, all_partial_alike, shard
 from tvm_ipc.spmd.rules.operation import Operation
-from tvm_ipc.spmd.rules.rule import LocalCall, Rule, all_partial_alike, shard
 
 #: Axes before a reshape, and the axes after it that have the same product.
 Group = tuple[list[int], list[int]]

@@ -16,16 +16,17 @@ from tvm_ipc import arguments
 from tvm_ipc.spmd.rules import (
     data_movement,
     elementwise,
+    gather_scatter,
     images,
-    indexing,
     matmul_attention,
     normalizations,
     reductions,
     reshape,
+    sort_and_scan,
 )
+from tvm_ipc.spmd.rules.axis_label_rule import Rule
 from tvm_ipc.spmd.rules.einsum_rule import EinsumRule
 from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of
-from tvm_ipc.spmd.rules.rule import Rule
 
 #: Rules by the names of operators as TVMScript has them after `R.`.
 RULES: Final[dict[str, Callable[[Operation], Rule]]] = {
@@ -35,7 +36,8 @@ RULES: Final[dict[str, Callable[[Operation], Rule]]] = {
     **normalizations.RULES,
     **reshape.RULES,
     **data_movement.RULES,
-    **indexing.RULES,
+    **gather_scatter.RULES,
+    **sort_and_scan.RULES,
     **images.RULES,
 }
 

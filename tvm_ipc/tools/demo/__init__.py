@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tvm-ipc demo`: compile and run a tensor-parallel decoder on several numbers of workers.
 
-options                   the command line
-decoder_and_build_config  model sizes and compile options
-model                     the program of one worker
-weights                   random weights and their shards
-residual_stream_sharding  the rows that each worker has
-kernels_cpu               TIR kernels for CPUs
-kernels_gpu               TIR kernels for GPUs
-schedule_kernels_cpu      CPU schedules of matmul and norm
-compile_model             compilation with the pipeline
-gpu_assignment            the GPU of each worker, and checks
-generate                  generation of tokens
-step_printer              progress and results
-speed_table               the speed of each run
-compare_worker_counts     all steps, and the comparison of their results
+options                       the command line
+decoder_and_build_config      model sizes and compile options
+model                         the program of one worker
+weights                       random weights and their shards
+residual_stream_sharding      the rows that each worker has
+kernels_cpu                   TIR kernels for CPUs
+attention_kernels_gpu         TIR kernels for GPUs
+schedule_matmul_and_norm_cpu  CPU schedules of matmul and norm
+compile_model                 compilation with the pipeline
+gpu_assignment                the GPU of each worker, and checks
+generate                      generation of tokens
+step_printer                  progress and results
+speed_table                   the speed of each run
+compare_worker_counts         all steps, and the comparison of their results
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from tvm import relax
 from tvm.support import cc
 
 from tvm_ipc.comm import CollectiveAttrs
-from tvm_ipc.cpu.target import cpu_target
+from tvm_ipc.cpu.host_cpu_target import cpu_target
 from tvm_ipc.errors import IPCError
 from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.tools.demo import gpu_assignment, model
 from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
-from tvm_ipc.tools.demo.schedule_kernels_cpu import schedule_kernels
+from tvm_ipc.tools.demo.schedule_matmul_and_norm_cpu import schedule_kernels
 from tvm_ipc.tools.inspection.run_pipeline_for_explanation import (
     Memory,
     PassNames,

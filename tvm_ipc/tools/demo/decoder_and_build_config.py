@@ -80,7 +80,7 @@ class Build:
     ----------
     strategy : algorithm of the all-reduces.
     blas : whether matmuls are offloaded to OpenBLAS or run in kernels of TVM with the schedules of
-        `schedule_kernels_cpu`. None: OpenBLAS if it is installed.
+        `schedule_matmul_and_norm_cpu`. None: OpenBLAS if it is installed.
     sequence_parallel : whether each worker has a shard of the rows of the residual stream.
     overlap : number of chunks per worker for overlapping communication with matmuls. None: no
         overlap.

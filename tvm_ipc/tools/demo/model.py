@@ -30,7 +30,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
-from tvm_ipc.tools.demo import kernels_cpu, kernels_gpu
+from tvm_ipc.tools.demo import attention_kernels_gpu, kernels_cpu
 from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.residual_stream_sharding import Replicated, Residual, SequenceParallel
 
@@ -38,7 +38,7 @@ PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 EPSILON: Final = 1e-5
 
-_LOOPS: Final = {"cpu": kernels_cpu, "cuda": kernels_gpu}
+_LOOPS: Final = {"cpu": kernels_cpu, "cuda": attention_kernels_gpu}
 
 
 @dataclass(frozen=True)

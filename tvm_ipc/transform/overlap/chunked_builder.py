@@ -49,7 +49,7 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     REDUCE_SLICES,
     VIEW,
 )
-from tvm_ipc.transform.overlap.candidate import Candidate, MatmulChain, RowLayout
+from tvm_ipc.transform.overlap.candidate_types import Candidate, MatmulChain, RowLayout
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ from tvm_ipc.analysis.rewrite import rewrite
 from tvm_ipc.analysis.uses import Position, Uses, binds
 from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
-from tvm_ipc.transform.overlap.candidate import (
+from tvm_ipc.transform.overlap.candidate_types import (
     Candidate,
     MatmulChain,
     NotOverlappableError,

@@ -3,7 +3,7 @@
  *  \brief The kernels for data movement, barriers, exposed buffers, messages and the memory probe.
  */
 #include "cuda/kernels/data_movement_device_code.h"
-#include "cuda/kernels/point_to_point.h"
+#include "cuda/kernels/messages_and_exposed_buffers_device_code.h"
 
 namespace tvm_ipc {
 namespace kernels {

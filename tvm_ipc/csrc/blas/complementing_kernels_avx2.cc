@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file complementing_kernels_avx2.cc
+ * \brief The kernels of kernels_complementing_blas.h for AVX2, FMA and F16C; compiled with these
+ * enabled. Empty on other architectures.
+ */
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tvm_ipc {
+namespace {
+
+struct Isa {
+  static constexpr size_t kBytes = 32;
+  static constexpr int64_t kLanes = 8;
+  typedef uint32_t U32 __attribute__((vector_size(32)));
+
+  using Raw16 = __m128i;
+
+  static inline __m128i Load16(const char* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  static inline __m128i Load16Part(const char* p, int64_t count) {
+    __m128i v = _mm_setzero_si128();
+    __builtin_memcpy(&v, p, count * 2);
+    return v;
+  }
+  static inline void Store16(char* p, __m128i v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v);
+  }
+  static inline void Store16Part(char* p, __m128i v, int64_t count) {
+    __builtin_memcpy(p, &v, count * 2);
+  }
+  static inline __m256i First(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static inline __m256 Load32Part(const char* p, int64_t count) {
+    return _mm256_maskload_ps(reinterpret_cast<const float*>(p), First(count));
+  }
+  static inline void Store32Part(char* p, __m256 v, int64_t count) {
+    _mm256_maskstore_ps(reinterpret_cast<float*>(p), First(count), v);
+  }
+  static inline __m256 WidenHalf(__m128i raw) { return _mm256_cvtph_ps(raw); }
+  static inline __m128i NarrowHalf(__m256 v) {
+    return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+  }
+  static inline __m256 WidenBrain(__m128i raw) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+  }
+  static inline __m128i Lower(U32 words) {
+    __m256i v = (__m256i)words;
+    return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  }
+  static inline float Sum(__m256 v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+  }
+};
+
+}  // namespace
+}  // namespace tvm_ipc
+
+#include "blas/kernels_impl.h"
+
+namespace tvm_ipc {
+constexpr BlasKernels kAvx2Blas = MakeBlasKernels("avx2");
+}  // namespace tvm_ipc
+#endif  // __x86_64__

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file complementing_kernels_avx512.cc
+ * \brief The kernels of kernels_complementing_blas.h for AVX-512 F, BW, VL and DQ; compiled with
+ * these enabled. Empty on other architectures.
+ */
+#if defined(__x86_64__)
+#include "blas/isa_avx512.h"
+#include "blas/kernels_impl.h"
+
+namespace tvm_ipc {
+constexpr BlasKernels kAvx512Blas = MakeBlasKernels("avx512");
+}  // namespace tvm_ipc
+#endif  // __x86_64__
