@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.calibration import COLLECTIVES, VERSION, Calibration, Times
 from tvm_ipc.errors import IPCError
 
 LINE = Times(((1, 1000),), (1e-6, 1e-3))
 CUBE = Times(((1, 1000), (1, 1000), (1, 1000)), tuple(1e-6 * 10 ** (3 * n) for n in range(8)))
 GIVEN = Calibration(
-    machine=host.name(),
+    machine=this_machine.name(),
     backend="memory",
     workers=2,
     bandwidth=1e9,

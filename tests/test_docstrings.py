@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tvm
 
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 
 MODULES = [
@@ -94,7 +94,7 @@ def save_calibration(file: Path) -> None:
     """Save the calibration of a machine without a link, with times that were not measured."""
     line = Times(((1, 1000),), (1e-6, 1e-3))
     Calibration(
-        machine=host.name(),
+        machine=this_machine.name(),
         backend="shm",
         workers=2,
         bandwidth=0.0,

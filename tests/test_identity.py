@@ -19,7 +19,7 @@ IR = ("relax", "tirx", "tvm", "te", "nn", "Any")
 #: Classes that are compared by value, and why their fields are no IR.
 BY_VALUE = {
     "models/hf/model_folder.py: ModelFolder": "what a JSON file contains",
-    "nodes/controller.py: _Node": "what an agent sent as JSON",
+    "nodes/start_and_watch_agents.py: _Node": "what an agent sent as JSON",
     "runtime/oversized_calls_and_tensors.py: LargeTensor": "the dtype has a value",
     "verify/compare_collective_arguments.py: DetailPerRank": "as in Signature, rank by rank",
     "verify/compare_collective_arguments.py: Signature": "numbers, strings, polynomials, None",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_ipc.array_parts_as_index_spans import Span, even_shard, extract, rows, shape_of, whole_axis
+from tvm_ipc.index_spans_per_axis import Span, even_shard, extract, rows, shape_of, whole_axis
 
 
 def test_what_a_part_has() -> None:

@@ -25,10 +25,10 @@ CORE: dict[str, tuple[str, ...]] = {
     "html_tables": (),
     "script_namespace": (),
     "lazy_exports": (),
-    "array_parts_as_index_spans": (),
-    "host": (),
+    "index_spans_per_axis": (),
+    "this_machine": (),
     "pip_install_commands": (),
-    "calibration": ("packed_functions", "errors", "arguments", "host"),
+    "calibration": ("packed_functions", "errors", "arguments", "this_machine"),
     "comm": ("packed_functions", "arguments"),
     "analysis": ("packed_functions", "errors", "comm"),
     "verify": ("packed_functions", "analysis"),
@@ -37,7 +37,14 @@ CORE: dict[str, tuple[str, ...]] = {
         *("comm", "analysis", "verify", "html_tables"),
     ),
     "runtime": (
-        *("packed_functions", "errors", "arguments", "host", "pip_install_commands", "html_tables"),
+        *(
+            "packed_functions",
+            "errors",
+            "arguments",
+            "this_machine",
+            "pip_install_commands",
+            "html_tables",
+        ),
     ),
 }
 #: The parts that every wing with passes may import.
@@ -55,15 +62,22 @@ _PASSES = (
 )
 #: The parts of the core, and the other wings, that a wing may import; its README lists the wings.
 WINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "spmd": ((*_PASSES, "array_parts_as_index_spans"), ()),
+    "spmd": ((*_PASSES, "index_spans_per_axis"), ()),
     "cpu": (_PASSES, ()),
     "gpu": ((*_PASSES, "pip_install_commands", "runtime"), ()),
     "nodes": (
-        ("packed_functions", "errors", "arguments", "host", "pip_install_commands", "runtime"),
+        (
+            "packed_functions",
+            "errors",
+            "arguments",
+            "this_machine",
+            "pip_install_commands",
+            "runtime",
+        ),
         (),
     ),
     "models": (
-        (*_PASSES, "array_parts_as_index_spans", "host", "pip_install_commands", "runtime"),
+        (*_PASSES, "index_spans_per_axis", "this_machine", "pip_install_commands", "runtime"),
         ("cpu", "spmd", "pipeline"),
     ),
 }
@@ -82,8 +96,8 @@ NO_TVM = {
         "packed_functions",
         "errors",
         "arguments",
-        "array_parts_as_index_spans",
-        "host",
+        "index_spans_per_axis",
+        "this_machine",
         "pip_install_commands",
     ),
     *("calibration", "script_namespace", "lazy_exports", "html_tables"),
@@ -116,7 +130,7 @@ BACKENDS = ("shm", "mpi", "cuda", "nccl")
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
     ("engine/progress_engine_ffi.cc", '"tvm_ipc.NodeRing"'),  # the name of a class
-    ("disco/command_sender.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
+    ("disco/command_flow_control.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
     ("disco/node_session_server.cc", '"tvm_ipc.Node"'),  # the name of a class
     ("disco/async_requests.cc", '"tvm_ipc.Request"'),  # the name of a class
     ("disco/expose_and_view_tensors.cc", '"tvm_ipc.ExposedTensor"'),  # the name of a class
@@ -369,8 +383,8 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
     users = {str(p.relative_to(CSRC)) for p in native_files() if tvm_header.search(p.read_text())}
     assert {u for u in users if not u.startswith("disco/")} == {
         "register.cc",
-        "exported_constants.cc",
-        "exported_constants.h",
+        "constants_as_json.cc",
+        "constants_as_json.h",
         "start_session_with_backend.h",
         "blas/blas_packed_functions.cc",
         "blas/blas_packed_functions.h",
@@ -383,7 +397,7 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
     without = {p.name for p in native_files() if p.suffix == ".cc" and native_folder(p) != "disco"}
     with_tvm = {
         "register.cc",
-        "exported_constants.cc",
+        "constants_as_json.cc",
         "start_session_with_backend.cc",
         "blas_packed_functions.cc",
     }

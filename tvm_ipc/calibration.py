@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tvm_ipc import arguments, host
+from tvm_ipc import arguments, this_machine
 from tvm_ipc.errors import IPCError
 from tvm_ipc.packed_functions import MAX_WORKERS, backends_of
 
@@ -119,7 +119,7 @@ class Calibration:
 
     Attributes
     ----------
-    machine : the result of `tvm_ipc.host.name()` on that machine.
+    machine : the result of `tvm_ipc.this_machine.name()` on that machine.
     backend : the backend between the workers.
     workers : the number of workers.
     bandwidth : bytes per second over the link into a worker; 0 if peers read each other's memory.
@@ -244,7 +244,7 @@ class Calibration:
         arguments.flag("Calibration.load: any_machine", any_machine)
         calibration = _read(source)
         gpus = calibration.backend not in backends_of("cpu")
-        here = calibration.machine if any_machine else host.name(gpus=gpus)
+        here = calibration.machine if any_machine else this_machine.name(gpus=gpus)
         differences = [
             f"it was measured {preposition} {measured}, and this is {required}"
             for preposition, measured, required in (

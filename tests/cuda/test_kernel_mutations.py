@@ -35,7 +35,7 @@ MUTATIONS = (
     ),
     (
         "no meeting in the middle",
-        "pull.h",
+        "reduce_large_inputs_by_pull.h",
         "operation.Barrier(kForMiddle)",
         "(M || operation.Barrier(kForMiddle))",
     ),
@@ -65,13 +65,13 @@ MUTATIONS = (
     ),
     (
         "no meeting at the end",
-        "pull.h",
+        "reduce_large_inputs_by_pull.h",
         "operation.Barrier(kForEnd, args.leaves_early == 0);",
         "if (!M) operation.Barrier(kForEnd, args.leaves_early == 0);",
     ),
     (
         "who leaves early whose input does not stay",
-        "pull.h",
+        "reduce_large_inputs_by_pull.h",
         "args.leaves_early == 0);",
         "!M && args.leaves_early == 0);",
     ),
@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     (
         "who pushes need not hear from all",
-        "push.h",
+        "reduce_small_inputs_by_push.h",
         "if (operation.talks()) operation.Hear<false>();",
         "if (operation.talks() && !M) operation.Hear<false>();",
     ),

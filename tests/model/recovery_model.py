@@ -122,8 +122,8 @@ def helper(protocol: Protocol | None = None) -> Model:
 
     Mirrors core/rank_runtime_state.cc `Begin` (the mark, then the look at abort, and at the
     recoveries since the thread began to act) and `Idle`, core/session_server_workers.cc `Recover`.
-    The worker's own thread of rank 1 has passed its ticket: only the mark says that the helper has still to come
-    out. After the recovery rank 0 does the first step of that team.
+    The worker's own thread of rank 1 has passed its ticket: only the mark says that the helper has
+    still to come out. After the recovery rank 0 does the first step of that team.
     """
     protocol = protocol or Protocol()
     cells: dict[Hashable, Any] = {

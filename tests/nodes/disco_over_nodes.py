@@ -12,9 +12,9 @@ import tvm_ffi
 from tvm.runtime import disco
 
 import tvm_ipc  # noqa: F401
-from tvm_ipc.nodes.controller import Nodes, Workers
 from tvm_ipc.nodes.listen_address import address_towards
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
+from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
 
 started: dict[str, Nodes] = {}
 

@@ -16,11 +16,11 @@ import pytest
 
 from tests.nodes.node_processes import SECONDS
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
-from tvm_ipc.nodes import controller
-from tvm_ipc.nodes.controller import Nodes, Workers
+from tvm_ipc.nodes import start_and_watch_agents
 from tvm_ipc.nodes.find_mpi_installation import OPEN_MPI, Mpi
 from tvm_ipc.nodes.handshake import Key
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
+from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
 from tvm_ipc.runtime.start_child_process import python_module
 
 HOST = "127.0.0.1"
@@ -115,7 +115,7 @@ def test_disco_over_connections(mpi: Mpi, started: Started) -> None:
 
 def test_a_rank_that_is_alone(mpi: Mpi, started: Started) -> None:
     """As all are where the launcher is another MPI's."""
-    command = [*controller._AGENT, *python_module("tvm_ipc.nodes.agent"), "2", "60"]
+    command = [*start_and_watch_agents._AGENT, *python_module("tvm_ipc.nodes.agent"), "2", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 1
     assert "rank 0 of 1; expected 2 agents" in done.stderr
@@ -203,7 +203,7 @@ def test_the_start_ends_at_its_deadline_whatever_mpi_does(
         time.sleep(2.0)
         return Mpi(OPEN_MPI, launcher, "Open MPI 5")
 
-    monkeypatch.setattr(controller, "find_mpi", find)
+    monkeypatch.setattr(start_and_watch_agents, "find_mpi", find)
     begin = time.monotonic()
     with pytest.raises(DeadlineError, match=r"within 3 s: agent of node 0, agent of node 1;"):
         Nodes(NodeAddresses(2), Workers([[1], [2]], 3), address=HOST, timeout=3.0)

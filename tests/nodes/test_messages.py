@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.controller import Nodes, _Node
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages, pack, unpack
+from tvm_ipc.nodes.start_and_watch_agents import Nodes, _Node
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ START = 8.0
 STARTING = f"""
 import json, sys
 from pathlib import Path
-from tvm_ipc.nodes.controller import Nodes, Workers
+from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 given = json.loads(sys.argv[1])
 places = NodeAddresses(tuple(given["hosts"]), given["network"], Path(given["shell"]))
@@ -122,7 +122,7 @@ def test_a_node_that_is_cut_off_while_mpi_starts_ends_by_itself(
         text=True,
     ) as program:
         end = time.monotonic() + SECONDS
-        while sum("nodes/startup_watchdog.py" in line for line in started().values()) < 2:
+        while sum("nodes/agent_startup_watchdog.py" in line for line in started().values()) < 2:
             assert time.monotonic() < end and program.poll() is None
         last.run("ip", "link", "set", "eth0", "down")
         cut = time.monotonic()

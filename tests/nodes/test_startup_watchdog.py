@@ -55,7 +55,9 @@ def running(
 
 
 def watchers(started: Started) -> list[int]:
-    return [process for process, line in started().items() if "nodes/startup_watchdog.py" in line]
+    return [
+        process for process, line in started().items() if "nodes/agent_startup_watchdog.py" in line
+    ]
 
 
 def until(condition: Callable[[], bool], started: Started) -> None:

@@ -15,7 +15,7 @@ from tvm_ipc.analysis.live_ranges import LiveRange
 from tvm_ipc.analysis.program_order import Region, Step, exclusive
 from tvm_ipc.transform.memory_plan import packing
 from tvm_ipc.transform.memory_plan.packing import Item, Packing, most_live, pack
-from tvm_ipc.transform.memory_plan.storage_pooling import StorageRequest, pool
+from tvm_ipc.transform.memory_plan.whole_storage_reuse import StorageRequest, pool
 
 BODY = Region(None, 0, 1 << 20)
 

@@ -21,7 +21,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
         {
             "blas_patterns": "blas.byoc_backend",
             "compile_blas": "blas.byoc_backend",
-            "cpu_target": "target",
+            "cpu_target": "host_cpu_target",
             "OffloadBLAS": "offload_blas",
             "ScheduleForCPU": "schedule_for_cpu",
         },

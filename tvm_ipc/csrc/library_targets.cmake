@@ -9,10 +9,10 @@ set(TVM_IPC_BUILT "" CACHE PATH "Where the library was built: its parts are take
 find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
-  worker_admission.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc worker_connection_to_session_server.cc element_type_and_reduce_kind.cc
+  worker_admission.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc worker_socket_to_session_server.cc element_type_and_reduce_kind.cc
   emulated_link.cc internode_request_consumer.cc exposed_buffers.cc file_descriptor.cc frame.cc handle_allgather.cc
   machine_name_and_memory.cc internode_staging_buffer.cc internode_send_receive.cc internode_request_queue.cc worker_handshake.cc
-  point_to_point_checks.cc internode_session_server_link.cc internode_session_event_relay.cc rank_runtime_state.cc session_server.cc
+  point_to_point_checks.cc internode_control_connection.cc internode_session_event_relay.cc rank_runtime_state.cc session_server.cc
   current_stream.cc team_barrier.cc team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc session_server_workers.cc)
 set(TVM_IPC_SHM_SOURCES
   all_to_all.cc allreduce.cc allreduce_norm.cc endpoint_and_backend.cc argument_checks.cc data_movement.cc partial_results_reduction.cc
@@ -28,7 +28,7 @@ set(TVM_IPC_NCCL_SOURCES
   library.cc ipc_scope_heap_without_peers.cc point_to_point.cc reductions.cc)
 set(TVM_IPC_MPI_SOURCES
   endpoint_and_backend.cc combine_node_contributions.cc slice_leader.cc data_movement.cc point_to_point.cc internode_reduce.cc
-  reduce_plan.cc internode_reductions.cc run_move.cc exposed_buffers_copied_to_nodes.cc)
+  internode_reduce_plan.cc internode_reductions.cc run_move.cc exposed_buffers_copied_to_nodes.cc)
 # The engine moves messages between nodes, in a process that is not a rank.
 set(TVM_IPC_ENGINE_SOURCES internode_progress_engine.cc mpi_library.cc mpi_transport.cc send_scheduler.cc)
 # The table of backends, in the folder above theirs.

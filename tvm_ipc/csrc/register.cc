@@ -14,6 +14,7 @@
 
 #include "backends.h"
 #include "blas/blas_packed_functions.h"
+#include "constants_as_json.h"
 #include "core/atfork_descriptors.h"
 #include "core/machine_name_and_memory.h"
 #include "core/redirect_dead_worker_pipes.h"
@@ -29,7 +30,6 @@
 #include "disco/typed_to_packed_function.h"
 #include "disco/worker_side_of_session.h"
 #include "engine/progress_engine_ffi.h"
-#include "exported_constants.h"
 #include "start_session_with_backend.h"
 
 namespace tvm_ipc {

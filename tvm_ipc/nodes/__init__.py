@@ -7,14 +7,14 @@ MPI and starts the workers of the node. The user's program is the controller, an
 - `session_hosts_argument.py`, `cli_hosts.py`: read the argument `hosts=` and the option `--hosts`.
 - `multi_node_worker_pool.py`: the worker pool of a session on nodes, for
   `runtime/worker_pool_interface.py`.
-- `controller.py`, `agent.py`: the two sides; `messages.py`: the messages between them.
+- `start_and_watch_agents.py`, `agent.py`: the two sides; `messages.py`: the messages between them.
 - `handshake.py`: mutual authentication with the session's secret; `admission.py`: the listener that
   admits the expected processes; `listen_address.py`: the address that it listens on.
 - `find_mpi_installation.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with
   `mpiexec`.
-- `per_node_worker_hub.py`, `mpi_progress_engine.py`: a node's hub for its workers, and the thread
-  that calls MPI.
-- `shm_probe.py`: tests whether a node shares memory with the controller; `startup_watchdog.py`:
-  ends an agent that hangs during its start.
+- `node_session_server.py`, `mpi_progress_engine.py`: the session server of a node, and the
+  thread that calls MPI.
+- `shm_probe.py`: tests whether a node shares memory with the controller;
+  `agent_startup_watchdog.py`: ends an agent that hangs during its start.
 - `node_command_under_mpiexec.py`: `tvm-ipc node`, for nodes that the user's own launcher provides.
 """

@@ -3,9 +3,9 @@
 
     python -m tvm_ipc.nodes.agent NODES SECONDS
 
-The agent has SECONDS to join. After that, `startup_watchdog.py` ends it from outside, because MPI
-may hang. Rank 0 reads one line from its standard input: the key of the session, and the addresses
-that the controller listens on.
+The agent has SECONDS to join. After that, `agent_startup_watchdog.py` ends it from outside, because
+MPI may hang. Rank 0 reads one line from its standard input: the key of the session, and the
+addresses that the controller listens on.
 
 The agent and its workers end when the connection to the controller ends. MPI ends all agents if
 one of them dies. It never ends the controller, which is not a rank.
@@ -26,13 +26,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from tvm_ipc import host as machine
+from tvm_ipc import this_machine
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes import startup_watchdog
+from tvm_ipc.nodes import agent_startup_watchdog
 from tvm_ipc.nodes.find_mpi_installation import load_mpi4py
 from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
 from tvm_ipc.nodes.messages import MOST_BYTES, Messages
-from tvm_ipc.nodes.per_node_worker_hub import NodeHub, Settings
+from tvm_ipc.nodes.node_session_server import NodeHub, Settings
 from tvm_ipc.nodes.shm_probe import digest
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
@@ -130,7 +130,7 @@ class Agent:
         return {
             "host": socket.gethostname(),
             "address": self._connection.getsockname()[0],
-            "cores": machine.available_cores(),
+            "cores": this_machine.available_cores(),
             "python": sys.executable,
             "process": os.getpid(),
         }
@@ -282,7 +282,7 @@ def end_with_daemon() -> None:
     The launcher cannot be reached, and its daemon would wait for it a quarter of an hour or more.
     If the daemon has died, the parent of this process is an unrelated one, and is not ended.
     """
-    startup_watchdog.end_daemon(_DAEMON, config.folder_of_daemon(), os.getppid())
+    agent_startup_watchdog.end_daemon(_DAEMON, config.folder_of_daemon(), os.getppid())
     os._exit(1)
 
 
@@ -302,7 +302,11 @@ def watched(seconds: float) -> Iterator[None]:
     """
     numbers = (os.getpid(), _DAEMON, seconds)
     with subprocess.Popen(
-        [*python_script(startup_watchdog.__file__), *map(str, numbers), config.folder_of_daemon()],
+        [
+            *python_script(agent_startup_watchdog.__file__),
+            *map(str, numbers),
+            config.folder_of_daemon(),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

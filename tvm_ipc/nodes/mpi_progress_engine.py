@@ -13,7 +13,7 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.per_node_worker_hub import NodeHub
+from tvm_ipc.nodes.node_session_server import NodeHub
 from tvm_ipc.pip_install_commands import install_extra
 
 _WORD: Final = 1 << 64

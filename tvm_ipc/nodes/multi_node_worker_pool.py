@@ -13,7 +13,7 @@ from typing import Any, Final
 import tvm_ffi
 
 from tvm_ipc.errors import IPCError, WorkerDiedError
-from tvm_ipc.nodes.controller import Nodes
+from tvm_ipc.nodes.start_and_watch_agents import Nodes
 from tvm_ipc.runtime.process_pool import any_hung_up, new_key, offer, withdraw
 from tvm_ipc.runtime.worker_pool_interface import PoolOfNodes
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.controller import Nodes, Workers
 from tvm_ipc.nodes.listen_address import address_towards
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 from tvm_ipc.nodes.node_command_under_mpiexec import names_of_nodes
+from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
 from tvm_ipc.runtime.worker_pool_interface import START_SECONDS, PoolRequest
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from typing import Final
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
-from tvm_ipc.host import available_cores
+from tvm_ipc.this_machine import available_cores
 
 #: The settings; any other variable whose name begins with the prefix is reported as unknown.
 SETTINGS: Final = (

@@ -12,7 +12,7 @@ from typing import Any, Final
 import tvm_ffi
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import stderr_messages
+from tvm_ipc.runtime.print_to_stderr_and_unraised_errors import print_err
 from tvm_ipc.runtime.start_child_process import (
     ChildProcess,
     import_path,
@@ -130,7 +130,7 @@ def wrap_main_loop(native: Any) -> Callable[..., None]:
         _serve_parent(read_fd, write_fd)
         native(worker_id, num_workers, num_groups, read_fd, write_fd)
         if os.getpid() != worker_pid:  # in a fork, the pipes are /dev/null, which ends the loop
-            stderr_messages.print_err(
+            print_err(
                 f"tvm_ipc: process {os.getpid()}, forked in a function of worker {worker_id}, came "
                 "back from the function and ends here: it is no worker; end it with os._exit\n"
             )

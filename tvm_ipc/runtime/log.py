@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from tvm_ipc.runtime import config, stderr_messages
+from tvm_ipc.runtime import config
+from tvm_ipc.runtime.print_to_stderr_and_unraised_errors import print_err
 
 _logger: Final = logging.getLogger("tvm_ipc")
 _logger.addHandler(logging.NullHandler())  # otherwise Python prints warnings on stderr
@@ -35,7 +36,7 @@ class _Printer(logging.Handler):
         process = f"[{self.process_name}, pid {record.process}]"
         prefix = f"{time}.{int(record.msecs):03d} tvm_ipc {process} {record.levelname}"
         lines = self.format(record).splitlines() or [""]
-        stderr_messages.print_err("".join(f"{prefix}: {line}\n" for line in lines))
+        print_err("".join(f"{prefix}: {line}\n" for line in lines))
 
 
 _printer: Final = _Printer()

@@ -10,7 +10,7 @@ from tvm_ipc.lazy_exports import export_on_first_use
 if TYPE_CHECKING:
     from tvm_ipc.spmd.lower_placements import LowerPlacements
     from tvm_ipc.spmd.parallelize_model import parallelize
-    from tvm_ipc.spmd.parallelized import Parallelized
+    from tvm_ipc.spmd.parallelize_result import Parallelized
     from tvm_ipc.spmd.parameter_shards import ShardSpec
     from tvm_ipc.spmd.rules.table import declare_rule
 
@@ -23,7 +23,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
             "declare_rule": "rules.table",
             "LowerPlacements": "lower_placements",
             "parallelize": "parallelize_model",
-            "Parallelized": "parallelized",
+            "Parallelized": "parallelize_result",
             "ShardSpec": "parameter_shards",
         },
     )

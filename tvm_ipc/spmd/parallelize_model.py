@@ -20,7 +20,7 @@ from tvm_ipc.spmd.combine_placement_sources import ShardingPlan, make_sharding_p
 from tvm_ipc.spmd.insert_reshards import insert_reshards
 from tvm_ipc.spmd.lower_placements import LowerPlacements
 from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters, parameters_of, uses_of
-from tvm_ipc.spmd.parallelized import Parallelized
+from tvm_ipc.spmd.parallelize_result import Parallelized
 from tvm_ipc.spmd.parameter_shards import notes_of
 from tvm_ipc.spmd.pipeline_parallelism.choose_stages import check_stages
 from tvm_ipc.spmd.pipeline_parallelism.lower_to_stages import check_unplaced, lower_pipeline

@@ -12,10 +12,10 @@ import numpy as np
 import tvm
 
 from tvm_ipc import arguments
-from tvm_ipc.array_parts_as_index_spans import Spans, even_shard, extract, whole_axis
 from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.comm.placements import Placements, format_placements
 from tvm_ipc.comm.symbolic_extents import constant, item_bytes, local_extent
+from tvm_ipc.index_spans_per_axis import Spans, even_shard, extract, whole_axis
 
 #: A replicated weight is noted if it takes at least this fraction of a rank's bytes.
 _LARGE: Final = 0.05
@@ -86,7 +86,7 @@ class ShardSpec:
     def spans(self, rank: int, shape: Sequence[int] | None = None) -> Spans:
         """Return the indices of the whole parameter that a rank has.
 
-        `tvm_ipc.array_parts_as_index_spans` explains their form.
+        `tvm_ipc.index_spans_per_axis` explains their form.
 
         A rank whose pipeline stage does not use the parameter has no indices, and `shard` returns
         an empty array for it.

@@ -58,7 +58,7 @@ from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.verify.hazards import Hazard, HazardKind, UselessOverlap
 from tvm_ipc.verify.per_rank_and_uniform_values import RankModel
-from tvm_ipc.verify.verifier import find_hazards
+from tvm_ipc.verify.run_both_checks import find_hazards
 
 __all__ = ["Hazard", "HazardKind", "VerifyCrossRankSafety", "verify_cross_rank_safety"]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The independent verifier behind `verify_cross_rank_safety`; it shares no analysis with planners.
 
-    verifier                      runs both checks on a module
+    run_both_checks               runs both checks on a module
     module_summaries              functions, statements and summaries of a module
     relax_as_plain_statements     a function as plain Python objects
     known_calls                   effects of calls of packed functions, by their names

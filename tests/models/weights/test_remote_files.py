@@ -20,7 +20,7 @@ from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.errors import IPCError, WorkerDiedError, WorkerError
 from tvm_ipc.models.weights import stack, worker
 from tvm_ipc.models.weights.file_tensor_metadata import File, file_state
-from tvm_ipc.models.weights.files_sent_by_worker_0 import RemoteFiles
+from tvm_ipc.models.weights.files_unreadable_on_other_nodes import RemoteFiles
 from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.spmd import ShardSpec
 

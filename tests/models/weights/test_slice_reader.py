@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.models.weights import weight_files
-from tvm_ipc.array_parts_as_index_spans import Span, Spans, extract, shape_of
+from tvm_ipc.index_spans_per_axis import Span, Spans, extract, shape_of
 from tvm_ipc.models.weights import safetensors, slice_reader
 from tvm_ipc.models.weights.slice_reader import SliceReader, convert, fill_zeros
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.calibration import COLLECTIVES, Calibration
 from tvm_ipc.packed_functions.program_function_declarations import EXPOSE, PEER_VIEW
 from tvm_ipc.tools.bench import calibrate_cost_model
@@ -182,8 +182,8 @@ def test_a_busy_machine_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(host, "available_cores", lambda: cores)
-    monkeypatch.setattr(host.OtherPrograms, "cores", lambda _: busy)
+    monkeypatch.setattr(this_machine, "available_cores", lambda: cores)
+    monkeypatch.setattr(this_machine.OtherPrograms, "cores", lambda _: busy)
     assert main(["bench", "overlap", *SMALL]) == 0
     assert (f"kept {busy} of {cores} cores busy meanwhile" in capsys.readouterr().out) is said
 
@@ -200,7 +200,7 @@ def test_what_other_programs_have_of_the_cores(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(Path, "read_text", lambda _: stat)
         busy = round(50 * (own + others))
         stat = "cpu 9\ncpu0 9 9 9 9 9 9 9 9 0 0\ncpu1 0 0 0 7 0 0 0 0\ncpu2 0 0 0 7 0 0 0 0\n"
-        found = host.OtherPrograms()
+        found = this_machine.OtherPrograms()
         stat = f"cpu0 5000 0 0 0 0 0 0 0 0 0\ncpu1 {busy} 0 0 {waited} 9 0 0 0 0 0\n"
         stat += f"cpu2 0 {busy // 2} {busy - busy // 2} 0 0 0 0 0 0 0\n"
         seconds, ours = 110.0, (5.0 + own / 2, 0.0, 1.0, own / 2, 110.0)

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.cpu.openblas_discovery import installed
 from tvm_ipc.errors import IPCError
-from tvm_ipc.host import available_cores
 from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.runtime import shared_libraries
+from tvm_ipc.this_machine import available_cores
 from tvm_ipc.tools import demo
 from tvm_ipc.tools.demo import compare_worker_counts
 from tvm_ipc.tools.demo.decoder_and_build_config import Config
@@ -236,7 +236,7 @@ def test_a_worker_uses_one_core_as_printed(
 def test_load_of_others_is_told_before_the_table(
     busy: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(host.OtherPrograms, "cores", lambda _: busy)
+    monkeypatch.setattr(this_machine.OtherPrograms, "cores", lambda _: busy)
     assert demo.main([*SMALL, "--workers", "1", "--tokens", "2"]) == 0
     out = capfd.readouterr().out
     words = f"Other programs kept {busy} of {available_cores()} cores busy meanwhile, so the times"
@@ -248,7 +248,7 @@ def test_load_of_others_is_told_before_the_table(
 def test_suggestions_fit_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "available_cores", lambda: 8)
+    monkeypatch.setattr(this_machine, "available_cores", lambda: 8)
     monkeypatch.setattr(shared_libraries, "has_nvidia_driver", lambda: False)
 
     def suggested(*options: str, correct: bool = True) -> str:

@@ -34,7 +34,7 @@
 #include <vector>
 
 #include "core/file_descriptor.h"
-#include "core/internode_session_server_link.h"
+#include "core/internode_control_connection.h"
 #include "core/session_server_workers.h"
 #include "core/shared_memory_layout.h"
 

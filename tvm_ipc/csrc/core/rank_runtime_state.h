@@ -23,7 +23,7 @@
 #include "core/file_descriptor.h"
 #include "core/shared_memory_layout.h"
 #include "core/team_barrier.h"
-#include "core/worker_connection_to_session_server.h"
+#include "core/worker_socket_to_session_server.h"
 
 namespace tvm_ipc {
 

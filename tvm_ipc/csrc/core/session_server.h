@@ -19,8 +19,8 @@
 
 #include "core/communication_backend.h"
 #include "core/file_descriptor.h"
+#include "core/internode_control_connection.h"
 #include "core/internode_session_event_relay.h"
-#include "core/internode_session_server_link.h"
 #include "core/session_server_workers.h"
 #include "core/shared_memory_layout.h"
 #include "core/worker_admission.h"

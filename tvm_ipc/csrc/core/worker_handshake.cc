@@ -26,7 +26,7 @@
 #include "core/machine_name_and_memory.h"
 #include "core/rank_runtime_state.h"
 #include "core/thread_signals.h"
-#include "core/worker_connection_to_session_server.h"
+#include "core/worker_socket_to_session_server.h"
 
 namespace tvm_ipc {
 

@@ -18,7 +18,7 @@
 #include "core/atfork_descriptors.h"
 #include "core/thread_signals.h"
 #include "core/worker_handshake.h"
-#include "disco/command_sender.h"
+#include "disco/command_flow_control.h"
 #include "disco/controller_worker0_value_exchange.h"
 #include "disco/value_serialization.h"
 #include "disco/worker_side_of_session.h"

@@ -7,8 +7,8 @@
 #define TVM_IPC_MPI_INTERNODE_REDUCE_H_
 
 #include "core/communication_backend.h"
+#include "mpi/internode_reduce_plan.h"
 #include "mpi/internode_team_local_barrier.h"
-#include "mpi/reduce_plan.h"
 #include "shm/allreduce.h"
 
 namespace tvm_ipc {

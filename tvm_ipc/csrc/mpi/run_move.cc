@@ -10,8 +10,8 @@
  *
  * The first members of all nodes compare their calls by the first message between each two of them,
  * before they wait for anything else. If no stream uses that link, the message consists of the
- * descriptor only. A reduction begins with such messages too (reduce_plan.h), so nodes that call
- * different collectives always notice.
+ * descriptor only. A reduction begins with such messages too (internode_reduce_plan.h), so nodes
+ * that call different collectives always notice.
  *
  * Messages of a few rounds are in flight at a time. By the invariant of the staging buffers
  * (core/team_barrier.h) data exposed in a step is read before the step after the next, and no exit

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "mpi/combine_node_contributions.h"
+#include "mpi/internode_reduce_plan.h"
 #include "mpi/internode_team_local_barrier.h"
-#include "mpi/reduce_plan.h"
 
 namespace tvm_ipc {
 

@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from tvm_ipc import comm, host
+from tvm_ipc import comm, this_machine
 from tvm_ipc.comm.placements import placement_of
 from tvm_ipc.errors import IPCError, ModelError
 from tvm_ipc.models.hf.model_folder import ModelFolder
@@ -209,7 +209,7 @@ def _cache_key(folder: ModelFolder, workers: int, dtype: str, plan: Plan) -> str
         "config": folder.config,
         "workers": workers,
         "dtype": dtype,
-        "processor": host.instruction_sets(),
+        "processor": this_machine.instruction_sets(),
         "plan": plan,
         "code": code.hexdigest(),
         "versions": versions,

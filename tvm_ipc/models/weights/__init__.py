@@ -3,12 +3,13 @@
 
 - `load.py`: `load_weights()`, which puts the other modules together.
 - `checkpoint.py`: the tensors of a checkpoint, a file or a folder, by their names.
-- `safetensors.py`, `tvmjs.py`: the two file formats; `file_tensor_metadata.py`: a tensor in a file.
+- `safetensors.py`, `tvmjs_index.py`: the two file formats; `file_tensor_metadata.py`: a tensor in
+  a file.
 - `host_tensors.py`: tensors in the controller's memory, from PyTorch, NumPy or TVM.
 - `fused.py`: parameters that are stacked or concatenated from several tensors of the source.
 - `match.py`: compares the names, shapes and types of a source with those of the program.
 - `worker.py`, `slice_reader.py`: what runs in the workers, and reads a rank's shard of a file.
-- `files_sent_by_worker_0.py`: files that other nodes cannot read.
+- `files_unreadable_on_other_nodes.py`: files that other nodes cannot read.
 
 Workers import `worker.py`, so nothing that it imports needs TVM's compiler.
 """

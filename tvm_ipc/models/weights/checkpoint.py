@@ -8,7 +8,7 @@ from typing import Final
 
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights import safetensors, tvmjs
+from tvm_ipc.models.weights import safetensors, tvmjs_index
 from tvm_ipc.models.weights.file_tensor_metadata import (
     FileTensor,
     read_json_file,
@@ -51,14 +51,15 @@ def read_checkpoint(path: Path) -> dict[str, FileTensor]:
             )
         if candidates:
             return _read_file(path / candidates[0])
-    for name in tvmjs.NAMES:
+    for name in tvmjs_index.NAMES:
         if name in names:
             return _read_file(path / name)
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles:
         raise WeightsError(_pickle_message(path / pickles[0]))
     raise WeightsError(
-        f"{path} has no weights: there is no {_WHOLE}, no model{_INDEX}, and no {tvmjs.NAMES[0]}"
+        f"{path} has no weights: there is no {_WHOLE}, no model{_INDEX}, and no "
+        f"{tvmjs_index.NAMES[0]}"
     )
 
 
@@ -66,7 +67,7 @@ def _read_file(path: Path) -> dict[str, FileTensor]:
     if path.name.endswith(_INDEX):
         return _read_index(path)
     if path.name.endswith(".json"):
-        return tvmjs.read_tensors(path)
+        return tvmjs_index.read_tensors(path)
     if path.name.endswith(_PICKLES):
         read_prefix(path, 0)  # raises if the file is missing
         raise WeightsError(_pickle_message(path))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from tvm_ipc import arguments
-from tvm_ipc.array_parts_as_index_spans import Spans, shape_of, slice_pairs_in_box
 from tvm_ipc.errors import WeightsError
+from tvm_ipc.index_spans_per_axis import Spans, shape_of, slice_pairs_in_box
 from tvm_ipc.models.weights import checkpoint, host_tensors, match, worker
 from tvm_ipc.models.weights.file_tensor_metadata import FileTensor, byte_count
-from tvm_ipc.models.weights.files_sent_by_worker_0 import RemoteFiles
+from tvm_ipc.models.weights.files_unreadable_on_other_nodes import RemoteFiles
 from tvm_ipc.models.weights.fused import Fused, Name, SourceTensor
 from tvm_ipc.models.weights.host_tensors import HostTensor
 from tvm_ipc.models.weights.slice_reader import convert

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import ml_dtypes  # noqa: F401  registers bfloat16 and others with NumPy
 import numpy as np
 
-from tvm_ipc.array_parts_as_index_spans import Spans, slice_pairs, slice_pairs_in_box
+from tvm_ipc.index_spans_per_axis import Spans, slice_pairs, slice_pairs_in_box
 from tvm_ipc.models.weights.file_tensor_metadata import file_state
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from tvm_ipc.array_parts_as_index_spans import Spans, rows, shape_of
+from tvm_ipc.index_spans_per_axis import Spans, rows, shape_of
 from tvm_ipc.models.weights.file_tensor_metadata import byte_count, file_state
 from tvm_ipc.models.weights.slice_reader import SliceReader, fill_zeros
 from tvm_ipc.packed_functions import DEVICES

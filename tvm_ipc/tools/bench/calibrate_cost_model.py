@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 import tvm_ipc.cpu.openblas_discovery
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
 from tvm_ipc.packed_functions.collective_declarations import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
@@ -112,7 +112,7 @@ class _CalibrationRun:
             backend = timing.session.backend
         bandwidth, latency = self._link
         return Calibration(
-            machine=host.name(gpus=self._device != "cpu"),
+            machine=this_machine.name(gpus=self._device != "cpu"),
             backend=backend,
             workers=self._workers,
             bandwidth=bandwidth,

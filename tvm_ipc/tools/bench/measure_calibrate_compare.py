@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import tvm_ipc.cpu.openblas_discovery
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.arguments import counted
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.errors import IPCError
@@ -38,7 +38,7 @@ _ORDERS = {
 
 def measure(options: MeasureOptions) -> int:
     """Measure or load a run, print it, and compare, save and plot it as the options specify."""
-    others = host.OtherPrograms()
+    others = this_machine.OtherPrograms()
     saved = None if options.compare is None else result_file.load(options.compare)
     run = result_file.load(options.load_from) if options.load_from else _measure_run(options, saved)
     if saved is not None:
@@ -103,7 +103,7 @@ def _print_speedups(run: Run, saved: Run, name: str) -> None:
 
 def calibrate(options: CalibrateOptions) -> int:
     """Measure a calibration, save it, and print a summary."""
-    others = host.OtherPrograms()
+    others = this_machine.OtherPrograms()
     if options.real_time:
         use_real_time_priority()
     calibration = calibration_run.calibrate(
@@ -147,7 +147,7 @@ def calibrate(options: CalibrateOptions) -> int:
 
 def compare(options: OverlapOptions) -> int:
     """Time programs with and without overlap, print a table, and write a trace."""
-    others = host.OtherPrograms()
+    others = this_machine.OtherPrograms()
     if options.real_time:
         use_real_time_priority()
     workers, bandwidth, latency = options.workers, options.bandwidth, options.latency
@@ -202,7 +202,7 @@ def _traced_programs(chunks: int) -> list[tuple[str, int]]:
     return [("without overlap", 0), (f"in {counted(chunks, 'chunk')}", chunks)]
 
 
-def _warn_if_busy(others: host.OtherPrograms, workers: int, real_time: bool) -> None:
+def _warn_if_busy(others: this_machine.OtherPrograms, workers: int, real_time: bool) -> None:
     remedy = "measure again on an idle machine, or with --real-time"
     warning = others.warning(workers, remedy)
     if warning is not None and not real_time:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.errors import IPCError
 from tvm_ipc.packed_functions import BACKENDS, MAX_WORKERS
 from tvm_ipc.runtime import config
@@ -123,7 +123,7 @@ def describe_environment(
 ) -> dict[str, str]:
     """Return the properties of this machine and its software that can change the times."""
     properties = {
-        "machine": host.name(gpus=gpus),
+        "machine": this_machine.name(gpus=gpus),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **versions,

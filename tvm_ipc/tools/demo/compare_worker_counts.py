@@ -16,7 +16,7 @@ import numpy as np
 import tvm_ffi
 
 import tvm_ipc
-from tvm_ipc import host
+from tvm_ipc import this_machine
 from tvm_ipc.arguments import counted
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
@@ -79,7 +79,7 @@ def run_demo(options: Options, report: Report) -> int:
     report.step("weights", f"{bytes_text(total)} from seed {options.seed}")
     random = np.random.default_rng(options.seed)
     prompt = random.integers(config.vocabulary, size=options.prompt_length).tolist()
-    others = host.OtherPrograms()
+    others = this_machine.OtherPrograms()
     runs = {
         n: _run(report, options, n, executables[n, build], model_weights, prompt)
         for n in options.workers
@@ -95,13 +95,13 @@ def run_demo(options: Options, report: Report) -> int:
     report.gap()
     generations = {n: run.generation for n, run in runs.items()}
     correct = _compare(report, config, generations)
-    busy = others.warning(host.available_cores(), _REMEDY)
+    busy = others.warning(this_machine.available_cores(), _REMEDY)
     if busy is not None and not options.on_gpus:
         report.line("note", busy)
     _print_speed(report, options, _rows(options, runs, variants, of_variants))
     on_all_cores = runs[1].on_all_cores
     if on_all_cores is not None and not _is_same(options, generations[1], on_all_cores):
-        text = speed_table.label(options, 1, host.available_cores())
+        text = speed_table.label(options, 1, this_machine.available_cores())
         report.line("", f"WRONG: {text} differs from {speed_table.label(options, 1)}")
         correct = False
     for variant, generation in zip(variants, of_variants, strict=True):
@@ -261,7 +261,7 @@ def _run(
         session_options["device_ids"] = gpu_assignment.gpu_of_workers(workers)
     if options.hosts is not None and workers >= cli_hosts.count(options.hosts):
         session_options["hosts"] = options.hosts
-    cores = host.available_cores()
+    cores = this_machine.available_cores()
     with tvm_ipc.Session(workers, threads=options.threads, **session_options) as session:
         generator = Generator(session, executable, options.config, model_weights, on_weight)
 
@@ -396,7 +396,7 @@ def _rows(
     for n, run in runs.items():
         rows.append(speed_table.Row(speed_table.label(options, n), run.generation))
         if run.on_all_cores is not None:
-            text = speed_table.label(options, n, host.available_cores())
+            text = speed_table.label(options, n, this_machine.available_cores())
             rows.append(speed_table.Row(text, run.on_all_cores))
     for variant, generation in zip(variants, of_variants, strict=True):
         text = f"{speed_table.label(options, variant.workers)}, {variant.label}"
@@ -406,7 +406,7 @@ def _rows(
 
 def _print_speed(report: Report, options: Options, rows: Sequence[speed_table.Row]) -> None:
     report.table("speed", speed_table.lines(options, rows))
-    most, cores = options.workers[-1], host.available_cores()
+    most, cores = options.workers[-1], this_machine.available_cores()
     if options.on_gpus:
         names = gpu_assignment.names()
         sharing = f"; {most} workers share {'it' if len(names) == 1 else 'them'}"
@@ -452,7 +452,7 @@ def _suggest(report: Report, options: Options, correct: bool) -> None:
     if not correct:
         report.line("try next", "tvm-ipc doctor -v   to check this machine")
         return
-    cores, most, on_gpus = host.available_cores(), options.workers[-1], options.on_gpus
+    cores, most, on_gpus = this_machine.available_cores(), options.workers[-1], options.on_gpus
     model = options.config
     ideas = [
         (

@@ -15,10 +15,10 @@ from typing import Any
 import tvm_ipc
 from tvm_ipc.cpu import openblas_discovery
 from tvm_ipc.errors import IPCError
-from tvm_ipc.host import available_cores, cpu_model
 from tvm_ipc.nodes.find_mpi_installation import find_launcher, find_mpi
 from tvm_ipc.packed_functions import BACKENDS, backend_of_nodes
 from tvm_ipc.runtime import config, repair_disco_import, shared_libraries
+from tvm_ipc.this_machine import available_cores, cpu_model
 from tvm_ipc.tools.doctor import gpus
 from tvm_ipc.tools.doctor.cxx_compiler import try_compiler
 from tvm_ipc.tools.doctor.verdict import verdict

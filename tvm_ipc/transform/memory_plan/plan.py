@@ -38,7 +38,7 @@ from tvm_ipc.transform.memory_plan.redundant_exit_barriers import (
     candidates,
 )
 from tvm_ipc.transform.memory_plan.sizes import Size, Sizes
-from tvm_ipc.transform.memory_plan.storage_pooling import StorageRequest, pool
+from tvm_ipc.transform.memory_plan.whole_storage_reuse import StorageRequest, pool
 
 #: Scopes with byte addresses. In other scopes a tensor starts at the beginning of its storage.
 PACKED_SCOPES = ("global", IPC_MEMORY)

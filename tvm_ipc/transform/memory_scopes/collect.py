@@ -35,8 +35,8 @@ from tvm_ipc.transform.memory_scopes.constraint_types import (
     with_paths,
 )
 from tvm_ipc.transform.memory_scopes.make_allocations_explicit import ALLOCATING, may_allocate
-from tvm_ipc.transform.memory_scopes.prim_func_params import PARAM_SCOPES, PrimFuncParams
 from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL, ScopeRegistry
+from tvm_ipc.transform.memory_scopes.scopes_of_prim_func_params import PARAM_SCOPES, PrimFuncParams
 
 _STORAGES = {"relax.memory.alloc_storage": 2, "relax.vm.alloc_storage": 3}
 _PLANNED = {"relax.memory.alloc_tensor", "relax.vm.alloc_tensor"}

@@ -11,7 +11,7 @@
 #ifndef TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_DEVICE_CODE_H_
 #define TVM_IPC_CUDA_KERNELS_ALLREDUCE_NORM_DEVICE_CODE_H_
 
-#include "cuda/kernels/push.h"
+#include "cuda/kernels/reduce_small_inputs_by_push.h"
 
 namespace tvm_ipc {
 namespace kernels {

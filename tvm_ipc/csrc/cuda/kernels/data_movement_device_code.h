@@ -6,7 +6,7 @@
 #ifndef TVM_IPC_CUDA_KERNELS_DATA_MOVEMENT_DEVICE_CODE_H_
 #define TVM_IPC_CUDA_KERNELS_DATA_MOVEMENT_DEVICE_CODE_H_
 
-#include "cuda/kernels/push.h"
+#include "cuda/kernels/reduce_small_inputs_by_push.h"
 
 namespace tvm_ipc {
 namespace kernels {
@@ -112,7 +112,7 @@ TVM_IPC_DEVICE uint64_t LongestEights(const uint64_t* bytes, int size, int place
   return DivideUp(longest, 8);
 }
 
-/*! \brief Move data by pushing it, 8 bytes at a time, as in push.h. */
+/*! \brief Move data by pushing it, 8 bytes at a time, as in reduce_small_inputs_by_push.h. */
 TVM_IPC_DEVICE void MovePush(const MoveArgs& args) {
   TeamOperation operation(args.team, args.header, Grid::kAny);
   if (!operation.Begin()) return;

@@ -2,7 +2,7 @@
 /*! \file reduce.cu
  *  \brief The reduction kernels.
  */
-#include "cuda/kernels/pull.h"
+#include "cuda/kernels/reduce_large_inputs_by_pull.h"
 
 namespace tvm_ipc {
 namespace kernels {

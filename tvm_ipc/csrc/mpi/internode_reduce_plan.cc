@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file reduce_plan.cc */
-#include "mpi/reduce_plan.h"
+/*! \file internode_reduce_plan.cc */
+#include "mpi/internode_reduce_plan.h"
 
 #include "core/internode_request_queue.h"
 

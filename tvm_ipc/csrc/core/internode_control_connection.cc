@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file internode_session_server_link.cc */
-#include "core/internode_session_server_link.h"
+/*! \file internode_control_connection.cc */
+#include "core/internode_control_connection.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """End an agent that does not join its session in time, or whose launcher's daemon has died.
 
-    python -I -S startup_watchdog.py AGENT DAEMON SECONDS FOLDER
+    python -I -S agent_startup_watchdog.py AGENT DAEMON SECONDS FOLDER
 
 The initialization of MPI waits for the launcher, indefinitely if the network is down, and no code
 of the agent runs meanwhile. This separate process therefore watches the time. It imports little,

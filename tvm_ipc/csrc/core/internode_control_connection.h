@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file internode_session_server_link.h
+ * \file internode_control_connection.h
  * \brief The connection between a node's session server and the controller's: messages in both
  *        directions, and heartbeats.
  *
@@ -8,8 +8,8 @@
  * blocks in it. Large messages are sent in pieces, so that short urgent ones can overtake them. All
  * others arrive in the order in which they were sent.
  */
-#ifndef TVM_IPC_CORE_INTERNODE_SESSION_SERVER_LINK_H_
-#define TVM_IPC_CORE_INTERNODE_SESSION_SERVER_LINK_H_
+#ifndef TVM_IPC_CORE_INTERNODE_CONTROL_CONNECTION_H_
+#define TVM_IPC_CORE_INTERNODE_CONTROL_CONNECTION_H_
 
 #include <poll.h>
 
@@ -107,4 +107,4 @@ class NodeLink {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_INTERNODE_SESSION_SERVER_LINK_H_
+#endif  // TVM_IPC_CORE_INTERNODE_CONTROL_CONNECTION_H_

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file exported_constants.h
+ * \file constants_as_json.h
  * \brief The constants that `tvm_ipc/packed_functions/constants.py` repeats in Python.
  */
-#ifndef TVM_IPC_EXPORTED_CONSTANTS_H_
-#define TVM_IPC_EXPORTED_CONSTANTS_H_
+#ifndef TVM_IPC_CONSTANTS_AS_JSON_H_
+#define TVM_IPC_CONSTANTS_AS_JSON_H_
 
 #include <tvm/ffi/string.h>
 
@@ -15,4 +15,4 @@ namespace tvm_ipc {
 tvm::ffi::String Numbers();
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_EXPORTED_CONSTANTS_H_
+#endif  // TVM_IPC_CONSTANTS_AS_JSON_H_

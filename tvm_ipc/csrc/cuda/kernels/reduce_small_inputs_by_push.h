@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file push.h
+ * \file reduce_small_inputs_by_push.h
  * \brief Reductions of small inputs, which members push into each other's team slots.
  *
  * Every 8 bytes are sent as a pair of words, each of 4 bytes and the epoch. So there is no flag
@@ -8,8 +8,8 @@
  * buffers, used in turn by epoch, are enough (kernel_arguments.h). Inputs may be in any memory:
  * only the rank's own kernel reads them.
  */
-#ifndef TVM_IPC_CUDA_KERNELS_PUSH_H_
-#define TVM_IPC_CUDA_KERNELS_PUSH_H_
+#ifndef TVM_IPC_CUDA_KERNELS_REDUCE_SMALL_INPUTS_BY_PUSH_H_
+#define TVM_IPC_CUDA_KERNELS_REDUCE_SMALL_INPUTS_BY_PUSH_H_
 
 #include "cuda/kernels/fold.h"
 #include "cuda/kernels/team_operation_device_code.h"
@@ -246,4 +246,4 @@ TVM_IPC_DEVICE void PushSlices(const ReduceArgs& args) {
 
 }  // namespace kernels
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CUDA_KERNELS_PUSH_H_
+#endif  // TVM_IPC_CUDA_KERNELS_REDUCE_SMALL_INPUTS_BY_PUSH_H_

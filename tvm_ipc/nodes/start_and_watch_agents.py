@@ -21,7 +21,7 @@ from tvm_ipc.nodes.handshake import Key, PeerIdentity
 from tvm_ipc.nodes.messages import Messages
 from tvm_ipc.nodes.mpiexec_launcher import Launcher, NodeAddresses
 from tvm_ipc.nodes.node_command_under_mpiexec import Allocated
-from tvm_ipc.nodes.per_node_worker_hub import Settings
+from tvm_ipc.nodes.node_session_server import Settings
 from tvm_ipc.nodes.shm_probe import ShmProbe
 from tvm_ipc.packed_functions import backend_of_nodes
 from tvm_ipc.runtime import config

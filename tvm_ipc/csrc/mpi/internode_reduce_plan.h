@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file reduce_plan.h
+ * \file internode_reduce_plan.h
  * \brief The plan of a reduction between nodes: the pieces, which node finishes which elements of a
  *        piece, and which nodes get the results. All members compute the same plan.
  *
@@ -17,8 +17,8 @@
  * The results are bitwise identical. In the first piece each node sends a message to every other
  * one, even without data, so that all nodes check that they are in the same operation.
  */
-#ifndef TVM_IPC_MPI_REDUCE_PLAN_H_
-#define TVM_IPC_MPI_REDUCE_PLAN_H_
+#ifndef TVM_IPC_MPI_INTERNODE_REDUCE_PLAN_H_
+#define TVM_IPC_MPI_INTERNODE_REDUCE_PLAN_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -117,4 +117,4 @@ class ReducePlan {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_MPI_REDUCE_PLAN_H_
+#endif  // TVM_IPC_MPI_INTERNODE_REDUCE_PLAN_H_

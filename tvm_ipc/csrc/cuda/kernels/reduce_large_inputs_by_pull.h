@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file pull.h
+ * \file reduce_large_inputs_by_pull.h
  * \brief Reductions of large inputs, which are read in place.
  *
  * In an all-reduce, each member:
@@ -13,10 +13,10 @@
  * next operation has begun. So there is no barrier at the end. A reduce-scatter has one, because
  * its inputs are read until the end.
  */
-#ifndef TVM_IPC_CUDA_KERNELS_PULL_H_
-#define TVM_IPC_CUDA_KERNELS_PULL_H_
+#ifndef TVM_IPC_CUDA_KERNELS_REDUCE_LARGE_INPUTS_BY_PULL_H_
+#define TVM_IPC_CUDA_KERNELS_REDUCE_LARGE_INPUTS_BY_PULL_H_
 
-#include "cuda/kernels/push.h"
+#include "cuda/kernels/reduce_small_inputs_by_push.h"
 
 namespace tvm_ipc {
 namespace kernels {
@@ -240,4 +240,4 @@ TVM_IPC_DEVICE void Parts(const PartsArgs& args) {
 
 }  // namespace kernels
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CUDA_KERNELS_PULL_H_
+#endif  // TVM_IPC_CUDA_KERNELS_REDUCE_LARGE_INPUTS_BY_PULL_H_

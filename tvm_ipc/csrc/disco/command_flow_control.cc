@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file command_sender.cc */
-#include "disco/command_sender.h"
+/*! \file command_flow_control.cc */
+#include "disco/command_flow_control.h"
 
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file command_sender.h
+ * \file command_flow_control.h
  * \brief The commands that a session sends to its workers, and the references to their results.
  *
  * Disco's session is made for one thread and for workers that read promptly. Here any thread may
@@ -9,8 +9,8 @@
  * the workers. (Disco's own reference would write to the pipes, and throw in a destructor if a
  * worker has died.)
  */
-#ifndef TVM_IPC_DISCO_COMMAND_SENDER_H_
-#define TVM_IPC_DISCO_COMMAND_SENDER_H_
+#ifndef TVM_IPC_DISCO_COMMAND_FLOW_CONTROL_H_
+#define TVM_IPC_DISCO_COMMAND_FLOW_CONTROL_H_
 
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/function.h>
@@ -55,4 +55,4 @@ class CommandQueue {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_DISCO_COMMAND_SENDER_H_
+#endif  // TVM_IPC_DISCO_COMMAND_FLOW_CONTROL_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file worker_connection_to_session_server.cc */
-#include "core/worker_connection_to_session_server.h"
+/*! \file worker_socket_to_session_server.cc */
+#include "core/worker_socket_to_session_server.h"
 
 #include <poll.h>
 

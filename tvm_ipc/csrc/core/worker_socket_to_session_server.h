@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file worker_connection_to_session_server.h
+ * \file worker_socket_to_session_server.h
  * \brief A worker's connection to the session server.
  */
-#ifndef TVM_IPC_CORE_WORKER_CONNECTION_TO_SESSION_SERVER_H_
-#define TVM_IPC_CORE_WORKER_CONNECTION_TO_SESSION_SERVER_H_
+#ifndef TVM_IPC_CORE_WORKER_SOCKET_TO_SESSION_SERVER_H_
+#define TVM_IPC_CORE_WORKER_SOCKET_TO_SESSION_SERVER_H_
 
 #include <chrono>
 #include <cstdint>
@@ -48,4 +48,4 @@ class Connection {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_WORKER_CONNECTION_TO_SESSION_SERVER_H_
+#endif  // TVM_IPC_CORE_WORKER_SOCKET_TO_SESSION_SERVER_H_

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file exported_constants.cc
+ * \file constants_as_json.cc
  * \brief The library's values of the constants that Python repeats.
  *
  * Every enumerator is a case of a switch, so that the compiler warns if one is missing.
  */
-#include "exported_constants.h"
+#include "constants_as_json.h"
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tvm_ipc.array_parts_as_index_spans import Spans
+from tvm_ipc.index_spans_per_axis import Spans
 from tvm_ipc.models.weights import worker
 from tvm_ipc.models.weights.file_tensor_metadata import File
 from tvm_ipc.runtime.session import Session
