@@ -490,9 +490,13 @@ def descriptor(name: str, function: Function, args: list[Any]) -> tuple[Any, ...
     compared = COMPARED.get(short, "send")
     (at,) = function.positions((compared,), len(args))
     tensor = args[at]
-    size = (tensor.dtype, tensor.end - tensor.begin)
+    if isinstance(tensor, Where):
+        size = (tensor.dtype, tensor.end - tensor.begin)
+    else:  # a constant
+        ty = tensor.ty
+        size = (name_of(ty.dtype), allocated_bytes(relax.ShapeExpr(ty.shape.values), ty.dtype, 0))
     if numbers.get("parts"):
-        size = (tensor.dtype, 0)
+        size = (size[0], 0)
     return short, tuple(sorted((k, str(v)) for k, v in numbers.items())), size
 
 
