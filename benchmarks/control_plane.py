@@ -30,9 +30,9 @@ from statistics import median
 from typing import Any
 
 from tvm_ipc.nodes.admission import Admission
+from tvm_ipc.nodes.controller_agent_json_messages import Messages
 from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
 from tvm_ipc.nodes.listen_address import LOOPBACK
-from tvm_ipc.nodes.messages import Messages
 
 SECONDS = 120.0
 COMMAND = "x" * 200  # a call of Disco's has about so many bytes

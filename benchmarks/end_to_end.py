@@ -43,7 +43,7 @@ from tvm import relax
 
 import tvm_ipc
 from tvm_ipc.analysis.collective_calls import match_collective
-from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, with_value
 from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.tools.demo import model, weights
 from tvm_ipc.tools.demo.decoder_and_build_config import Config

@@ -6,7 +6,7 @@
 Every model of `zoo.py` is lowered by our pipeline up to the memory plan; from there on by our
 `StaticPlanBlockMemory`, without and with the default barrier budget, and by TVM's pass of that
 name. TVM's IPC memory counts as TVM's own lowering has its runtime allocate it. The lower bound is
-`tvm_ipc.tools.inspection.memory_lower_bound`, which shares no code with the planner. The last table
+`tvm_ipc.tools.inspection.peak_live_bytes`, which shares no code with the planner. The last table
 is what the barrier budget buys: the time of a chain of all-reduces in a session of two workers.
 
 The exit code is 1 where a goal is missed.
@@ -33,7 +33,7 @@ from tvm import relax
 import tvm_ipc
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.tools.format import bytes_text
-from tvm_ipc.tools.inspection import memory_lower_bound
+from tvm_ipc.tools.inspection import peak_live_bytes
 from tvm_ipc.transform import StaticPlanBlockMemory
 
 #: Most bytes of IPC memory against TVM's, by type; of a mixed model that of its smaller type.
@@ -73,13 +73,13 @@ def rows(model: zoo.Model) -> Iterator[Row]:
     """Plan one model in every way."""
     before = before_plan(model.build())
     sizes = model.sizes
-    least = memory_lower_bound.allocations(before, sizes)
+    least = peak_live_bytes.allocations(before, sizes)
     theirs = relax.transform.StaticPlanBlockMemory()(before)
-    upstream = memory_lower_bound.allocations(theirs, sizes, typed_ipc=True)
+    upstream = peak_live_bytes.allocations(theirs, sizes, typed_ipc=True)
     plans = [
         StaticPlanBlockMemory(packed=True, barrier_budget=budget)(before) for budget in (0, None)
     ]
-    ours, with_budget = (memory_lower_bound.allocations(plan, sizes) for plan in plans)
+    ours, with_budget = (peak_live_bytes.allocations(plan, sizes) for plan in plans)
     for name, bound in least.items():
         if bound.total():
             yield Row(

@@ -130,14 +130,17 @@ BACKENDS = ("shm", "mpi", "cuda", "nccl")
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
     ("engine/progress_engine_ffi.cc", '"tvm_ipc.NodeRing"'),  # the name of a class
-    ("disco/command_flow_control.cc", '"tvm_ipc.FreedRegisters"'),  # the name of a class
-    ("disco/node_session_server.cc", '"tvm_ipc.Node"'),  # the name of a class
-    ("disco/async_requests.cc", '"tvm_ipc.Request"'),  # the name of a class
-    ("disco/expose_and_view_tensors.cc", '"tvm_ipc.ExposedTensor"'),  # the name of a class
-    ("disco/worker_side_of_session.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
-    ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.find"'),  # Python's
-    ("blas/blas_packed_functions.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
-    ("disco/worker_side_of_session.cc", '"runtime.disco.empty"'),  # TVM's
+    (
+        "disco/command_queue_and_freed_references.cc",
+        '"tvm_ipc.FreedRegisters"',
+    ),  # the name of a class
+    ("disco/node_session_functions.cc", '"tvm_ipc.Node"'),  # the name of a class
+    ("disco/start_async_packed_functions.cc", '"tvm_ipc.Request"'),  # the name of a class
+    ("disco/exposed_tensors_and_slices.cc", '"tvm_ipc.ExposedTensor"'),  # the name of a class
+    ("disco/worker_session_functions.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
+    ("blas/matmul_packed_function.cc", '"tvm_ipc.blas.find"'),  # Python's
+    ("blas/matmul_packed_function.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
+    ("disco/worker_session_functions.cc", '"runtime.disco.empty"'),  # TVM's
 }
 
 
@@ -373,9 +376,10 @@ def test_a_backend_is_a_folder_and_a_line_in_a_table() -> None:
         # An extra may have the name of a backend.
         code = re.sub(r"""install_extra\(['"]\w+['"]\)""", "", code_of(path))
         named = [name for name in own if re.search(rf"""['"]{name}['"]""", code)]
-        assert not named or path == PACKAGE / "packed_functions" / "constants.py", (
-            f"{path} names {named}"
-        )
+        assert (
+            not named
+            or path == PACKAGE / "packed_functions" / "constants_shared_with_native_library.py"
+        ), f"{path} names {named}"
 
 
 def test_native_code_knows_tvm_only_where_it_must() -> None:
@@ -386,8 +390,8 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "constants_as_json.cc",
         "constants_as_json.h",
         "start_session_with_backend.h",
-        "blas/blas_packed_functions.cc",
-        "blas/blas_packed_functions.h",
+        "blas/matmul_packed_function.cc",
+        "blas/matmul_packed_function.h",
         "engine/progress_engine_ffi.h",
     }
     lists = re.findall(
@@ -399,7 +403,7 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "register.cc",
         "constants_as_json.cc",
         "start_session_with_backend.cc",
-        "blas_packed_functions.cc",
+        "matmul_packed_function.cc",
     }
     assert built_without == without - {*with_tvm, "progress_engine_ffi.cc"}
 
@@ -426,7 +430,10 @@ def test_checks_see_what_they_look_for() -> None:
     assert ours("tvm.relax") is None
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-    assert "tvm_ipc.runtime.command_dispatcher" in import_graph()["tvm_ipc.runtime.value_transfer"]
+    assert (
+        "tvm_ipc.runtime.send_commands_and_raise_errors"
+        in import_graph()["tvm_ipc.runtime.value_transfer"]
+    )
     assert folder_of("tvm_ipc.spmd.rules.table") == "tvm_ipc.spmd.rules"
     assert folder_of("tvm_ipc.transform.report") == "tvm_ipc.transform.report"
     assert python_files()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_ipc import errors, packed_functions, script_namespace
 from tvm_ipc.lazy_exports import export_on_first_use
-from tvm_ipc.runtime import startup_registrations, worker_pool_interface
+from tvm_ipc.runtime import startup_hooks, worker_pool_interface
 
 if TYPE_CHECKING:
     from tvm_ipc import comm, cpu, gpu, models, spmd, transform
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from tvm_ipc.cpu.host_cpu_target import cpu_target
     from tvm_ipc.models.weights.load import load_weights
     from tvm_ipc.pipeline import get_pipeline
+    from tvm_ipc.runtime.current_rank import CurrentRank
     from tvm_ipc.runtime.import_tvm_without_compiler import runtime_only
     from tvm_ipc.runtime.init_ccl import init_ccl
     from tvm_ipc.runtime.session import Session
-    from tvm_ipc.runtime.team_and_thread_rank import CurrentRank, Team
+    from tvm_ipc.runtime.team import Team
     from tvm_ipc.spmd import parallelize
 
     __version__: str
@@ -60,12 +61,12 @@ def _start_node_pool(where: str, hosts: Any, num_workers: int) -> Any:
 
 # The runtime imports no other folder, so they are registered with it here.
 worker_pool_interface.node_pool_factory = _start_node_pool
-startup_registrations.modules += [
+startup_hooks.modules += [
     "tvm_ipc.cpu.openblas_discovery",
     "tvm_ipc.gpu.patch_cuda_header_search",
     "tvm_ipc.gpu.discovery",
 ]
-startup_registrations.on_ready.append(script_namespace.install)
+startup_hooks.on_ready.append(script_namespace.install)
 
 
 def _autoload() -> None:
@@ -83,9 +84,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
         __name__,
         {
             "Calibration": "calibration",
-            "CurrentRank": "runtime.team_and_thread_rank",
+            "CurrentRank": "runtime.current_rank",
             "Session": "runtime.session",
-            "Team": "runtime.team_and_thread_rank",
+            "Team": "runtime.team",
             "cpu_target": "cpu.host_cpu_target",
             "get_pipeline": "pipeline",
             "init_ccl": "runtime.init_ccl",

@@ -40,7 +40,7 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.comm.collective_attrs import check_attributes

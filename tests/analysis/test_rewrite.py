@@ -11,7 +11,14 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_ipc.analysis.rewrite import begin_with, calls, change_functions, rewrite, walk, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    begin_with,
+    calls,
+    change_functions,
+    rewrite,
+    walk,
+    with_value,
+)
 
 
 @I.ir_module

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tvm_ipc.comm import Division, Mesh, Shard
-from tvm_ipc.comm.axis_division import concatenated
+from tvm_ipc.comm.axis_block_sharding import concatenated
 from tvm_ipc.comm.placements import placement_of, placements_of
 
 

@@ -18,7 +18,7 @@ from tvm.script import relax as R
 
 import tvm_ipc
 from tvm_ipc import comm
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.comm.collective_relax_op import NAME
 from tvm_ipc.transform import LegalizeOps
 

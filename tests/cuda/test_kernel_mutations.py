@@ -95,13 +95,13 @@ MUTATIONS = (
     ),
     (
         "a message that needs no credit",
-        "messages_and_exposed_buffers_device_code.h",
+        "messages_exposure_probe_device_code.h",
         "LoadAcquire(&out.taken), channel.packet() - 2)",
         "LoadAcquire(&out.taken), channel.packet() - (M ? 9 : 2))",
     ),
     (
         "a message that is taken before it is copied",
-        "messages_and_exposed_buffers_device_code.h",
+        "messages_exposure_probe_device_code.h",
         "StoreRelease(&out.taken, channel.packet())",
         "M ? StoreRelaxed(&out.taken, channel.packet()) : StoreRelease(&out.taken, "
         "channel.packet())",

@@ -17,7 +17,7 @@ import tvm_ipc
 from tests.end_to_end.programs import Arrays, Function, Value
 from tests.end_to_end.random_programs import BOUND, Generator
 from tvm_ipc.transform import StaticPlanBlockMemory, verify_cross_rank_safety
-from tvm_ipc.verify.hazards import HazardKind
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
 #: Values of the shape variable; a program runs with each of some of them.
 ROWS = (5, 17, 40, 1, 0)

@@ -12,11 +12,11 @@ import tvm
 from tvm import relax, tirx
 
 import tvm_ipc
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.errors import WorkerError
 from tvm_ipc.packed_functions import IPC_MEMORY, PROGRAMS, CollectiveFlag
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety
-from tvm_ipc.verify.hazards import HazardKind
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
 Array = np.ndarray[Any, Any]
 NAMES = ("allreduce_rms_norm", "allreduce_layer_norm")

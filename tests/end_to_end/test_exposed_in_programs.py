@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, te
 
 import tvm_ipc
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.transform import verify_cross_rank_safety
 
 #: Of a chunk of a rank, whose bytes are a multiple of 64: kernels of TVM take aligned tensors.

@@ -16,7 +16,7 @@ from tvm import relax
 import tvm_ipc
 from tests.end_to_end.overlap_cases import Case
 from tvm_ipc import comm
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.transform import verify_cross_rank_safety
 
 

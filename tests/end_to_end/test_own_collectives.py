@@ -13,10 +13,10 @@ import tvm
 from tvm import relax
 
 import tvm_ipc
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.packed_functions import IPC_MEMORY, PROGRAMS, CollectiveFlag, Function, Team
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety
-from tvm_ipc.verify.hazards import HazardKind
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
 Array = np.ndarray[Any, Any]
 #: Elements of an input: more than are copied instead of shown where they lie.

@@ -17,7 +17,7 @@ import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
-from tvm_ipc.analysis.rewrite import rewrite
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite
 from tvm_ipc.comm import Mesh, Shard, place
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd import LowerPlacements, Parallelized

@@ -18,7 +18,7 @@ from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.small_decoder import PLAN, Decoder
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
-from tvm_ipc.analysis.rewrite import rewrite, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, with_value
 from tvm_ipc.comm import Mesh, Shard, allreduce, place
 from tvm_ipc.errors import TransformError, WorkerDiedError
 from tvm_ipc.transform import collect_report

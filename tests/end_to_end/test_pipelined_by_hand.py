@@ -13,7 +13,7 @@ from tvm import relax, te
 
 import tvm_ipc
 from tvm_ipc import comm
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import verify_cross_rank_safety
 

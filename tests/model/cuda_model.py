@@ -2,10 +2,10 @@
 """Operations of a team by CUDA kernels.
 
 Mirrors csrc/cuda/kernels: team_operation_device_code.h (headers, meetings of blocks),
-reduce_small_inputs_by_push.h, reduce_large_inputs_by_pull.h and data_movement_device_code.h. A word
-carries its epoch: it is written in one step, and what waits for it compares for equality. What
-members push lies in slot epoch % 2 of each other's seats.
-An operation is one of
+reduce_small_inputs_by_push.h, reduce_large_inputs_by_pull.h and
+data_movement_collectives_device_code.h. A word carries its epoch: it is written in one step, and
+what waits for it compares for equality. What members push lies in slot epoch % 2 of each other's
+seats. An operation is one of
 
     push     everyone writes its data into the seats of all, and waits for that of all
     root     likewise, but for member 0 alone; the others hear from all by their headers

@@ -2,7 +2,7 @@
 """The engines of two nodes when the session recovers: nothing of before arrives after it.
 
 Mirrors engine/internode_progress_engine.cc `Serve`, engine/mpi_transport.cc `Flush`, `Drop`,
-`Progress`, and core/internode_request_consumer.cc `Take`, `Flushed`,
+`Progress`, and core/internode_request_queue_engine_side.cc `Take`, `Flushed`,
 core/internode_request_queue.cc `Follow`. A node has one rank, which posts in each round the
 messages that it sends and those that it is to get, into the same buffers. In the first round
 anything may end it at any moment; then the hubs recover (nodes_model.py), in either order, and the

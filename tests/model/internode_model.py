@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reduction across nodes: shared memory inside of a node, messages between the nodes.
 
-Mirrors csrc/mpi/internode_reduce.cc and slice_leader.cc with one hop: on each of two nodes an
-owner of a
-lane and one more member. In each turn both show their part of a piece, and the owner what has come
-out of an earlier one, in one of two staging buffers by the step's parity; they meet; then the owner
-says what it read to the other node, out of a buffer of its wire, and both copy what came out. The
-network takes messages whenever it likes, in order, out of the buffers and into them.
+Mirrors csrc/mpi/pipelined_internode_reduce.cc and reduction_slice_leader.cc with one hop: on each
+of two nodes an owner of a lane and one more member. In each turn both show their part of a piece,
+and the owner what has come out of an earlier one, in one of two staging buffers by the step's
+parity; they meet; then the owner says what it read to the other node, out of a buffer of its wire,
+and both copy what came out. The network takes messages whenever it likes, in order, out of the
+buffers and into them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """The wire: ranks give requests to the engine of their node, which may sleep.
 
 Mirrors core/internode_request_queue.cc `RankWire::Post`, `Release`, `Ring`, `WireUse::Await` and
-core/internode_request_consumer.cc
+core/internode_request_queue_engine_side.cc
 `Take`, `Done`, `Sleep`. Two threads of one rank post some messages each, one after the other; the
 engine moves each at once. What is stored and loaded is seen at once by all: the bell is rung and
 read with whole barriers, and what they do is in sleep_model.py.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are threads of one process launch kernels that wait for each other.
 
-Mirrors csrc/cuda: `Operation::LaunchTogether`, messages.cc, exposed_buffer_peer_copies.cc. Each
-rank has a stream, whose kernels run one after the other. A call that changes memory or loads code
-("free") waits until what all streams have been given has ended, and keeps the other threads from
-launching until then, as the driver may. Nobody wants a rank to hang who makes the same operations
-as its peers. They are
+Mirrors csrc/cuda: `Operation::LaunchTogether`, point_to_point.cc, exposed_buffer_peer_copies.cc.
+Each rank has a stream, whose kernels run one after the other. A call that changes memory or loads
+code ("free") waits until what all streams have been given has ended, and keeps the other threads
+from launching until then, as the driver may. Nobody wants a rank to hang who makes the same
+operations as its peers. They are
 
     all       a kernel of each rank, which end when all of them have begun
     send, recv   a piece of a message: piece m needs the room that piece m - 2 had

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leaders of nodes reduce pieces: members meet in shared memory, leaders speak over the network.
 
-Mirrors mpi/internode_reduce.cc `ReduceAcross` and mpi/slice_leader.cc `Start`, `Middle`, `End`.
-Two nodes have
-one lane, whose owner is the first member of each. A member shows its elements of a piece in the
-first half of a staging buffer, and in the second half the leader shows what a piece of before has
-come to. With one hop a leader says all to the other one; with two each ends one half of the piece.
-Where one node wants the result it alone is told, but for the first piece: of that each leader says
-something to the other one, so that nodes which do not agree find that out. (Of a reduction that all
-want in parts, each leader says the other one's part: the messages are those of one hop.)
+Mirrors mpi/pipelined_internode_reduce.cc `ReduceAcross` and mpi/reduction_slice_leader.cc `Start`,
+`Middle`, `End`. Two nodes have one lane, whose owner is the first member of each. A member shows
+its elements of a piece in the first half of a staging buffer, and in the second half the leader
+shows what a piece of before has come to. With one hop a leader says all to the other one; with two
+each ends one half of the piece. Where one node wants the result it alone is told, but for the first
+piece: of that each leader says something to the other one, so that nodes which do not agree find
+that out. (Of a reduction that all want in parts, each leader says the other one's part: the
+messages are those of one hop.)
 
 The engine and the network are one here: messages of one phase arrive in the order in which they
 were sent, those of different phases in any, and each is copied out of the sender's buffer at once

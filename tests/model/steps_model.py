@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step that collectives are made of, and the ways to do an all-reduce with it.
 
-Mirrors, by function (csrc): core/team_barrier.cc `Meeting::Enter` (publish, and wait for every
-peer), shm/team_operation.h `NextBuffer`, `buffer` (two staging buffers, by the step's parity),
-shared_memory_layout.h `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`, `Sliced`,
-`Relayed`, internode_collectives.cc `Run`, which is eager, or direct.
+Mirrors, by function (csrc): core/collective_step_barrier.cc `Meeting::Enter` (publish, and wait for
+every peer), shm/team_operation.h `NextBuffer`, `buffer` (two staging buffers, by the step's
+parity), shared_memory_layout.h `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`,
+`Sliced`, `Relayed`, internode_collectives.cc `Run`, which is eager, or direct.
 
 The input lies in memory that peers map, and each collective writes its own input as soon as the
 one before it has returned: immediate reuse. Data is the number of the collective and who made it,

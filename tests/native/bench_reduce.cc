@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 using tvm_ipc::ReduceKind;
 

@@ -15,8 +15,8 @@
 #include <cstring>
 
 #include "../cuda_double/kernel_abi.h"
-#include "core/float16_conversion.h"
-#include "cuda/kernels/kernel_arguments.h"
+#include "core/software_float16_conversion.h"
+#include "cuda/kernels/kernel_arguments_and_peer_memory.h"
 
 #define TVM_IPC_DEVICE inline
 #define TVM_IPC_RARE inline __attribute__((noinline))

@@ -11,9 +11,9 @@
 inline int mutant = 0;
 
 #define TVM_IPC_KERNEL_DEVICE "../../../../tests/native/cuda_cpu_device.h"
-#include "cuda/kernels/messages_and_exposed_buffers_device_code.h"  // NOLINT
-#include "cuda/kernels/reduce_large_inputs_by_pull.h"               // NOLINT
-#include "cuda_reductions.h"                                        // NOLINT
+#include "cuda/kernels/messages_exposure_probe_device_code.h"  // NOLINT
+#include "cuda/kernels/reduce_large_inputs_by_pull.h"          // NOLINT
+#include "cuda_reductions.h"                                   // NOLINT
 
 namespace tvm_ipc {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda_ranks.h"
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc {
 namespace kernels {

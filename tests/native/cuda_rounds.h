@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/communication_backend.h"
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 #include "core/rank_runtime_state.h"
 #include "driver/device.h"
 

@@ -27,10 +27,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/internode_request_consumer.h"
+#include "core/internode_request_queue_engine_side.h"
+#include "engine/in_flight_send_limit.h"
 #include "engine/internode_progress_engine.h"
 #include "engine/mpi_transport.h"
-#include "engine/send_scheduler.h"
 #include "expect.h"
 #include "ranks.h"
 

@@ -188,7 +188,7 @@ FAULTS = [
     # ---- meetings
     Fault(
         "a step is published before its descriptor",
-        "core/team_barrier.cc",
+        "core/collective_step_barrier.cc",
         """  slot.descriptor = mine;
   Trace("publish", rank(me_), step & 1);
   Publish(slot.seq, step, own.sleepers);  // pairs with the acquire in WaitFor
@@ -202,7 +202,7 @@ FAULTS = [
     ),
     Fault(
         "the last member is not waited for",
-        "core/team_barrier.cc",
+        "core/collective_step_barrier.cc",
         """  bool agree = true;
   for (int i = 0; i < size(); ++i) {""",
         """  bool agree = true;
@@ -211,7 +211,7 @@ FAULTS = [
     ),
     Fault(
         "only the last member's descriptor is compared",
-        "core/team_barrier.cc",
+        "core/collective_step_barrier.cc",
         "agree = agree && theirs.descriptor.Agrees(mine);",
         "agree = theirs.descriptor.Agrees(mine);",
         STRESS,
@@ -233,14 +233,14 @@ FAULTS = [
     ),
     Fault(
         "who came in time is named as missing",
-        "core/team_barrier.cc",
+        "core/collective_step_barrier.cc",
         "seq.load(std::memory_order_acquire), step_)) continue;",
         "seq.load(std::memory_order_acquire), step_)) missing << separator;",
         "worker_table",
     ),
     Fault(
         "a team does not start again after a recovery",
-        "core/team_barrier.h",
+        "core/collective_step_barrier.h",
         "    step_ = 0;\n",
         "",
         STRESS,
@@ -352,7 +352,7 @@ FAULTS = [
     ),
     Fault(
         "no exit step after a gather in place",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "if (in_place && !no_exit) team.Enter(move.descriptor);",
         "if (in_place && !left && false) team.Enter(move.descriptor);",
         STRESS,
@@ -360,28 +360,28 @@ FAULTS = [
     ),
     Fault(
         "parts of a scatter overlap in the staging buffer",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "CopyBytes(team.NextBuffer() + p * bytes,",
         "CopyBytes(team.NextBuffer() + p * (bytes - 1),",
         STRESS,
     ),
     Fault(
         "the members that show nothing are read",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "return move.root < 0 || member == move.root;",
         "return move.root < 0 || member >= 0;",
         STRESS,
     ),
     Fault(
         "the root of a gather is the member after it",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "const bool receives = team.index() == root;",
         "const bool receives = team.index() == (root + 1) % team.size();",
         STRESS,
     ),
     Fault(
         "a member takes the part of a scatter that is the next one's",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "const size_t chunk = static_cast<size_t>(team.index());",
         "const size_t chunk = (team.index() + 1) % team.size();",
         STRESS,
@@ -395,28 +395,28 @@ FAULTS = [
     ),
     Fault(
         "the sources of a permute are not compared",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "  mine.layout_hash = HashOf(sources);\n",
         "",
         STRESS,
     ),
     Fault(
         "two lists have the same hash if their last numbers are the same",
-        "core/team_barrier.cc",
+        "core/collective_step_barrier.cc",
         "hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;",
         "hash = static_cast<uint64_t>(number) * 1099511628211u;",
         STRESS,
     ),
     Fault(
         "who receives from nobody has no zeros",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "  if (wanted < 0) std::fill_n(recv.begin(), recv.bytes(), uint8_t{0});\n",
         "",
         STRESS,
     ),
     Fault(
         "a member takes what the first of those shows that have the same source",
-        "shm/data_movement.cc",
+        "shm/data_movement_collectives.cc",
         "const int64_t wanted = sources[team.index()];",
         "const int64_t wanted = std::find(sources.begin(), sources.end(), sources[team.index()]) -"
         " sources.begin();",
@@ -565,7 +565,7 @@ FAULTS = [
     # ---- what is lent
     Fault(
         "who lends blocks ends without having seen what others did: the count is relaxed",
-        "core/peer_mapped_heap.h",
+        "core/heap_interface.h",
         "users_.fetch_sub(1, std::memory_order_acq_rel) == 1",
         "users_.fetch_sub(1, std::memory_order_relaxed) == 1",
         "heap",
@@ -573,7 +573,7 @@ FAULTS = [
     ),
     Fault(
         "who lends blocks ends before the last of them",
-        "core/peer_mapped_heap.h",
+        "core/heap_interface.h",
         "users_.fetch_sub(1, std::memory_order_acq_rel) == 1",
         "users_.fetch_sub(1, std::memory_order_acq_rel) <= 2",
         "heap",
@@ -582,28 +582,28 @@ FAULTS = [
     # ---- who joins, who leaves, what they say
     Fault(
         "any token is right",
-        "core/worker_admission.cc",
+        "core/admit_workers_to_session.cc",
         "sizeof(hello.token)) == 0) {",
         "0) == 0) {",
         "admission",
     ),
     Fault(
         "a rank may join twice",
-        "core/worker_admission.cc",
+        "core/admit_workers_to_session.cc",
         "if (admitted_[hello.rank]) return",
         "if (false) return",
         "admission",
     ),
     Fault(
         "one rank too many may join",
-        "core/worker_admission.cc",
+        "core/admit_workers_to_session.cc",
         "hello.rank < 0 || hello.rank >= n)",
         "hello.rank < 0 || hello.rank > n)",
         "admission",
     ),
     Fault(
         "a refusal does not end the wait for all",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         """  refusals_.push_back(reason);
   changed_.notify_all();
 """,
@@ -612,14 +612,14 @@ FAULTS = [
     ),
     Fault(
         "a goodbye is taken for a death",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         "  if (member.left) return;\n",
         "",
         "worker_table",
     ),
     Fault(
         "the last frames of a connection that ends are lost",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         """  Frame frame;
   while (member.socket >= 0 && member.incoming.Next(&frame)) Handle""",
         """  Frame frame;
@@ -635,14 +635,14 @@ FAULTS = [
     ),
     Fault(
         "who waits for a rank that died waits on",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         "if (dead) Abort(control_, AbortReason::kDied, RankOf(member));",
         "",
         "worker_table",
     ),
     Fault(
         "the report is read without the lock",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         """SessionReport WorkerTable::Report() {
   std::lock_guard<std::mutex> lock(mutex_);
 """,
@@ -659,14 +659,14 @@ FAULTS = [
     ),
     Fault(
         "an exchange takes the answers of an older one",
-        "core/handle_allgather.cc",
+        "core/handle_allgather_via_session_server.cc",
         "    if (header.number != number) continue;",
         "    if (header.number == 0) continue;",
         "handle_allgather",
     ),
     Fault(
         "an exchange is complete without the last rank",
-        "core/handle_allgather.cc",
+        "core/handle_allgather_via_session_server.cc",
         "if (exposed.size() < static_cast<size_t>(num_ranks_)) return complete;",
         "if (exposed.size() + 1 < static_cast<size_t>(num_ranks_)) return complete;",
         "handle_allgather",
@@ -695,14 +695,14 @@ FAULTS = [
     ),
     Fault(
         "an abort of a generation that is over ends the next one",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         "} else if (generation == now) {",
         "} else {",
         "nodes",
     ),
     Fault(
         "an abort of a generation that has not begun here is forgotten",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         "    pending_abort_ = {generation, word, 0};\n",
         "",
         "nodes",
@@ -716,7 +716,7 @@ FAULTS = [
     ),
     Fault(
         "a node speaks of the ranks of others",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         "  if (control_.NodeOf(message.rank) != node) return false;\n  Member",
         "  Member",
         "nodes",
@@ -724,14 +724,14 @@ FAULTS = [
     ),
     Fault(
         "the next generation begins before all nodes have begun",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         "return Answered(recovered_) || ",
         "return true || ",
         "nodes",
     ),
     Fault(
         "who waits for a node that is lost waits on",
-        "core/session_server_workers.cc",
+        "core/joined_worker_table.cc",
         "  Abort(control_, AbortReason::kNodeLost, node);\n",
         "",
         "nodes",
@@ -768,7 +768,7 @@ FAULTS = [
     ),
     Fault(
         "a message is done before it is said how long it was",
-        "core/internode_request_consumer.cc",
+        "core/internode_request_queue_engine_side.cc",
         "  done.received = received_bytes;\n",
         "",
         "internode_ring",
@@ -789,42 +789,42 @@ FAULTS = [
     ),
     Fault(
         "a message of another collective is taken",
-        "core/internode_send_receive.cc",
+        "core/internode_collective_messages.cc",
         "!theirs.Agrees(mine_)",
         "false",
         "internode",
     ),
     Fault(
         "what is shown of a result lies where elements are shown",
-        "mpi/internode_reduce.cc",
+        "mpi/pipelined_internode_reduce.cc",
         "constexpr size_t kResult = kStageBytes / 2;",
         "constexpr size_t kResult = 0;",
         "internode",
     ),
     Fault(
         "a part of a slice is not the one of its node",
-        "mpi/slice_leader.cc",
+        "mpi/reduction_slice_leader.cc",
         "elements[i] = sources[i] + range.first * plan_.width;",
         "elements[i] = sources[i] + (range.first - range.first) * plan_.width;",
         "internode",
     ),
     Fault(
         "a piece ends before its messages were sent",
-        "mpi/slice_leader.cc",
+        "mpi/reduction_slice_leader.cc",
         "  for (const RingTicket& ticket : piece_in_flight.sent) messages_.Await(ticket);\n",
         "",
         "internode",
     ),
     Fault(
         "in flat order ranks count from their node on",
-        "mpi/combine_node_contributions.cc",
+        "mpi/internode_reduce_arithmetic.cc",
         "static_cast<size_t>(layout_.index_of[place]) * row;",
         "static_cast<size_t>(layout_.index_of[place] * 0) * row;",
         "internode",
     ),
     Fault(
         "an average across nodes is divided by the number of nodes",
-        "mpi/combine_node_contributions.cc",
+        "mpi/internode_reduce_arithmetic.cc",
         "static_cast<int>(layout_.nodes.size()), count, layout_.size());",
         "static_cast<int>(layout_.nodes.size()), count,\n"
         "                           static_cast<int>(layout_.nodes.size()));",
@@ -860,7 +860,7 @@ FAULTS = [
     ),
     Fault(
         "partial sums are rounded",
-        "shm/partial_results_reduction.cc",
+        "shm/reduce_in_groups_round_once.cc",
         "representation_ = Representation::kFloat;\n",
         "way_ = Way::kSame;\n",
         "partial_reduction",

@@ -15,7 +15,7 @@
 
 #include "core/rank_runtime_state.h"
 #include "expect.h"
-#include "shm/partial_results_reduction.h"
+#include "shm/reduce_in_groups_round_once.h"
 
 namespace tvm_ipc {
 

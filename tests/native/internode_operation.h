@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
+#include "core/collective_step_barrier.h"
 #include "core/rank_runtime_state.h"
-#include "core/team_barrier.h"
 #include "expect.h"
 #include "partial_reference.h"
-#include "shm/find_reduce_function.h"
-#include "shm/norm.h"
+#include "shm/find_norm_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 #include "core/teams.h"
 #include "nccl_values.h"
 

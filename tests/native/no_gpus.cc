@@ -5,7 +5,7 @@
  *        a sanitizer, for which they would take long to compile.
  */
 #include "cuda/backend_factory.h"
-#include "nccl/backend_factory.h"
+#include "nccl/endpoint_and_backend.h"
 
 namespace tvm_ipc {
 namespace {

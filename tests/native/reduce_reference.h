@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace reference {
 

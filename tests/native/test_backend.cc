@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends.h"
-#include "core/handle_allgather.h"
+#include "core/handle_allgather_via_session_server.h"
 #include "expect.h"
 #include "ranks.h"
 

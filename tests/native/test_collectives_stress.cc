@@ -16,11 +16,11 @@
  * That the test sees a missing order was tried on a copy of the sources, one change at a time.
  * ThreadSanitizer reports each of these within seconds:
  *   core/wait.cc    Publish stores relaxed; WaitFor loads relaxed
- *   core/team_barrier.cc  Enter publishes the step before it writes the descriptor
+ *   core/collective_step_barrier.cc  Enter publishes the step before it writes the descriptor
  *   shm/team_operation.h      one staging buffer instead of two
- *   shm/allreduce.cc   Direct without the exit step; shm/data_movement.cc, Run without it
- *   shm/point_to_point.cc  Send of an offset does not wait until it is taken
- * and the results are wrong without it, too, where Send fills a packet one too early.
+ *   shm/allreduce.cc   Direct without the exit step; shm/data_movement_collectives.cc, Run without
+ * it shm/point_to_point.cc  Send of an offset does not wait until it is taken and the results are
+ * wrong without it, too, where Send fills a packet one too early.
  */
 #include <algorithm>
 #include <chrono>

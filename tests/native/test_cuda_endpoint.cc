@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 #include "core/teams.h"
 #include "cuda/images.h"
 #include "cuda_rounds.h"

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "cuda_reductions.h"
-#include "shm/norm.h"
+#include "shm/find_norm_function.h"
 
 namespace tvm_ipc {
 namespace kernels {

@@ -13,7 +13,7 @@
 #include <cstdio>
 
 #include "client.h"
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 #include "core/frame.h"
 #include "core/rank_runtime_state.h"
 #include "core/thread_signals.h"

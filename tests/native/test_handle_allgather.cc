@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "client.h"
-#include "core/handle_allgather.h"
+#include "core/handle_allgather_via_session_server.h"
 #include "expect.h"
 #include "ranks.h"
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/peer_mapped_heap.h"
+#include "core/heap_interface.h"
 #include "expect.h"
 
 namespace tvm_ipc {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "blas/matmul_multi_thread.h"
-#include "blas/select.h"
+#include "blas/select_instruction_set.h"
 #include "expect.h"
 using namespace tvm_ipc;
 

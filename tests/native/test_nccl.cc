@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 #include "core/teams.h"
 #include "driver/device.h"
 #include "expect.h"

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "cluster.h"
-#include "core/internode_control_message.h"
-#include "core/internode_request_consumer.h"
+#include "core/internode_request_queue_engine_side.h"
+#include "core/session_server_node_message.h"
 #include "core/teams.h"
 #include "expect.h"
 

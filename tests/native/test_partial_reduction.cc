@@ -11,7 +11,7 @@
 
 #include "expect.h"
 #include "partial_reference.h"
-#include "shm/partial_results_reduction.h"
+#include "shm/reduce_in_groups_round_once.h"
 
 namespace tvm_ipc {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/protocol_trace.h"
+#include "core/protocol_trace_test_hook.h"
 #include "core/teams.h"
 #include "expect.h"
 #include "ranks.h"

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/float16_conversion.h"
+#include "core/software_float16_conversion.h"
 #include "reduce_reference.h"
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

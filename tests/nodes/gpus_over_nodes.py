@@ -149,7 +149,7 @@ def two() -> None:
 def check_files(session: Any) -> None:
     """Worker 0 reads what the other node does not have, and sends each worker its part."""
     from tests.models.weights import weight_files
-    from tvm_ipc.runtime.distribute_module import distribute_module
+    from tvm_ipc.runtime.send_library_to_nodes import distribute_module
 
     arrays = {
         "w": np.arange(35000, dtype="float32").reshape(500, 70),

@@ -97,11 +97,11 @@ def _has_no_files(rank: int) -> None:
     """From now on a rank finds none of the files that others have, but what it was sent."""
     if tvm_ffi.get_global_func("tvm_ipc.worker.rank")() == rank:
         from tvm_ipc.models.weights import worker
-        from tvm_ipc.runtime import distribute_module
+        from tvm_ipc.runtime import send_library_to_nodes
 
-        found = distribute_module._find_library
+        found = send_library_to_nodes._find_library
         worker._is_same_file = lambda *_: False  # type: ignore[assignment]
-        distribute_module._find_library = lambda _, digest: found("/dev/null", digest)
+        send_library_to_nodes._find_library = lambda _, digest: found("/dev/null", digest)
 
 
 def _of_device(count: int) -> Tensor:

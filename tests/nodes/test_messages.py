@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.messages import MOST_BYTES, Messages, pack, unpack
+from tvm_ipc.nodes.controller_agent_json_messages import MOST_BYTES, Messages, pack, unpack
 from tvm_ipc.nodes.start_and_watch_agents import Nodes, _Node
 
 

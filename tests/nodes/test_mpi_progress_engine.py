@@ -16,7 +16,7 @@ from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses, command_line
 
 CHECK = """
 from mpi4py import MPI
-from tvm_ipc.nodes.mpi_progress_engine import check
+from tvm_ipc.nodes.mpi_progress_thread import check
 check(MPI.COMM_WORLD, 1 << 20)
 print("ok")
 check(MPI.COMM_WORLD, 1 << 40)
@@ -25,7 +25,7 @@ check(MPI.COMM_WORLD, 1 << 40)
 HANGING = """
 import mpi4py, threading, time
 mpi4py.rc.initialize = False  # MPI by itself, without a launcher, leaves files
-from tvm_ipc.nodes.mpi_progress_engine import Engine
+from tvm_ipc.nodes.mpi_progress_thread import Engine
 engine = Engine.__new__(Engine)
 engine._stop, engine._wire = (lambda wire: None), None
 for seconds in (0, 600):

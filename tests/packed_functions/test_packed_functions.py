@@ -21,7 +21,7 @@ from tvm_ipc.packed_functions import (
     ReduceKind,
     Registered,
     Sync,
-    constants,
+    constants_shared_with_native_library,
 )
 
 PREFIXES = (
@@ -116,20 +116,27 @@ def test_numbers_and_names_are_those_of_the_library(run_python: Callable[..., st
     text, backend = run_python(code).splitlines()
     library = json.loads(text)
     reduced = library.pop("reduced")
-    public = {name: value for name, value in vars(constants).items() if name[0].isupper()}
+    public = {
+        name: value
+        for name, value in vars(constants_shared_with_native_library).items()
+        if name[0].isupper()
+    }
     mine: dict[str, object] = {
         name: {one: int(number) for one, number in value.__members__.items()}
         for name, value in public.items()
         if isinstance(value, type) and issubclass(value, Enum) and value not in (IntEnum, IntFlag)
     }
     mine |= {name: value for name, value in public.items() if isinstance(value, (int, str))}
-    mine["BACKENDS"] = [[name, constants.DEVICES[on]] for name, on in constants.BACKENDS.items()]
-    assert constants.backends_of("cpu")[0] == backend
+    mine["BACKENDS"] = [
+        [name, constants_shared_with_native_library.DEVICES[on]]
+        for name, on in constants_shared_with_native_library.BACKENDS.items()
+    ]
+    assert constants_shared_with_native_library.backends_of("cpu")[0] == backend
     assert mine == library
     assert {kind.name: {t for t in reduced["SUM"] if kind.takes(t)} for kind in ReduceKind} == {
         name: set(types) for name, types in reduced.items()
     }
-    assert set(constants.REDUCED_TYPES) == set(reduced["SUM"])
+    assert set(constants_shared_with_native_library.REDUCED_TYPES) == set(reduced["SUM"])
 
 
 def test_wrong_arguments_of_packed_functions_are_refused_with_the_types_that_are_right(

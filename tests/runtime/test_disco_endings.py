@@ -20,7 +20,7 @@ from tvm.runtime import disco
 import tvm_ipc
 from tests.runtime.disco_kinds import on_workers, open_session
 from tvm_ipc.errors import SessionClosedError, WorkerError
-from tvm_ipc.runtime import disco_state
+from tvm_ipc.runtime import disco_session_liveness_and_errors
 
 START = """
 import gc, os, signal, time
@@ -223,9 +223,13 @@ def test_errors_that_come_later_than_the_answer_are_waited_for(
     """Errors come over the hub, answers over Disco's pipes."""
     place = own.empty((3,), "float32")
     own._sync_all()
-    now, reads = disco_state._report, itertools.count()
+    now, reads = disco_session_liveness_and_errors._report, itertools.count()
     before = now(own)  # as if the hub read nothing until it was asked five times
-    monkeypatch.setattr(disco_state, "_report", lambda one: before if next(reads) < 5 else now(one))
+    monkeypatch.setattr(
+        disco_session_liveness_and_errors,
+        "_report",
+        lambda one: before if next(reads) < 5 else now(one),
+    )
     own.get_global_func("tests.next_int")("no number")
     with pytest.raises(WorkerError, match="TypeError"):
         if waits == "sync":

@@ -53,8 +53,8 @@ from tvm.runtime import disco
 {before}
 session = disco.ProcessSession(2)
 session.init_ccl("shm")
-from tvm_ipc.runtime import disco_state
-os.kill(disco_state.state_of(session).workers[0].pid, signal.SIGKILL)
+from tvm_ipc.runtime import disco_session_liveness_and_errors
+os.kill(disco_session_liveness_and_errors.state_of(session).workers[0].pid, signal.SIGKILL)
 try:
     session._sync_all()
 except WorkerDiedError as error:

@@ -17,7 +17,7 @@ from tvm_ipc import packed_functions
 from tvm_ipc.errors import IPCError, LibraryError, WorkerError
 from tvm_ipc.gpu import discovery
 from tvm_ipc.gpu.discovery import Gpu, Gpus
-from tvm_ipc.runtime import device_assignment, shared_libraries
+from tvm_ipc.runtime import device_and_backend_assignment, shared_libraries
 
 H200 = {"name": "NVIDIA H200", "capability": "9.0", "memory": 141 << 30, "kernels": "sm_90"}
 DRIVER = "NVIDIA's driver is missing: libcuda.so.1 cannot be loaded"
@@ -29,9 +29,13 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`device_assignment.assign_devices` on a machine with these GPUs, two backends for
     them, and their refusals."""
     monkeypatch.setattr(
-        device_assignment, "BACKENDS", {"shm": "cpu", "cuda": "cuda", "nccl": "cuda"}
+        device_and_backend_assignment, "BACKENDS", {"shm": "cpu", "cuda": "cuda", "nccl": "cuda"}
     )
-    monkeypatch.setattr(packed_functions.constants, "BACKENDS", device_assignment.BACKENDS)
+    monkeypatch.setattr(
+        packed_functions.constants_shared_with_native_library,
+        "BACKENDS",
+        device_and_backend_assignment.BACKENDS,
+    )
     monkeypatch.setattr(shared_libraries, "require_cuda", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -42,12 +46,14 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         backend: str = "auto",
         found: Gpus = TWO,
         **refusals: str,
-    ) -> device_assignment.DeviceAssignment:
+    ) -> device_and_backend_assignment.DeviceAssignment:
         monkeypatch.setattr(discovery, "find", lambda: found)
         monkeypatch.setattr(
-            device_assignment, "_refusal", lambda name, _ids: refusals.get(name, "")
+            device_and_backend_assignment, "_refusal", lambda name, _ids: refusals.get(name, "")
         )
-        return device_assignment.assign_devices("Session", workers, device, ids, backend)
+        return device_and_backend_assignment.assign_devices(
+            "Session", workers, device, ids, backend
+        )
 
     return of
 
@@ -55,7 +61,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def test_each_worker_has_a_gpu_by_default(place: Callable[..., Any]) -> None:
     placed = place(2)
     assert (placed.device, tuple(placed.ids), placed.backend) == ("cuda", (0, 1), "cuda")
-    assert device_assignment.describe(placed) == " on cuda 0, 1"
+    assert device_and_backend_assignment.describe(placed) == " on cuda 0, 1"
 
 
 def test_workers_share_a_gpu_where_it_is_said(place: Callable[..., Any]) -> None:

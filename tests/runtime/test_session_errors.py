@@ -81,7 +81,7 @@ def test_exit_code_and_own_exceptions_keep_their_names(trio: tvm_ipc.Session) ->
     (one,) = error.value.errors
     assert (one.kind, one.message) == ("OwnError", "mine\na note")
     assert "in fail_with_own_exception" in str(one)
-    assert "exception_types_over_ffi.py" not in str(one)
+    assert "keep_exception_type_and_text.py" not in str(one)
 
 
 @pytest.mark.parametrize("kind", ["surrogate", "no text"])

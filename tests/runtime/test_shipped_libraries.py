@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ipc.runtime import distribute_module
+from tvm_ipc.runtime import send_library_to_nodes
 
 
 def test_a_node_takes_no_library_of_another_user(
@@ -17,16 +17,16 @@ def test_a_node_takes_no_library_of_another_user(
     """It could be replaced between the look at its digest and its load."""
     library = tmp_path / "model.so"
     library.write_bytes(b"code")
-    digest = distribute_module.digest_of(library)
+    digest = send_library_to_nodes.digest_of(library)
     monkeypatch.setenv("TVM_IPC_FOLDER_OF_NODE", str(tmp_path))
-    assert distribute_module._find_library(str(library), digest) == library
+    assert send_library_to_nodes._find_library(str(library), digest) == library
     if os.geteuid() == 0:
         os.chown(library, 12345, -1)
     else:
         own = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    assert distribute_module._find_library(str(library), digest) is None
+    assert send_library_to_nodes._find_library(str(library), digest) is None
     monkeypatch.delenv("TVM_IPC_FOLDER_OF_NODE")
-    assert distribute_module._find_library(str(library), digest) == library, (
+    assert send_library_to_nodes._find_library(str(library), digest) == library, (
         "on one machine the user names it"
     )

@@ -49,8 +49,8 @@ DISCOS = """
 from tvm.runtime import disco
 session = disco.ProcessSession(2)
 tvm_ipc.init_ccl(session)
-from tvm_ipc.runtime import disco_state
-worker = disco_state.state_of(session).workers[0].pid
+from tvm_ipc.runtime import disco_session_liveness_and_errors
+worker = disco_session_liveness_and_errors.state_of(session).workers[0].pid
 reference = session.broadcast(np.ones(4))
 """
 

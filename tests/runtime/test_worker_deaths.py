@@ -17,7 +17,7 @@ import pytest
 import tvm_ipc
 from tvm_ipc.errors import IPCError, WorkerDiedError
 from tvm_ipc.runtime import session_start
-from tvm_ipc.runtime.disco_state import State
+from tvm_ipc.runtime.disco_session_liveness_and_errors import State
 from tvm_ipc.runtime.process_pool import ProcessPool, any_hung_up
 
 KILLED = """

@@ -14,7 +14,7 @@ from tvm.relax import op
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.spmd.plan_parser import read_plan
-from tvm_ipc.spmd.styles import STYLES, Matmul, Use
+from tvm_ipc.spmd.weight_placements_of_styles import STYLES, Matmul, Use
 
 PAIR = Mesh({"tp": 2})
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import transform
 
 from tvm_ipc.analysis.binding_builders import dtype_of
-from tvm_ipc.analysis.rewrite import rewrite, typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, typed
 from tvm_ipc.transform import LowerGPUIPCAllocStorage, LowerPackedAllocTensor
 
 _ALLOC_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")

@@ -12,7 +12,7 @@ from tvm import relax
 import tvm_ipc
 from tvm_ipc import comm
 from tvm_ipc.analysis.collective_calls import match_collective, match_start
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind
 from tvm_ipc.transform import IPCAllReduceRewrite, collect_report
 

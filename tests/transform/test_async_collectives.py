@@ -15,7 +15,7 @@ from tvm.script import relax as R
 import tvm_ipc
 from tvm_ipc import comm
 from tvm_ipc.analysis.collective_calls import match_collective, match_start
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.packed_functions import IPC_MEMORY, AllReduceStrategy
 from tvm_ipc.transform import (
     AsyncCollectives,

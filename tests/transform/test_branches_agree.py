@@ -9,7 +9,7 @@ import pytest
 import tvm
 
 import tvm_ipc
-from tvm_ipc.analysis.find_counterpart_collectives import matching_collectives
+from tvm_ipc.analysis.matching_collectives_across_branches import matching_collectives
 from tvm_ipc.transform import collect_report
 
 PRODUCT = "m = R.matmul(x, w)"

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.packed_functions import IPC_MEMORY, PROGRAMS, CollectiveFlag, Function, Sync, Team
 from tvm_ipc.transform import (
     PlanMemoryScopes,
@@ -16,7 +16,7 @@ from tvm_ipc.transform import (
     collect_report,
     verify_cross_rank_safety,
 )
-from tvm_ipc.verify.hazards import HazardKind
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
 EXCHANGE = Function(
     "mine.exchange",

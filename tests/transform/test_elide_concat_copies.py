@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 import tvm_ipc
 from tvm_ipc import comm
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.transform import ElideConcatCopies, collect_report, verify_cross_rank_safety
 
 ROW = 16  #: elements, of 64 bytes

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 import tvm_ipc
 from tests.transform.loads import power
 from tvm_ipc import comm
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.transform import FuseAllReduceEpilogue, collect_report
 
 RMS, LAYER = "tvm_ipc.allreduce_rms_norm", "tvm_ipc.allreduce_layer_norm"

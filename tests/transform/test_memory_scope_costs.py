@@ -12,7 +12,7 @@ from tvm.script import relax as R
 from tests.transform.scope_programs import copies, plan
 from tvm_ipc.transform.memory_scopes.collect import collect
 from tvm_ipc.transform.memory_scopes.copy_costs import describe, estimate, find_frequencies
-from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import DEFAULT_REGISTRY
 from tvm_ipc.transform.memory_scopes.scopes_of_prim_func_params import PrimFuncParams
 
 N = tvm.tirx.Var("n", "int64")

@@ -521,7 +521,7 @@ def test_products_are_made_where_all_is_there_that_they_need() -> None:
     relax.analysis.well_formed(after)
     names = [
         str(call.args[0].global_symbol)
-        for call in tvm_ipc.analysis.rewrite.calls(after["main"])
+        for call in tvm_ipc.analysis.walk_and_rewrite_bindings.calls(after["main"])
         if call.op.name == "relax.call_dps_packed"
     ]
     assert names == ["tvm_ipc.assemble"] * 3

@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ipc.comm.symbolic_extents import simplified
+from tvm_ipc.comm.extent_arithmetic import simplified
 
 #: A stack overflow of TVM ends the process, so programs are compiled in another one.
 COMPILE = """

@@ -16,7 +16,7 @@ from tvm.script import relax as R
 import tvm_ipc
 from tests.transform.loads import power
 from tvm_ipc import comm  # noqa: F401 - R.comm
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.comm import Mesh, Replica, Shard, place
 from tvm_ipc.spmd import LowerPlacements
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety

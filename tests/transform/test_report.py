@@ -14,7 +14,7 @@ from tvm.script import relax as R
 
 import tvm_ipc
 from tvm_ipc.tools.explain.text_report import render
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Question, explain
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Question, explain
 from tvm_ipc.transform import collect_report
 from tvm_ipc.transform.report import Decision, Report
 

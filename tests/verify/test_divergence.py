@@ -13,7 +13,7 @@ import tvm_ipc
 from tvm_ipc.errors import DeadlineError, TransformError, WorkerError
 from tvm_ipc.transform import Hazard, collect_report, verify_cross_rank_safety
 from tvm_ipc.verify import comm_trace_builder
-from tvm_ipc.verify.hazards import HazardKind
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
 BRANCHES, DISAGREES, STUCK = HazardKind.BRANCHES, HazardKind.DISAGREES, HazardKind.STUCK
 

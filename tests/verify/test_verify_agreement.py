@@ -7,7 +7,7 @@ import pytest
 import tvm
 
 from tvm_ipc.transform import Hazard, verify_cross_rank_safety
-from tvm_ipc.verify.hazards import HazardKind
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
 DISAGREES, STUCK, BRANCHES = HazardKind.DISAGREES, HazardKind.STUCK, HazardKind.BRANCHES
 CERTAIN, UNKNOWN = [(DISAGREES, False)], [(DISAGREES, True)]

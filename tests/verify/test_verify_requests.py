@@ -22,7 +22,7 @@ from tvm_ipc.transform import (
     collect_report,
     verify_cross_rank_safety,
 )
-from tvm_ipc.verify.hazards import HazardKind
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
 COUNT = 4096
 UNFINISHED, BUSY = HazardKind.UNFINISHED, HazardKind.BUSY

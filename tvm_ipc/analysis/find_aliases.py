@@ -41,8 +41,8 @@ from tvm_ipc.analysis.alias_facts import (
     value_of,
 )
 from tvm_ipc.analysis.collective_calls import match_collective
+from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.program_order import Linear, Region, Step, linearize
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")

@@ -20,8 +20,8 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.rewrite import rewrite, walk
-from tvm_ipc.comm.symbolic_extents import constant, simplified
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, walk
+from tvm_ipc.comm.extent_arithmetic import constant, simplified
 
 
 def without_cycles(function: relax.Function) -> relax.Function:

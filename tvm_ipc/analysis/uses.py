@@ -11,8 +11,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ipc.analysis.elementwise_view_writer_ops import WRITERS
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.operator_sets import WRITERS
 
 
 @dataclass(eq=False)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import tvm.base
 
-from tvm_ipc.comm.axis_division import Division
+from tvm_ipc.comm.axis_block_sharding import Division
 from tvm_ipc.comm.mesh import Mesh, Teams
 from tvm_ipc.comm.placements import Partial, Placement, Replica, Shard
 
@@ -66,7 +66,7 @@ if "tvm_compiler" in tvm.base._LOADED_LIBS:
         release,
     )
     from tvm_ipc.comm.place_op import PlaceAttrs, place
-    from tvm_ipc.comm.requests import start, view, wait
+    from tvm_ipc.comm.start_wait_call_builders import start, view, wait
 
     #: TVMScript finds them as `R.comm`: programs import the first module, the parser the second.
     for _script in (tvm.relax.script, tvm.relax.script.parser):

@@ -16,7 +16,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.comm.collective_attrs import KNOWN_BACKENDS, REDUCTIONS, CollectiveAttrs, teams_of
 from tvm_ipc.comm.collective_relax_op import make
-from tvm_ipc.comm.symbolic_extents import is_integer
+from tvm_ipc.comm.extent_arithmetic import is_integer
 from tvm_ipc.packed_functions import MAX_WORKERS
 
 

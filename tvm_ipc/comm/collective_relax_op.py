@@ -18,7 +18,7 @@ from tvm import relax, tirx
 from tvm_ipc import arguments
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs, check_attributes, reduction_of
 from tvm_ipc.comm.collective_kinds import Kind
-from tvm_ipc.comm.symbolic_extents import (
+from tvm_ipc.comm.extent_arithmetic import (
     constant,
     divides,
     format_extent,

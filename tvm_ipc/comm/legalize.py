@@ -23,7 +23,7 @@ from tvm import relax, te, tirx
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs, kind_of, reduction_of, sources
 from tvm_ipc.comm.collective_kinds import KINDS
 from tvm_ipc.comm.collective_relax_op import NAME, infer, shard_extent
-from tvm_ipc.comm.symbolic_extents import constant, divides, largest_shard
+from tvm_ipc.comm.extent_arithmetic import constant, divides, largest_shard
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Parameter, Team
 from tvm_ipc.packed_functions.collective_declarations import DISCO_ALLREDUCE
 from tvm_ipc.packed_functions.program_function_declarations import TEAM_INDEX

@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.collective_attrs import REDUCTIONS
-from tvm_ipc.comm.packed_call_argument_checks import (
+from tvm_ipc.comm.packed_call_builder_helpers import (
     as_list,
     extents_of,
     number,

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 import tvm_ffi
 
 from tvm_ipc import arguments
-from tvm_ipc.comm.axis_division import Division
+from tvm_ipc.comm.axis_block_sharding import Division
 from tvm_ipc.comm.mesh import Mesh
 from tvm_ipc.packed_functions import REDUCED_TYPES, ReduceKind
 

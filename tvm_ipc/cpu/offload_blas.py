@@ -10,10 +10,10 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
-from tvm_ipc.analysis.rewrite import belongs_to_others, change_functions
+from tvm_ipc.analysis.walk_and_rewrite_bindings import belongs_to_others, change_functions
 from tvm_ipc.cpu.blas.byoc_backend import compile_partitions
-from tvm_ipc.cpu.blas.matmul_analysis import Matmul
-from tvm_ipc.cpu.blas.offload import offload
+from tvm_ipc.cpu.blas.find_matmuls_with_epilogues import Matmul
+from tvm_ipc.cpu.blas.matmuls_to_blas_calls import offload
 from tvm_ipc.transform.module_pass import module_pass, option
 
 #: The number of multiplications below which TVM's kernel, unrolled for its shape, is as fast as a

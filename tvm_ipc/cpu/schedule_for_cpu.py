@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm.target import codegen
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.cpu.kernels.primfunc_stages import NotStagesError, read_stages
 from tvm_ipc.cpu.kernels.row_fusion import schedule
 from tvm_ipc.transform.module_pass import module_pass, option

@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "cuda/backend_factory.h"
 #include "mpi/endpoint_and_backend.h"
-#include "nccl/backend_factory.h"
+#include "nccl/endpoint_and_backend.h"
 #include "shm/endpoint_and_backend.h"
 
 namespace tvm_ipc {

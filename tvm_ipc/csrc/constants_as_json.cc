@@ -13,9 +13,9 @@
 
 #include "backends.h"
 #include "blas/kernels_complementing_blas.h"
-#include "blas/matmul_single_thread.h"
+#include "blas/run_matmul_piece.h"
 #include "core/arena_allocator.h"
-#include "core/session_server_workers.h"
+#include "core/joined_worker_table.h"
 
 namespace tvm_ipc {
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file constants_as_json.h
- * \brief The constants that `tvm_ipc/packed_functions/constants.py` repeats in Python.
+ * \brief The constants that `tvm_ipc/packed_functions/constants_shared_with_native_library.py`
+ * repeats in Python.
  */
 #ifndef TVM_IPC_CONSTANTS_AS_JSON_H_
 #define TVM_IPC_CONSTANTS_AS_JSON_H_

@@ -4,8 +4,8 @@
 
 #include "backends.h"
 #include "core/error.h"
-#include "disco/node_session_server.h"
-#include "disco/worker_side_of_session.h"
+#include "disco/node_session_functions.h"
+#include "disco/worker_session_functions.h"
 
 namespace tvm_ipc {
 

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "core/communication_backend.h"
-#include "disco/controller_side_of_session.h"
+#include "disco/controller_session_functions.h"
 
 namespace tvm_ipc {
 

@@ -14,7 +14,7 @@ from typing import Any
 import tvm_ffi
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.runtime import config, shared_libraries, startup_registrations
+from tvm_ipc.runtime import config, shared_libraries, startup_hooks
 
 
 @dataclass(frozen=True)
@@ -138,4 +138,4 @@ def _bring_up() -> bool:
     return config.graphs_of_threads()
 
 
-startup_registrations.require_devices["cuda"] = require
+startup_hooks.require_devices["cuda"] = require

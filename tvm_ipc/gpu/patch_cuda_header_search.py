@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ipc.pip_install_commands import install_extra
-from tvm_ipc.runtime import startup_registrations
+from tvm_ipc.runtime import startup_hooks
 
 
 def patch() -> None:
@@ -81,4 +81,4 @@ def _has_headers(toolkit: Path) -> bool:
     return (toolkit / "include" / "cuda_runtime.h").is_file()
 
 
-startup_registrations.on_ready.append(patch)
+startup_hooks.on_ready.append(patch)

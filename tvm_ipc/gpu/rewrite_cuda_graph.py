@@ -12,8 +12,8 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc.analysis.binding_builders import replace_call
-from tvm_ipc.analysis.operator_sets import VIEWS
-from tvm_ipc.analysis.rewrite import calls, change_functions, rewrite, with_value
+from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, change_functions, rewrite, with_value
 from tvm_ipc.packed_functions import find
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note

@@ -16,8 +16,8 @@ from tvm_ipc.lazy_exports import export_on_first_use
 if TYPE_CHECKING:
     from tvm_ipc.models.hf.load_and_generate import Model, load
     from tvm_ipc.models.hf.text_stream import TextStream
-    from tvm_ipc.models.weights.fused import concat, stack
     from tvm_ipc.models.weights.load import load_weights
+    from tvm_ipc.models.weights.stack_or_concat_source_tensors import concat, stack
 
 __all__ = ["Model", "TextStream", "concat", "load", "load_weights", "stack"]
 
@@ -25,11 +25,11 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
     __getattr__, __dir__ = export_on_first_use(
         __name__,
         {
-            "concat": "weights.fused",
+            "concat": "weights.stack_or_concat_source_tensors",
             "load": "hf.load_and_generate",
             "load_weights": "weights.load",
             "Model": "hf.load_and_generate",
-            "stack": "weights.fused",
+            "stack": "weights.stack_or_concat_source_tensors",
             "TextStream": "hf.text_stream",
         },
     )

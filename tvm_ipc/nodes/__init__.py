@@ -7,12 +7,13 @@ MPI and starts the workers of the node. The user's program is the controller, an
 - `session_hosts_argument.py`, `cli_hosts.py`: read the argument `hosts=` and the option `--hosts`.
 - `multi_node_worker_pool.py`: the worker pool of a session on nodes, for
   `runtime/worker_pool_interface.py`.
-- `start_and_watch_agents.py`, `agent.py`: the two sides; `messages.py`: the messages between them.
+- `start_and_watch_agents.py`, `agent.py`: the two sides; `controller_agent_json_messages.py`: the
+  messages between them.
 - `handshake.py`: mutual authentication with the session's secret; `admission.py`: the listener that
   admits the expected processes; `listen_address.py`: the address that it listens on.
 - `find_mpi_installation.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with
   `mpiexec`.
-- `node_session_server.py`, `mpi_progress_engine.py`: the session server of a node, and the
+- `session_server_in_node_agent.py`, `mpi_progress_thread.py`: the session server of a node, and the
   thread that calls MPI.
 - `shm_probe.py`: tests whether a node shares memory with the controller;
   `agent_startup_watchdog.py`: ends an agent that hangs during its start.

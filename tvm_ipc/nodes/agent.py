@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tvm_ipc import this_machine
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import agent_startup_watchdog
+from tvm_ipc.nodes.controller_agent_json_messages import MOST_BYTES, Messages
 from tvm_ipc.nodes.find_mpi_installation import load_mpi4py
 from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
-from tvm_ipc.nodes.messages import MOST_BYTES, Messages
-from tvm_ipc.nodes.node_session_server import NodeHub, Settings
+from tvm_ipc.nodes.session_server_in_node_agent import NodeHub, Settings
 from tvm_ipc.nodes.shm_probe import digest
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
@@ -45,7 +45,7 @@ from tvm_ipc.runtime.start_child_process import (
 )
 
 if TYPE_CHECKING:
-    from tvm_ipc.nodes.mpi_progress_engine import Engine
+    from tvm_ipc.nodes.mpi_progress_thread import Engine
 
 #: The launcher's daemon that started this process. If it dies, the parent process changes.
 _DAEMON: Final = os.getppid()
@@ -148,7 +148,7 @@ class Agent:
 
     def _start(self, message: dict[str, Any]) -> None:
         """Start the workers first, and then the hub that they join, while they load TVM."""
-        from tvm_ipc.nodes.mpi_progress_engine import Engine  # loads MPI
+        from tvm_ipc.nodes.mpi_progress_thread import Engine  # loads MPI
 
         environment = config.without_mpi(
             config.worker_environment(int(message["threads"]), bool(message["compiler"]))
@@ -325,7 +325,7 @@ def main(nodes: int, seconds: float) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the exit codes of workers are lost
     with watched(seconds):
         mpi = load_mpi4py()
-        from tvm_ipc.nodes.mpi_progress_engine import version
+        from tvm_ipc.nodes.mpi_progress_thread import version
 
         world = mpi.COMM_WORLD
         if world.size != nodes:

@@ -84,7 +84,7 @@ def main(command: Sequence[str]) -> int:
     standard_fd_reservation.fill()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit codes are lost
     mpi = load_mpi4py()
-    from tvm_ipc.nodes.mpi_progress_engine import version
+    from tvm_ipc.nodes.mpi_progress_thread import version
 
     world = mpi.COMM_WORLD
     if world.size < 2:

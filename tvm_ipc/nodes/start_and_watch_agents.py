@@ -16,12 +16,12 @@ from typing import Any, Final, NoReturn
 
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
 from tvm_ipc.nodes.admission import Admission, describe_refused
+from tvm_ipc.nodes.controller_agent_json_messages import Messages
 from tvm_ipc.nodes.find_mpi_installation import Mpi, find_mpi, refuse_launched
 from tvm_ipc.nodes.handshake import Key, PeerIdentity
-from tvm_ipc.nodes.messages import Messages
 from tvm_ipc.nodes.mpiexec_launcher import Launcher, NodeAddresses
 from tvm_ipc.nodes.node_command_under_mpiexec import Allocated
-from tvm_ipc.nodes.node_session_server import Settings
+from tvm_ipc.nodes.session_server_in_node_agent import Settings
 from tvm_ipc.nodes.shm_probe import ShmProbe
 from tvm_ipc.packed_functions import backend_of_nodes
 from tvm_ipc.runtime import config

@@ -3,17 +3,18 @@
 
 Every packed function is listed once, in `collective_declarations`, `program_function_declarations`
 (what compiled programs call, with its effects for passes) or `session_function_declarations` (all
-other functions). `function_signature_and_effects` defines the fields of an entry. `constants` has
-the scopes, limits and numbers that Python and C++ share. Passes emit calls to these names and know
-nothing else about the runtime. Tests compare the table with the registered functions, and the
-numbers with those of the library. This package imports no other module of tvm_ipc.
+other functions). `function_signature_and_effects` defines the fields of an entry.
+`constants_shared_with_native_library` has the scopes, limits and numbers that Python and C++ share.
+Passes emit calls to these names and know nothing else about the runtime. Tests compare the table
+with the registered functions, and the numbers with those of the library. This package imports no
+other module of tvm_ipc.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tvm_ipc.packed_functions.constants import (
+from tvm_ipc.packed_functions.constants_shared_with_native_library import (
     BACKENDS,
     DEVICES,
     IPC_MEMORY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvm_ipc.packed_functions.constants import (
+from tvm_ipc.packed_functions.constants_shared_with_native_library import (
     BACKENDS,
     IPC_MEMORY,
     CollectiveFlag,

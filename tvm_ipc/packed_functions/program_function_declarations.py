@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from tvm_ipc.packed_functions.collective_declarations import COLLECTIVES, CUDA_IPC, DISCO
-from tvm_ipc.packed_functions.constants import IPC_MEMORY
+from tvm_ipc.packed_functions.constants_shared_with_native_library import IPC_MEMORY
 from tvm_ipc.packed_functions.function_signature_and_effects import (
     ANY,
     RESULT,

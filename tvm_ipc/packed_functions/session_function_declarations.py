@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from tvm_ipc.packed_functions.collective_declarations import DISCO
-from tvm_ipc.packed_functions.constants import BACKENDS
+from tvm_ipc.packed_functions.constants_shared_with_native_library import BACKENDS
 from tvm_ipc.packed_functions.function_signature_and_effects import Function, Registered
 
 
@@ -86,7 +86,7 @@ SESSION_FUNCTIONS: Final = (
     Function(
         "tvm_ipc.numbers",
         "() -> str",
-        "JSON: the numbers of packed_functions.constants, for a test",
+        "JSON: the numbers of packed_functions.constants_shared_with_native_library, for a test",
     ),
     Function(
         "tvm_ipc.configure",

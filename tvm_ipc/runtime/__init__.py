@@ -16,27 +16,27 @@ def ready() -> None:
     cannot be loaded.
     """
     from tvm_ipc.runtime import (  # noqa: F401
-        distribute_module,
-        exception_types_over_ffi,
         import_tvm_without_compiler,
+        keep_exception_type_and_text,
         log,
         repair_disco_import,
+        send_library_to_nodes,
         shared_libraries,
         standard_fd_reservation,
-        startup_registrations,
+        startup_hooks,
     )
 
-    for name in startup_registrations.modules:
+    for name in startup_hooks.modules:
         importlib.import_module(name)
 
     standard_fd_reservation.fill()
     try:
         log.start()
     finally:
-        exception_types_over_ffi.install()  # before Disco registers functions of its own
+        keep_exception_type_and_text.install()  # before Disco registers functions of its own
         with import_tvm_without_compiler.fast_import():
             repair_disco_import.patch_disco()
-    for extend in startup_registrations.on_ready:
+    for extend in startup_hooks.on_ready:
         extend()
     shared_libraries.load()
     from tvm_ipc.runtime import patch_disco_error_handling  # needs the native library

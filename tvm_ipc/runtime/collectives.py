@@ -11,10 +11,10 @@ import tvm_ffi
 
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import CollectiveFlag, ReduceKind
-from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.references import DRef, RemoteTensor
+from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
 from tvm_ipc.runtime.session_argument_conversion import check_reference
-from tvm_ipc.runtime.team_and_thread_rank import Team
+from tvm_ipc.runtime.team import Team
 
 _native_team = tvm_ffi.get_global_func("tvm_ipc.session.team")
 _REDUCTIONS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}

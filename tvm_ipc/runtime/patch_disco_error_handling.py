@@ -29,10 +29,15 @@ from tvm.runtime import disco
 
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import BACKENDS
-from tvm_ipc.runtime import device_assignment, disco_state, log, standard_fd_reservation
+from tvm_ipc.runtime import (
+    device_and_backend_assignment,
+    disco_session_liveness_and_errors,
+    log,
+    standard_fd_reservation,
+)
 from tvm_ipc.runtime.disco_processes import start_workers, wrap_main_loop
-from tvm_ipc.runtime.disco_state import originals, usable
-from tvm_ipc.runtime.reentrancy import refuse_reentrant
+from tvm_ipc.runtime.disco_session_liveness_and_errors import originals, usable
+from tvm_ipc.runtime.refuse_calls_from_own_workers import refuse_reentrant
 from tvm_ipc.runtime.wait_workers_joined_or_left import wait_for_exit, wait_for_workers
 
 _log: Final = logging.getLogger("tvm_ipc.session")
@@ -69,7 +74,7 @@ def patch() -> None:
     main_loop = "runtime.disco.WorkerProcess"
     _replace(main_loop, wrap_main_loop(_native(main_loop)))
     disco.Session.init_ccl = _init_ccl
-    os.register_at_fork(after_in_child=disco_state.disown)
+    os.register_at_fork(after_in_child=disco_session_liveness_and_errors.disown)
 
 
 def init_ccl(
@@ -79,12 +84,14 @@ def init_ccl(
     arguments.instance(
         "init_ccl: session", session, disco.Session, "a session of tvm.runtime.disco"
     )
-    disco_state.state_of(session).check()
+    disco_session_liveness_and_errors.state_of(session).check()
     on_nodes = isinstance(session, disco.SocketSession)
     if on_nodes and device_ids is not None:  # the ids on each node
-        ids = device_assignment.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
+        ids = device_and_backend_assignment.numbers(
+            "init_ccl: device_ids", device_ids, "numbers of devices"
+        )
     else:
-        ids = device_assignment.of_workers("init_ccl", session.num_workers, device_ids)
+        ids = device_and_backend_assignment.of_workers("init_ccl", session.num_workers, device_ids)
     name = arguments.text("init_ccl: ccl", ccl, "the name of a backend")
     if name not in ("auto", *BACKENDS) and _native(f"runtime.disco.{name}.init_ccl", True):
         disco._ffi_api.SessionInitCCL(session, name, ids)  # a backend of another library
@@ -94,7 +101,7 @@ def init_ccl(
         device = BACKENDS.get(name, "cpu")
     checked_ids = ids if on_nodes else device_ids
     workers = len(ids) if on_nodes else session.num_workers
-    assignment = device_assignment.assign_devices(
+    assignment = device_and_backend_assignment.assign_devices(
         "init_ccl", workers, device, checked_ids, name, "ccl"
     )
     log.start()
@@ -107,7 +114,7 @@ def _start(
 ) -> None:
     """Start a backend in a session of Disco, and wait until every worker has joined."""
     standard_fd_reservation.fill()
-    state = disco_state.kept_state(session)
+    state = disco_session_liveness_and_errors.kept_state(session)
     _open(session, backend, otherwise, device_ids, 0.0, 0, 0)
     try:
         wait_for_workers(session, "a session of Disco", state.exit_codes)
@@ -129,7 +136,7 @@ def _wrap_constructor(native: Any) -> Any:
         standard_fd_reservation.fill()
         _constructing.workers = []
         session = native(*args)
-        disco_state.remember(session, _constructing.workers)
+        disco_session_liveness_and_errors.remember(session, _constructing.workers)
         return session
 
     return tvm_ffi.convert(construct)
@@ -139,7 +146,7 @@ def _get_global_func(session: Any, name: str) -> Any:
     state = usable(session)
     if not state.functions:
         return originals["SessionGetGlobalFunc"](session, name)
-    return state.call(session, state.functions[disco_state.LOOKUP], name)
+    return state.call(session, state.functions[disco_session_liveness_and_errors.LOOKUP], name)
 
 
 def _call_packed(session: Any, code: int, register: int, function: Any, *args: Any) -> Any:
@@ -155,7 +162,11 @@ def _copy_to_worker_0(session: Any, host: Any, remote: Any) -> None:
         originals["SessionCopyToWorker0"](session, host, remote)
     else:
         state.call(
-            session, state.functions[disco_state.COPY_FROM_HOST], _put(session, host), 0, remote
+            session,
+            state.functions[disco_session_liveness_and_errors.COPY_FROM_HOST],
+            _put(session, host),
+            0,
+            remote,
         )
 
 
@@ -164,7 +175,12 @@ def _copy_from_worker_0(session: Any, host: Any, remote: Any) -> None:
     if not state.functions:
         originals["SessionCopyFromWorker0"](session, host, remote)
     else:
-        state.call(session, state.functions[disco_state.COPY_TO_HOST], _put(session, host), remote)
+        state.call(
+            session,
+            state.functions[disco_session_liveness_and_errors.COPY_TO_HOST],
+            _put(session, host),
+            remote,
+        )
 
 
 def _sync_worker(session: Any, worker: int) -> None:
@@ -191,7 +207,7 @@ def _copy_from(reference: Any, worker: int, value: Any) -> None:
 
 def _shutdown(session: Any) -> None:
     refuse_reentrant(session)
-    state = disco_state.state_of(session)
+    state = disco_session_liveness_and_errors.state_of(session)
     if not state.shut_down and state.owner == os.getpid():
         state.shut_down = True
         originals["SessionShutdown"](session)
@@ -223,7 +239,7 @@ def _create_process_pool(
             return tvm_ffi.Shape(workers[worker_id - 1].start())
         for worker in workers:
             worker.close()
-        disco_state.forget(workers)
+        disco_session_liveness_and_errors.forget(workers)
         return None
 
     return serve

@@ -17,20 +17,20 @@ from tvm_ipc import arguments
 from tvm_ipc.html_tables import html_table
 from tvm_ipc.packed_functions import BACKENDS, MODULE_CHECK
 from tvm_ipc.runtime import (
-    device_assignment,
+    device_and_backend_assignment,
     log,
     standard_fd_reservation,
 )
 from tvm_ipc.runtime.collectives import Collectives, flatten_parts, reduction_kind
-from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.defer_sigint import defer_sigint
-from tvm_ipc.runtime.distribute_module import distribute_module
 from tvm_ipc.runtime.export_library import library_of
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
+from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
+from tvm_ipc.runtime.send_library_to_nodes import distribute_module
 from tvm_ipc.runtime.session_argument_conversion import host_tensor
 from tvm_ipc.runtime.session_start import SessionStart, StartOptions
 from tvm_ipc.runtime.shutdown import Shutdown
-from tvm_ipc.runtime.team_and_thread_rank import Team
+from tvm_ipc.runtime.team import Team
 from tvm_ipc.runtime.value_transfer import Values, value_keys
 
 if TYPE_CHECKING:
@@ -266,7 +266,9 @@ class Session(disco.Session):  # type: ignore[misc]
                 f"{self.backend!r}: open one with Session(..., device={BACKENDS[ccl]!r}, "
                 f"backend={ccl!r})"
             )
-        device_assignment.numbers("init_ccl: device_ids", device_ids, "numbers of devices")
+        device_and_backend_assignment.numbers(
+            "init_ccl: device_ids", device_ids, "numbers of devices"
+        )
 
     # ---- waiting and closing --------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from tvm.runtime import disco
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
 from tvm_ipc.packed_functions import BACKENDS, MAX_WORKERS, backend_of_nodes
-from tvm_ipc.runtime import config, device_assignment, worker_pool_interface
-from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
+from tvm_ipc.runtime import config, device_and_backend_assignment, worker_pool_interface
 from tvm_ipc.runtime.process_pool import ProcessPool
 from tvm_ipc.runtime.scratch_dir import remove_orphans
+from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
 from tvm_ipc.runtime.shutdown import Shutdown, end_unfinished
 from tvm_ipc.runtime.wait_workers_joined_or_left import wait_for_workers
 from tvm_ipc.runtime.worker_pool_interface import Hosts, PoolOfNodes, PoolRequest
@@ -54,7 +54,7 @@ class StartOptions:
     compiler: bool
     flat: bool
     hosts: Hosts | None
-    assignment: device_assignment.DeviceAssignment
+    assignment: device_and_backend_assignment.DeviceAssignment
     settings: config.Config
 
     @classmethod
@@ -86,7 +86,7 @@ class StartOptions:
             node_hosts = worker_pool_interface.node_pool_factory("Session: hosts", hosts, workers)
             backend = _backend_between_nodes(threads, device, backend)
             machines = node_hosts.machines(workers)
-        assignment = device_assignment.assign_devices(
+        assignment = device_and_backend_assignment.assign_devices(
             "Session", workers, device, device_ids, backend, machines=machines
         )
         settings = config.Config.from_environment(timeout=timeout, arena_limit=arena_limit)
@@ -102,7 +102,7 @@ class StartOptions:
         kind = "process" if self.processes else "thread"
         phrase = arguments.counted(self.num_workers, kind)
         phrase += f" in {self.num_groups} groups" if self.num_groups > 1 else ""
-        phrase += device_assignment.describe(self.assignment)
+        phrase += device_and_backend_assignment.describe(self.assignment)
         return phrase + (f" on {self.hosts}" if self.hosts is not None else "")
 
 
@@ -281,7 +281,7 @@ class SessionStart:
         number = arguments.counted(options.num_workers, "worker")
         workers = f"{number}, {kind}, groups: {options.num_groups}"
         _log.info("%s: starts %s, threads in each: %d", name, workers, threads_each)
-        location = device_assignment.describe(assignment) or " on this machine's CPUs"
+        location = device_and_backend_assignment.describe(assignment) or " on this machine's CPUs"
         backend = f"{assignment.backend}: {assignment.reason}; workers{location}"
         _log.info("%s: backend %s", name, backend)
         if assignment.device == "cpu":

@@ -21,14 +21,14 @@ import tvm_ffi
 from tvm.runtime import disco
 
 from tvm_ipc.errors import RankError, SessionClosedError
-from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.defer_sigint import defer_sigint
 from tvm_ipc.runtime.print_to_stderr_and_unraised_errors import (
     report_unraised_error,
     report_unraised_errors,
 )
-from tvm_ipc.runtime.reentrancy import is_reentrant, refuse_reentrant
+from tvm_ipc.runtime.refuse_calls_from_own_workers import is_reentrant, refuse_reentrant
 from tvm_ipc.runtime.scratch_dir import ScratchDir
+from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
 from tvm_ipc.runtime.wait_workers_joined_or_left import LEAVE_SECONDS, wait_for_exit
 
 _log: Final = logging.getLogger("tvm_ipc.session")

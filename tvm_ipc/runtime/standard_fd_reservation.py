@@ -6,7 +6,8 @@ output is closed, a connection or a pipe would become descriptor 1, and receive 
 printed. Moving our own descriptors to higher numbers is not enough: Python's sockets and pipes,
 MPI, CUDA and TVM open files too. Each process therefore fills the numbers of its closed streams
 before any of them opens a file. Our native code also moves its descriptors
-(core/file_descriptor.h), for programs that close their standard streams later. Imports no TVM.
+(core/file_descriptor_and_memory_file.h), for programs that close their standard streams later.
+Imports no TVM.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from tvm.runtime import Tensor, disco
 from tvm_ipc import arguments
 from tvm_ipc.packed_functions import DEVICES
 from tvm_ipc.runtime.collectives import Collectives, Scope
-from tvm_ipc.runtime.command_dispatcher import CommandDispatcher
 from tvm_ipc.runtime.oversized_calls_and_tensors import (
     FETCHED_SEPARATELY,
     READ_IN_PLACE,
@@ -26,6 +25,7 @@ from tvm_ipc.runtime.oversized_calls_and_tensors import (
     tensor_over,
 )
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef, RemoteTensor
+from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
 from tvm_ipc.runtime.session_argument_conversion import (
     as_device,
     as_dtype,
@@ -34,7 +34,7 @@ from tvm_ipc.runtime.session_argument_conversion import (
     host_tensor,
     target_of,
 )
-from tvm_ipc.runtime.team_and_thread_rank import Team
+from tvm_ipc.runtime.team import Team
 
 _native_expect = tvm_ffi.get_global_func("tvm_ipc.session.expect")
 _native_put = tvm_ffi.get_global_func("tvm_ipc.session.put")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tvm_ipc.spmd.lower_placements import LowerPlacements
     from tvm_ipc.spmd.parallelize_model import parallelize
     from tvm_ipc.spmd.parallelize_result import Parallelized
-    from tvm_ipc.spmd.parameter_shards import ShardSpec
+    from tvm_ipc.spmd.parameter_shard_spec import ShardSpec
     from tvm_ipc.spmd.rules.table import declare_rule
 
 __all__ = ["LowerPlacements", "Parallelized", "ShardSpec", "declare_rule", "parallelize"]
@@ -24,6 +24,6 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
             "LowerPlacements": "lower_placements",
             "parallelize": "parallelize_model",
             "Parallelized": "parallelize_result",
-            "ShardSpec": "parameter_shards",
+            "ShardSpec": "parameter_shard_spec",
         },
     )

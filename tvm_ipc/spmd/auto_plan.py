@@ -11,14 +11,14 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.axis_relation_graph import Axes
-from tvm_ipc.spmd.infer_head_and_slice_divisions import shard_axes_jointly
 from tvm_ipc.spmd.op_costs import Costs, Seconds, nominal, shape_of
 from tvm_ipc.spmd.plan_parser import PIPELINE
 from tvm_ipc.spmd.plan_search import FoundPlan, Search, Weight
 from tvm_ipc.spmd.sharded_call_costs import CallCosts
+from tvm_ipc.spmd.weight_divisions_from_heads_and_slices import shard_axes_jointly
 
 
 @dataclass(frozen=True, eq=False)

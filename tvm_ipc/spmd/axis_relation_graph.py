@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from tvm import relax
 
-from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.spmd.rules.axis_label_rule import Refusal
 from tvm_ipc.spmd.rules.data_movement import slices_of
 from tvm_ipc.spmd.rules.operation import Operation, axis_of, operation_of, same

@@ -21,7 +21,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_ipc.analysis.rewrite import rewrite, walk, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, walk, with_value
 from tvm_ipc.comm.collective_relax_op import extents, same_extents
 from tvm_ipc.spmd.rules.operation import short_name
 

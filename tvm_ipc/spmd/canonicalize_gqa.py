@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from tvm import relax
 
-from tvm_ipc.analysis.rewrite import rewrite, typed, walk, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, typed, walk, with_value
 from tvm_ipc.comm.collective_relax_op import extents, same_extents
-from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.spmd.rules.operation import short_name
 
 _INSERTS = ("expand_dims", "reshape")

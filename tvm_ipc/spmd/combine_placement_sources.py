@@ -20,7 +20,6 @@ from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.spmd.auto_plan import Program, choose_mesh_axis, find_plan
 from tvm_ipc.spmd.axis_relation_graph import Axes
-from tvm_ipc.spmd.infer_head_and_slice_divisions import decisions_of, shard_axes_by_use
 from tvm_ipc.spmd.kv_cache_placements import Caches, names_of_caches
 from tvm_ipc.spmd.model_parameters_and_uses import (
     Functions,
@@ -28,9 +27,10 @@ from tvm_ipc.spmd.model_parameters_and_uses import (
     idle_weights,
     placed_in_program,
 )
-from tvm_ipc.spmd.parameter_shards import ShardSpec
+from tvm_ipc.spmd.parameter_shard_spec import ShardSpec
 from tvm_ipc.spmd.plan_parser import Planned
-from tvm_ipc.spmd.styles import Style
+from tvm_ipc.spmd.weight_divisions_from_heads_and_slices import decisions_of, shard_axes_by_use
+from tvm_ipc.spmd.weight_placements_of_styles import Style
 from tvm_ipc.transform.report import Decision
 
 

@@ -27,12 +27,12 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.rewrite import begin_with, rewrite, typed, walk, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, rewrite, typed, walk, with_value
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
+from tvm_ipc.comm.extent_arithmetic import constant, item_bytes
 from tvm_ipc.comm.place_op import NAME, is_place
 from tvm_ipc.comm.placements import Placements, placements_of
-from tvm_ipc.comm.symbolic_extents import constant, item_bytes
 from tvm_ipc.spmd.parameter_uses import variables_of
 from tvm_ipc.spmd.placements.placed_tensor import is_whole
 from tvm_ipc.spmd.rules.axis_label_rule import (
@@ -43,7 +43,7 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
     placements_for_choices,
     resolve_placements,
 )
-from tvm_ipc.spmd.rules.decompositions import decompose
+from tvm_ipc.spmd.rules.decompose_along_sharded_axis import decompose
 from tvm_ipc.spmd.rules.operation import operation_of, short_name
 from tvm_ipc.spmd.rules.table import rule_of
 

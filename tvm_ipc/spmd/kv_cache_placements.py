@@ -16,16 +16,16 @@ from typing import Any
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import rewrite, typed, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, typed, with_value
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
 from tvm_ipc.comm.collective_relax_op import extents
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.axis_relation_graph import Axes, Node
-from tvm_ipc.spmd.infer_head_and_slice_divisions import ShardedAxes
 from tvm_ipc.spmd.plan_parser import matches
 from tvm_ipc.spmd.rules.axis_label_rule import shard
+from tvm_ipc.spmd.weight_divisions_from_heads_and_slices import ShardedAxes
 
 
 def names_of_caches(caches: object, inputs: Sequence[str]) -> list[str]:

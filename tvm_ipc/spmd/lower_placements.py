@@ -7,11 +7,11 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.comm import Mesh
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.errors import TransformError
-from tvm_ipc.spmd.placements.dist_annotations import convert_dist_annotations, is_annotation
+from tvm_ipc.spmd.placements.convert_dist_annotations import convert_dist_annotations, is_annotation
 from tvm_ipc.spmd.placements.lower_function import has_marks, lower_function, mesh_of_function
 from tvm_ipc.spmd.placements.redistribute import NAME
 from tvm_ipc.transform.module_pass import module_pass, option

@@ -11,15 +11,15 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.comm import Mesh
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
-from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.matmul_axes_of_parameters import FeatureAxes, feature_axes_of
 from tvm_ipc.spmd.parameter_uses import unused
-from tvm_ipc.spmd.styles import Use
+from tvm_ipc.spmd.weight_placements_of_styles import Use
 
 
 @dataclass(eq=False)

@@ -16,11 +16,11 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvm_ipc.analysis.rewrite import walk
+from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
-from tvm_ipc.comm.symbolic_extents import constant, item_bytes
+from tvm_ipc.comm.extent_arithmetic import constant, item_bytes
 from tvm_ipc.spmd.rules.operation import short_name, tensor_types
 
 #: The number that is assumed for an unknown extent.

@@ -21,11 +21,11 @@ from tvm_ipc.spmd.insert_reshards import insert_reshards
 from tvm_ipc.spmd.lower_placements import LowerPlacements
 from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters, parameters_of, uses_of
 from tvm_ipc.spmd.parallelize_result import Parallelized
-from tvm_ipc.spmd.parameter_shards import notes_of
+from tvm_ipc.spmd.parameter_shard_spec import notes_of
 from tvm_ipc.spmd.pipeline_parallelism.choose_stages import check_stages
-from tvm_ipc.spmd.pipeline_parallelism.lower_to_stages import check_unplaced, lower_pipeline
+from tvm_ipc.spmd.pipeline_parallelism.lower_pipeline import check_unplaced, lower_pipeline
 from tvm_ipc.spmd.place_activations_by_style import place_activations
-from tvm_ipc.spmd.placements.dist_annotations import convert_dist_annotations
+from tvm_ipc.spmd.placements.convert_dist_annotations import convert_dist_annotations
 from tvm_ipc.spmd.placements.lower_function import mesh_of_function
 from tvm_ipc.spmd.plan_parser import PIPELINE, read_plan
 from tvm_ipc.transform import collect_report

@@ -14,7 +14,7 @@ from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.comm.placements import format_placements
 from tvm_ipc.html_tables import html_table
-from tvm_ipc.spmd.parameter_shards import ShardSpec, format_ranks
+from tvm_ipc.spmd.parameter_shard_spec import ShardSpec, format_ranks
 from tvm_ipc.transform.report import Decision
 
 #: Number of sharded parameters that `repr` names.

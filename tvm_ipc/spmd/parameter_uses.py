@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tvm_ipc.analysis.rewrite import walk
+from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,21 +25,21 @@ from typing import Final
 from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.rewrite import rewrite, typed, walk, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, typed, walk, with_value
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
 from tvm_ipc.comm.collective_relax_op import extents
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.insert_reshards import placements_of_tensors, rule_for
 from tvm_ipc.spmd.parameter_uses import OperandUse, operand_uses_of, variables_of
-from tvm_ipc.spmd.rules import images, matmul_attention
+from tvm_ipc.spmd.rules import convolution_pooling_resize, matmul_attention
 from tvm_ipc.spmd.rules.operation import short_name
-from tvm_ipc.spmd.styles import Style
+from tvm_ipc.spmd.weight_placements_of_styles import Style
 from tvm_ipc.transform.report import Decision, note
 
 #: Operators that combine activations with weights, at which the trace of an axis ends.
-_SOURCES: Final = frozenset({"take", *matmul_attention.RULES, *images.RULES})
+_SOURCES: Final = frozenset({"take", *matmul_attention.RULES, *convolution_pooling_resize.RULES})
 _RESHAPES: Final = ("reshape", "expand_dims", "squeeze")
 
 

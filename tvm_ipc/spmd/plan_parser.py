@@ -20,7 +20,7 @@ from typing import Any, Final
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.placements import Placements, placement_of
-from tvm_ipc.spmd.styles import (
+from tvm_ipc.spmd.weight_placements_of_styles import (
     Style,
     Use,
     placement_of_torch,

@@ -19,7 +19,7 @@ from typing import Any, Final
 from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.rewrite import walk
+from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 from tvm_ipc.comm import Placement, Replica, Shard
 from tvm_ipc.spmd.insert_reshards import tensors_among
 from tvm_ipc.spmd.op_costs import Seconds, shape_of

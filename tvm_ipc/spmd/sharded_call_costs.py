@@ -17,7 +17,7 @@ from tvm_ipc.comm.placements import placements_of
 from tvm_ipc.spmd.insert_reshards import PLACE, cheapest, rule_for, tensors_among
 from tvm_ipc.spmd.op_costs import Costs, Shape, shape_of
 from tvm_ipc.spmd.rules.axis_label_rule import Refusal, resolve_placements
-from tvm_ipc.spmd.rules.decompositions import DECOMPOSITIONS, decompose
+from tvm_ipc.spmd.rules.decompose_along_sharded_axis import DECOMPOSITIONS, decompose
 from tvm_ipc.spmd.rules.operation import short_name, tensor_types
 
 #: The placement of a tensor, or a tuple of those of its fields.

@@ -9,7 +9,7 @@ import tvm_ffi
 
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.async_collectives import AsyncCollectives
-from tvm_ipc.transform.byoc.compiler_results import Compiled, CompileError, compile_each
+from tvm_ipc.transform.byoc.check_compiler_results import Compiled, CompileError, compile_each
 from tvm_ipc.transform.byoc.extern_declaration import script
 from tvm_ipc.transform.byoc.outlined_function_symbols import (
     ExistingGlobalSymbols,

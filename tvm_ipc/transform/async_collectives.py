@@ -21,12 +21,12 @@ from tvm_ipc.analysis.alias_facts import (
 )
 from tvm_ipc.analysis.binding_builders import ALLOC, do
 from tvm_ipc.analysis.collective_calls import start_of
+from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.memory_write_events import ModRef
-from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters
 from tvm_ipc.analysis.program_order import Region, Step
-from tvm_ipc.analysis.rewrite import change_functions, rewrite
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Function, find
 from tvm_ipc.packed_functions.collective_declarations import (
     ALLGATHER,

@@ -12,9 +12,9 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import comm
-from tvm_ipc.analysis.rewrite import change_functions, rewrite, typed, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, typed, with_value
 from tvm_ipc.comm.collective_relax_op import NAME, infer
-from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
 

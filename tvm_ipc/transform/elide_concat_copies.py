@@ -17,7 +17,7 @@ from tvm_ipc.analysis.binding_builders import do
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.analysis.rewrite import calls, change_functions, rewrite
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, change_functions, rewrite
 from tvm_ipc.packed_functions.program_function_declarations import (
     ASSEMBLE,
     EXPOSE,

@@ -12,7 +12,7 @@ from tvm import s_tir, tirx
 from tvm_ipc import arguments
 from tvm_ipc.analysis.retype_primfunc_scopes import retype
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY, GLOBAL
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import DEFAULT_REGISTRY, GLOBAL
 from tvm_ipc.transform.module_pass import module_pass, option
 
 _NAME = "EraseMemoryScopes"

@@ -13,9 +13,14 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.find_counterpart_collectives import matching_collectives
-from tvm_ipc.analysis.rewrite import belongs_to_others, calls, change_functions, rewrite
+from tvm_ipc.analysis.matching_collectives_across_branches import matching_collectives
 from tvm_ipc.analysis.uses import Position, Uses, binds, operator_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    belongs_to_others,
+    calls,
+    change_functions,
+    rewrite,
+)
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_relax_op import dtype_of, same_extents
 from tvm_ipc.comm.legalize import team_argument

@@ -12,8 +12,8 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.rewrite import change_functions, rewrite, walk, with_value
 from tvm_ipc.analysis.rewrite_cyclic_match_casts import without_cycles
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, walk, with_value
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 

@@ -12,9 +12,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import walk
+from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.function_literals import (
+from tvm_ipc.transform.byoc.match_call_symbolic_shapes import match_call
+from tvm_ipc.transform.byoc.nested_relax_functions import (
     CODEGEN,
     COMPOSITE,
     compiler_of,
@@ -23,7 +24,6 @@ from tvm_ipc.transform.byoc.function_literals import (
     used_global_vars,
 )
 from tvm_ipc.transform.byoc.outlined_function_symbols import FreshGlobalSymbols
-from tvm_ipc.transform.byoc.symbolic_shape_matching import match_call
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 

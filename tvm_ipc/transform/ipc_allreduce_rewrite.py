@@ -10,7 +10,7 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.collective_calls import Collective, match_collective, match_start, start_of
-from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, with_value
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.packed_functions import (
     REDUCED_TYPES,
@@ -26,7 +26,7 @@ from tvm_ipc.packed_functions.collective_declarations import (
 )
 from tvm_ipc.packed_functions.program_function_declarations import START
 from tvm_ipc.transform.gc_paused import gc_paused
-from tvm_ipc.transform.memory_scopes.scope_registry import ScopeRegistry
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import ScopeRegistry
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
 from tvm_ipc.transform.report import Decision, collecting, note

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.analysis.alias_facts import VARIABLES
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.transform.module_pass import module_pass, option
 
 #: A legalization as TVM defines it: a function of the builder and a call that returns the new form.

@@ -16,12 +16,12 @@ from tvm_ipc.analysis.binding_builders import ALLOC, dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.program_function_declarations import COPY
 from tvm_ipc.transform.byoc.extern_declaration import SCOPES, WRITES, Extern, read
-from tvm_ipc.transform.byoc.function_literals import used_global_vars
-from tvm_ipc.transform.byoc.symbolic_shape_matching import CallShapes, dimensions, match_call
+from tvm_ipc.transform.byoc.match_call_symbolic_shapes import CallShapes, dimensions, match_call
+from tvm_ipc.transform.byoc.nested_relax_functions import used_global_vars
 from tvm_ipc.transform.module_pass import module_pass, option
 
 _FORCE_PURE = "relax.force_pure"

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvm_ipc.analysis.binding_builders import dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.rewrite import change_functions, rewrite, typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, typed
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.packed_functions.program_function_declarations import ALLOC_STORAGE

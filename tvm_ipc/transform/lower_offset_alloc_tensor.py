@@ -6,7 +6,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.rewrite import change_functions, rewrite, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, with_value
 from tvm_ipc.packed_functions.program_function_declarations import ALLOC_TENSOR
 from tvm_ipc.transform.module_pass import module_pass
 

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern_declaration import declare
-from tvm_ipc.transform.byoc.function_literals import compiler_of, contains_literal, is_for
+from tvm_ipc.transform.byoc.nested_relax_functions import compiler_of, contains_literal, is_for
 from tvm_ipc.transform.module_pass import module_pass, option
 
 

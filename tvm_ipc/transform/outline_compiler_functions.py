@@ -10,9 +10,9 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import typed
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.function_literals import (
+from tvm_ipc.transform.byoc.nested_relax_functions import (
     COMPOSITE,
     Equals,
     close,

@@ -13,12 +13,12 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.find_counterpart_collectives import matching_collectives
-from tvm_ipc.analysis.rewrite import belongs_to_others, change_functions, rewrite
+from tvm_ipc.analysis.matching_collectives_across_branches import matching_collectives
 from tvm_ipc.analysis.uses import Position, Uses
+from tvm_ipc.analysis.walk_and_rewrite_bindings import belongs_to_others, change_functions, rewrite
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
-from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.candidate_types import Candidate, MatmulChain, NotOverlappableError

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import belongs_to_others, calls, change_functions
+from tvm_ipc.analysis.walk_and_rewrite_bindings import belongs_to_others, calls, change_functions
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.candidate_types import NotOverlappableError
 from tvm_ipc.transform.overlap.pipelined_gather import (

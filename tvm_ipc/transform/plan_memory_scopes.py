@@ -12,8 +12,12 @@ from tvm_ipc.transform.memory_scopes.copy_costs import describe, find_frequencie
 from tvm_ipc.transform.memory_scopes.copy_sites import CopyPlan, plan_copies
 from tvm_ipc.transform.memory_scopes.copy_validity import CopyValidity
 from tvm_ipc.transform.memory_scopes.make_allocations_explicit import lower_calls
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import (
+    DEFAULT_REGISTRY,
+    GLOBAL,
+    ScopeRegistry,
+)
 from tvm_ipc.transform.memory_scopes.rewrite import Rewriter
-from tvm_ipc.transform.memory_scopes.scope_registry import DEFAULT_REGISTRY, GLOBAL, ScopeRegistry
 from tvm_ipc.transform.memory_scopes.scopes_of_prim_func_params import PrimFuncParams
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution, is_satisfied, solve
 from tvm_ipc.transform.memory_scopes.specialise_primfuncs_for_scopes import (

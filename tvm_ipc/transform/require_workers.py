@@ -9,7 +9,7 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.analysis.binding_builders import NOTHING, do
 from tvm_ipc.analysis.collective_calls import needs_peers
-from tvm_ipc.analysis.rewrite import begin_with, calls, change_functions, typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, calls, change_functions, typed
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.packed_functions.program_function_declarations import REQUIRE_WORKERS

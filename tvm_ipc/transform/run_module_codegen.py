@@ -13,9 +13,9 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.rewrite import typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import typed
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.compiler_results import (
+from tvm_ipc.transform.byoc.check_compiler_results import (
     Compiled,
     CompileError,
     as_compiled,
@@ -25,7 +25,7 @@ from tvm_ipc.transform.byoc.compiler_results import (
     message,
     to_declare,
 )
-from tvm_ipc.transform.byoc.function_literals import is_for, used_functions, used_global_vars
+from tvm_ipc.transform.byoc.nested_relax_functions import is_for, used_functions, used_global_vars
 from tvm_ipc.transform.byoc.outlined_function_symbols import (
     GLOBAL_SYMBOL,
     GlobalSymbolCache,

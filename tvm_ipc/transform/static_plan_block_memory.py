@@ -14,12 +14,17 @@ from tvm_ipc.analysis.binding_builders import do, dtype_of
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.analysis.rewrite import begin_with, change_functions, rewrite, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    begin_with,
+    change_functions,
+    rewrite,
+    with_value,
+)
 from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.packed_functions.program_function_declarations import REQUIRE_BOUNDS
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
-from tvm_ipc.transform.memory_plan.plan import NewStorage, Plan, plan_function
+from tvm_ipc.transform.memory_plan.plan_function_storages import NewStorage, Plan, plan_function
 from tvm_ipc.transform.memory_plan.plan_report import decisions, function_plan
 from tvm_ipc.transform.memory_plan.redundant_exit_barriers import ExitBarriers
 from tvm_ipc.transform.module_pass import module_pass, option

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The independent verifier behind `verify_cross_rank_safety`; it shares no analysis with planners.
 
-    run_both_checks               runs both checks on a module
-    module_summaries              functions, statements and summaries of a module
-    relax_as_plain_statements     a function as plain Python objects
-    known_calls                   effects of calls of packed functions, by their names
-    primfunc_written_parameters   which parameters a PrimFunc writes
-    hazards                       what a check reports
-    symbolic_inequalities         symbolic sizes: proofs of inequalities, and counterexamples
-    evaluate_at_sample_points     values of expressions at sample sizes
+    run_both_checks                     runs both checks on a module
+    module_functions_and_summary_cache  functions, statements and summaries of a module
+    relax_as_plain_statements           a function as plain Python objects
+    known_calls                         effects of calls of packed functions, by their names
+    primfunc_written_parameters         which parameters a PrimFunc writes
+    hazard_types_and_messages           what a check reports
+    symbolic_inequalities               symbolic sizes: proofs of inequalities, and counterexamples
+    evaluate_at_sample_points           values of expressions at sample sizes
 
 The memory check looks for data that peers, requests or later writes spoil:
 
-    abstract_memory_interpreter   interprets a function over memory states
-    access_checker                applies reads, writes, requests and exposures to a state
-    allocation_interpreter        creates storages, tensors and views, and checks their bounds
-    memory_state                  the state at one point of a program
-    function_memory_effects       effects of a function on its callers
-    buffers                       storages, buffers and values
+    abstract_memory_interpreter  interprets a function over memory states
+    access_checker               applies reads, writes, requests and exposures to a state
+    allocation_bounds_check      creates storages, tensors and views, and checks their bounds
+    memory_state                 the state at one point of a program
+    function_memory_effects      effects of a function on its callers
+    buffers                      storages, buffers and values
 
 The order check looks for ranks that wait for each other indefinitely:
 
-    communication_order_check     checks branches, and simulates all ranks
-    comm_trace_builder            traces what a function does together with other ranks
-    comm_trace                    the actions and branches of a trace
-    comm_trace_actions            the action of one call
-    call_sizes                    sizes and numbers that calls pass
-    compare_collective_arguments  arguments in which ranks must agree
-    tensor_contents               what is known of the contents of tensors
-    per_rank_and_uniform_values   what is known of a number on each rank
-    deadlock_simulator            simulates the actions of all ranks
+    communication_order_check         checks branches, and simulates all ranks
+    comm_trace_builder                traces what a function does together with other ranks
+    comm_trace_types                  the actions and branches of a trace
+    packed_calls_to_trace_actions     the action of one call
+    symbolic_sizes_of_call_arguments  sizes and numbers that calls pass
+    compare_collective_arguments      arguments in which ranks must agree
+    known_values_in_tensors           what is known of the contents of tensors
+    per_rank_and_uniform_values       what is known of a number on each rank
+    deadlock_simulator                simulates the actions of all ranks
 """

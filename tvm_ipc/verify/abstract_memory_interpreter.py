@@ -19,7 +19,7 @@ from tvm_ipc.packed_functions.program_function_declarations import (
 )
 from tvm_ipc.verify import known_calls
 from tvm_ipc.verify.access_checker import AccessChecker
-from tvm_ipc.verify.allocation_interpreter import Allocations, item_bytes, text_of
+from tvm_ipc.verify.allocation_bounds_check import Allocations, item_bytes, text_of
 from tvm_ipc.verify.buffers import (
     NOTHING,
     Buffer,
@@ -32,10 +32,10 @@ from tvm_ipc.verify.buffers import (
     storage_of,
 )
 from tvm_ipc.verify.function_memory_effects import CallMapping, Summary
-from tvm_ipc.verify.hazards import HazardKind, HazardReporter
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind, HazardReporter
 from tvm_ipc.verify.known_calls import KnownCall
 from tvm_ipc.verify.memory_state import MemoryState, Pending
-from tvm_ipc.verify.module_summaries import Module
+from tvm_ipc.verify.module_functions_and_summary_cache import Module
 from tvm_ipc.verify.relax_as_plain_statements import (
     CALL_GLOBAL,
     CALL_OPERATOR,

@@ -19,7 +19,7 @@ from tvm_ipc.verify.buffers import (
     storage_of,
 )
 from tvm_ipc.verify.function_memory_effects import Access, Summary
-from tvm_ipc.verify.hazards import HazardKind, HazardReporter
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind, HazardReporter
 from tvm_ipc.verify.known_calls import KnownCall, constant
 from tvm_ipc.verify.memory_state import InFlight, MemoryState, Overwrite, Pending, has_synced
 from tvm_ipc.verify.relax_as_plain_statements import Statement

@@ -21,13 +21,19 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     WORKER_RANK,
 )
 from tvm_ipc.verify import known_calls
-from tvm_ipc.verify.allocation_interpreter import text_of
-from tvm_ipc.verify.call_sizes import CallSizes
-from tvm_ipc.verify.comm_trace import Action, ActionKind, Actions, Branch
-from tvm_ipc.verify.comm_trace_actions import CallActions, requested_team
+from tvm_ipc.verify.allocation_bounds_check import text_of
+from tvm_ipc.verify.comm_trace_types import Action, ActionKind, Actions, Branch
 from tvm_ipc.verify.compare_collective_arguments import Signature, SignatureComparer
 from tvm_ipc.verify.known_calls import KnownCall
-from tvm_ipc.verify.module_summaries import Module
+from tvm_ipc.verify.known_values_in_tensors import (
+    AbstractValue,
+    PendingRequest,
+    Ranks,
+    TensorContents,
+    TensorRef,
+)
+from tvm_ipc.verify.module_functions_and_summary_cache import Module
+from tvm_ipc.verify.packed_calls_to_trace_actions import CallActions, requested_team
 from tvm_ipc.verify.per_rank_and_uniform_values import (
     KnownValue,
     PerRank,
@@ -50,13 +56,7 @@ from tvm_ipc.verify.relax_as_plain_statements import (
     Sequence,
     Statement,
 )
-from tvm_ipc.verify.tensor_contents import (
-    AbstractValue,
-    PendingRequest,
-    Ranks,
-    TensorContents,
-    TensorRef,
-)
+from tvm_ipc.verify.symbolic_sizes_of_call_arguments import CallSizes
 
 #: The most statements that a trace follows, those of called functions included.
 MOST_STEPS = 200_000

@@ -19,7 +19,8 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     WORKER_ID,
     WORKER_RANK,
 )
-from tvm_ipc.verify.comm_trace import (
+from tvm_ipc.verify.comm_trace_builder import MOST_STEPS, CommTraceBuilder, TraceTooLongError
+from tvm_ipc.verify.comm_trace_types import (
     SHARED,
     Actions,
     Branch,
@@ -28,11 +29,10 @@ from tvm_ipc.verify.comm_trace import (
     branches_of,
     describe_branches,
 )
-from tvm_ipc.verify.comm_trace_builder import MOST_STEPS, CommTraceBuilder, TraceTooLongError
 from tvm_ipc.verify.compare_collective_arguments import SignatureComparer
 from tvm_ipc.verify.deadlock_simulator import DeadlockSimulator, Stuck
-from tvm_ipc.verify.hazards import Hazard, HazardKind
-from tvm_ipc.verify.module_summaries import Module
+from tvm_ipc.verify.hazard_types_and_messages import Hazard, HazardKind
+from tvm_ipc.verify.module_functions_and_summary_cache import Module
 from tvm_ipc.verify.per_rank_and_uniform_values import PerRank, RankModel, Uniform
 from tvm_ipc.verify.relax_as_plain_statements import (
     CALL_OPERATOR,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tvm_ipc.verify.comm_trace import Action, ActionKind
+from tvm_ipc.verify.comm_trace_types import Action, ActionKind
 from tvm_ipc.verify.compare_collective_arguments import Agreement, SignatureComparer
 
 #: The ranks of a team, the name that tells teams of the same ranks apart, and whether the team is

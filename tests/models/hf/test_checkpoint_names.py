@@ -12,7 +12,7 @@ import pytest
 import tvm_ipc
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.errors import ModelError
-from tvm_ipc.models.weights.checkpoint import read_checkpoint
+from tvm_ipc.models.weights.list_checkpoint_tensors import read_checkpoint
 from tvm_ipc.spmd import ShardSpec
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

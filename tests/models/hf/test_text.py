@@ -27,7 +27,7 @@ from tvm_ipc.errors import ModelError
 from tvm_ipc.models.hf import load_and_generate as module
 from tvm_ipc.models.hf.load_and_generate import Model
 from tvm_ipc.models.hf.model_folder import read_folder
-from tvm_ipc.models.hf.tokenizer import tokenizer as read_tokenizer
+from tvm_ipc.models.hf.read_config_and_tokenizer import tokenizer as read_tokenizer
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

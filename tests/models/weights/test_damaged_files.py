@@ -18,8 +18,8 @@ import tvm_ipc
 from tests.models.weights import weight_files
 from tests.models.weights.weight_files import with_header
 from tvm_ipc.errors import WeightsError, WorkerError
-from tvm_ipc.models.weights import safetensors
-from tvm_ipc.models.weights.checkpoint import read_checkpoint
+from tvm_ipc.models.weights import safetensors_header
+from tvm_ipc.models.weights.list_checkpoint_tensors import read_checkpoint
 
 W = np.arange(12, dtype="float32").reshape(3, 4)
 V = np.arange(5, dtype="int8")
@@ -226,7 +226,7 @@ def test_random_damage(tmp_path: Path, request: pytest.FixtureRequest) -> None:
                     data += bytes(60)
         path.write_bytes(data)
         try:
-            found = safetensors.read_tensors(path)
+            found = safetensors_header.read_tensors(path)
         except WeightsError as error:
             refused += 1
             assert len(str(error).splitlines()) == 1
@@ -282,7 +282,7 @@ def test_a_file_that_changes_after_its_names_were_read(
     path = weight_files.write(tmp_path / "model.safetensors", ARRAYS)
     cuts = weight_files.cuts_of(ARRAYS, 2)
     tvm_ipc.load_weights(session, path, cuts)
-    names = safetensors.read_tensors
+    names = safetensors_header.read_tensors
 
     def and_change(path: Path) -> Any:
         found = names(path)
@@ -290,7 +290,7 @@ def test_a_file_that_changes_after_its_names_were_read(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(safetensors, "read_tensors", and_change)
+        patch.setattr(safetensors_header, "read_tensors", and_change)
         with pytest.raises(WorkerError, match=said) as raised:
             tvm_ipc.load_weights(session, path, cuts)
         first = str(raised.value).splitlines()[0]

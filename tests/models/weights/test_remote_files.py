@@ -19,8 +19,8 @@ from tests.models.weights.test_load_weights import FLOATS, OTHERS, compare
 from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.errors import IPCError, WorkerDiedError, WorkerError
 from tvm_ipc.models.weights import stack, worker
-from tvm_ipc.models.weights.file_tensor_metadata import File, file_state
 from tvm_ipc.models.weights.files_unreadable_on_other_nodes import RemoteFiles
+from tvm_ipc.models.weights.tensor_in_file import File, file_state
 from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.spmd import ShardSpec
 

@@ -11,12 +11,12 @@ import pytest
 
 from tests.models.weights import weight_files
 from tvm_ipc.index_spans_per_axis import Span, Spans, extract, shape_of
-from tvm_ipc.models.weights import safetensors, slice_reader
+from tvm_ipc.models.weights import safetensors_header, slice_reader
 from tvm_ipc.models.weights.slice_reader import SliceReader, convert, fill_zeros
 
 
 def part_of(path: Path, name: str, runs: Spans, dtype: str) -> np.ndarray[Any, Any]:
-    one = safetensors.read_tensors(path)[name]
+    one = safetensors_header.read_tensors(path)[name]
     part = np.full(shape_of(runs), 77, np.dtype(dtype))
     with SliceReader(one.file.path, one.file.state, one.dtype, one.shape, one.offset) as file:
         fill_zeros(runs, part)

@@ -16,7 +16,7 @@ import tvm_ipc
 from tests.models.weights import weight_files
 from tvm_ipc import comm
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights import safetensors as ours
+from tvm_ipc.models.weights import safetensors_header as ours
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")

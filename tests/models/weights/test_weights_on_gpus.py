@@ -21,7 +21,7 @@ LOAD = """
 import numpy as np
 import tvm_ipc
 from tests.models.weights import weight_files
-from tvm_ipc.models.weights import safetensors
+from tvm_ipc.models.weights import safetensors_header
 
 arrays = {{
     "w": np.arange(35, dtype="float32").reshape(5, 7),

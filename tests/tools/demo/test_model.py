@@ -15,7 +15,7 @@ from tvm import relax
 
 import tvm_ipc
 from tests.tools.demo.reference import Reference
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.comm import CollectiveAttrs
 from tvm_ipc.errors import WorkerError
 from tvm_ipc.tools.demo import model, weights
@@ -24,7 +24,7 @@ from tvm_ipc.tools.demo.compile_model import compile_model, decisions
 from tvm_ipc.tools.demo.decoder_and_build_config import DTYPES, Build, Config
 from tvm_ipc.tools.demo.generate import Generator
 from tvm_ipc.tools.demo.model import Shard
-from tvm_ipc.tools.inspection.symbolic_sizes import evaluate
+from tvm_ipc.tools.inspection.evaluate_symbolic_size_text import evaluate
 
 CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
 PLAIN = Build()

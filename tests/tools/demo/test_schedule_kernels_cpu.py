@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 import tvm_ipc
-from tvm_ipc.tools.demo import kernels_cpu
+from tvm_ipc.tools.demo import attention_kernels_cpu
 from tvm_ipc.tools.demo.decoder_and_build_config import DTYPES
 from tvm_ipc.tools.demo.schedule_matmul_and_norm_cpu import schedule_kernels
 from tvm_ipc.tools.demo.weights import numpy_dtype
@@ -96,7 +96,7 @@ def test_many_rows_are_tiled_packed_and_widened_once() -> None:
 def test_exponential_is_right_to_one_unit_in_the_last_place() -> None:
     x = np.linspace(-87, 88, 1 << 16, dtype="float32")
     given = tvm.te.placeholder(x.shape, "float32")
-    result = tvm.te.compute(x.shape, lambda i: kernels_cpu.exp(given[i]))
+    result = tvm.te.compute(x.shape, lambda i: attention_kernels_cpu.exp(given[i]))
     program = tvm.compile(tvm.te.create_prim_func([given, result]), "llvm")
     found = tvm.runtime.empty(x.shape, "float32")
     program["main"](tvm.runtime.tensor(x), found)

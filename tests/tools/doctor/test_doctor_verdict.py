@@ -18,7 +18,7 @@ from tvm_ipc.gpu.discovery import Gpu, Gpus
 from tvm_ipc.nodes.find_mpi_installation import Mpi
 from tvm_ipc.pip_install_commands import install_extra
 from tvm_ipc.runtime import repair_disco_import, shared_libraries
-from tvm_ipc.tools.doctor import facts, verdict
+from tvm_ipc.tools.doctor import facts, feature_readiness_and_advice
 
 H200 = Gpu(0, "NVIDIA H200", "9.0", 150_000_000_000, "sm_90", "")
 WORKS = (True, "two workers ran an all-reduce")
@@ -208,5 +208,5 @@ def test_json_begins_with_the_verdict(machine: Any, capsys: pytest.CaptureFixtur
         "ready": True,
         "text": "Ready on CPUs: 2 workers tried.",
     }
-    assert entries == verdict.verdict(printed)
+    assert entries == feature_readiness_and_advice.verdict(printed)
     assert printed["node_launcher"]["kind"] == "Open MPI"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation, Memory, Question
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Explanation, Memory, Question
 from tvm_ipc.transform.report import (
     Decision,
     Event,

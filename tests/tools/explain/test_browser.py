@@ -27,7 +27,7 @@ from tests.tools.explain.plans import (
     small_plan,
 )
 from tvm_ipc.tools.explain import html_page
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Memory
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Memory
 from tvm_ipc.transform.report import Decision, FunctionPlan
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")

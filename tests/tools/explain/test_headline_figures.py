@@ -24,7 +24,7 @@ from tvm_ipc.tools.inspection.collective_and_parameter_totals import (
     Figures,
     Parameters,
 )
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Question, explain
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Question, explain
 
 #: A link of one byte per second, with a latency of half a second.
 SLOW = Calibration(

@@ -7,7 +7,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_ipc.tools.explain.summary_sentences import headline
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Question, explain
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Question, explain
 
 
 def test_the_headline_tells_what_is_returned_apart() -> None:

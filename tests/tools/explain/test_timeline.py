@@ -18,14 +18,14 @@ from tvm_ipc.tools.demo import default_model
 from tvm_ipc.tools.explain import html_page, text_report
 from tvm_ipc.tools.explain.memory_plan_chart_layout import condense
 from tvm_ipc.tools.explain.summary_sentences import collectives_summary, upstream_caveat
-from tvm_ipc.tools.explain.transfer_tracks import (
+from tvm_ipc.tools.explain.transfer_tracks_and_overlap import (
     is_matmul,
     list_names,
     overlap_summary,
     overlapping,
     tracks,
 )
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Question, explain
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Question, explain
 from tvm_ipc.transform.report import Event, FunctionPlan, Transfer
 
 

@@ -9,8 +9,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.tools.inspection.memory_lower_bound import Allocation, allocations
-from tvm_ipc.tools.inspection.symbolic_sizes import UNKNOWN, evaluate, variables
+from tvm_ipc.tools.inspection.evaluate_symbolic_size_text import UNKNOWN, evaluate, variables
+from tvm_ipc.tools.inspection.peak_live_bytes import Allocation, allocations
 
 
 def peak(mod: tvm.IRModule, **sizes: int) -> dict[str, int]:

@@ -24,10 +24,10 @@ from tvm.relax.backend.utils import has_leaking_intermediate_variables
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
-from tvm_ipc.cpu.blas.matmul_analysis import STEPS, refusal
-from tvm_ipc.cpu.blas.offload import offload
-from tvm_ipc.transform.byoc.compiler_results import Compiled
-from tvm_ipc.transform.byoc.function_literals import CODEGEN, is_for
+from tvm_ipc.cpu.blas.find_matmuls_with_epilogues import STEPS, refusal
+from tvm_ipc.cpu.blas.matmuls_to_blas_calls import offload
+from tvm_ipc.transform.byoc.check_compiler_results import Compiled
+from tvm_ipc.transform.byoc.nested_relax_functions import CODEGEN, is_for
 from tvm_ipc.transform.inline_compiler_functions import inline
 from tvm_ipc.transform.outline_compiler_functions import outline
 

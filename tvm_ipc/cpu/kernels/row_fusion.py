@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 
 from tvm_ipc.cpu.kernels.inline_stages import inline
 from tvm_ipc.cpu.kernels.primfunc_stages import Axis, Stage, Stages, key, loads, substitute
-from tvm_ipc.cpu.kernels.vector_loops import LoopBuilder
+from tvm_ipc.cpu.kernels.stage_to_vector_loops import LoopBuilder
 from tvm_ipc.cpu.kernels.widen_16bit_floats import widen_between
 
 

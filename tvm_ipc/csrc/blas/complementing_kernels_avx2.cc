@@ -65,7 +65,7 @@ struct Isa {
 }  // namespace
 }  // namespace tvm_ipc
 
-#include "blas/kernels_impl.h"
+#include "blas/kernel_table_of_instruction_set.h"
 
 namespace tvm_ipc {
 constexpr BlasKernels kAvx2Blas = MakeBlasKernels("avx2");

@@ -6,7 +6,7 @@
  */
 #if defined(__x86_64__)
 #include "blas/isa_avx512.h"
-#include "blas/kernels_impl.h"
+#include "blas/kernel_table_of_instruction_set.h"
 
 namespace tvm_ipc {
 constexpr BlasKernels kAvx512Blas = MakeBlasKernels("avx512");

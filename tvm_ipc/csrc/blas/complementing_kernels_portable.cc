@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/float16_conversion.h"
+#include "core/software_float16_conversion.h"
 
 namespace tvm_ipc {
 namespace {
@@ -57,7 +57,7 @@ struct Isa {
 }  // namespace
 }  // namespace tvm_ipc
 
-#include "blas/kernels_impl.h"
+#include "blas/kernel_table_of_instruction_set.h"
 
 namespace tvm_ipc {
 constexpr BlasKernels kPortableBlas = MakeBlasKernels("portable");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file isa_avx512.h
- * \brief `Isa` of kernels_impl.h for AVX-512; included by sources that are compiled with it.
+ * \brief `Isa` of kernel_table_of_instruction_set.h for AVX-512; included by sources that are
+ * compiled with it.
  */
 #ifndef TVM_IPC_BLAS_ISA_AVX512_H_
 #define TVM_IPC_BLAS_ISA_AVX512_H_

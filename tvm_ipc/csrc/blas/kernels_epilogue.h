@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_epilogue.h
- * \brief Epilogue steps after a matmul; part of kernels_impl.h.
+ * \brief Epilogue steps after a matmul; part of kernel_table_of_instruction_set.h.
  */
 #ifndef TVM_IPC_BLAS_KERNELS_EPILOGUE_H_
 #define TVM_IPC_BLAS_KERNELS_EPILOGUE_H_

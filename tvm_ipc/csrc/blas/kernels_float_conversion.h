@@ -2,7 +2,7 @@
 /*!
  * \file kernels_float_conversion.h
  * \brief Conversion of elements of each type to and from vectors of float32; part of
- *        kernels_impl.h, which documents `Isa`.
+ *        kernel_table_of_instruction_set.h, which documents `Isa`.
  */
 #ifndef TVM_IPC_BLAS_KERNELS_FLOAT_CONVERSION_H_
 #define TVM_IPC_BLAS_KERNELS_FLOAT_CONVERSION_H_

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "blas/matmul_single_thread.h"
+#include "blas/run_matmul_piece.h"
 
 namespace tvm_ipc {
 namespace {

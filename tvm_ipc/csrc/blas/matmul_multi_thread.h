@@ -17,7 +17,7 @@
 
 #include "blas/kernels_complementing_blas.h"
 #include "blas/library.h"
-#include "blas/matmul_single_thread.h"
+#include "blas/run_matmul_piece.h"
 
 namespace tvm_ipc {
 

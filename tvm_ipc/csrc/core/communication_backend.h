@@ -18,9 +18,9 @@
 
 #include "core/element_type_and_reduce_kind.h"
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
+#include "core/heap_interface.h"
 #include "core/machine_name_and_memory.h"
-#include "core/peer_mapped_heap.h"
 #include "core/shared_memory_layout.h"
 
 namespace tvm_ipc {
@@ -149,8 +149,8 @@ class Endpoint {
    *         themselves. */
   virtual void FinishCommand() {}
   /*! \brief Make the rank's queue of asynchronous operations. Null, the default, runs them on a
-   *         thread; backends whose operations only start on a stream (core/current_stream.h) need
-   * their own queue. */
+   *         thread; backends whose operations only start on a stream (core/current_stream_hooks.h)
+   * need their own queue. */
   virtual std::unique_ptr<AsyncQueue> MakeAsyncQueue();
   /*! \brief Write an int64, ordered after the operations that the calling thread has started. */
   virtual void WriteNumber(int64_t number, const Buffer& recv) {
@@ -224,7 +224,7 @@ struct Capabilities {
   /*! \brief Whether peers map its "ipc_memory". */
   bool peer_memory;
   /*! \brief Whether operations are asynchronous, on the calling thread's stream
-   * (core/current_stream.h).
+   * (core/current_stream_hooks.h).
    */
   bool streams = false;
 };

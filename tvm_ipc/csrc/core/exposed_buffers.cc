@@ -6,10 +6,10 @@
 #include <chrono>
 #include <utility>
 
+#include "core/collective_step_barrier.h"
 #include "core/communication_backend.h"
 #include "core/error.h"
 #include "core/rank_runtime_state.h"
-#include "core/team_barrier.h"
 
 namespace tvm_ipc {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 
 namespace tvm_ipc {
 

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 #include "core/frame.h"
-#include "core/internode_control_message.h"
+#include "core/session_server_node_message.h"
 
 namespace tvm_ipc {
 

@@ -7,10 +7,10 @@
 #include <functional>
 #include <utility>
 
+#include "core/collective_step_barrier.h"
 #include "core/error.h"
-#include "core/internode_staging_buffer.h"
+#include "core/internode_arena_block.h"
 #include "core/rank_runtime_state.h"
-#include "core/team_barrier.h"
 #include "core/wait.h"
 
 namespace tvm_ipc {

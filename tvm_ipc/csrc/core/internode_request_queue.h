@@ -7,11 +7,11 @@
  * In a session of several nodes each rank has a region of its segment for the ring: a table of
  * requests, and buffers. A request is one message to or from another node, in one buffer. The rank
  * fills a request, puts its number into the queue and increments the node's `Control::bell`. The
- * engine (internode_request_consumer.h), in another process of the node, takes the requests of all
- * ranks and marks each as done.
+ * engine (internode_request_queue_engine_side.h), in another process of the node, takes the
+ * requests of all ranks and marks each as done.
  *
  * The engine accesses only buffers of the ring and blocks in the arena
- * (internode_staging_buffer.h), never memory of users. So after an error no rank has to wait for
+ * (internode_arena_block.h), never memory of users. So after an error no rank has to wait for
  * messages in flight.
  *
  * Messages with the same tag between two nodes arrive in the order in which they were posted, and
@@ -137,7 +137,7 @@ class InternodeRing {
   /*! \brief Reclaim detached messages that are done. */
   void Reclaim();
   /*! \brief Keep the memory of a block until the engine no longer uses it
-   * (internode_staging_buffer.h). */
+   * (internode_arena_block.h). */
   void Hold(uint32_t generation, std::shared_ptr<const void> memory);
   /*! \brief Wait for another thread to release buffers or requests. */
   void AwaitFree(std::unique_lock<std::mutex>& lock, const char* what, const Descriptor& mine);

@@ -5,7 +5,7 @@
  * link to the controller's, and events on one node reach all nodes.
  *
  * A node forwards the events of its ranks: joins, progress, errors, values, departures, deaths. The
- * controller's worker table covers all ranks (session_server_workers.h). An abort goes from its
+ * controller's worker table covers all ranks (joined_worker_table.h). An abort goes from its
  * node to the controller and from there to all nodes, ahead of all other messages, with the
  * generation that it ends. An abort of a past generation is ignored; an abort of a generation that
  * has not begun on the receiving node waits until it has. For a recovery the controller sends a
@@ -33,9 +33,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 #include "core/internode_control_connection.h"
-#include "core/session_server_workers.h"
+#include "core/joined_worker_table.h"
 #include "core/shared_memory_layout.h"
 
 namespace tvm_ipc {

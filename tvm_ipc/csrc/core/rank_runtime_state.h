@@ -17,12 +17,12 @@
 
 #include "core/arena_allocator.h"
 #include "core/async_queue.h"
+#include "core/collective_step_barrier.h"
 #include "core/communication_backend.h"
 #include "core/emulated_link.h"
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 #include "core/shared_memory_layout.h"
-#include "core/team_barrier.h"
 #include "core/worker_socket_to_session_server.h"
 
 namespace tvm_ipc {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/atfork_descriptors.h"
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 #include "core/thread_signals.h"
 
 namespace tvm_ipc {

@@ -2,7 +2,7 @@
 /*!
  * \file session_server.h
  * \brief The controller's side of a session: creates the shared memory, admits the workers
- *        (worker_admission.h), and then receives their messages (session_server_workers.h).
+ *        (admit_workers_to_session.h), and then receives their messages (joined_worker_table.h).
  *
  * It has its own thread, so that a death is noticed whatever the controller or a rank waits for. A
  * death marks the session as aborted, which ends every rank's wait.
@@ -17,13 +17,13 @@
 #include <thread>
 #include <vector>
 
+#include "core/admit_workers_to_session.h"
 #include "core/communication_backend.h"
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 #include "core/internode_control_connection.h"
 #include "core/internode_session_event_relay.h"
-#include "core/session_server_workers.h"
+#include "core/joined_worker_table.h"
 #include "core/shared_memory_layout.h"
-#include "core/worker_admission.h"
 
 namespace tvm_ipc {
 

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/collective_step_barrier.h"
 #include "core/error.h"
 #include "core/rank_runtime_state.h"
-#include "core/team_barrier.h"
 #include "core/wait.h"
 
 namespace tvm_ipc {

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/file_descriptor.h"
+#include "core/file_descriptor_and_memory_file.h"
 
 namespace tvm_ipc {
 

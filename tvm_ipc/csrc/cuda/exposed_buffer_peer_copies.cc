@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "core/exposed_buffers.h"
-#include "cuda/collectives_endpoint.h"
+#include "cuda/endpoint_stream_order_and_launch.h"
 
 namespace tvm_ipc::cuda {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/point_to_point_checks.h"
-#include "core/team_barrier.h"
-#include "cuda/collectives_endpoint.h"
+#include "core/collective_step_barrier.h"
+#include "core/point_to_point_waits_and_errors.h"
+#include "cuda/endpoint_stream_order_and_launch.h"
 
 namespace tvm_ipc::cuda {
 

@@ -12,7 +12,7 @@
 
 #include <cstddef>
 
-#include "cuda/kernels/kernel_arguments.h"
+#include "cuda/kernels/kernel_arguments_and_peer_memory.h"
 #include "driver/cuda_driver_api.h"
 
 namespace tvm_ipc::cuda {

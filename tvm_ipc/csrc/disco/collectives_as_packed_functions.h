@@ -23,7 +23,7 @@
 #include "core/teams.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/typed_to_packed_function.h"
-#include "disco/worker_side_of_session.h"
+#include "disco/worker_session_functions.h"
 
 namespace tvm_ipc {
 

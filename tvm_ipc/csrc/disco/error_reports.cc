@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "disco/worker_side_of_session.h"
+#include "disco/worker_session_functions.h"
 
 namespace tvm_ipc::worker {
 

@@ -6,7 +6,7 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/reflection/registry.h>
 
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 #include "core/error.h"
 
 namespace tvm_ipc {

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 
 namespace tvm_ipc {
 

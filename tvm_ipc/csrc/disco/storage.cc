@@ -8,10 +8,10 @@
 #include <memory>
 #include <utility>
 
-#include "core/peer_mapped_heap.h"
+#include "core/heap_interface.h"
 #include "core/rank_runtime_state.h"
 #include "disco/tensor_to_buffer.h"
-#include "disco/worker_side_of_session.h"
+#include "disco/worker_session_functions.h"
 
 namespace tvm_ipc {
 

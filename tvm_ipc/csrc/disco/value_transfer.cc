@@ -13,11 +13,11 @@
 #include <utility>
 
 #include "core/frame.h"
-#include "disco/controller_side_of_session.h"
+#include "disco/controller_session_functions.h"
 #include "disco/controller_worker0_value_exchange.h"
+#include "disco/serialize_worker_values.h"
 #include "disco/tensor_to_buffer.h"
-#include "disco/value_serialization.h"
-#include "disco/worker_side_of_session.h"
+#include "disco/worker_session_functions.h"
 
 namespace tvm_ipc::worker {
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 #include "core/error.h"
 #include "core/rank_runtime_state.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/current_stream.h"
+#include "core/current_stream_hooks.h"
 
 namespace tvm_ipc::cuda {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine/send_scheduler.h"
+#include "engine/in_flight_send_limit.h"
 
 namespace tvm_ipc::engine {
 

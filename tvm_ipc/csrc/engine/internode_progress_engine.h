@@ -17,7 +17,7 @@
 #include <chrono>
 #include <functional>
 
-#include "core/internode_request_consumer.h"
+#include "core/internode_request_queue_engine_side.h"
 #include "engine/transport.h"
 
 namespace tvm_ipc::engine {

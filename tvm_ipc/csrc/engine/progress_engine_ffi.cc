@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/internode_request_consumer.h"
-#include "disco/node_session_server.h"
+#include "core/internode_request_queue_engine_side.h"
+#include "disco/node_session_functions.h"
 #include "engine/internode_progress_engine.h"
 #include "engine/mpi_library.h"
 #include "engine/mpi_transport.h"

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/internode_request_consumer.h"
+#include "core/internode_request_queue_engine_side.h"
 
 namespace tvm_ipc::engine {
 

@@ -10,7 +10,7 @@
 #include "core/teams.h"
 #include "core/wait.h"
 #include "mpi/internode_team_local_barrier.h"
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc {
 

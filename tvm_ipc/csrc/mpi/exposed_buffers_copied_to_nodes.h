@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "core/communication_backend.h"
-#include "core/internode_staging_buffer.h"
+#include "core/internode_arena_block.h"
 #include "core/team_members_by_node.h"
 
 namespace tvm_ipc {

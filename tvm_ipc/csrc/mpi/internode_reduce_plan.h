@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "core/team_members_by_node.h"
-#include "mpi/combine_node_contributions.h"
+#include "mpi/internode_reduce_arithmetic.h"
 
 namespace tvm_ipc {
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "mpi/internode_collectives.h"
-#include "mpi/internode_reduce.h"
+#include "mpi/pipelined_internode_reduce.h"
 #include "shm/argument_checks.h"
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc::internode {
 

@@ -9,9 +9,9 @@
 #include <cstring>
 
 #include "core/internode_request_queue.h"
-#include "core/point_to_point_checks.h"
+#include "core/point_to_point_waits_and_errors.h"
 #include "mpi/internode_collectives.h"
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc::internode {
 

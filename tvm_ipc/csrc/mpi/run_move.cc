@@ -14,14 +14,14 @@
  * that call different collectives always notice.
  *
  * Messages of a few rounds are in flight at a time. By the invariant of the staging buffers
- * (core/team_barrier.h) data exposed in a step is read before the step after the next, and no exit
- * step is needed.
+ * (core/collective_step_barrier.h) data exposed in a step is read before the step after the next,
+ * and no exit step is needed.
  */
 #include "mpi/run_move.h"
 
 #include <algorithm>
 
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc {
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/collective_step_barrier.h"
 #include "core/error.h"
-#include "core/team_barrier.h"
 
 namespace tvm_ipc::nccl {
 

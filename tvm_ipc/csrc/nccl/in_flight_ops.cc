@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/team_barrier.h"
+#include "core/collective_step_barrier.h"
 
 namespace tvm_ipc::nccl {
 

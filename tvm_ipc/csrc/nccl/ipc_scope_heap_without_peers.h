@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/peer_mapped_heap.h"
+#include "core/heap_interface.h"
 #include "driver/device.h"
 
 namespace tvm_ipc::nccl {

@@ -14,9 +14,9 @@
  */
 #include <cstring>
 
+#include "core/collective_step_barrier.h"
 #include "core/internode_request_queue.h"
-#include "core/point_to_point_checks.h"
-#include "core/team_barrier.h"
+#include "core/point_to_point_waits_and_errors.h"
 #include "core/wait.h"
 #include "nccl/collectives_endpoint.h"
 #include "nccl/team_operation.h"

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/current_stream.h"
-#include "core/team_barrier.h"
+#include "core/collective_step_barrier.h"
+#include "core/current_stream_hooks.h"
 #include "driver/owned_streams_and_events.h"
 
 namespace tvm_ipc::nccl {

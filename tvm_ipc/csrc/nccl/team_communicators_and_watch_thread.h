@@ -4,9 +4,10 @@
  * \brief The communicators of a rank, one for each of its teams, and the thread that watches them.
  *
  * Before NCCL is called, the members of a team compare their calls on the host
- * (host_team_barrier.h). If the calls differed, NCCL would wait indefinitely or write wrong data. A
- * team's communicator is created in its first operation, after this comparison. Only the members
- * take part, so ranks need not create the communicators of their teams in a common order.
+ * (host_barrier_and_agreement.h). If the calls differed, NCCL would wait indefinitely or write
+ * wrong data. A team's communicator is created in its first operation, after this comparison. Only
+ * the members take part, so ranks need not create the communicators of their teams in a common
+ * order.
  *
  * NCCL's kernels wait on the device and do not notice errors or dead workers. Therefore each
  * operation is recorded between two events, which a watch thread polls. If the session has stopped,
@@ -36,7 +37,7 @@
 #include "core/team_members_by_node.h"
 #include "driver/device.h"
 #include "nccl/communicator.h"
-#include "nccl/host_team_barrier.h"
+#include "nccl/host_barrier_and_agreement.h"
 #include "nccl/in_flight_ops.h"
 
 namespace tvm_ipc::nccl {

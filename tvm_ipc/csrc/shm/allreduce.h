@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "core/communication_backend.h"
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 #include "shm/team_operation.h"
 
 namespace tvm_ipc {

@@ -15,7 +15,7 @@
 
 #include "shm/allreduce.h"
 #include "shm/collectives.h"
-#include "shm/norm.h"
+#include "shm/find_norm_function.h"
 
 namespace tvm_ipc {
 

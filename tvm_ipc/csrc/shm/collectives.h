@@ -16,7 +16,7 @@
 
 #include "core/communication_backend.h"
 #include "core/rank_runtime_state.h"
-#include "shm/find_reduce_function.h"
+#include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc {
 

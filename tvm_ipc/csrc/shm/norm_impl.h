@@ -13,8 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shm/reduce_formats_and_operations.h"
 #include "shm/reduce_table.h"
-#include "shm/reduce_vector_formats.h"
 
 namespace tvm_ipc {
 namespace {

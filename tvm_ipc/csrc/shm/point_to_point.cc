@@ -17,7 +17,7 @@
  */
 #include <algorithm>
 
-#include "core/point_to_point_checks.h"
+#include "core/point_to_point_waits_and_errors.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {

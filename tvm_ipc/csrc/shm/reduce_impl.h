@@ -37,9 +37,9 @@
 #include <cstdint>
 
 #include "shm/norm_impl.h"
+#include "shm/reduce_formats_and_operations.h"
 #include "shm/reduce_integer_average.h"
 #include "shm/reduce_table.h"
-#include "shm/reduce_vector_formats.h"
 
 namespace tvm_ipc {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/float16_conversion.h"
+#include "core/software_float16_conversion.h"
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif

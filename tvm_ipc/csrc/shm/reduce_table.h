@@ -3,9 +3,10 @@
  * \file reduce_table.h
  * \brief The table of functions that each instruction set provides.
  *
- * Does not include find_reduce_function.h: the translation units that are compiled for one
- * instruction set must hold no inline function of the standard library, because the linker keeps
- * one copy of such a function for all callers and may keep the one that not every machine can run.
+ * Does not include select_kernels_by_instruction_set.h: the translation units that are compiled for
+ * one instruction set must hold no inline function of the standard library, because the linker
+ * keeps one copy of such a function for all callers and may keep the one that not every machine can
+ * run.
  */
 #ifndef TVM_IPC_SHM_REDUCE_TABLE_H_
 #define TVM_IPC_SHM_REDUCE_TABLE_H_
@@ -15,7 +16,7 @@
 
 namespace tvm_ipc {
 
-// The same alias as in find_reduce_function.h, which documents it.
+// The same alias as in select_kernels_by_instruction_set.h, which documents it.
 using ReduceFn = void (*)(void* dst, const void* const* src, int num_src, size_t count,
                           bool stream);
 

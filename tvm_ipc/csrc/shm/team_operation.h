@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/protocol_trace.h"
+#include "core/protocol_trace_test_hook.h"
 #include "core/rank_runtime_state.h"
 
 namespace tvm_ipc {

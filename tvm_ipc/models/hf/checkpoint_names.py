@@ -28,7 +28,7 @@ from transformers.core_model_loading import (
 
 from tvm_ipc.errors import ModelError
 from tvm_ipc.models.weights import concat, stack
-from tvm_ipc.models.weights.fused import Name
+from tvm_ipc.models.weights.stack_or_concat_source_tensors import Name
 
 
 def checkpoint_names(model: Any, stored: Iterable[str]) -> dict[str, Name]:

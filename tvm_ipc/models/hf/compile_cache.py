@@ -167,7 +167,7 @@ def _compile_into(
     }
     try:
         run_in_child(
-            "tvm_ipc.models.hf.compile_steps_in_child:compile_model",
+            "tvm_ipc.models.hf.compile_and_map_names_in_child:compile_model",
             request,
             progress,
             "to compile a model",

@@ -30,7 +30,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812
 
-from tvm_ipc.analysis.rewrite import begin_with, rewrite, typed, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, rewrite, typed, with_value
 from tvm_ipc.errors import ModelError
 from tvm_ipc.packed_functions.program_function_declarations import VIEW
 

@@ -16,14 +16,14 @@ from tvm_ipc.errors import ModelError
 from tvm_ipc.models.hf.compile_cache import CompiledModel, load_or_compile
 from tvm_ipc.models.hf.model_folder import DTYPES, ModelFolder, read_folder
 from tvm_ipc.models.hf.prompts import TextPrompt, as_text_prompt, check_vocabulary, encode
+from tvm_ipc.models.hf.read_config_and_tokenizer import tokenizer as read_tokenizer
 from tvm_ipc.models.hf.sampling import Sampler
 from tvm_ipc.models.hf.text_stream import TextStream
-from tvm_ipc.models.hf.tokenizer import tokenizer as read_tokenizer
 from tvm_ipc.models.hf.user_sharding_plan import parse_plan
 from tvm_ipc.models.hf.weight_to_stored_name_cache import weight_names
-from tvm_ipc.models.weights.checkpoint import read_checkpoint
-from tvm_ipc.models.weights.fused import leaf_names
+from tvm_ipc.models.weights.list_checkpoint_tensors import read_checkpoint
 from tvm_ipc.models.weights.load import load_weights
+from tvm_ipc.models.weights.stack_or_concat_source_tensors import leaf_names
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
 

@@ -38,7 +38,7 @@ from tvm_ipc.models.hf.compile_cache import KvCacheSpec
 from tvm_ipc.models.hf.torch_operators import OPERATORS
 from tvm_ipc.models.hf.user_sharding_plan import BUILTIN_PLANS
 from tvm_ipc.spmd.plan_parser import matches
-from tvm_ipc.spmd.styles import transformers_plan
+from tvm_ipc.spmd.weight_placements_of_styles import transformers_plan
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"

@@ -19,7 +19,7 @@ from typing import Any
 from tvm_ipc.models.hf.compile_cache import CompiledModel
 from tvm_ipc.models.hf.model_folder import ModelFolder
 from tvm_ipc.models.weights import concat, stack
-from tvm_ipc.models.weights.fused import Fused, Name
+from tvm_ipc.models.weights.stack_or_concat_source_tensors import Fused, Name
 from tvm_ipc.runtime.subprocess_call import run_in_child
 
 
@@ -46,7 +46,7 @@ def weight_names(
         "weights": list(compiled.shards),
     }
     result = run_in_child(
-        "tvm_ipc.models.hf.compile_steps_in_child:names",
+        "tvm_ipc.models.hf.compile_and_map_names_in_child:names",
         request,
         purpose="to find the weights of a model",
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm_ipc.index_spans_per_axis import Spans
 from tvm_ipc.models.weights import worker
-from tvm_ipc.models.weights.file_tensor_metadata import File
+from tvm_ipc.models.weights.tensor_in_file import File
 from tvm_ipc.runtime.session import Session
 
 

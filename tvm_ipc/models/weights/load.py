@@ -16,12 +16,12 @@ import numpy as np
 from tvm_ipc import arguments
 from tvm_ipc.errors import WeightsError
 from tvm_ipc.index_spans_per_axis import Spans, shape_of, slice_pairs_in_box
-from tvm_ipc.models.weights import checkpoint, host_tensors, match, worker
-from tvm_ipc.models.weights.file_tensor_metadata import FileTensor, byte_count
+from tvm_ipc.models.weights import in_memory_weight_sources, list_checkpoint_tensors, match, worker
 from tvm_ipc.models.weights.files_unreadable_on_other_nodes import RemoteFiles
-from tvm_ipc.models.weights.fused import Fused, Name, SourceTensor
-from tvm_ipc.models.weights.host_tensors import HostTensor
+from tvm_ipc.models.weights.in_memory_weight_sources import HostTensor
 from tvm_ipc.models.weights.slice_reader import convert
+from tvm_ipc.models.weights.stack_or_concat_source_tensors import Fused, Name, SourceTensor
+from tvm_ipc.models.weights.tensor_in_file import FileTensor, byte_count
 from tvm_ipc.runtime import terminal_progress_line
 from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
@@ -114,10 +114,10 @@ def load_weights(
     tensors: Mapping[str, FileTensor | HostTensor]
     if isinstance(source, (str, os.PathLike)):
         path = arguments.path("load_weights: source", source, "a file or a folder")
-        tensors, aliases, strict = checkpoint.read_checkpoint(path), {}, True
+        tensors, aliases, strict = list_checkpoint_tensors.read_checkpoint(path), {}, True
         description = str(path)
     else:
-        collected = host_tensors.collect_tensors(source)
+        collected = in_memory_weight_sources.collect_tensors(source)
         tensors, aliases, strict = collected.by_name, collected.other_names, collected.chosen
         description = f"the {type(source).__name__}"
     source_names = _source_names(names, specs, aliases)

@@ -17,9 +17,14 @@ import numpy as np
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights.file_tensor_metadata import FileTensor
-from tvm_ipc.models.weights.fused import Name, SourceTensor, leaf_names, resolve
-from tvm_ipc.models.weights.host_tensors import HostTensor
+from tvm_ipc.models.weights.in_memory_weight_sources import HostTensor
+from tvm_ipc.models.weights.stack_or_concat_source_tensors import (
+    Name,
+    SourceTensor,
+    leaf_names,
+    resolve,
+)
+from tvm_ipc.models.weights.tensor_in_file import FileTensor
 
 if TYPE_CHECKING:
     from tvm_ipc.spmd import ShardSpec

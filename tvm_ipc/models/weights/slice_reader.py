@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401  registers bfloat16 and others with NumPy
 import numpy as np
 
 from tvm_ipc.index_spans_per_axis import Spans, slice_pairs, slice_pairs_in_box
-from tvm_ipc.models.weights.file_tensor_metadata import file_state
+from tvm_ipc.models.weights.tensor_in_file import file_state
 
 Array: TypeAlias = np.ndarray[Any, Any]
 #: The bytes of the buffer for rows.

@@ -19,15 +19,13 @@ import numpy as np
 
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights.file_tensor_metadata import (
-    File,
-    FileTensor,
-    byte_count,
+from tvm_ipc.models.weights.read_json_index import (
     parse_extents,
     read_json_file,
     read_prefix,
     sibling_file,
 )
+from tvm_ipc.models.weights.tensor_in_file import File, FileTensor, byte_count
 
 #: The names of the index; earlier versions of TVM use the second one.
 NAMES: Final = ("tensor-cache.json", "ndarray-cache.json")

@@ -18,8 +18,8 @@ import tvm
 import tvm_ffi
 
 from tvm_ipc.index_spans_per_axis import Spans, rows, shape_of
-from tvm_ipc.models.weights.file_tensor_metadata import byte_count, file_state
 from tvm_ipc.models.weights.slice_reader import SliceReader, fill_zeros
+from tvm_ipc.models.weights.tensor_in_file import byte_count, file_state
 from tvm_ipc.packed_functions import DEVICES
 from tvm_ipc.packed_functions.program_function_declarations import VIEW
 

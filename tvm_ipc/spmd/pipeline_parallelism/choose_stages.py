@@ -22,7 +22,7 @@ from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.op_costs import Costs
-from tvm_ipc.spmd.pipeline_operator_order import OpOrder
+from tvm_ipc.spmd.pipeline_split_point_analysis import OpOrder
 from tvm_ipc.spmd.plan_parser import PIPELINE, matches, modules_of, unmatched_pattern
 
 _NUMBER: Final = re.compile(r"(?:^|[._])\d+(?=[._]|$)")

@@ -40,13 +40,13 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_ipc.analysis.rewrite import typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import typed
 from tvm_ipc.comm.collective_functions import send_recv
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.program_function_declarations import RUN_BY, WORKER_RANK
 from tvm_ipc.spmd.parameter_uses import variables_of
-from tvm_ipc.spmd.pipeline_operator_order import OpOrder
+from tvm_ipc.spmd.pipeline_split_point_analysis import OpOrder
 
 _RANK: Final = tvm.ir.PrimType("int64")
 

@@ -13,10 +13,9 @@ from tvm import relax
 from tvm_ipc.arguments import counted
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
+from tvm_ipc.comm.extent_arithmetic import constant, format_extent
 from tvm_ipc.comm.placements import format_placements
-from tvm_ipc.comm.symbolic_extents import constant, format_extent
 from tvm_ipc.errors import TransformError
-from tvm_ipc.spmd.placements.global_vars_to_rank_values import RankValue, RankValues, name_of
 from tvm_ipc.spmd.placements.placed_tensor import (
     PlacedTensor,
     local_extents,
@@ -24,6 +23,7 @@ from tvm_ipc.spmd.placements.placed_tensor import (
     sharded_axes,
     uneven,
 )
+from tvm_ipc.spmd.placements.relax_vars_to_rank_values import RankValue, RankValues, name_of
 from tvm_ipc.spmd.rules.axis_label_rule import (
     LocalCall,
     Refusal,
@@ -31,7 +31,7 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
     Rule,
     resolve_placements,
 )
-from tvm_ipc.spmd.rules.decompositions import decompose
+from tvm_ipc.spmd.rules.decompose_along_sharded_axis import decompose
 from tvm_ipc.spmd.rules.operation import callee_of, format_callee, operation_of, short_name
 from tvm_ipc.spmd.rules.table import rule_of
 

@@ -11,21 +11,21 @@ import tvm
 from tvm import relax
 from tvm.relax.analysis import definable_tir_vars_in_type
 
-from tvm_ipc.analysis.rewrite import walk
+from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 from tvm_ipc.comm import Mesh, Partial
 from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.place_op import is_place, mesh_of
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
 from tvm_ipc.errors import TransformError
-from tvm_ipc.spmd.placements.global_vars_to_rank_values import (
+from tvm_ipc.spmd.placements.lower_call import lower_call
+from tvm_ipc.spmd.placements.placed_tensor import PlacedTensor, local_type, sharded_axes, uneven
+from tvm_ipc.spmd.placements.redistribute import NAME
+from tvm_ipc.spmd.placements.relax_vars_to_rank_values import (
     RankValue,
     RankValues,
     UniformValue,
     name_of,
 )
-from tvm_ipc.spmd.placements.lower_call import lower_call
-from tvm_ipc.spmd.placements.placed_tensor import PlacedTensor, local_type, sharded_axes, uneven
-from tvm_ipc.spmd.placements.redistribute import NAME
 
 
 def mesh_of_function(name: str, function: relax.Function) -> Mesh | None:

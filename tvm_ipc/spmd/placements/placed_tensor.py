@@ -9,8 +9,8 @@ from tvm import relax, tirx
 
 from tvm_ipc.comm import Mesh, Placement, Replica, Shard
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
+from tvm_ipc.comm.extent_arithmetic import divides, local_extent
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.comm.symbolic_extents import divides, local_extent
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,8 @@ from tvm import relax
 from tvm_ipc import comm
 from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
+from tvm_ipc.comm.extent_arithmetic import constant, divides
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.comm.symbolic_extents import constant, divides
 from tvm_ipc.spmd.placements.placed_tensor import (
     PlacedTensor,
     is_whole,
@@ -30,7 +30,7 @@ from tvm_ipc.spmd.placements.placed_tensor import (
     sharded_axes,
     uneven,
 )
-from tvm_ipc.spmd.placements.reorder_axis_around_collectives import (
+from tvm_ipc.spmd.placements.reorder_indices_within_sharded_axis import (
     Rearrangement,
     order_of,
     positions_in,

@@ -10,8 +10,8 @@ from typing import Any, Final
 from tvm import relax
 
 from tvm_ipc.comm import Division, Placement, Shard
-from tvm_ipc.comm.axis_division import concatenated
-from tvm_ipc.comm.symbolic_extents import constant, format_extent
+from tvm_ipc.comm.axis_block_sharding import concatenated
+from tvm_ipc.comm.extent_arithmetic import constant, format_extent
 from tvm_ipc.spmd.rules.axis_label_rule import (
     ALL_OF_IT,
     Labels,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tvm_ipc.analysis.operator_sets import (
+from tvm_ipc.analysis.elementwise_view_writer_ops import (
     BROADCASTING,
     UNARY,
     ZERO_PRESERVING_BROADCASTING,
@@ -14,7 +14,7 @@ from tvm_ipc.analysis.operator_sets import (
 )
 from tvm_ipc.comm import Partial, Placement
 from tvm_ipc.comm.collective_relax_op import dtype_of
-from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.spmd.rules.axis_label_rule import Labels, Rule
 from tvm_ipc.spmd.rules.operation import Operation, aligned, axis_of
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 from tvm import relax
 
 from tvm_ipc.comm.collective_relax_op import dtype_of
+from tvm_ipc.comm.extent_arithmetic import constant, largest_shard
 from tvm_ipc.comm.placements import reduces
-from tvm_ipc.comm.symbolic_extents import constant, largest_shard
 from tvm_ipc.spmd.rules.axis_label_rule import (
     Labels,
     LocalCall,

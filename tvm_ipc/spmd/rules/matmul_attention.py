@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from tvm_ipc.arguments import counted
 from tvm_ipc.comm import Division, Placement, Shard
+from tvm_ipc.comm.extent_arithmetic import constant, format_extent
 from tvm_ipc.comm.placements import reduces
-from tvm_ipc.comm.symbolic_extents import constant, format_extent
 from tvm_ipc.spmd.rules.axis_label_rule import (
     Labels,
     Propagate,

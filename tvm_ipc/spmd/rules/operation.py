@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
-from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.spmd.rules.axis_label_rule import Labels
 
 #: The prefix of the names of Relax operators.

@@ -12,8 +12,8 @@ from typing import Any, Final
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Placement
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.placements import reduces
-from tvm_ipc.comm.symbolic_extents import constant
 from tvm_ipc.spmd.rules.axis_label_rule import Labels, LocalCall, Rule, needs_all
 from tvm_ipc.spmd.rules.operation import Operation, axes_of
 

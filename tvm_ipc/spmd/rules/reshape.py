@@ -25,8 +25,8 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Division, Placement, Shard
+from tvm_ipc.comm.extent_arithmetic import constant, largest_shard
 from tvm_ipc.comm.legalize import reshaped
-from tvm_ipc.comm.symbolic_extents import constant, largest_shard
 from tvm_ipc.spmd.rules.axis_label_rule import LocalCall, Rule, all_partial_alike, shard
 from tvm_ipc.spmd.rules.operation import Operation
 

@@ -14,10 +14,10 @@ import tvm
 
 from tvm_ipc import arguments
 from tvm_ipc.spmd.rules import (
+    convolution_pooling_resize,
     data_movement,
     elementwise,
     gather_scatter,
-    images,
     matmul_attention,
     normalizations,
     reductions,
@@ -25,8 +25,8 @@ from tvm_ipc.spmd.rules import (
     sort_and_scan,
 )
 from tvm_ipc.spmd.rules.axis_label_rule import Rule
-from tvm_ipc.spmd.rules.einsum_rule import EinsumRule
 from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of
+from tvm_ipc.spmd.rules.user_rules_in_einsum_notation import EinsumRule
 
 #: Rules by the names of operators as TVMScript has them after `R.`.
 RULES: Final[dict[str, Callable[[Operation], Rule]]] = {
@@ -38,7 +38,7 @@ RULES: Final[dict[str, Callable[[Operation], Rule]]] = {
     **data_movement.RULES,
     **gather_scatter.RULES,
     **sort_and_scan.RULES,
-    **images.RULES,
+    **convolution_pooling_resize.RULES,
 }
 
 #: Rules of users, by the name of an operator or a function.

@@ -6,7 +6,7 @@ decoder_and_build_config      model sizes and compile options
 model                         the program of one worker
 weights                       random weights and their shards
 residual_stream_sharding      the rows that each worker has
-kernels_cpu                   TIR kernels for CPUs
+attention_kernels_cpu         TIR kernels for CPUs
 attention_kernels_gpu         TIR kernels for GPUs
 schedule_matmul_and_norm_cpu  CPU schedules of matmul and norm
 compile_model                 compilation with the pipeline

@@ -20,7 +20,7 @@ from tvm_ipc.pipeline import get_pipeline
 from tvm_ipc.tools.demo import gpu_assignment, model
 from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
 from tvm_ipc.tools.demo.schedule_matmul_and_norm_cpu import schedule_kernels
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import (
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import (
     Memory,
     PassNames,
     Question,

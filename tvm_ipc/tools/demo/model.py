@@ -30,7 +30,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
-from tvm_ipc.tools.demo import attention_kernels_gpu, kernels_cpu
+from tvm_ipc.tools.demo import attention_kernels_cpu, attention_kernels_gpu
 from tvm_ipc.tools.demo.decoder_and_build_config import Config
 from tvm_ipc.tools.demo.residual_stream_sharding import Replicated, Residual, SequenceParallel
 
@@ -38,7 +38,7 @@ PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 EPSILON: Final = 1e-5
 
-_LOOPS: Final = {"cpu": kernels_cpu, "cuda": attention_kernels_gpu}
+_LOOPS: Final = {"cpu": attention_kernels_cpu, "cuda": attention_kernels_gpu}
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def cache_shapes(config: Config, world_size: int) -> list[tuple[int, ...]]:
 
 def padded_context(config: Config) -> int:
     """Return the number of positions in the caches: the context rounded up to whole vectors."""
-    return -(-config.context // kernels_cpu.LANES) * kernels_cpu.LANES
+    return -(-config.context // attention_kernels_cpu.LANES) * attention_kernels_cpu.LANES
 
 
 class Linear(nn.Module):  # type: ignore[misc]
@@ -191,7 +191,7 @@ class MLP(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Return the partial sum of this worker's shard."""
-        h = nn.op.tensor_expr_op(kernels_cpu.silu_times, "silu_times", [self.gate_up(x)])
+        h = nn.op.tensor_expr_op(attention_kernels_cpu.silu_times, "silu_times", [self.gate_up(x)])
         return self.down(h)
 
 

@@ -21,7 +21,7 @@ from tvm_ipc.runtime import config, repair_disco_import, shared_libraries
 from tvm_ipc.this_machine import available_cores, cpu_model
 from tvm_ipc.tools.doctor import gpus
 from tvm_ipc.tools.doctor.cxx_compiler import try_compiler
-from tvm_ipc.tools.doctor.verdict import verdict
+from tvm_ipc.tools.doctor.feature_readiness_and_advice import verdict
 from tvm_ipc.tools.format import error_text
 
 

@@ -25,7 +25,7 @@ SMALL: Final = 8
 LARGE: Final = 8 << 20
 _SMALL_ROUNDS: Final = 200
 _LARGE_ROUNDS: Final = 5
-_MODULE: Final = "tvm_ipc.tools.doctor.probes_run_in_workers"
+_MODULE: Final = "tvm_ipc.tools.doctor.network_probes_in_workers"
 
 
 def examine_hosts(
@@ -47,7 +47,7 @@ def examine_hosts(
                 facts["nodes"][node]["congestion"] = congestion.debug_get_from_remote(node)
             for node in range(1, count):
                 progress(f"timing messages to node {node}")
-                ping = session.get_global_func("tvm_ipc.tools.doctor.probes_run_in_workers")
+                ping = session.get_global_func("tvm_ipc.doctor.ping")
                 for name, size, rounds in (
                     ("latency", SMALL, _SMALL_ROUNDS),
                     ("rate", LARGE, _LARGE_ROUNDS),

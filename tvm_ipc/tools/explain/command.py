@@ -17,7 +17,7 @@ from tvm_ipc.tools import terminal
 if TYPE_CHECKING:  # loads TVM, which `--help` need not wait for
     import tvm
 
-    from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation
+    from tvm_ipc.tools.inspection.explain_decisions_and_memory import Explanation
 
 #: The target of `--target cuda`, which works on machines without a GPU.
 _CUDA: Final = '{"kind": "cuda", "arch": "sm_90"}'
@@ -126,7 +126,7 @@ def _run(options: Options, demo: Callable[[int, bool, str], tvm.IRModule]) -> in
     from tvm_ipc.pipeline import parse_target
     from tvm_ipc.tools.explain import html_page, text_report
     from tvm_ipc.tools.explain.load_module import last_line
-    from tvm_ipc.tools.inspection.run_pipeline_for_explanation import OptionError, Question, explain
+    from tvm_ipc.tools.inspection.explain_decisions_and_memory import OptionError, Question, explain
 
     source = options.module.name if options.module is not None else "the demo's decoder"
     question = Question(source, options.target, options.world_size, options.strategy, options.sizes)

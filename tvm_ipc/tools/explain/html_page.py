@@ -22,9 +22,9 @@ from tvm_ipc.tools.explain.summary_sentences import (
     relative_size,
     upstream_caveat,
 )
-from tvm_ipc.tools.explain.transfer_tracks import HOW, list_names, overlapping
+from tvm_ipc.tools.explain.transfer_tracks_and_overlap import HOW, list_names, overlapping
 from tvm_ipc.tools.format import bytes_text
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation, Memory
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Explanation, Memory
 from tvm_ipc.transform.report import FunctionPlan, findings
 
 #: Tables with more rows than this are collapsed.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tvm_ipc.tools.inspection.symbolic_sizes import evaluate
+from tvm_ipc.tools.inspection.evaluate_symbolic_size_text import evaluate
 from tvm_ipc.transform.report import FunctionPlan, PlannedTensor
 
 OUTSIDE_PLAN = "a separate allocation"

@@ -14,7 +14,7 @@ from tvm_ipc.arguments import counted
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.tools.explain import timeline_svg
 from tvm_ipc.tools.explain.memory_plan_chart_layout import Band, Block, until
-from tvm_ipc.tools.explain.transfer_tracks import overlap_summary
+from tvm_ipc.tools.explain.transfer_tracks_and_overlap import overlap_summary
 from tvm_ipc.tools.format import bytes_text
 from tvm_ipc.transform.report import Event, FunctionPlan
 

@@ -9,7 +9,7 @@ from typing import Final
 from tvm_ipc.arguments import counted
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.tools.format import bytes_text, list_text, time_text
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Explanation
 from tvm_ipc.transform.report import FunctionPlan
 
 

@@ -17,9 +17,9 @@ from tvm_ipc.tools.explain.summary_sentences import (
     relative_size,
     upstream_caveat,
 )
-from tvm_ipc.tools.explain.transfer_tracks import is_matmul, overlap_summary, tracks
+from tvm_ipc.tools.explain.transfer_tracks_and_overlap import is_matmul, overlap_summary, tracks
 from tvm_ipc.tools.format import bytes_text, table_lines
-from tvm_ipc.tools.inspection.run_pipeline_for_explanation import Explanation, Memory
+from tvm_ipc.tools.inspection.explain_decisions_and_memory import Explanation, Memory
 from tvm_ipc.tools.terminal import WIDTH
 from tvm_ipc.transform.report import FunctionPlan, hanging_indent
 

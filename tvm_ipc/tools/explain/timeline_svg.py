@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from tvm_ipc.tools.explain.transfer_tracks import describe, is_matmul, tracks
+from tvm_ipc.tools.explain.transfer_tracks_and_overlap import describe, is_matmul, tracks
 from tvm_ipc.transform.report import FunctionPlan, Transfer
 
 #: Width of the drawing, as in `memory_plan_svg`.

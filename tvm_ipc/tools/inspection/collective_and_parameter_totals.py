@@ -14,11 +14,11 @@ import tvm
 from tvm import relax
 
 from tvm_ipc.analysis.collective_calls import match_collective
-from tvm_ipc.analysis.rewrite import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.calibration import COLLECTIVES, Calibration
 from tvm_ipc.comm import CollectiveAttrs
-from tvm_ipc.tools.inspection.memory_lower_bound import sizes_of
-from tvm_ipc.tools.inspection.symbolic_sizes import evaluate
+from tvm_ipc.tools.inspection.evaluate_symbolic_size_text import evaluate
+from tvm_ipc.tools.inspection.peak_live_bytes import sizes_of
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
 from tvm_ipc.transform.overlap.cost_model import predict_collective
 

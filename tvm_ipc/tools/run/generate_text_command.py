@@ -81,7 +81,7 @@ def _run(options: Options) -> int:
     folder = read_folder(options.folder)
     tokenizer = None
     if options.prompt is not None or options.chat:
-        from tvm_ipc.models.hf.tokenizer import tokenizer as read_tokenizer
+        from tvm_ipc.models.hf.read_config_and_tokenizer import tokenizer as read_tokenizer
 
         terminal.progress("reading the tokenizer")
         tokenizer = read_tokenizer(folder)

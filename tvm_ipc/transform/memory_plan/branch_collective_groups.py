@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvm_ipc.analysis.collective_calls import Collective
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
-from tvm_ipc.analysis.find_counterpart_collectives import condition_key
+from tvm_ipc.analysis.matching_collectives_across_branches import condition_key
 from tvm_ipc.analysis.program_order import Region, Step
 
 #: The arguments in which matching calls agree, without sizes, which may be symbolic.

@@ -12,11 +12,11 @@ from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.live_ranges import live_range
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.transform.memory_plan.communication_intervals import computes, transfers
 from tvm_ipc.transform.memory_plan.exit_barrier_budget import GroupKey
 from tvm_ipc.transform.memory_plan.packing import Item, most_live
-from tvm_ipc.transform.memory_plan.plan import Plan, Tensor, describe
+from tvm_ipc.transform.memory_plan.plan_function_storages import Plan, Tensor, describe
 from tvm_ipc.transform.memory_plan.sizes import Size, plain
+from tvm_ipc.transform.memory_plan.transfer_events_for_report import computes, transfers
 from tvm_ipc.transform.report import Decision, Event, FunctionPlan, PlannedStorage, PlannedTensor
 
 PASS = "StaticPlanBlockMemory"

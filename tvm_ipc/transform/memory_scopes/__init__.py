@@ -7,7 +7,7 @@ the plan.
 """
 
 from tvm_ipc.packed_functions import ANY, RESULT
-from tvm_ipc.transform.memory_scopes.scope_registry import (
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import (
     DEFAULT_REGISTRY,
     ScopeRegistry,
     demand_scope,

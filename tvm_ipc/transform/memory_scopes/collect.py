@@ -11,8 +11,8 @@ from tvm import relax, tirx
 
 from tvm_ipc import packed_functions
 from tvm_ipc.analysis.binding_builders import device_of, same_device
+from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.operator_sets import VIEWS
 from tvm_ipc.analysis.program_order import Region, Step, linearize
 from tvm_ipc.arguments import counted
 from tvm_ipc.errors import TransformError
@@ -35,7 +35,7 @@ from tvm_ipc.transform.memory_scopes.constraint_types import (
     with_paths,
 )
 from tvm_ipc.transform.memory_scopes.make_allocations_explicit import ALLOCATING, may_allocate
-from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL, ScopeRegistry
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.memory_scopes.scopes_of_prim_func_params import PARAM_SCOPES, PrimFuncParams
 
 _STORAGES = {"relax.memory.alloc_storage": 2, "relax.vm.alloc_storage": 3}

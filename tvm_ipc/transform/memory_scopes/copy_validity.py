@@ -23,7 +23,7 @@ from tvm_ipc.transform.memory_scopes.constraint_types import (
     ScopeFacts,
     TensorRoot,
 )
-from tvm_ipc.transform.memory_scopes.scope_registry import ScopeRegistry
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import ScopeRegistry
 from tvm_ipc.transform.memory_scopes.scopes_of_prim_func_params import PrimFuncParams
 
 #: The memory objects that a tensor may be; None if a local function may access it.

@@ -20,9 +20,9 @@ from tvm import relax
 
 from tvm_ipc.analysis.binding_builders import alloc, device_of, emit, get
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.analysis.rewrite import change_functions, rewrite
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction
-from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 
 #: Operators that allocate their outputs.
 ALLOCATING: Final = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed")

@@ -22,13 +22,13 @@ from tvm_ipc.analysis.binding_builders import (
 )
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.program_order import Region, Step
-from tvm_ipc.analysis.rewrite import rewrite, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, with_value
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.program_function_declarations import COPY
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction, TensorRoot
 from tvm_ipc.transform.memory_scopes.copy_sites import Copy, CopyPlan
 from tvm_ipc.transform.memory_scopes.make_allocations_explicit import in_dataflow
-from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution
 from tvm_ipc.transform.memory_scopes.specialise_primfuncs_for_scopes import SpecialisedCalls
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters, memory_scope
-from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 
 #: The attribute of a function that lists a scope for each parameter, "" where unspecified. For a
 #: Relax function these are the scopes that callers pass; for a PrimFunc, the scopes that it was

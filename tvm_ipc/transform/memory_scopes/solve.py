@@ -18,7 +18,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedUse, ScopeFacts, frequency
 from tvm_ipc.transform.memory_scopes.copy_costs import size_of
 from tvm_ipc.transform.memory_scopes.copy_validity import CopyValidity
-from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL, ScopeRegistry
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.memory_scopes.scopes_of_prim_func_params import PrimFuncParams
 
 #: The scope of a leaf without demands: "global", or any transparent scope.

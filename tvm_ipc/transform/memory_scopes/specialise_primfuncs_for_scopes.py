@@ -13,7 +13,7 @@ from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.retype_primfunc_scopes import retype
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction
 from tvm_ipc.transform.memory_scopes.copy_sites import CopyPlan
-from tvm_ipc.transform.memory_scopes.scope_registry import GLOBAL
+from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution
 
 #: The name of a PrimFunc, and the scopes of some of its parameters.

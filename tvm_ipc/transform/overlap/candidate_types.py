@@ -13,7 +13,7 @@ from tvm import tirx
 
 from tvm_ipc.analysis.uses import Position
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
-from tvm_ipc.comm.symbolic_extents import constant, item_bytes
+from tvm_ipc.comm.extent_arithmetic import constant, item_bytes
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 
 

@@ -39,8 +39,8 @@ from tvm import relax, tirx
 
 from tvm_ipc.analysis.uses import Position, operator_of
 from tvm_ipc.comm.collective_attrs import reduction_of
+from tvm_ipc.comm.extent_arithmetic import constant, divides, simplified
 from tvm_ipc.comm.legalize import team_argument
-from tvm_ipc.comm.symbolic_extents import constant, divides, simplified
 from tvm_ipc.packed_functions.program_function_declarations import (
     ASSEMBLE,
     EXPOSE,

@@ -23,12 +23,12 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.operator_sets import BROADCASTING, UNARY
+from tvm_ipc.analysis.elementwise_view_writer_ops import BROADCASTING, UNARY
 from tvm_ipc.analysis.uses import Position, Uses, binds, operator_of
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
-from tvm_ipc.comm.symbolic_extents import constant, divides, format_extent
+from tvm_ipc.comm.extent_arithmetic import constant, divides, format_extent
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
 from tvm_ipc.transform.overlap.candidate_types import (

@@ -40,9 +40,9 @@ from tvm import relax, tirx
 from tvm_ipc import comm
 from tvm_ipc.analysis.binding_builders import alloc
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.rewrite import rewrite
 from tvm_ipc.analysis.uses import Position, Uses, binds
-from tvm_ipc.comm.symbolic_extents import constant
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 from tvm_ipc.transform.overlap.candidate_types import (
     Candidate,

@@ -9,7 +9,7 @@
 #ifndef TVM_IPC_CUDA_KERNELS_DEVICE_H_
 #define TVM_IPC_CUDA_KERNELS_DEVICE_H_
 
-#include "cuda/kernels/kernel_arguments.h"
+#include "cuda/kernels/kernel_arguments_and_peer_memory.h"
 
 namespace tvm_ipc {
 namespace kernels {

@@ -2,8 +2,8 @@
 /*! \file move.cu
  *  \brief The kernels for data movement, barriers, exposed buffers, messages and the memory probe.
  */
-#include "cuda/kernels/data_movement_device_code.h"
-#include "cuda/kernels/messages_and_exposed_buffers_device_code.h"
+#include "cuda/kernels/data_movement_collectives_device_code.h"
+#include "cuda/kernels/messages_exposure_probe_device_code.h"
 
 namespace tvm_ipc {
 namespace kernels {

@@ -5,13 +5,13 @@
  *
  * Every 8 bytes are sent as a pair of words, each of 4 bytes and the epoch. So there is no flag
  * that announces data, nothing is cleared, and a member waits only for the data itself. Two staging
- * buffers, used in turn by epoch, are enough (kernel_arguments.h). Inputs may be in any memory:
- * only the rank's own kernel reads them.
+ * buffers, used in turn by epoch, are enough (kernel_arguments_and_peer_memory.h). Inputs may be in
+ * any memory: only the rank's own kernel reads them.
  */
 #ifndef TVM_IPC_CUDA_KERNELS_REDUCE_SMALL_INPUTS_BY_PUSH_H_
 #define TVM_IPC_CUDA_KERNELS_REDUCE_SMALL_INPUTS_BY_PUSH_H_
 
-#include "cuda/kernels/fold.h"
+#include "cuda/kernels/reduce_8_bytes_device_code.h"
 #include "cuda/kernels/team_operation_device_code.h"
 
 namespace tvm_ipc {

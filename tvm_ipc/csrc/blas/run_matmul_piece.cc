@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file run_matmul_piece.cc
+ * \brief Computes a piece of a matmul with the BLAS or the kernels of kernels_complementing_blas.h,
+ * in blocks that stay in a cache.
+ *
+ * Memory bandwidth limits matmuls of few rows (a decoder's next token), because every weight is
+ * used once per row. The kernels of kernels_axpy_along_n.h read each weight once for up to four
+ * rows, and read 16-bit weights without widening them in memory. Other bfloat16 matmuls use tile
+ * registers (kernels_amx.cc) where the processor has them, or vectors that multiply pairs
+ * (kernels_avx512bf16.cc). The BLAS does the rest: float32 and float64 in place, 16-bit floats in
+ * blocks that are widened into scratch memory and summed over k there.
+ */
+#include "blas/run_matmul_piece.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <new>
+
+#include "blas/select_instruction_set.h"
+
+namespace tvm_ipc {
+namespace {
+
+// The most rows for the few-row kernels. More than kSkinnyRows rows are computed in groups that use
+// the same weights one after another, as many weights at a time as stay in a cache.
+constexpr int64_t kFewRows = 8;
+// The limit is lower for float32: the BLAS has kernels for small float32 matmuls. They read weights
+// more than once.
+constexpr int64_t kFewRowsFloat32 = 4;
+constexpr int64_t kManyWeights = 1 << 17;
+// Up to this many rows, reading weights in place is faster than the BLAS, which packs them, if they
+// are contiguous along k.
+constexpr int64_t kDotRows = 128;
+// Rows, columns and depth of the blocks of 16-bit operands that are widened at once.
+constexpr int64_t kBlockRows = 512, kBlockCols = 512, kBlockDepth = 512;
+// For matmuls in tiles: bytes of each operand that are packed at once, and the most columns of sums
+// per block of rows. The L2 cache holds a packed part of b, by which every block of rows of a is
+// multiplied; a is read once for each part.
+constexpr int64_t kPackedBytesA = 16 << 20, kPackedBytesB = 1 << 20;
+constexpr int64_t kPanelCols = 256;
+// Steps of k that are summed in tile registers. Further partial sums are added outside of them,
+// because the rounding error of a sum grows with the number of its terms.
+constexpr int64_t kStretchSteps = 4096 / kTileStep;
+// Bytes of a result after which its steps are applied, while it is still in the L2 cache. The BLAS
+// reads b again for each block, so a block has at least kStepRows rows.
+constexpr int64_t kStepBytes = 1 << 20;
+constexpr int64_t kStepRows = 512;
+
+/*! \brief Memory of one thread, which later calls reuse. */
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  float* Floats(int64_t count) {
+    if (count > size_) {
+      std::free(data_);
+      size_ = 0;
+      const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
+      data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+      if (data_ == nullptr) throw std::bad_alloc();
+      size_ = count;
+    }
+    return data_;
+  }
+
+ private:
+  float* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+thread_local Scratch scratch_a, scratch_b, scratch_c;
+
+template <typename T>
+void CallGemm(BlasLibrary::Gemm<T> gemm, const Matrix& a, const Matrix& b, T beta, T* c,
+              int64_t ldc) {
+  auto order = [](const Matrix& x) {
+    return x.plain() ? BlasLibrary::kPlain : BlasLibrary::kTransposed;
+  };
+  gemm(BlasLibrary::kRowMajor, order(a), order(b), a.rows, b.cols, a.cols, T(1),
+       reinterpret_cast<const T*>(a.data), a.ld(), reinterpret_cast<const T*>(b.data), b.ld(), beta,
+       c, ldc);
+}
+
+/*! \brief A piece and the methods that compute it. */
+struct PieceRunner : Piece {
+  explicit PieceRunner(const Piece& piece) : Piece(piece) {}
+
+  const BlasKernels& kernels = CurrentBlasKernels();
+  const TileKernels* tiles = type == kBFloat16 ? CurrentTiles() : nullptr;
+  const DotFn pair_dot = type == kBFloat16 ? CurrentPairDot() : nullptr;
+
+  char* At(int64_t i, int64_t j) const {
+    return target + (i * ld_target + j) * SizeOf(target_type);
+  }
+
+  /*! \brief Apply the steps to a block of sums and store it. */
+  void Finish(const float* sums, int64_t ld, int64_t i, int64_t rows, int64_t j,
+              int64_t cols) const {
+    Step moved[kMaxSteps];
+    for (int s = 0; s < num_steps; ++s) {
+      moved[s] = steps[s];
+      if (moved[s].operand != nullptr) {
+        moved[s].operand +=
+            (i * moved[s].row_stride + j * moved[s].col_stride) * SizeOf(moved[s].type);
+      }
+    }
+    kernels.finish(sums, ld, rows, cols, moved, num_steps, At(i, j), target_type, ld_target);
+  }
+
+  void Run() const {
+    if (type == kFloat64) {
+      Float64();
+    } else if (a.cols == 0) {
+      Nothing();
+    } else if (InPlace()) {
+      FewRows();
+    } else if (type == kFloat32) {
+      Float32();
+    } else if (type == kBFloat16 && tiles != nullptr) {
+      InTiles();
+    } else {
+      Blocks();
+    }
+  }
+
+  /*! \brief Compute a piece with k = 0, where all sums are 0. */
+  void Nothing() const {
+    float* zeros = scratch_c.Floats(b.cols);
+    std::fill(zeros, zeros + b.cols, 0.0f);
+    Finish(zeros, 0, 0, a.rows, 0, b.cols);
+  }
+
+  /*! \brief Return whether to read weights in place, without packing or widening them first. */
+  bool InPlace() const {
+    const bool many = a.cols * b.cols >= kManyWeights;
+    if (type == kFloat32 && !many) return false;
+    if (a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows)) return true;
+    const int64_t most = pair_dot != nullptr ? tiles->rows_in_place : kDotRows;
+    return many && !b.plain() && a.col == 1 && a.rows <= most;
+  }
+
+  void FewRows() const {
+    const int64_t m = a.rows, n = b.cols, k = a.cols, weight = SizeOf(type);
+    const bool dot = !b.plain(), pairs = dot && pair_dot != nullptr && a.col == 1;
+    const char* x = a.data;
+    int64_t ldx = a.row;
+    if (!pairs && (type != kFloat32 || a.col != 1)) {
+      float* widened = scratch_a.Floats(m * k);
+      WidenTo(a, widened, k);
+      x = reinterpret_cast<const char*>(widened);
+      ldx = k;
+    }
+    const bool direct = target_type == kFloat32, finish = !direct || num_steps > 0;
+    // Limit the columns per pass. Without dot products, their weights stay in a cache until the
+    // last rows have used them. The dot kernels do that themselves; there the sums stay in a cache
+    // until the steps are applied.
+    int64_t cols = n;
+    if (!dot && m > kSkinnyRows) cols = (512 << 10) / (k * weight);
+    if (dot && finish) cols = kStepBytes / 4 / m;
+    cols = std::min(n, std::max<int64_t>(64, cols / 64 * 64));
+    for (int64_t j = 0; j < n; j += cols) {
+      const int64_t width = std::min(cols, n - j);
+      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * cols);
+      const int64_t ld = direct ? ld_target : cols;
+      const Weights weights{b.data + j * b.col * weight, b.ld()};
+      if (dot) {
+        const DotFn run = pairs ? pair_dot : kernels.dot[type];
+        run(x, ldx, m, weights, k, width, sums, ld);
+      } else {
+        const float* floats = reinterpret_cast<const float*>(x);
+        for (int64_t i = 0; i < m; i += kSkinnyRows) {
+          const int64_t rows = std::min<int64_t>(kSkinnyRows, m - i);
+          kernels.skinny[type][rows - 1](floats + i * ldx, ldx, weights, k, width, sums + i * ld,
+                                         ld);
+        }
+      }
+      if (finish) Finish(sums, ld, 0, m, j, width);
+    }
+  }
+
+  void Float32() const {
+    const int64_t n = b.cols;
+    const bool direct = target_type == kFloat32;
+    int64_t block = a.rows;
+    if (num_steps > 0 || !direct) {
+      block = std::min(block, std::max(kStepRows, kStepBytes / (4 * n)));
+    }
+    for (int64_t i = 0; i < a.rows; i += block) {
+      const int64_t rows = std::min(block, a.rows - i);
+      float* sums = direct ? reinterpret_cast<float*>(At(i, 0)) : scratch_c.Floats(rows * n);
+      const int64_t ld = direct ? ld_target : n;
+      CallGemm(blas.sgemm, a.Block(kFloat32, i, rows, 0, a.cols), b, 0.0f, sums, ld);
+      if (num_steps > 0 || !direct) Finish(sums, ld, i, rows, 0, n);
+    }
+  }
+
+  void Blocks() const {
+    const int64_t m = a.rows, n = b.cols, k = a.cols;
+    const int64_t depth = std::min(k, kBlockDepth);
+    float* sums = scratch_c.Floats(std::min(m, kBlockRows) * std::min(n, kBlockCols));
+    float* wide_a = scratch_a.Floats(std::min(m, kBlockRows) * depth);
+    float* wide_b = scratch_b.Floats(std::min(n, kBlockCols) * depth);
+    for (int64_t i = 0; i < m; i += kBlockRows) {
+      const int64_t rows = std::min(kBlockRows, m - i);
+      for (int64_t j = 0; j < n; j += kBlockCols) {
+        const int64_t cols = std::min(kBlockCols, n - j);
+        for (int64_t p = 0; p < k; p += depth) {
+          const int64_t deep = std::min(depth, k - p);
+          Matrix part_a = a.Block(type, i, rows, p, deep);
+          Matrix part_b = b.Block(type, p, deep, j, cols);
+          // If k fits in one block, a is still widened from the first block of columns.
+          const bool widened = j > 0 && k <= depth;
+          part_a = widened ? Like(part_a, wide_a) : WidenLike(part_a, wide_a);
+          part_b = WidenLike(part_b, wide_b);
+          CallGemm(blas.sgemm, part_a, part_b, p == 0 ? 0.0f : 1.0f, sums, cols);
+        }
+        Finish(sums, cols, i, rows, j, cols);
+      }
+    }
+  }
+
+  void InTiles() const {
+    const int64_t m = a.rows, n = b.cols, k = a.cols;
+    const int64_t steps = (k + kTileStep - 1) / kTileStep, deep = steps * kTileStep;
+    auto fitting = [&](int64_t count, int64_t bytes) {
+      const int64_t most = std::max(kTileEdge, bytes / (2 * deep) / kTileEdge * kTileEdge);
+      return std::min(most, (count + kTileEdge - 1) / kTileEdge * kTileEdge);
+    };
+    const int64_t block_rows = fitting(m, kPackedBytesA);
+    const int64_t block_cols = std::min(fitting(n, kPackedBytesB), kPanelCols);
+    char* packed_a = reinterpret_cast<char*>(scratch_a.Floats(block_rows * deep / 2));
+    char* packed_b = reinterpret_cast<char*>(scratch_b.Floats(block_cols * deep / 2));
+    float* sums = scratch_c.Floats(kTileEdge * (block_cols + kTileEdge));
+    float* more = sums + kTileEdge * block_cols;
+    const TileMatrix from_a{a.data, a.row, a.col}, from_b{b.data, b.row, b.col};
+    tiles->begin();
+    for (int64_t i = 0; i < m; i += block_rows) {
+      const int64_t rows = std::min(block_rows, m - i);
+      tiles->pack_a(from_a, i, rows, k, packed_a);
+      for (int64_t j = 0; j < n; j += block_cols) {
+        const int64_t cols = std::min(block_cols, n - j);
+        tiles->pack_b(from_b, j, cols, k, packed_b);
+        for (int64_t r = 0; r < rows; r += kTileEdge) {
+          const int64_t height = std::min(kTileEdge, rows - r);
+          for (int64_t c = 0; c < cols; c += kTileEdge) {
+            const bool two_rows = height > kTileEdge / 2;
+            const char* of_a = packed_a + r * deep * 2;
+            const char* of_b = packed_b + c * deep * 2;
+            tiles->block(of_a, of_b, std::min(steps, kStretchSteps), two_rows, sums + c,
+                         block_cols);
+            for (int64_t p = kStretchSteps; p < steps; p += kStretchSteps) {
+              const int64_t done = p * kTileStep * kTileEdge * 2;
+              tiles->block(of_a + done, of_b + done, std::min(steps - p, kStretchSteps), two_rows,
+                           more, kTileEdge);
+              for (int64_t i = 0; i < (two_rows ? kTileEdge : kTileEdge / 2); ++i) {
+                for (int64_t j = 0; j < kTileEdge; ++j) {
+                  sums[i * block_cols + c + j] += more[i * kTileEdge + j];
+                }
+              }
+            }
+          }
+          Finish(sums, block_cols, i + r, height, j, cols);
+        }
+      }
+    }
+    tiles->end();
+  }
+
+  /*! \brief Return the matrix that results from widening `from` into `to` in memory order. */
+  static Matrix Like(const Matrix& from, float* to) {
+    Matrix result = from;
+    result.data = reinterpret_cast<char*>(to);
+    if (from.plain()) {
+      result.row = from.cols;
+    } else {
+      result.col = from.rows;
+    }
+    return result;
+  }
+
+  Matrix WidenLike(const Matrix& from, float* to) const {
+    const int64_t lines = from.plain() ? from.rows : from.cols;
+    const int64_t length = from.plain() ? from.cols : from.rows;
+    for (int64_t line = 0; line < lines; ++line) {
+      kernels.widen[type](to + line * length, from.data + line * from.ld() * SizeOf(type), length);
+    }
+    return Like(from, to);
+  }
+
+  /*! \brief Widen into rows that are `ld` elements apart, whatever the memory order of `from`. Only
+   *         for few rows. */
+  void WidenTo(const Matrix& from, float* to, int64_t ld) const {
+    if (from.col == 1) {
+      for (int64_t i = 0; i < from.rows; ++i) {
+        kernels.widen[type](to + i * ld, from.data + i * from.row * SizeOf(type), from.cols);
+      }
+      return;
+    }
+    for (int64_t j = 0; j < from.cols; ++j) {
+      for (int64_t i = 0; i < from.rows; ++i) {
+        kernels.widen[type](to + i * ld + j,
+                            from.data + (i * from.row + j * from.col) * SizeOf(type), 1);
+      }
+    }
+  }
+
+  void Float64() const {
+    const int64_t m = a.rows, n = b.cols;
+    double* sums = reinterpret_cast<double*>(target);
+    if (a.cols == 0) {
+      for (int64_t i = 0; i < m; ++i) std::fill_n(sums + i * ld_target, n, 0.0);
+    } else if (m == 1) {
+      // y = transposed(b) x
+      const Matrix w = b.Transposed();
+      const int64_t step = a.col;
+      blas.dgemv(BlasLibrary::kRowMajor, w.plain() ? BlasLibrary::kPlain : BlasLibrary::kTransposed,
+                 w.plain() ? w.rows : w.cols, w.plain() ? w.cols : w.rows, 1.0,
+                 reinterpret_cast<const double*>(w.data), w.ld(),
+                 reinterpret_cast<const double*>(a.data), step, 0.0, sums, 1);
+    } else {
+      CallGemm(blas.dgemm, a, b, 0.0, sums, ld_target);
+    }
+    for (int s = 0; s < num_steps; ++s) Take(steps[s], sums, m, n);
+  }
+
+  void Take(const Step& step, double* sums, int64_t m, int64_t n) const {
+    const double* operand = reinterpret_cast<const double*>(step.operand);
+    for (int64_t i = 0; i < m; ++i) {
+      double* row = sums + i * ld_target;
+      for (int64_t j = 0; j < n; ++j) {
+        const double x = row[j];
+        const int64_t at = i * step.row_stride + j * step.col_stride;
+        switch (step.kind) {
+          case kStepAdd:
+            row[j] = x + operand[at];
+            break;
+          case kStepMultiply:
+            row[j] = x * operand[at];
+            break;
+          case kStepRelu:
+            row[j] = x > 0 ? x : 0;
+            break;
+          case kStepGelu:
+            row[j] = 0.5 * x * std::erfc(-x * 0.70710678118654752440);
+            break;
+          case kStepGeluTanh: {
+            const double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
+            row[j] = x / (1 + std::exp(-2 * u));
+            break;
+          }
+          default:
+            row[j] = x / (1 + std::exp(-x));
+            break;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void RunPiece(const Piece& piece) { PieceRunner(piece).Run(); }
+
+}  // namespace tvm_ipc

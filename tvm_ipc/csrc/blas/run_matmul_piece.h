@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file run_matmul_piece.h
+ * \brief Single-threaded computation of one piece of a matmul: a block of one matrix.
+ */
+#ifndef TVM_IPC_BLAS_RUN_MATMUL_PIECE_H_
+#define TVM_IPC_BLAS_RUN_MATMUL_PIECE_H_
+
+#include <cstdint>
+
+#include "blas/kernels_complementing_blas.h"
+#include "blas/library.h"
+
+namespace tvm_ipc {
+
+inline int64_t SizeOf(FloatType type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
+
+/*! \brief A matrix whose element (i, j) is at `i * row + j * col`; one of `row` and `col` is 1. */
+struct Matrix {
+  const char* data;
+  int64_t rows, cols, row, col;
+  Matrix Block(FloatType type, int64_t i, int64_t rows, int64_t j, int64_t cols) const {
+    return {data + (i * row + j * col) * SizeOf(type), rows, cols, row, col};
+  }
+  Matrix Transposed() const { return {data, cols, rows, col, row}; }
+  bool plain() const { return col == 1; }
+  /*! \brief Return the stride of the rows, or of the columns if the matrix is transposed. */
+  int64_t ld() const { return plain() ? row : col; }
+  /*! \brief Set the strides of dimensions of size 1, which are arbitrary, as a BLAS expects. */
+  void Settle() {
+    if (cols == 1) col = row == 1 ? rows : 1;
+    if (rows == 1) row = col == 1 ? cols : 1;
+  }
+};
+
+/*! \brief target = steps(a b). The operands of the steps begin at the target's first element. */
+struct Piece {
+  const BlasLibrary& blas;
+  FloatType type;  // of a and b
+  FloatType target_type;
+  Matrix a, b;
+  char* target;
+  int64_t ld_target;
+  int num_steps;
+  const Step* steps;
+};
+
+constexpr int kMaxSteps = 8;
+
+void RunPiece(const Piece& piece);
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_BLAS_RUN_MATMUL_PIECE_H_

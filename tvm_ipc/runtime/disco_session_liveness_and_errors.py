@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep the state of Disco's own sessions: processes, shutdown, and errors of the workers."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import logging
+import os
+import time
+from typing import Any, Final
+
+import tvm_ffi
+
+from tvm_ipc import arguments
+from tvm_ipc.errors import RankError, SessionClosedError, WorkerDiedError, WorkerError, causes
+from tvm_ipc.runtime.disco_processes import Worker
+from tvm_ipc.runtime.refuse_calls_from_own_workers import refuse_reentrant
+from tvm_ipc.runtime.start_child_process import describe_exit_code
+
+_log: Final = logging.getLogger("tvm_ipc.session")
+_get_function = tvm_ffi.get_global_func("tvm_ipc.session.get_function")
+_recover = tvm_ffi.get_global_func("tvm_ipc.session.recover")
+_report = tvm_ffi.get_global_func("tvm_ipc.session.report")
+
+GUARD: Final = "tvm_ipc.worker.guard"
+LOOKUP: Final = "tvm_ipc.worker.get_global_func"
+COPY_FROM_HOST: Final = "tvm_ipc.worker.copy_from_host"
+COPY_TO_HOST: Final = "tvm_ipc.worker.copy_to_host"
+_DONE: Final = "tvm_ipc.worker.done"
+_FUNCTIONS: Final = (GUARD, LOOKUP, COPY_FROM_HOST, COPY_TO_HOST, _DONE)
+#: Seconds in which the exit code of a process is known after its pipe has closed.
+_DEATH_SECONDS: Final = 2.0
+
+#: Disco's original functions, by the names of the functions that replace them.
+originals: dict[str, Any] = {}
+
+
+class State:
+    """The state of one session of Disco."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.workers = workers
+        self.owner = os.getpid()
+        self.shut_down = False
+        #: Functions that every worker has; empty before `init_ccl`. The guard catches exceptions of
+        #: the others, and reports them to the session server.
+        self.functions: dict[str, Any] = {}
+        self._tickets = itertools.count(1)
+
+    def exit_codes(self) -> dict[int, int]:
+        """Return the exit codes of the worker processes that have ended."""
+        codes = {worker.worker_id: worker.exit_code() for worker in self.workers}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def _any_ended(self, seconds: float) -> bool:
+        """Return whether a worker process ends within some seconds, or has ended."""
+        deadline = time.monotonic() + seconds
+        while self.workers and not self.exit_codes() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return bool(self.exit_codes())
+
+    def check(self) -> None:
+        """Raise if the session was shut down, or a worker process has died."""
+        if self.shut_down:
+            raise SessionClosedError("the session was shut down")
+        if self.owner != os.getpid():
+            raise SessionClosedError(
+                f"the session is of process {self.owner}, from which this one was forked; open "
+                "one here"
+            )
+        codes = self.exit_codes()
+        if not codes:
+            return
+        dead_ranks = ", ".join(
+            f"rank {rank} (pid {self.workers[rank - 1].pid}, {describe_exit_code(code)})"
+            for rank, code in codes.items()
+        )
+        raise WorkerDiedError(
+            f"{dead_ranks} died; the session is no longer usable: shut it down and open a new one; "
+            "the worker's own output may have details",
+            tuple(codes),
+        )
+
+    def guard(self, session: Any) -> None:
+        """Report exceptions of functions from now on; the workers have joined."""
+        for name in _FUNCTIONS:
+            self.functions[name] = _get_function(session, name)
+
+    def call(self, session: Any, function: Any, *args: Any) -> Any:
+        """Call a function on every worker, where its exceptions are reported."""
+        return originals["SessionCallPacked"](session, 0, 0, self.functions[GUARD], function, *args)
+
+    def wait(self, session: Any, rank: int, native: Any, *args: Any) -> Any:
+        """Call a native function that waits for a worker, and raise the errors reported until then.
+
+        After an error this waits for all workers, and raises their errors too.
+        """
+        expected = f"the rank of a worker, {arguments.ranks_below(session.num_workers)}"
+        arguments.integer("worker_id", rank, expected, 0, session.num_workers - 1)
+        result, errors = self._wait_and_report(session, rank, native, *args)
+        if not errors:
+            return result
+        for rank in range(session.num_workers):
+            sync = originals["SessionSyncWorker"]
+            _, errors = self._wait_and_report(session, rank, sync, session, rank)
+        _recover(session)
+        # Look-ups since the error were skipped, so their results are no functions.
+        getattr(session, "_cache", {}).clear()
+        raise WorkerError(causes(RankError(**error) for error in errors))
+
+    def _wait_and_report(self, session: Any, rank: int, native: Any, *args: Any) -> tuple[Any, Any]:
+        """Call a native function that waits for a worker; return its result and all errors so far.
+
+        The result arrives through Disco's pipe. Errors arrive through the session server, possibly
+        later. The worker reads a ticket before it sends the result, and reports the ticket through
+        the session server after its errors.
+        """
+        if not self.functions:
+            return self._check_answer(native, *args), []
+        ticket = next(self._tickets)
+        done = self.functions[_DONE]
+        originals["SessionCallPacked"](session, 0, 0, done, ticket)
+        result = self._check_answer(native, *args)
+        while True:  # the ticket has been sent
+            report = json.loads(_report(session))
+            if report["done"][rank] >= ticket or rank in report["dead"] + report["left"]:
+                return result, report["errors"]
+            time.sleep(0.0005)
+
+    def _check_answer(self, native: Any, *args: Any) -> Any:
+        """Call a native function that waits for a worker; raise if the worker has died."""
+        result = None
+        try:
+            result = native(*args)
+        except RuntimeError:
+            if not self._any_ended(_DEATH_SECONDS):
+                raise
+            # A death is the cause. It is raised outside of this block, so that Python does not
+            # print both errors.
+            _log.debug("a session of Disco: a worker did not answer", exc_info=True)
+        self.check()  # after a death the result is not the answer
+        return result
+
+
+#: The sessions of this process, by address. The entry of a destroyed session is dropped when its
+#: address is used again, or when its process pool is destroyed.
+_states: dict[int, State] = {}
+
+
+def _address(session: Any) -> int:
+    address: int = session.__chandle__()
+    return address
+
+
+def remember(session: Any, workers: list[Worker]) -> None:
+    """Add a new session and its worker processes."""
+    _states[_address(session)] = State(workers)
+
+
+def forget(workers: list[Worker]) -> None:
+    """Drop the session that had these worker processes."""
+    for address in [a for a, state in _states.items() if state.workers is workers]:
+        del _states[address]
+
+
+def kept_state(session: Any) -> State:
+    """Return the state of a session, which is kept from now on."""
+    return _states.setdefault(_address(session), State([]))
+
+
+def state_of(session: Any) -> State:
+    """Return the state of a session; a new state if none is kept."""
+    return _states.get(_address(session)) or State([])
+
+
+def usable(session: Any) -> State:
+    """Return the state of a session; raise if the session cannot be used."""
+    refuse_reentrant(session)
+    state = state_of(session)
+    state.check()
+    return state
+
+
+def disown() -> None:
+    """Keep the parent's sessions alive in a forked child.
+
+    A destructor would wait for threads that only the parent has.
+    """
+    increase_ref_count = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi()).TVMFFIObjectIncRef
+    for address, state in _states.items():
+        if state.workers:
+            increase_ref_count(ctypes.c_void_p(address))
