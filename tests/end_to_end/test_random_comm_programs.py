@@ -40,6 +40,7 @@ ROUNDS = 3
 STEPS = (4, 8, 16, 24)
 #: Of each world, beside what the option --programs says.
 WORLDS = (1, 2, 3, 4, 5, 6)
+PROGRAMS_OF_SESSION = 40
 
 
 #: Of each program, in the short run.
@@ -126,19 +127,39 @@ def check(
     return [one.verdict for one in report.decisions]
 
 
+class Sessions:
+    """Sessions of some workers, each for some programs: a rank may be in 126 teams of it."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._opened: Any = None
+
+    def of(self, seed: int) -> Any:
+        """Return the session for the program with this seed."""
+        if self._opened is None or seed % PROGRAMS_OF_SESSION == 0:
+            self.close()
+            self._opened = tvm_ipc.Session(self.world, threads=True, timeout=60)
+            self._opened.import_python_module("tests.end_to_end.race_worker")
+        return self._opened
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+
 @pytest.fixture(scope="module", params=WORLDS)
-def session(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with tvm_ipc.Session(request.param, threads=True, timeout=60) as session:
-        session.import_python_module("tests.end_to_end.race_worker")
-        yield session
+def sessions(request: pytest.FixtureRequest) -> Iterator[Sessions]:
+    sessions = Sessions(request.param)
+    yield sessions
+    sessions.close()
 
 
 @pytest.mark.slow
 def test_random_programs(
-    session: Any, delayed: list[tvm.IRModule], request: pytest.FixtureRequest
+    sessions: Sessions, delayed: list[tvm.IRModule], request: pytest.FixtureRequest
 ) -> None:
     count = request.config.getoption("--programs") // len(WORLDS)
-    world = session.num_workers
+    world = sessions.world
     kinds: set[str] = set()
     verdicts: set[str] = set()
     for seed in range(count):
@@ -150,7 +171,7 @@ def test_random_programs(
                 "async_collectives": seed % 3 == 2,
             }
             most = MUTANTS if count < 30 else None
-            verdicts |= {*check(session, program, delayed, most, **options)}
+            verdicts |= {*check(sessions.of(seed), program, delayed, most, **options)}
         except Exception as error:
             pytest.fail(f"program {seed} of {world} ranks: {error}\n{program.module.script()}")
     if count > 30:
@@ -192,10 +213,10 @@ def check_host(
 
 @pytest.mark.slow
 def test_random_host_programs(
-    session: Any, delayed: list[tvm.IRModule], request: pytest.FixtureRequest
+    sessions: Sessions, delayed: list[tvm.IRModule], request: pytest.FixtureRequest
 ) -> None:
     count = request.config.getoption("--programs") // len(WORLDS)
-    world = session.num_workers
+    world = sessions.world
     made_of: set[str] = set()
     outcomes: Counter[Outcome] = Counter()
     for seed in range(count):
@@ -203,7 +224,7 @@ def test_random_host_programs(
         made_of |= program.made_of
         try:
             how = (None, 1 << 30)[seed % 2], MUTANTS if count < 30 else None
-            outcomes += check_host(session, program, delayed, *how)
+            outcomes += check_host(sessions.of(seed), program, delayed, *how)
         except Exception as error:
             pytest.fail(f"program {seed} of {world} ranks: {error}\n{program.module.script()}")
     if count > 30:
