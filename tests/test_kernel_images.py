@@ -26,7 +26,7 @@ target_link_libraries(show PRIVATE tvm_ipc_images)
 SHOW = """
 #include <cstdio>
 
-#include "cuda/images.h"
+#include "cuda/embedded_kernel_images.h"
 
 int main() {
   using namespace tvm_ipc::cuda;
@@ -58,7 +58,7 @@ class Build:
     def __init__(self, root: Path) -> None:
         self.root, self.kernels = root, root / "cuda" / "kernels"
         self.kernels.mkdir(parents=True)
-        for name in ("images.cmake", "images.h"):
+        for name in ("images.cmake", "embedded_kernel_images.h"):
             shutil.copy(CUDA / name, root / "cuda")
         (root / "CMakeLists.txt").write_text(PROJECT)
         (root / "show.cc").write_text(SHOW)

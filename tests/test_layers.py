@@ -129,7 +129,7 @@ NATIVE = {**NATIVE_CORE, **NATIVE_WINGS}
 BACKENDS = ("shm", "mpi", "cuda", "nccl")
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
-    ("engine/progress_engine_ffi.cc", '"tvm_ipc.NodeRing"'),  # the name of a class
+    ("engine/internode_mpi_engine_ffi.cc", '"tvm_ipc.NodeRing"'),  # the name of a class
     (
         "disco/command_queue_and_freed_references.cc",
         '"tvm_ipc.FreedRegisters"',
@@ -387,12 +387,12 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
     users = {str(p.relative_to(CSRC)) for p in native_files() if tvm_header.search(p.read_text())}
     assert {u for u in users if not u.startswith("disco/")} == {
         "register.cc",
-        "constants_as_json.cc",
-        "constants_as_json.h",
+        "constants_repeated_in_python.cc",
+        "constants_repeated_in_python.h",
         "start_session_with_backend.h",
         "blas/matmul_packed_function.cc",
         "blas/matmul_packed_function.h",
-        "engine/progress_engine_ffi.h",
+        "engine/internode_mpi_engine_ffi.h",
     }
     lists = re.findall(
         r"set\(TVM_IPC_\w+_SOURCES([^)]*)\)", (CSRC / "library_targets.cmake").read_text()
@@ -401,11 +401,11 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
     without = {p.name for p in native_files() if p.suffix == ".cc" and native_folder(p) != "disco"}
     with_tvm = {
         "register.cc",
-        "constants_as_json.cc",
+        "constants_repeated_in_python.cc",
         "start_session_with_backend.cc",
         "matmul_packed_function.cc",
     }
-    assert built_without == without - {*with_tvm, "progress_engine_ffi.cc"}
+    assert built_without == without - {*with_tvm, "internode_mpi_engine_ffi.cc"}
 
 
 def test_only_register_names_packed_functions() -> None:
@@ -434,7 +434,7 @@ def test_checks_see_what_they_look_for() -> None:
         "tvm_ipc.runtime.send_commands_and_raise_errors"
         in import_graph()["tvm_ipc.runtime.value_transfer"]
     )
-    assert folder_of("tvm_ipc.spmd.rules.table") == "tvm_ipc.spmd.rules"
+    assert folder_of("tvm_ipc.spmd.rules.operator_rule_table") == "tvm_ipc.spmd.rules"
     assert folder_of("tvm_ipc.transform.report") == "tvm_ipc.transform.report"
     assert python_files()
     assert {native_folder(path) for path in native_files()} == {"", *NATIVE}

@@ -20,7 +20,7 @@ import tvm_ipc
 from tvm_ipc import arguments, comm
 from tvm_ipc.comm import Mesh
 from tvm_ipc.errors import TransformError
-from tvm_ipc.spmd.kv_cache_placements import names_of_caches
+from tvm_ipc.spmd.kv_cache_tensor_placements import names_of_caches
 from tvm_ipc.spmd.pipeline_parallelism.choose_stages import check_stages
 from tvm_ipc.spmd.plan_parser import read_plan
 from tvm_ipc.transform.inline_compiler_functions import _check_recursion

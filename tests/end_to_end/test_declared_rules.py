@@ -19,7 +19,7 @@ from tests.end_to_end.placed_programs import Program, cut, module, put, run, ses
 from tvm_ipc.comm import Mesh, Partial, Shard, place
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd import LowerPlacements, declare_rule
-from tvm_ipc.spmd.rules import table
+from tvm_ipc.spmd.rules import operator_rule_table
 
 MESH = Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1])
 ROWS = {"dp": Shard(0)}
@@ -40,7 +40,7 @@ declare_rule(SCALED, "n k, k -> n, n k", reduced={}, whole="k", zeros=True)
 @pytest.fixture(autouse=True)
 def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rules that a test declares end with it."""
-    monkeypatch.setattr(table, "_DECLARED", dict(table._DECLARED))
+    monkeypatch.setattr(operator_rule_table, "_DECLARED", dict(operator_rule_table._DECLARED))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.end_to_end.placed_programs import Given, compare, cut, put, session_o
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard, place
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd import LowerPlacements
-from tvm_ipc.spmd.rules.table import RULES
+from tvm_ipc.spmd.rules.operator_rule_table import RULES
 
 PAIR = Mesh({"tp": 2})
 MESHES = (Mesh({"dp": 2, "tp": 2}, [2, 0, 3, 1]), Mesh({"tp": 3}))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing the arena, and peers that read what lies in it.
 
-Mirrors arena_allocator.cc `Allocate`, `Grow` and `Trim`, rank.cc `MakeArena` (commit and release
-pages), allreduce.cc `AllReduce` and `Direct` (offsets travel with the step; nothing is exchanged
-when an arena grows). Every rank allocates a block, writes it, shows its offset, reads the blocks of
-its peers, frees its own after the exit step, and gives the pages back. Ranks keep other blocks in
-between, so that the offsets differ from rank to rank and from one time to the next.
+Mirrors arena_allocator.cc `Allocate`, `Grow` and `Trim`, rank_runtime_state.cc `MakeArena` (commit
+and release pages), allreduce.cc `AllReduce` and `Direct` (offsets travel with the step; nothing is
+exchanged when an arena grows). Every rank allocates a block, writes it, shows its offset, reads the
+blocks of its peers, frees its own after the exit step, and gives the pages back. Ranks keep other
+blocks in between, so that the offsets differ from rank to rank and from one time to the next.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """The hubs of two nodes and the controller's: a failure on one node, a recovery, and a round more.
 
 Mirrors core/internode_session_event_relay.cc `TellAborts`, `AskToRecover`, `AnswerRecovery`,
-`Handle` and core/joined_worker_table.cc `HearAbort`, `RecoverNodes`,
+`Handle` and core/worker_status_and_error_table.cc `HearAbort`, `RecoverNodes`,
 `Begin`. A node has one rank.
 
 In a round rank a waits for what rank b has done, or for an abort on its node. In the first round

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank fails at any point of a collective, and the session starts afresh.
 
-Mirrors disco/worker_session_functions.cc `Guard` and disco/error_reports.cc `ReportError`, rank.cc
-`FailSession`, `Abort` and `CheckSession`, wait.cc `WaitFor` (reached comes before aborted),
-session_server.cc `WaitDone` and `Recover`. One rank may
-fail before any of its steps; the others are stopped in their next wait. When all have passed the
-ticket the controller clears the seats and the abort and counts a generation; a rank that sees a
-new generation starts at step 0. The collective after that must be right.
+Mirrors disco/worker_session_functions.cc `Guard` and disco/report_worker_errors.cc `ReportError`,
+rank_runtime_state.cc `FailSession`, `Abort` and `CheckSession`, wait.cc `WaitFor` (reached comes
+before aborted), session_server.cc `WaitDone` and `Recover`. One rank may fail before any of its
+steps; the others are stopped in their next wait. When all have passed the ticket the controller
+clears the seats and the abort and counts a generation; a rank that sees a new generation starts at
+step 0. The collective after that must be right.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def helper(protocol: Protocol | None = None) -> Model:
     """A thread that acts for rank 1 is in a collective of its own team while rank 0 fails.
 
     Mirrors core/rank_runtime_state.cc `Begin` (the mark, then the look at abort, and at the
-    recoveries since the thread began to act) and `Idle`, core/joined_worker_table.cc `Recover`.
-    The worker's own thread of rank 1 has passed its ticket: only the mark says that the helper has
-    still to come out. After the recovery rank 0 does the first step of that team.
+    recoveries since the thread began to act) and `Idle`, core/worker_status_and_error_table.cc
+    `Recover`. The worker's own thread of rank 1 has passed its ticket: only the mark says that the
+    helper has still to come out. After the recovery rank 0 does the first step of that team.
     """
     protocol = protocol or Protocol()
     cells: dict[Hashable, Any] = {

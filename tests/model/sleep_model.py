@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sleeping until a step is published, and being woken.
 
-Mirrors wait.cc `WaitFor` (its loop around FUTEX_WAIT) and `Publish`, and rank.cc `Abort`; a seat
-has two slots, whose sleepers share a counter (shared_memory_layout.h `Seat`). The 20 ms after which
-a sleeper looks again are left out, so a wake-up that is lost is a deadlock. The kernel compares the
-word and lets the caller sleep in one step: that comparison is a sleeper's last look.
+Mirrors wait.cc `WaitFor` (its loop around FUTEX_WAIT) and `Publish`, and rank_runtime_state.cc
+`Abort`; a seat has two slots, whose sleepers share a counter (shared_memory_layout.h `Seat`). The
+20 ms after which a sleeper looks again are left out, so a wake-up that is lost is a deadlock. The
+kernel compares the word and lets the caller sleep in one step: that comparison is a sleeper's last
+look.
 
 A store that is not sequentially consistent stays in the processor's store buffer for a while,
 which is a process of its own. A sleeper's membarrier empties it; without that call the code makes

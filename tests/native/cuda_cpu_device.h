@@ -2,8 +2,8 @@
 /*!
  * \file cuda_cpu_device.h
  * \brief What the CUDA kernels ask of the machine, on a CPU: the counterpart of
- *        cuda/kernels/device.h. Accesses of other ranks' memory are atomics of the same order, so
- *        ThreadSanitizer finds what the kernels leave unordered.
+ *        cuda/kernels/device_intrinsics.h. Accesses of other ranks' memory are atomics of the same
+ * order, so ThreadSanitizer finds what the kernels leave unordered.
  */
 #ifndef TVM_IPC_TESTS_CUDA_CPU_DEVICE_H_
 #define TVM_IPC_TESTS_CUDA_CPU_DEVICE_H_

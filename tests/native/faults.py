@@ -603,7 +603,7 @@ FAULTS = [
     ),
     Fault(
         "a refusal does not end the wait for all",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         """  refusals_.push_back(reason);
   changed_.notify_all();
 """,
@@ -612,14 +612,14 @@ FAULTS = [
     ),
     Fault(
         "a goodbye is taken for a death",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         "  if (member.left) return;\n",
         "",
         "worker_table",
     ),
     Fault(
         "the last frames of a connection that ends are lost",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         """  Frame frame;
   while (member.socket >= 0 && member.incoming.Next(&frame)) Handle""",
         """  Frame frame;
@@ -635,14 +635,14 @@ FAULTS = [
     ),
     Fault(
         "who waits for a rank that died waits on",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         "if (dead) Abort(control_, AbortReason::kDied, RankOf(member));",
         "",
         "worker_table",
     ),
     Fault(
         "the report is read without the lock",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         """SessionReport WorkerTable::Report() {
   std::lock_guard<std::mutex> lock(mutex_);
 """,
@@ -695,14 +695,14 @@ FAULTS = [
     ),
     Fault(
         "an abort of a generation that is over ends the next one",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         "} else if (generation == now) {",
         "} else {",
         "nodes",
     ),
     Fault(
         "an abort of a generation that has not begun here is forgotten",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         "    pending_abort_ = {generation, word, 0};\n",
         "",
         "nodes",
@@ -716,7 +716,7 @@ FAULTS = [
     ),
     Fault(
         "a node speaks of the ranks of others",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         "  if (control_.NodeOf(message.rank) != node) return false;\n  Member",
         "  Member",
         "nodes",
@@ -724,35 +724,35 @@ FAULTS = [
     ),
     Fault(
         "the next generation begins before all nodes have begun",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         "return Answered(recovered_) || ",
         "return true || ",
         "nodes",
     ),
     Fault(
         "who waits for a node that is lost waits on",
-        "core/joined_worker_table.cc",
+        "core/worker_status_and_error_table.cc",
         "  Abort(control_, AbortReason::kNodeLost, node);\n",
         "",
         "nodes",
     ),
     Fault(
         "a link that is silent lives on",
-        "core/internode_control_connection.cc",
+        "core/internode_control_messages_and_heartbeats.cc",
         "if (silence_counts_ && now - received_at_ > times_.silence) {",
         "if (now < received_at_) {",
         "nodes",
     ),
     Fault(
         "a controller that its user stops is lost",
-        "core/internode_control_connection.cc",
+        "core/internode_control_messages_and_heartbeats.cc",
         "watched_by_kernel_ = late && tcp == 0;",
         "watched_by_kernel_ = late && tcp > 0;",
         "nodes",
     ),
     Fault(
         "what is urgent waits for what is large",
-        "core/internode_control_connection.cc",
+        "core/internode_control_messages_and_heartbeats.cc",
         "urgent_.empty() ? ordered_ : urgent_",
         "ordered_.empty() ? urgent_ : ordered_",
         "nodes",
@@ -789,7 +789,7 @@ FAULTS = [
     ),
     Fault(
         "a message of another collective is taken",
-        "core/internode_collective_messages.cc",
+        "core/send_receive_internode_messages.cc",
         "!theirs.Agrees(mine_)",
         "false",
         "internode",

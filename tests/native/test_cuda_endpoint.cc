@@ -21,7 +21,7 @@
 
 #include "core/current_stream_hooks.h"
 #include "core/teams.h"
-#include "cuda/images.h"
+#include "cuda/embedded_kernel_images.h"
 #include "cuda_rounds.h"
 #include "driver/device.h"
 #include "expect.h"

@@ -463,7 +463,7 @@ def test_a_matmul_is_of_the_site_that_gains_more(monkeypatch: pytest.MonkeyPatch
         def choose(workload: Workload, *_: Any, gather: float = seconds) -> Choice:
             return Choice("direct", 2, gather if workload.kind == "allgather" else 1.0, 4.0, "")
 
-        monkeypatch.setattr(tvm_ipc.transform.overlap_communication, "choose", choose)
+        monkeypatch.setattr(tvm_ipc.transform.overlap_communication_with_matmuls, "choose", choose)
         with tvm_ipc.transform.collect_report() as report:
             OverlapCommunication(chunks=2)(between("reduce_scatter"))
         overlapped = [one.subject for one in report.decisions if one.verdict == "in 2 chunks"]

@@ -42,7 +42,8 @@ if "tvm_compiler" in tvm.base._LOADED_LIBS:
 
     from tvm_ipc.comm import legalize as _legalize  # noqa: F401 - registers it
     from tvm_ipc.comm.collective_attrs import CollectiveAttrs
-    from tvm_ipc.comm.collective_functions import (
+    from tvm_ipc.comm.collective_kinds import KINDS, Kind
+    from tvm_ipc.comm.collective_op_constructors import (
         all_to_all,
         allgather,
         allreduce,
@@ -55,7 +56,6 @@ if "tvm_compiler" in tvm.base._LOADED_LIBS:
         send_recv,
         take_shard,
     )
-    from tvm_ipc.comm.collective_kinds import KINDS, Kind
     from tvm_ipc.comm.collective_relax_op import collective
     from tvm_ipc.comm.peer_tensor_call_builders import (
         assemble,

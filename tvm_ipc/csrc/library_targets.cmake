@@ -11,9 +11,9 @@ find_package(Threads REQUIRED)
 set(TVM_IPC_CORE_SOURCES
   admit_workers_to_session.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc worker_socket_to_session_server.cc element_type_and_reduce_kind.cc
   emulated_link.cc internode_request_queue_engine_side.cc exposed_buffers.cc file_descriptor_and_memory_file.cc frame.cc handle_allgather_via_session_server.cc
-  machine_name_and_memory.cc internode_arena_block.cc internode_collective_messages.cc internode_request_queue.cc worker_handshake.cc
-  point_to_point_waits_and_errors.cc internode_control_connection.cc internode_session_event_relay.cc rank_runtime_state.cc session_server.cc
-  current_stream_hooks.cc collective_step_barrier.cc team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc joined_worker_table.cc)
+  machine_name_and_memory.cc internode_arena_block.cc send_receive_internode_messages.cc internode_request_queue.cc worker_handshake.cc
+  point_to_point_waits_and_errors.cc internode_control_messages_and_heartbeats.cc internode_session_event_relay.cc rank_runtime_state.cc session_server.cc
+  current_stream_hooks.cc collective_step_barrier.cc team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc worker_status_and_error_table.cc)
 set(TVM_IPC_SHM_SOURCES
   all_to_all.cc allreduce.cc allreduce_norm.cc endpoint_and_backend.cc argument_checks.cc data_movement_collectives.cc reduce_in_groups_round_once.cc
   point_to_point.cc reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc select_kernels_by_instruction_set.cc reduce_portable.cc
@@ -21,7 +21,7 @@ set(TVM_IPC_SHM_SOURCES
 # What the backends for NVIDIA devices share. The driver is loaded on demand; builds do not need it.
 set(TVM_IPC_DRIVER_SOURCES device.cc cuda_driver_api.cc owned_streams_and_events.cc comm_stream_async_queue.cc)
 set(TVM_IPC_CUDA_SOURCES
-  backend_factory.cc buffer_size_and_overlap_checks.cc endpoint_stream_order_and_launch.cc kernel_errors.cc device_support_report.cc exportable_memory.cc point_to_point.cc modules.cc
+  backend_factory.cc buffer_size_and_overlap_checks.cc cuda_endpoint.cc kernel_errors.cc device_support_report.cc exportable_memory.cc point_to_point.cc modules.cc
   data_movement_collectives.cc host_registration.cc probe_device_pair_sharing.cc reductions.cc map_peer_regions.cc exposed_buffer_peer_copies.cc)
 set(TVM_IPC_NCCL_SOURCES
   endpoint_and_backend.cc data_movement_collectives.cc communicator.cc team_communicators_and_watch_thread.cc in_flight_ops.cc host_barrier_and_agreement.cc
@@ -77,7 +77,7 @@ compile_with(blas/bf16_matmul_amx.cc ${kernel} ${tiles})
 # Sources that are compiled separately even in a unity build: those that define the same names as
 # other sources on purpose, and those that a test replaces with its own build of them.
 set_source_files_properties(
-  ${CMAKE_CURRENT_LIST_DIR}/core/team_barrier.cc ${CMAKE_CURRENT_LIST_DIR}/shm/allreduce.cc
+  ${CMAKE_CURRENT_LIST_DIR}/core/collective_step_barrier.cc ${CMAKE_CURRENT_LIST_DIR}/shm/allreduce.cc
   ${CMAKE_CURRENT_LIST_DIR}/shm/reduce_portable.cc
   PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 

@@ -14,7 +14,7 @@
 
 #include "backends.h"
 #include "blas/matmul_packed_function.h"
-#include "constants_as_json.h"
+#include "constants_repeated_in_python.h"
 #include "core/atfork_descriptors.h"
 #include "core/machine_name_and_memory.h"
 #include "core/redirect_dead_worker_pipes.h"
@@ -29,7 +29,7 @@
 #include "disco/tensor_to_buffer.h"
 #include "disco/typed_to_packed_function.h"
 #include "disco/worker_session_functions.h"
-#include "engine/progress_engine_ffi.h"
+#include "engine/internode_mpi_engine_ffi.h"
 #include "start_session_with_backend.h"
 
 namespace tvm_ipc {

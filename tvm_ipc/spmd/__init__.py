@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tvm_ipc.spmd.parallelize_model import parallelize
     from tvm_ipc.spmd.parallelize_result import Parallelized
     from tvm_ipc.spmd.parameter_shard_spec import ShardSpec
-    from tvm_ipc.spmd.rules.table import declare_rule
+    from tvm_ipc.spmd.rules.operator_rule_table import declare_rule
 
 __all__ = ["LowerPlacements", "Parallelized", "ShardSpec", "declare_rule", "parallelize"]
 

@@ -24,9 +24,9 @@ from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.spmd.rules.axis_label_rule import Refusal
 from tvm_ipc.spmd.rules.data_movement import slices_of
 from tvm_ipc.spmd.rules.operation import Operation, axis_of, operation_of, same
+from tvm_ipc.spmd.rules.operator_rule_table import rule_of
 from tvm_ipc.spmd.rules.reshape import RULES as RESHAPES
 from tvm_ipc.spmd.rules.reshape import groups_of
-from tvm_ipc.spmd.rules.table import rule_of
 
 #: An axis of a tensor: a variable or the name of a weight, the path in a tuple, the axis.
 Node: TypeAlias = tuple[Any, tuple[int, ...], int]

@@ -20,7 +20,7 @@ from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.spmd.auto_plan import Program, choose_mesh_axis, find_plan
 from tvm_ipc.spmd.axis_relation_graph import Axes
-from tvm_ipc.spmd.kv_cache_placements import Caches, names_of_caches
+from tvm_ipc.spmd.kv_cache_tensor_placements import Caches, names_of_caches
 from tvm_ipc.spmd.model_parameters_and_uses import (
     Functions,
     Parameters,

@@ -45,7 +45,7 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
 )
 from tvm_ipc.spmd.rules.decompose_along_sharded_axis import decompose
 from tvm_ipc.spmd.rules.operation import operation_of, short_name
-from tvm_ipc.spmd.rules.table import rule_of
+from tvm_ipc.spmd.rules.operator_rule_table import rule_of
 
 #: The operator that specifies the placement of a tensor.
 PLACE: Final = tvm.ir.Op.get(NAME)

@@ -21,9 +21,9 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 from tvm_ipc.spmd.axis_relation_graph import Tensor, tensors_of
 from tvm_ipc.spmd.rules.axis_label_rule import Labels, Refusal, Rule
 from tvm_ipc.spmd.rules.operation import Operation, axis_of, operation_of
+from tvm_ipc.spmd.rules.operator_rule_table import rule_of
 from tvm_ipc.spmd.rules.reshape import RULES as RESHAPES
 from tvm_ipc.spmd.rules.reshape import groups_of
-from tvm_ipc.spmd.rules.table import rule_of
 from tvm_ipc.spmd.weight_placements_of_styles import Matmul
 
 #: By axis of a tensor, the axes of the parameter that it consists of.

@@ -8,10 +8,11 @@ so that their result does not depend on the functions and devices of the machine
 import tvm_ffi
 
 from tvm_ipc.errors import TransformError
+from tvm_ipc.transform.apply_tvm_fusion_where_supported import FuseSupported
 from tvm_ipc.transform.async_collectives import AsyncCollectives
 from tvm_ipc.transform.byoc.check_compiler_results import Compiled, CompileError, compile_each
 from tvm_ipc.transform.byoc.extern_declaration import script
-from tvm_ipc.transform.byoc.outlined_function_symbols import (
+from tvm_ipc.transform.byoc.outlined_function_symbol_policies import (
     ExistingGlobalSymbols,
     FreshGlobalSymbols,
     GlobalSymbolCache,
@@ -21,7 +22,6 @@ from tvm_ipc.transform.convert_from_and_to_ccl import ConvertFromCCL, ConvertToC
 from tvm_ipc.transform.elide_concat_copies import ElideConcatCopies
 from tvm_ipc.transform.erase_memory_scopes import EraseMemoryScopes
 from tvm_ipc.transform.fuse_allreduce_epilogue import FuseAllReduceEpilogue
-from tvm_ipc.transform.fuse_supported_functions import FuseSupported
 from tvm_ipc.transform.inline_compiler_functions import InlineCompilerFunctions
 from tvm_ipc.transform.ipc_allreduce_rewrite import IPCAllReduceRewrite
 from tvm_ipc.transform.legalize_equal_calls_once import LegalizeOps
@@ -31,7 +31,7 @@ from tvm_ipc.transform.lower_offset_alloc_tensor import LowerPackedAllocTensor
 from tvm_ipc.transform.mark_compiler_functions_as_extern import MarkCompilerFunctionsAsExtern
 from tvm_ipc.transform.memory_scopes import ANY, RESULT, ScopeRegistry, demand_scope, register_scope
 from tvm_ipc.transform.outline_compiler_functions import OutlineCompilerFunctions
-from tvm_ipc.transform.overlap_communication import OverlapCommunication
+from tvm_ipc.transform.overlap_communication_with_matmuls import OverlapCommunication
 from tvm_ipc.transform.pipeline_all_gather import PipelineAllGather
 from tvm_ipc.transform.plan_memory_scopes import PlanMemoryScopes
 from tvm_ipc.transform.report import Report, collect_report

@@ -23,7 +23,7 @@ from tvm_ipc.transform.byoc.nested_relax_functions import (
     used_functions,
     used_global_vars,
 )
-from tvm_ipc.transform.byoc.outlined_function_symbols import FreshGlobalSymbols
+from tvm_ipc.transform.byoc.outlined_function_symbol_policies import FreshGlobalSymbols
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 

@@ -20,7 +20,7 @@ from tvm_ipc.transform.byoc.nested_relax_functions import (
     contains_literal,
     is_for,
 )
-from tvm_ipc.transform.byoc.outlined_function_symbols import (
+from tvm_ipc.transform.byoc.outlined_function_symbol_policies import (
     GLOBAL_SYMBOL,
     ExistingGlobalSymbols,
     FreshGlobalSymbols,

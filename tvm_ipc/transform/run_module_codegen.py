@@ -26,7 +26,7 @@ from tvm_ipc.transform.byoc.check_compiler_results import (
     to_declare,
 )
 from tvm_ipc.transform.byoc.nested_relax_functions import is_for, used_functions, used_global_vars
-from tvm_ipc.transform.byoc.outlined_function_symbols import (
+from tvm_ipc.transform.byoc.outlined_function_symbol_policies import (
     GLOBAL_SYMBOL,
     GlobalSymbolCache,
     Names,

@@ -20,18 +20,6 @@ from tvm_ipc.packed_functions.program_function_declarations import (
 from tvm_ipc.verify import known_calls
 from tvm_ipc.verify.access_checker import AccessChecker
 from tvm_ipc.verify.allocation_bounds_check import Allocations, item_bytes, text_of
-from tvm_ipc.verify.buffers import (
-    NOTHING,
-    Buffer,
-    Leaf,
-    Memory,
-    Storage,
-    Value,
-    leaves,
-    objects,
-    storage_of,
-)
-from tvm_ipc.verify.function_memory_effects import CallMapping, Summary
 from tvm_ipc.verify.hazard_types_and_messages import HazardKind, HazardReporter
 from tvm_ipc.verify.known_calls import KnownCall
 from tvm_ipc.verify.memory_state import MemoryState, Pending
@@ -49,6 +37,18 @@ from tvm_ipc.verify.relax_as_plain_statements import (
     Sequence,
     Statement,
     Statements,
+)
+from tvm_ipc.verify.relax_function_effect_summary import CallMapping, Summary
+from tvm_ipc.verify.storage_and_buffer_types import (
+    NOTHING,
+    Buffer,
+    Leaf,
+    Memory,
+    Storage,
+    Value,
+    leaves,
+    objects,
+    storage_of,
 )
 
 

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 from tvm_ipc.packed_functions import IPC_MEMORY, AnyTeam
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
-from tvm_ipc.verify.buffers import (
+from tvm_ipc.verify.hazard_types_and_messages import HazardKind, HazardReporter
+from tvm_ipc.verify.known_calls import KnownCall, constant
+from tvm_ipc.verify.memory_state import InFlight, MemoryState, Overwrite, Pending, has_synced
+from tvm_ipc.verify.relax_as_plain_statements import Statement
+from tvm_ipc.verify.relax_function_effect_summary import Access, Summary
+from tvm_ipc.verify.storage_and_buffer_types import (
     NOTHING,
     Buffer,
     Leaf,
@@ -18,11 +23,6 @@ from tvm_ipc.verify.buffers import (
     objects,
     storage_of,
 )
-from tvm_ipc.verify.function_memory_effects import Access, Summary
-from tvm_ipc.verify.hazard_types_and_messages import HazardKind, HazardReporter
-from tvm_ipc.verify.known_calls import KnownCall, constant
-from tvm_ipc.verify.memory_state import InFlight, MemoryState, Overwrite, Pending, has_synced
-from tvm_ipc.verify.relax_as_plain_statements import Statement
 from tvm_ipc.verify.symbolic_inequalities import Example, Extents
 
 

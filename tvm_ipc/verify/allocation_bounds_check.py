@@ -13,9 +13,9 @@ from tvm import relax, tirx
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.polynomials import Number
 from tvm_ipc.verify.access_checker import AccessChecker
-from tvm_ipc.verify.buffers import Buffer, Storage, Value, objects, storage_of
 from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 from tvm_ipc.verify.relax_as_plain_statements import Argument, Statement, Statements
+from tvm_ipc.verify.storage_and_buffer_types import Buffer, Storage, Value, objects, storage_of
 from tvm_ipc.verify.symbolic_inequalities import Assumptions, Extents
 
 #: The begin and the end of a tensor (None: unknown), and the numbers that its existence implies

@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_ipc.packed_functions import AnyTeam, Team
-from tvm_ipc.verify.buffers import Buffer, Memory, Storage, ValidBuffers, Value, objects, storage_of
 from tvm_ipc.verify.relax_as_plain_statements import Statement
+from tvm_ipc.verify.storage_and_buffer_types import (
+    Buffer,
+    Memory,
+    Storage,
+    ValidBuffers,
+    Value,
+    objects,
+    storage_of,
+)
 from tvm_ipc.verify.symbolic_inequalities import Example
 
 

@@ -11,10 +11,10 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.packed_functions import MAX_WORKERS
-from tvm_ipc.verify.function_memory_effects import Summary
 from tvm_ipc.verify.hazard_types_and_messages import Hazard, UselessOverlap
 from tvm_ipc.verify.primfunc_written_parameters import written_parameters
 from tvm_ipc.verify.relax_as_plain_statements import Statements
+from tvm_ipc.verify.relax_function_effect_summary import Summary
 from tvm_ipc.verify.symbolic_inequalities import Extents
 
 

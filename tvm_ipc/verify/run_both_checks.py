@@ -8,10 +8,10 @@ import tvm
 from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.verify.abstract_memory_interpreter import Interpreter
 from tvm_ipc.verify.communication_order_check import DivergenceCheck
-from tvm_ipc.verify.function_memory_effects import Summary
 from tvm_ipc.verify.hazard_types_and_messages import Hazard, UselessOverlap
 from tvm_ipc.verify.module_functions_and_summary_cache import Module
 from tvm_ipc.verify.per_rank_and_uniform_values import RankModel
+from tvm_ipc.verify.relax_function_effect_summary import Summary
 
 
 def find_hazards(

@@ -78,7 +78,8 @@ struct BlasKernels {
                  int num_steps, char* target, FloatType type, int64_t ld_target);
 };
 
-// ---- bfloat16 matmuls (kernels_amx.cc, kernels_avx512bf16.cc) --------------------------------
+// ---- bfloat16 matmuls (bf16_matmul_amx.cc, bf16_matmul_avx512bf16.cc)
+// --------------------------------
 
 constexpr int64_t kTileStep = 32;  // elements of k
 constexpr int64_t kTileEdge = 32;  // rows of a block, columns of a panel

@@ -7,9 +7,9 @@
  * Memory bandwidth limits matmuls of few rows (a decoder's next token), because every weight is
  * used once per row. The kernels of kernels_axpy_along_n.h read each weight once for up to four
  * rows, and read 16-bit weights without widening them in memory. Other bfloat16 matmuls use tile
- * registers (kernels_amx.cc) where the processor has them, or vectors that multiply pairs
- * (kernels_avx512bf16.cc). The BLAS does the rest: float32 and float64 in place, 16-bit floats in
- * blocks that are widened into scratch memory and summed over k there.
+ * registers (bf16_matmul_amx.cc) where the processor has them, or vectors that multiply pairs
+ * (bf16_matmul_avx512bf16.cc). The BLAS does the rest: float32 and float64 in place, 16-bit floats
+ * in blocks that are widened into scratch memory and summed over k there.
  */
 #include "blas/run_matmul_piece.h"
 

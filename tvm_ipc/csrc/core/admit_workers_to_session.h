@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "core/file_descriptor_and_memory_file.h"
-#include "core/joined_worker_table.h"
 #include "core/shared_memory_layout.h"
 #include "core/worker_handshake.h"
+#include "core/worker_status_and_error_table.h"
 
 namespace tvm_ipc {
 

@@ -45,7 +45,7 @@ enum class FrameType : uint32_t {
   kWelcome = 9,
   /*! \brief From the server: why the worker is refused. */
   kRefusal = 10,
-  // Between the session servers of several nodes (internode_control_connection.h):
+  // Between the session servers of several nodes (internode_control_messages_and_heartbeats.h):
   /*! \brief A piece of a NodeMessage, which others follow. */
   kPiece = 11,
   /*! \brief The last or only piece of a NodeMessage. */

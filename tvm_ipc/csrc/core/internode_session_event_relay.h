@@ -5,8 +5,8 @@
  * link to the controller's, and events on one node reach all nodes.
  *
  * A node forwards the events of its ranks: joins, progress, errors, values, departures, deaths. The
- * controller's worker table covers all ranks (joined_worker_table.h). An abort goes from its
- * node to the controller and from there to all nodes, ahead of all other messages, with the
+ * controller's worker table covers all ranks (worker_status_and_error_table.h). An abort goes from
+ * its node to the controller and from there to all nodes, ahead of all other messages, with the
  * generation that it ends. An abort of a past generation is ignored; an abort of a generation that
  * has not begun on the receiving node waits until it has. For a recovery the controller sends a
  * request to all nodes, and each answers when its ranks are idle and it has begun the next
@@ -34,9 +34,9 @@
 #include <vector>
 
 #include "core/file_descriptor_and_memory_file.h"
-#include "core/internode_control_connection.h"
-#include "core/joined_worker_table.h"
+#include "core/internode_control_messages_and_heartbeats.h"
 #include "core/shared_memory_layout.h"
+#include "core/worker_status_and_error_table.h"
 
 namespace tvm_ipc {
 

@@ -2,7 +2,8 @@
 /*!
  * \file session_server.h
  * \brief The controller's side of a session: creates the shared memory, admits the workers
- *        (admit_workers_to_session.h), and then receives their messages (joined_worker_table.h).
+ *        (admit_workers_to_session.h), and then receives their messages
+ * (worker_status_and_error_table.h).
  *
  * It has its own thread, so that a death is noticed whatever the controller or a rank waits for. A
  * death marks the session as aborted, which ends every rank's wait.
@@ -20,10 +21,10 @@
 #include "core/admit_workers_to_session.h"
 #include "core/communication_backend.h"
 #include "core/file_descriptor_and_memory_file.h"
-#include "core/internode_control_connection.h"
+#include "core/internode_control_messages_and_heartbeats.h"
 #include "core/internode_session_event_relay.h"
-#include "core/joined_worker_table.h"
 #include "core/shared_memory_layout.h"
+#include "core/worker_status_and_error_table.h"
 
 namespace tvm_ipc {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/cuda_endpoint.h"
 #include "cuda/device_support_report.h"
-#include "cuda/endpoint_stream_order_and_launch.h"
 #include "cuda/probe_device_pair_sharing.h"
 
 namespace tvm_ipc {

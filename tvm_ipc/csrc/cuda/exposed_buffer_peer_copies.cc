@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "core/exposed_buffers.h"
-#include "cuda/endpoint_stream_order_and_launch.h"
+#include "cuda/cuda_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The library tvm_ipc_images: kernels/*.cu compiled for each target, with the table of images.h.
+# The library tvm_ipc_images: kernels/*.cu compiled for each target, with the table of embedded_kernel_images.h.
 # Unchanged sources are not compiled again.
 option(TVM_IPC_CUDA "Compile the CUDA kernels; wants NVRTC of the wheel nvidia-cuda-nvrtc" OFF)
 # Machine code for Ampere, Hopper and both Blackwells, and PTX for devices that are none of these.
@@ -66,7 +66,7 @@ function(compile_kernels table)
   endforeach()
   file(CONFIGURE OUTPUT ${table} @ONLY CONTENT [[
 // Written by cuda/images.cmake.
-#include "cuda/images.h"
+#include "cuda/embedded_kernel_images.h"
 
 #define BYTES(number, path)                                                  \
   extern "C" __attribute__((visibility("hidden"))) const uint8_t image##number[], end##number[]; \

@@ -12,7 +12,7 @@
 
 #include "core/collective_step_barrier.h"
 #include "core/point_to_point_waits_and_errors.h"
-#include "cuda/endpoint_stream_order_and_launch.h"
+#include "cuda/cuda_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

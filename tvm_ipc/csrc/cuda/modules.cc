@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "cuda/images.h"
+#include "cuda/embedded_kernel_images.h"
 
 namespace tvm_ipc::cuda {
 

@@ -11,8 +11,8 @@
 #include "core/thread_signals.h"
 #include "core/worker_handshake.h"
 #include "cuda/backend_factory.h"
+#include "cuda/cuda_endpoint.h"
 #include "cuda/device_support_report.h"
-#include "cuda/endpoint_stream_order_and_launch.h"
 
 namespace tvm_ipc::cuda {
 

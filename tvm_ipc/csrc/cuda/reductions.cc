@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "cuda/buffer_size_and_overlap_checks.h"
-#include "cuda/endpoint_stream_order_and_launch.h"
+#include "cuda/cuda_endpoint.h"
 
 namespace tvm_ipc::cuda {
 

@@ -2,12 +2,12 @@
 /*!
  * \file internode_team_local_barrier.h
  * \brief One operation of a team of several nodes, seen from a member: the barrier of the members
- * on this node. Messages to other nodes are in core/internode_collective_messages.h.
+ * on this node. Messages to other nodes are in core/send_receive_internode_messages.h.
  */
 #ifndef TVM_IPC_MPI_INTERNODE_TEAM_LOCAL_BARRIER_H_
 #define TVM_IPC_MPI_INTERNODE_TEAM_LOCAL_BARRIER_H_
 
-#include "core/internode_collective_messages.h"
+#include "core/send_receive_internode_messages.h"
 #include "core/team_members_by_node.h"
 #include "shm/team_operation.h"
 

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "core/collective_step_barrier.h"
-#include "core/internode_collective_messages.h"
+#include "core/send_receive_internode_messages.h"
 
 namespace tvm_ipc::nccl {
 

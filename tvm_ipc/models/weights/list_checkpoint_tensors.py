@@ -8,7 +8,7 @@ from typing import Final
 
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights import safetensors_header, tvmjs_index
+from tvm_ipc.models.weights import read_tvmjs_index, safetensors_header
 from tvm_ipc.models.weights.read_json_index import read_json_file, read_prefix, sibling_file
 from tvm_ipc.models.weights.tensor_in_file import FileTensor
 
@@ -47,7 +47,7 @@ def read_checkpoint(path: Path) -> dict[str, FileTensor]:
             )
         if candidates:
             return _read_file(path / candidates[0])
-    for name in tvmjs_index.NAMES:
+    for name in read_tvmjs_index.NAMES:
         if name in names:
             return _read_file(path / name)
     pickles = [name for name in names if name.endswith(_PICKLES)]
@@ -55,7 +55,7 @@ def read_checkpoint(path: Path) -> dict[str, FileTensor]:
         raise WeightsError(_pickle_message(path / pickles[0]))
     raise WeightsError(
         f"{path} has no weights: there is no {_WHOLE}, no model{_INDEX}, and no "
-        f"{tvmjs_index.NAMES[0]}"
+        f"{read_tvmjs_index.NAMES[0]}"
     )
 
 
@@ -63,7 +63,7 @@ def _read_file(path: Path) -> dict[str, FileTensor]:
     if path.name.endswith(_INDEX):
         return _read_index(path)
     if path.name.endswith(".json"):
-        return tvmjs_index.read_tensors(path)
+        return read_tvmjs_index.read_tensors(path)
     if path.name.endswith(_PICKLES):
         read_prefix(path, 0)  # raises if the file is missing
         raise WeightsError(_pickle_message(path))

@@ -41,7 +41,7 @@ from tvm import relax, tirx
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc.analysis.walk_and_rewrite_bindings import typed
-from tvm_ipc.comm.collective_functions import send_recv
+from tvm_ipc.comm.collective_op_constructors import send_recv
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.program_function_declarations import RUN_BY, WORKER_RANK

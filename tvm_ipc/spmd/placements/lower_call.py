@@ -33,7 +33,7 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
 )
 from tvm_ipc.spmd.rules.decompose_along_sharded_axis import decompose
 from tvm_ipc.spmd.rules.operation import callee_of, format_callee, operation_of, short_name
-from tvm_ipc.spmd.rules.table import rule_of
+from tvm_ipc.spmd.rules.operator_rule_table import rule_of
 
 #: The neutral element of each reduction.
 _NEUTRAL: Final = {"sum": 0, "prod": 1, "max": -np.inf, "min": np.inf}

@@ -7,8 +7,8 @@
     P to R           allreduce
     P to S[a]        reduce_scatter
 
-Steps that make the tensor smaller come first. `reorder_axis_around_collectives` handles shards that
-are not consecutive.
+Steps that make the tensor smaller come first. `reorder_indices_within_sharded_axis` handles shards
+that are not consecutive.
 """
 
 from __future__ import annotations

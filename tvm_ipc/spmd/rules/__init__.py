@@ -15,5 +15,5 @@ gather_scatter                 operators that take or write elements by index
 sort_and_scan                  sort, scan, and the index of an extremum
 convolution_pooling_resize     convolutions, pooling and resizing
 decompose_along_sharded_axis   operators as several simpler ones, for axes that are sharded
-table                          the rule of each operator, and rules that users declare
+operator_rule_table            the rule of each operator, and rules that users declare
 """

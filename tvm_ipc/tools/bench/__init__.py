@@ -2,7 +2,7 @@
 """`tvm-ipc bench`: measure collectives, and how much communication overlap hides.
 
 options                    the command line
-measure_calibrate_compare  the three modes of the command
+measure_calibrate_overlap  the three modes of the command
 timing_session             a session that times its workers
 worker_timing_functions    the code that runs in workers
 collective_times           collectives by size
@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
         terminal.print_err(f"tvm-ipc bench: {error} (see tvm-ipc bench --help)")
         return 2
     terminal.load_tvm()
-    from tvm_ipc.tools.bench import measure_calibrate_compare
+    from tvm_ipc.tools.bench import measure_calibrate_overlap
 
     if isinstance(options, MeasureOptions):
-        return measure_calibrate_compare.measure(options)
+        return measure_calibrate_overlap.measure(options)
     if isinstance(options, CalibrateOptions):
-        return measure_calibrate_compare.calibrate(options)
-    return measure_calibrate_compare.compare(options)
+        return measure_calibrate_overlap.calibrate(options)
+    return measure_calibrate_overlap.compare(options)

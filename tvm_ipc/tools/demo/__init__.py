@@ -13,7 +13,7 @@ compile_model                 compilation with the pipeline
 gpu_assignment                the GPU of each worker, and checks
 generate                      generation of tokens
 step_printer                  progress and results
-speed_table                   the speed of each run
+format_speed_table            the speed of each run
 compare_worker_counts         all steps, and the comparison of their results
 """
 

@@ -22,7 +22,7 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.runtime import shared_libraries
-from tvm_ipc.tools.demo import gpu_assignment, speed_table, weights
+from tvm_ipc.tools.demo import format_speed_table, gpu_assignment, weights
 from tvm_ipc.tools.demo.compile_model import Decisions, compile_model, decisions, target_name
 from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
 from tvm_ipc.tools.demo.generate import Generation, Generator, Weight
@@ -101,8 +101,8 @@ def run_demo(options: Options, report: Report) -> int:
     _print_speed(report, options, _rows(options, runs, variants, of_variants))
     on_all_cores = runs[1].on_all_cores
     if on_all_cores is not None and not _is_same(options, generations[1], on_all_cores):
-        text = speed_table.label(options, 1, this_machine.available_cores())
-        report.line("", f"WRONG: {text} differs from {speed_table.label(options, 1)}")
+        text = format_speed_table.label(options, 1, this_machine.available_cores())
+        report.line("", f"WRONG: {text} differs from {format_speed_table.label(options, 1)}")
         correct = False
     for variant, generation in zip(variants, of_variants, strict=True):
         reference = generations[variant.workers]
@@ -390,22 +390,22 @@ def _rows(
     runs: dict[int, _Run],
     variants: Sequence[_Variant],
     of_variants: Sequence[Generation],
-) -> list[speed_table.Row]:
+) -> list[format_speed_table.Row]:
     """Return the rows of the table of speeds."""
     rows = []
     for n, run in runs.items():
-        rows.append(speed_table.Row(speed_table.label(options, n), run.generation))
+        rows.append(format_speed_table.Row(format_speed_table.label(options, n), run.generation))
         if run.on_all_cores is not None:
-            text = speed_table.label(options, n, this_machine.available_cores())
-            rows.append(speed_table.Row(text, run.on_all_cores))
+            text = format_speed_table.label(options, n, this_machine.available_cores())
+            rows.append(format_speed_table.Row(text, run.on_all_cores))
     for variant, generation in zip(variants, of_variants, strict=True):
-        text = f"{speed_table.label(options, variant.workers)}, {variant.label}"
-        rows.append(speed_table.Row(text, generation))
+        text = f"{format_speed_table.label(options, variant.workers)}, {variant.label}"
+        rows.append(format_speed_table.Row(text, generation))
     return rows
 
 
-def _print_speed(report: Report, options: Options, rows: Sequence[speed_table.Row]) -> None:
-    report.table("speed", speed_table.lines(options, rows))
+def _print_speed(report: Report, options: Options, rows: Sequence[format_speed_table.Row]) -> None:
+    report.table("speed", format_speed_table.lines(options, rows))
     most, cores = options.workers[-1], this_machine.available_cores()
     if options.on_gpus:
         names = gpu_assignment.names()

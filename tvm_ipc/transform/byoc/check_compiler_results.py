@@ -17,7 +17,7 @@ from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern_declaration import Extern, declare, read
 from tvm_ipc.transform.byoc.nested_relax_functions import compiler_of
-from tvm_ipc.transform.byoc.outlined_function_symbols import own_symbol
+from tvm_ipc.transform.byoc.outlined_function_symbol_policies import own_symbol
 
 
 @dataclass(frozen=True, eq=False)

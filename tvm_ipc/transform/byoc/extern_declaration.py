@@ -30,7 +30,7 @@ from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.byoc.outlined_function_symbols import own_symbol
+from tvm_ipc.transform.byoc.outlined_function_symbol_policies import own_symbol
 
 EXTERN = "tvm_ipc.extern"
 ARGUMENT_SCOPES = "tvm_ipc.argument_scopes"

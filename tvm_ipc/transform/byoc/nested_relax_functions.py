@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
-from tvm_ipc.transform.byoc.outlined_function_symbols import GLOBAL_SYMBOL
+from tvm_ipc.transform.byoc.outlined_function_symbol_policies import GLOBAL_SYMBOL
 
 CODEGEN = "Codegen"
 COMPOSITE = "Composite"

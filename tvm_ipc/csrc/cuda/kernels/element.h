@@ -6,7 +6,7 @@
 #ifndef TVM_IPC_CUDA_KERNELS_ELEMENT_H_
 #define TVM_IPC_CUDA_KERNELS_ELEMENT_H_
 
-#include "cuda/kernels/device.h"
+#include "cuda/kernels/device_intrinsics.h"
 
 namespace tvm_ipc {
 namespace kernels {

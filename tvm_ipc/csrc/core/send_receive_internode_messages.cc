@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file internode_collective_messages.cc */
-#include "core/internode_collective_messages.h"
+/*! \file send_receive_internode_messages.cc */
+#include "core/send_receive_internode_messages.h"
 
 #include <cstring>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file progress_engine_ffi.cc */
-#include "engine/progress_engine_ffi.h"
+/*! \file internode_mpi_engine_ffi.cc */
+#include "engine/internode_mpi_engine_ffi.h"
 
 #include <atomic>
 #include <memory>

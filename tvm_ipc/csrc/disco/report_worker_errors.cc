@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file error_reports.cc
+ * \file report_worker_errors.cc
  * \brief Reports the errors of a worker to its session.
  */
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file internode_control_connection.h
+ * \file internode_control_messages_and_heartbeats.h
  * \brief The connection between a node's session server and the controller's: messages in both
  *        directions, and heartbeats.
  *
@@ -8,8 +8,8 @@
  * blocks in it. Large messages are sent in pieces, so that short urgent ones can overtake them. All
  * others arrive in the order in which they were sent.
  */
-#ifndef TVM_IPC_CORE_INTERNODE_CONTROL_CONNECTION_H_
-#define TVM_IPC_CORE_INTERNODE_CONTROL_CONNECTION_H_
+#ifndef TVM_IPC_CORE_INTERNODE_CONTROL_MESSAGES_AND_HEARTBEATS_H_
+#define TVM_IPC_CORE_INTERNODE_CONTROL_MESSAGES_AND_HEARTBEATS_H_
 
 #include <poll.h>
 
@@ -107,4 +107,4 @@ class NodeLink {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_INTERNODE_CONTROL_CONNECTION_H_
+#endif  // TVM_IPC_CORE_INTERNODE_CONTROL_MESSAGES_AND_HEARTBEATS_H_

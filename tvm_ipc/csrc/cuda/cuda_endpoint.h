@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file endpoint_stream_order_and_launch.h
+ * \file cuda_endpoint.h
  * \brief The endpoint of a rank with a CUDA device. It checks operations, launches kernels on the
  *        program's stream, and throws the errors that the kernels report.
  *
@@ -14,8 +14,8 @@
  * while operations are on it, because only their events are used later. A stream that is being
  * captured for a CUDA graph does not wait: the program defines the order of replays.
  */
-#ifndef TVM_IPC_CUDA_ENDPOINT_STREAM_ORDER_AND_LAUNCH_H_
-#define TVM_IPC_CUDA_ENDPOINT_STREAM_ORDER_AND_LAUNCH_H_
+#ifndef TVM_IPC_CUDA_CUDA_ENDPOINT_H_
+#define TVM_IPC_CUDA_CUDA_ENDPOINT_H_
 
 #include <atomic>
 #include <cstdint>
@@ -285,4 +285,4 @@ kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_
                              const Member* member);
 
 }  // namespace tvm_ipc::cuda
-#endif  // TVM_IPC_CUDA_ENDPOINT_STREAM_ORDER_AND_LAUNCH_H_
+#endif  // TVM_IPC_CUDA_CUDA_ENDPOINT_H_

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file constants_as_json.h
+ * \file constants_repeated_in_python.h
  * \brief The constants that `tvm_ipc/packed_functions/constants_shared_with_native_library.py`
  * repeats in Python.
  */
-#ifndef TVM_IPC_CONSTANTS_AS_JSON_H_
-#define TVM_IPC_CONSTANTS_AS_JSON_H_
+#ifndef TVM_IPC_CONSTANTS_REPEATED_IN_PYTHON_H_
+#define TVM_IPC_CONSTANTS_REPEATED_IN_PYTHON_H_
 
 #include <tvm/ffi/string.h>
 
@@ -16,4 +16,4 @@ namespace tvm_ipc {
 tvm::ffi::String Numbers();
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CONSTANTS_AS_JSON_H_
+#endif  // TVM_IPC_CONSTANTS_REPEATED_IN_PYTHON_H_

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from tvm_ipc.analysis.polynomials import Number
 from tvm_ipc.packed_functions import AnyTeam
-from tvm_ipc.verify.buffers import (
+from tvm_ipc.verify.memory_state import Pending
+from tvm_ipc.verify.relax_as_plain_statements import Statement
+from tvm_ipc.verify.storage_and_buffer_types import (
     NOTHING,
     Buffer,
     Leaf,
@@ -17,8 +19,6 @@ from tvm_ipc.verify.buffers import (
     objects,
     storage_of,
 )
-from tvm_ipc.verify.memory_state import Pending
-from tvm_ipc.verify.relax_as_plain_statements import Statement
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file joined_worker_table.h
+ * \file worker_status_and_error_table.h
  * \brief The workers that have joined a session: which are alive, their progress, the errors they
  *        report, the values they send, and the handles they exchange.
  *
  * The session server's thread receives their messages. The controller's threads query and wait.
  */
-#ifndef TVM_IPC_CORE_JOINED_WORKER_TABLE_H_
-#define TVM_IPC_CORE_JOINED_WORKER_TABLE_H_
+#ifndef TVM_IPC_CORE_WORKER_STATUS_AND_ERROR_TABLE_H_
+#define TVM_IPC_CORE_WORKER_STATUS_AND_ERROR_TABLE_H_
 
 #include <poll.h>
 
@@ -191,4 +191,4 @@ class WorkerTable {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_JOINED_WORKER_TABLE_H_
+#endif  // TVM_IPC_CORE_WORKER_STATUS_AND_ERROR_TABLE_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file joined_worker_table.cc */
-#include "core/joined_worker_table.h"
+/*! \file worker_status_and_error_table.cc */
+#include "core/worker_status_and_error_table.h"
 
 #include <unistd.h>
 

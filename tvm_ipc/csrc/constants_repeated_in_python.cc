@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file constants_as_json.cc
+ * \file constants_repeated_in_python.cc
  * \brief The library's values of the constants that Python repeats.
  *
  * Every enumerator is a case of a switch, so that the compiler warns if one is missing.
  */
-#include "constants_as_json.h"
+#include "constants_repeated_in_python.h"
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
@@ -15,7 +15,7 @@
 #include "blas/kernels_complementing_blas.h"
 #include "blas/run_matmul_piece.h"
 #include "core/arena_allocator.h"
-#include "core/joined_worker_table.h"
+#include "core/worker_status_and_error_table.h"
 
 namespace tvm_ipc {
 

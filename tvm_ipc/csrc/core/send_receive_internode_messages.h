@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file internode_collective_messages.h
+ * \file send_receive_internode_messages.h
  * \brief Messages between members of a team that are on several nodes, in one of its operations.
  *
  * A message begins with the descriptor of the operation, so that if the nodes disagree the error
  * names the call of each. Every receive has room for the longest possible message.
  */
-#ifndef TVM_IPC_CORE_INTERNODE_COLLECTIVE_MESSAGES_H_
-#define TVM_IPC_CORE_INTERNODE_COLLECTIVE_MESSAGES_H_
+#ifndef TVM_IPC_CORE_SEND_RECEIVE_INTERNODE_MESSAGES_H_
+#define TVM_IPC_CORE_SEND_RECEIVE_INTERNODE_MESSAGES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -62,4 +62,4 @@ class Messages {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_CORE_INTERNODE_COLLECTIVE_MESSAGES_H_
+#endif  // TVM_IPC_CORE_SEND_RECEIVE_INTERNODE_MESSAGES_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file endpoint_stream_order_and_launch.cc */
-#include "cuda/endpoint_stream_order_and_launch.h"
+/*! \file cuda_endpoint.cc */
+#include "cuda/cuda_endpoint.h"
 
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file internode_control_connection.cc */
-#include "core/internode_control_connection.h"
+/*! \file internode_control_messages_and_heartbeats.cc */
+#include "core/internode_control_messages_and_heartbeats.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

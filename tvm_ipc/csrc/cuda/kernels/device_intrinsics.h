@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file device.h
+ * \file device_intrinsics.h
  * \brief The device functions that kernels use: memory access, threads, conversions, a clock.
  *
  * This file includes no CUDA header, so that NVRTC needs none. A build for another machine, such as
  * a CPU, defines TVM_IPC_KERNEL_DEVICE as the name of a file with the same functions.
  */
-#ifndef TVM_IPC_CUDA_KERNELS_DEVICE_H_
-#define TVM_IPC_CUDA_KERNELS_DEVICE_H_
+#ifndef TVM_IPC_CUDA_KERNELS_DEVICE_INTRINSICS_H_
+#define TVM_IPC_CUDA_KERNELS_DEVICE_INTRINSICS_H_
 
 #include "cuda/kernels/kernel_arguments_and_peer_memory.h"
 
@@ -185,4 +185,4 @@ TVM_IPC_DEVICE float SquareRoot(float value) {
 }  // namespace tvm_ipc
 
 #endif  // TVM_IPC_KERNEL_DEVICE
-#endif  // TVM_IPC_CUDA_KERNELS_DEVICE_H_
+#endif  // TVM_IPC_CUDA_KERNELS_DEVICE_INTRINSICS_H_
