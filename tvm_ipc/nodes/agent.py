@@ -32,7 +32,7 @@ from tvm_ipc.nodes import agent_startup_watchdog
 from tvm_ipc.nodes.controller_agent_json_messages import MOST_BYTES, Messages
 from tvm_ipc.nodes.find_mpi_installation import load_mpi4py
 from tvm_ipc.nodes.handshake import Key, PeerIdentity, enter
-from tvm_ipc.nodes.session_server_in_node_agent import NodeHub, Settings
+from tvm_ipc.nodes.session_server_in_node_agent import NodeSessionServer, Settings
 from tvm_ipc.nodes.shm_probe import digest
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
@@ -85,7 +85,7 @@ class Agent:
         self._addresses = [(str(host), int(port)) for host, port in line["addresses"]]
         self._timeout = float(line["timeout"])
         self._workers: dict[int, ChildProcess] = {}
-        self._hub: NodeHub | None = None
+        self._server: NodeSessionServer | None = None
         self._folder = ScratchDir()
         self._engine: Engine | None = None
         #: When the engine's error was noticed. It is reported after a grace period, so the death of
@@ -118,8 +118,8 @@ class Agent:
         finally:
             self._end_workers(_GRACE)
             engine_ended = self._engine is None or self._engine.close(_MPI_GRACE)
-            if self._hub is not None and engine_ended:
-                self._hub.close()
+            if self._server is not None and engine_ended:
+                self._server.close()
             self._folder.remove()
             self._connection.close()
 
@@ -147,7 +147,7 @@ class Agent:
             raise IPCError(f"the controller sent the unknown message {message['kind']!r}")
 
     def _start(self, message: dict[str, Any]) -> None:
-        """Start the workers first, and then the hub that they join, while they load TVM."""
+        """Start the workers, and while they load TVM, the session server that they join."""
         from tvm_ipc.nodes.mpi_progress_thread import Engine  # loads MPI
 
         environment = config.without_mpi(
@@ -161,11 +161,11 @@ class Agent:
             for rank in message["ranks"]:
                 self._start_worker(int(rank), numbers, environment, path)
         remove_orphans()  # while the workers load TVM
-        link = self._enter(PeerIdentity(self._node, "hub"))
-        self._hub = NodeHub(Settings.from_message(message["hub"]), self._node, link)
+        link = self._enter(PeerIdentity(self._node, "server"))
+        self._server = NodeSessionServer(Settings.from_message(message["server"]), self._node, link)
         processes = {str(rank): worker.pid for rank, worker in self._workers.items()}
-        self._engine = Engine(self._hub, self._world)
-        invitation = self._hub.invitation.hex()
+        self._engine = Engine(self._server, self._world)
+        invitation = self._server.invitation.hex()
         self._controller.send("started", processes=processes, invitation=invitation)
 
     def _check_engine(self) -> None:

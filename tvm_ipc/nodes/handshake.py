@@ -60,7 +60,7 @@ class PeerIdentity:
     Attributes
     ----------
     node : the number of the node.
-    role : "agent"; "hub", for the agent's second connection, that of its hub; or "worker".
+    role : "agent"; "server", for the connection of its session server; or "worker".
     rank : the rank of a worker in the session; -1 for other roles.
     """
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from tvm_ipc.errors import IPCError
-from tvm_ipc.nodes.session_server_in_node_agent import NodeHub
+from tvm_ipc.nodes.session_server_in_node_agent import NodeSessionServer
 from tvm_ipc.pip_install_commands import install_extra
 
 _WORD: Final = 1 << 64
@@ -24,21 +24,21 @@ class Engine:
 
     Parameters
     ----------
-    hub : the hub of this node.
+    server : the session server of this node.
     world : the communicator of all agents.
     """
 
-    def __init__(self, hub: NodeHub, world: Any) -> None:
+    def __init__(self, server: NodeSessionServer, world: Any) -> None:
         import tvm_ffi
 
         native = tvm_ffi.get_global_func
         self._serve = native("tvm_ipc.node.serve_mpi")
         self._stop = native("tvm_ipc.node.stop")
-        self._wire = native("tvm_ipc.node.ring")(hub.handle)
+        self._wire = native("tvm_ipc.node.ring")(server.handle)
         #: The exception that ended the thread.
         self.error: Exception | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(world, hub.largest_tag), name="tvm_ipc engine", daemon=True
+            target=self._run, args=(world, server.largest_tag), name="tvm_ipc engine", daemon=True
         )
         self._thread.start()
 

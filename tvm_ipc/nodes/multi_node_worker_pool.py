@@ -57,7 +57,7 @@ class NodePool(PoolOfNodes):
         offer(self)
 
     def open(self, session: Any, device_ids: Any, timeout: float, room: int) -> None:
-        """Open the controller's hub, and connect it to the hubs of the nodes."""
+        """Open the controller's session server, and connect it to those of the nodes."""
         nodes = self._nodes
         links = [nodes.links.pop(node.number).detach() for node in nodes.nodes]
         _open_nodes(
@@ -124,7 +124,7 @@ class NodePool(PoolOfNodes):
             try:
                 self.check()
             except WorkerDiedError:
-                # The hubs report the death of a worker themselves, with more details.
+                # The session servers report the death of a worker themselves, with more details.
                 self._alarming = not self._nodes.ended
             except IPCError:
                 self._alarming = True

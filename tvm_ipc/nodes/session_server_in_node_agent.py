@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub of a node: the shared memory that its workers join, and a link to the controller's hub.
+"""The session server of a node: the shared memory that its workers join, and a link to the
+controller's session server.
 
 The native library runs it in a thread (`csrc/core/session_server.h`).
 """
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that all hubs of a session are opened with.
+    """The settings that all session servers of a session are opened with.
 
     Attributes
     ----------
@@ -49,14 +50,13 @@ class Settings:
         return cls(**{field.name: message[field.name] for field in fields(cls)})
 
 
-class NodeHub:
-    """The hub of this node. Creating it loads the native library, which takes a second.
+class NodeSessionServer:
+    """The session server of this node. Creating it loads the native library, which takes a second.
 
     Parameters
     ----------
-    settings : the settings of the session.
-    node : the number of this node.
-    link : the connection to the controller's hub. This hub takes ownership of it.
+    settings : the settings of the session. node : the number of this node. link : the connection to
+    the controller's session server. This one takes ownership of it.
     """
 
     def __init__(self, settings: Settings, node: int, link: socket.socket) -> None:
@@ -71,7 +71,7 @@ class NodeHub:
         self._close = native("tvm_ipc.node.close")
         #: The largest MPI tag that the engine needs.
         self.largest_tag = int(native("tvm_ipc.node.largest_tag")())
-        #: The argument that identifies this hub to the functions `tvm_ipc.node.*`.
+        #: The argument that identifies this session server to the functions `tvm_ipc.node.*`.
         self.handle: Any = native("tvm_ipc.node.open")(
             settings.backend,
             list(settings.names),
@@ -83,9 +83,9 @@ class NodeHub:
             settings.flat,
         )
         native("tvm_ipc.node.attach")(self.handle, link.detach())
-        #: The bytes that workers need to join the hub.
+        #: The bytes that workers need to join the session server.
         self.invitation = bytes(native("tvm_ipc.node.invitation")(self.handle))
 
     def close(self) -> None:
-        """Close the hub, after its workers have ended."""
+        """Close the session server, after its workers have ended."""
         self._close(self.handle)

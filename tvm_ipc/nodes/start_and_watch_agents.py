@@ -46,7 +46,7 @@ _log: Final = logging.getLogger("tvm_ipc.nodes")
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that agents start, and the settings of the hubs that the workers join.
+    """The workers that agents start, and the settings of the session servers that the workers join.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Workers:
     flat: bool = False
 
     def settings(self, addresses: NodeAddresses) -> Settings:
-        """Return the settings that the hubs are opened with."""
+        """Return the settings that the session servers are opened with."""
         hosts = [""] * addresses.count if isinstance(addresses.hosts, int) else addresses.hosts
         return Settings(
             [f"{k} at {host}"[:_NAME] if host else str(k) for k, host in enumerate(hosts)],
@@ -94,7 +94,7 @@ class _Node:
     #: Whether the node shares memory with the controller; None until it is known.
     shares_memory: bool | None = None
     processes: dict[int, int] | None = None
-    #: The bytes that workers need to join the node's hub.
+    #: The bytes that workers need to join the node's session server.
     invitation: bytes = b""
     #: The number of threads that each worker of the node may use.
     threads: int = 1
@@ -159,7 +159,7 @@ class Nodes:
         self.nodes = tuple(_Node(k, tuple(ranks)) for k, ranks in enumerate(workers.ranks))
         #: The connections that are the pipes of the workers, by ranks.
         self.pipes: dict[int, socket.socket] = {}
-        #: The connections to the hubs, by nodes.
+        #: The connections to the session servers, by nodes.
         self.links: dict[int, socket.socket] = {}
         #: The exit codes of the workers that have ended, by ranks.
         self.ended: dict[int, int] = {}
@@ -168,7 +168,7 @@ class Nodes:
         self._muted = False
         key = Key.new()
         expected = [PeerIdentity(node.number, "agent") for node in self.nodes]
-        expected += [PeerIdentity(node.number, "hub") for node in self.nodes]
+        expected += [PeerIdentity(node.number, "server") for node in self.nodes]
         expected += [PeerIdentity(n.number, "worker", rank) for n in self.nodes for rank in n.ranks]
         with Admission(key, expected, address) as admission, ShmProbe() as probe:
             line = {"key": key.text, "addresses": [admission.address], "timeout": timeout}
@@ -240,7 +240,7 @@ class Nodes:
         session object is destroyed, and a failed write would end the program.
         """
         self.mute()
-        for connection in self.links.values():  # those that no hub has taken over
+        for connection in self.links.values():  # those that no session server has taken over
             connection.close()
         self.links.clear()
         for node in self.nodes:
@@ -277,12 +277,12 @@ class Nodes:
         end: float,
         check: Callable[[], None],
     ) -> None:
-        """Admit agents, hubs and workers, and answer the agents, until all nodes are ready."""
+        """Admit agents, session servers and workers, and answer agents, until all are ready."""
         while not all(node.ready for node in self.nodes) or admission.missing:
             for peer, connection in admission.poll(_ROUND).items():
                 if peer.role == "agent":
                     self._add_agent(self.nodes[peer.node], connection, probe)
-                elif peer.role == "hub":
+                elif peer.role == "server":
                     self.links[peer.node] = connection
                 else:
                     self.pipes[peer.rank] = connection
@@ -334,7 +334,7 @@ class Nodes:
             threads=node.threads,
             environment=config.settings_for_nodes(),
             path=import_path(),
-            hub=self.settings.to_message,
+            server=self.settings.to_message,
         )
 
     def _receive(self, probe: ShmProbe | None) -> None:
