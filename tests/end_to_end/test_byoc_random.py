@@ -144,9 +144,13 @@ def by_tvm_itself(functions: tvm.IRModule, options) -> Compiled:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_random_programs(seed: int) -> None:
-    source = Source(seed).text()
+@pytest.mark.parametrize("first", range(4))
+def test_random_programs(first: int, request: pytest.FixtureRequest) -> None:
+    for seed in range(first, request.config.getoption("--programs"), 4):
+        check(Source(seed).text())
+
+
+def check(source: str) -> None:
     module = tvm.script.from_source(source)
     outlined = OutlineCompilerFunctions()(module)
     external = InlineCompilerFunctions("bb")(RunModuleCodegen("aa", by_tvm_itself)(module))

@@ -189,8 +189,15 @@ def _multiplies(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_random_programs(mesh: Mesh) -> None:
-    generators = {f"f{seed}": Generator(seed, mesh) for seed in range(PROGRAMS)}
+def test_random_programs(mesh: Mesh, request: pytest.FixtureRequest) -> None:
+    """By default the functions of one module for each mesh."""
+    count = max(PROGRAMS, request.config.getoption("--programs") // len(MESHES))
+    for first in range(0, count, PROGRAMS):
+        check(mesh, range(first, first + PROGRAMS))
+
+
+def check(mesh: Mesh, seeds: range) -> None:
+    generators = {f"f{seed}": Generator(seed, mesh) for seed in seeds}
     programs = {name: one.program() for name, one in generators.items()}
     with collect_report() as report:
         LowerPlacements()(module(mesh, programs))

@@ -72,8 +72,8 @@ def reduce_scatter(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. Each shard
-        then has as many rows as the largest one, and rows beyond the end are 0.
+    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. All shards
+        then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
     backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
@@ -314,8 +314,8 @@ def scatter(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. Each shard
-        then has as many rows as the largest one, and rows beyond the end are 0.
+    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. All shards
+        then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
     backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
@@ -366,8 +366,8 @@ def take_shard(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. Each shard
-        then has as many rows as the largest one, and rows beyond the end are 0.
+    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. All shards
+        then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
     backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns

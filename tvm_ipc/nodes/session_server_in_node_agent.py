@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session server of a node: the shared memory that its workers join, and a link to the
-controller's session server.
+"""The session server of a node.
+
+It has the shared memory that the node's workers join, and a link to the controller's session
+server.
 
 The native library runs it in a thread (`csrc/core/session_server.h`).
 """

@@ -63,10 +63,10 @@ class Session(disco.Session):  # type: ignore[misc]
         takes half the time and memory, but lacks the functions that need the compiler.
     timeout : seconds after which a wait for a worker ends in a `DeadlineError`; by default
         `TVM_IPC_TIMEOUT`, or 300.
-    arena_limit : the maximum memory of a worker that other workers map, in bytes or as "512M". The
-        default is `TVM_IPC_ARENA_LIMIT`. If that is not set, it is half the machine's memory
-        divided by the number of workers; on GPUs it depends on the backend, and is at most 1 GiB
-        for "cuda".
+    arena_limit : the maximum size of the memory that each worker shares with the others, in bytes
+        or as "512M". The default is `TVM_IPC_ARENA_LIMIT`. If that is not set, it is half the
+        machine's memory divided by the number of workers; on GPUs it depends on the backend, and is
+        at most 1 GiB for "cuda".
     device : the devices that the workers compute on, and that their tensors are allocated on:
         "cpu", or "cuda" for NVIDIA GPUs.
     device_ids : the number of each worker's device on its machine; by default 0, 1, 2, ... on each
@@ -372,8 +372,9 @@ class Session(disco.Session):  # type: ignore[misc]
         Parameters
         ----------
         ranks : the workers, in the order of the team.
-        copy : tells teams of the same workers apart. Two threads of a worker cannot run collectives
-            of one team at the same time, but they can use two teams with different `copy`.
+        copy : a number; teams of the same workers with different numbers are different teams. Two
+            threads of a worker cannot run collectives of one team at the same time, but they can
+            use two teams with different `copy`.
         """
         return self._collectives.team(ranks, copy)
 
@@ -563,7 +564,7 @@ class Session(disco.Session):  # type: ignore[misc]
 
         Parameters
         ----------
-        latency : seconds from the end of a collective until its data arrives.
+        latency : seconds by which data arrives later than it would without the emulated link.
         bandwidth : bytes per second that a worker receives; 0 means no limit.
         jitter : the maximum of a random delay in seconds that is added.
         """

@@ -58,16 +58,16 @@ def parallelize(
         a placement in the plan, the program or `caches` are replicated. If you pass a transformers
         model, its own plan is used. "auto", for a pattern or as the plan, selects automatic
         sharding.
-    mesh : the mesh of the ranks, or the number of ranks. If you pass a number, the mesh on which
-        the functions place tensors is used if it has this many ranks, and otherwise a mesh with the
-        single axis "tp".
+    mesh : the mesh of the ranks, or the number of ranks. If you pass a number and the functions
+        place tensors on a mesh, that mesh is used, and must have this many ranks. If they place
+        none, the mesh has the single axis "tp".
     names : a mapping from parameters of the functions to their names in plans, such as
         `ExportedProgram.graph_signature.inputs_to_parameters` of a PyTorch model.
     caches : names or patterns of inputs that are computed in earlier calls, such as the keys and
         values of earlier tokens. If weights are sharded by heads, each rank has only its own heads
         of these inputs, and of the results that are computed from them.
-    calibration : measured times that automatic sharding uses, from a calibration with as many
-        workers as the sharded axis of the mesh has ranks. It also balances `stages`. If None,
+    calibration : measured times that automatic sharding uses. The calibration must have one worker
+        for each rank along the sharded axis of the mesh. It also balances `stages`. If None,
         nominal figures are used.
     stages : the pipeline stages, for a mesh with the axis "pp", along which ranks have different
         layers. For each stage except the first, pass a pattern of the weights that the stage begins
@@ -162,8 +162,8 @@ def _functions(mod: tvm.IRModule, mesh: Mesh | int) -> dict[str, relax.Function]
 def _mesh(mesh: Mesh | int, own_meshes: Mapping[str, Mesh | None]) -> Mesh:
     """Return the mesh that the argument `mesh` specifies.
 
-    For a number of ranks, this is the mesh of the functions if it has that many ranks, and
-    otherwise a mesh with the single axis "tp".
+    For a number of ranks, this is the mesh of the functions, which must have that many ranks. If
+    the functions have no mesh, it has the single axis "tp".
     """
     if not isinstance(mesh, Mesh):
         expected = f"a Mesh, or a number of ranks, 1 to {MAX_WORKERS}"

@@ -184,7 +184,8 @@ class _Candidate:
     def lowering(self) -> tuple[Any, ...]:
         """The properties that must be equal for candidates whose collectives match each other.
 
-        Collectives match if ranks may call them together from different branches of an `if`.
+        Two collectives in different branches of an `if` match if they may be one operation at run
+        time, with some ranks in each branch.
         """
         site = self.site
         return (
@@ -279,7 +280,8 @@ class _Overlap:
     def _match_branches(self, candidates: list[_Candidate]) -> None:
         """Skip a candidate if a collective that matches it is not lowered in the same way.
 
-        Collectives match if ranks may call them together from different branches of an `if`.
+        Two collectives in different branches of an `if` match if they may be one operation at run
+        time, with some ranks in each branch.
         """
         overlapped = {
             candidate.site.collective.binding.var: candidate
@@ -358,7 +360,7 @@ class _Overlap:
                 self._replacements[self._insertion_point(chain).binding.var] += builder.take()
 
     def _insertion_point(self, chain: MatmulChain) -> Position:
-        """Return the binding of a chain before which its chunks are inserted.
+        """Return the binding in front of which the chunks of a chain are inserted.
 
         This is the matmul if all operands of the chain are bound there, else the last binding.
         """

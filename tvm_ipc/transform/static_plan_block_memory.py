@@ -150,8 +150,8 @@ class StaticPlanBlockMemory:
 
     If peers read the input of a collective in place, the input is live until all of them have read
     it. A collective usually ends with an exit barrier, which waits for these reads. If every path
-    from it reaches another collective that synchronizes the same ranks, the pass omits the exit
-    barrier of the earlier collective, and keeps its input live until the later one returns:
+    from such a collective reaches another one that synchronizes the same ranks, the pass omits the
+    exit barrier of the first, and keeps its input live until the second returns:
 
         R.call_packed("tvm_ipc.allreduce", s, 0, 0, 3, 1, x)        # flag 1: no exit barrier
         ...
@@ -175,10 +175,10 @@ class StaticPlanBlockMemory:
         reject the tensors that TVM's own passes create at an offset.
     alignment : the alignment of offsets in bytes: 64 is suitable for CPUs, and 256 for GPUs.
     barrier_budget : the number of bytes by which the `ipc_memory` of a function may grow so that
-        exit barriers can be omitted. 0 omits only barriers that cost no memory. None, the default,
-        allows one more buffer, as large as the largest input of the collectives whose exit barriers
-        could be omitted. Storages of symbolic size grow only if this is None, because their sizes
-        cannot be compared with a number of bytes.
+        exit barriers can be omitted. With 0, a barrier is omitted only if that takes no more
+        memory. With None, the default, the memory may grow by one buffer: the largest input of the
+        collectives whose exit barriers could be omitted. Storages of symbolic size grow only if
+        this is None, because their sizes cannot be compared with a number of bytes.
 
     Examples
     --------

@@ -123,7 +123,7 @@ class Interpreter:
     # ---- sequences --------------------------------------------------------------------------
 
     def _sequence(self, sequence: Sequence, around: Statement) -> Value:
-        """Interpret a sequence and return its result, with one hold on it for the caller."""
+        """Interpret a sequence and return its result, on which the caller gets one hold."""
         values, parameter_values, state = self._values, self._parameter_values, self._accesses.state
         for step in sequence.steps:
             if step.kind == KILL:
@@ -374,7 +374,7 @@ class Interpreter:
     def _start_request(
         self, values: list[Value], args: list[Argument], name: str | None, step: Statement
     ) -> Value:
-        """Start a request, with the accesses to memory of the function that it calls."""
+        """Start a request that accesses the memory that the called function accesses."""
         function = packed_functions.find(name or "")
         call = None if function is None else KnownCall(function, args)
         if function is None or call is None or not call.fits():
@@ -528,7 +528,7 @@ def _reaches_no_memory(ty: Any) -> bool:
 def _renamed(leaf: Leaf, state: MemoryState) -> Leaf:
     """Return the result of a branch with every buffer replaced by a copy.
 
-    In the state of the branch, a copy is valid, or lost, if the original is.
+    In the state of the branch, a copy is valid if the original is valid, and lost if it is lost.
     """
     renamed: list[Memory] = []
     for memory in leaf:
@@ -561,9 +561,10 @@ def _merge(
     of_then: Callable[[Leaf], Leaf],
     of_else: Callable[[Leaf], Leaf],
 ) -> Value:
-    """Return a value that stands for either of two, which are the results of two branches.
+    """Return a value that stands for the result of either branch.
 
-    Where the two differ, `of_then` and `of_else` are applied to them, and the results are united.
+    Where the results differ, `of_then` is applied to that of the first branch and `of_else` to that
+    of the second, and the value is the union of both.
     """
     if (
         isinstance(then_value, tuple)
