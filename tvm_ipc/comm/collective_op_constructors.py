@@ -2,8 +2,9 @@
 """The collectives as functions, each of which returns a call of `relax.comm.collective`.
 
 `team` is "world", "group", a team of ranks, or the teams into which all ranks are split, as
-`Mesh.teams` returns them. A program does not contain the size of "world" or "group". Collectives
-that split or concatenate tensors need it for the shape of their result, as the argument `workers`.
+`Mesh.teams` returns them. A program does not contain the number of ranks in "world" or "group".
+Pass it as the argument `workers` to collectives that need it, for example because the shape of
+their result depends on it.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def reduce_scatter(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. All shards
-        then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
+    uneven : True allows an extent of `axis` that is not a multiple of the number of ranks. All
+        shards then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
     backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
@@ -314,8 +315,8 @@ def scatter(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. All shards
-        then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
+    uneven : True allows an extent of `axis` that is not a multiple of the number of ranks. All
+        shards then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
     backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns
@@ -366,8 +367,8 @@ def take_shard(
     team : "world", "group", a team of ranks, or the teams into which the ranks are split, as
         `Mesh.teams` returns them.
     workers : the number of ranks in a team; required for "world" and "group".
-    uneven : whether the extent of `axis` need not be a multiple of the number of ranks. All shards
-        then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
+    uneven : True allows an extent of `axis` that is not a multiple of the number of ranks. All
+        shards then have the same extent, rounded up, and what lies beyond the end of `axis` is 0.
     backend : the backend that runs the collective; "auto" is the backend of the session.
 
     Returns

@@ -47,8 +47,8 @@ class Session(disco.Session):  # type: ignore[misc]
 
     Any thread may use a session, and each thread's commands keep their order. After an error, any
     command that was in flight may not have run. Every thread that had commands in flight therefore
-    gets the error once, at its next command, `sync`, `get` or `close`. If the thread whose call
-    finds the error had no commands in flight, it gets the error too.
+    gets the error once, at its next command, `sync`, `get` or `close`. A thread without commands in
+    flight gets the error only if its own call discovers it.
 
     By default a collective runs separately in each group of workers. With `in_group=False` it runs
     among all workers. With `team=`, it runs among the workers of a team that the method `team`
@@ -276,7 +276,8 @@ class Session(disco.Session):  # type: ignore[misc]
         """Wait until every worker has done every command; raise what went wrong.
 
         Every thread that had commands in flight gets an error once, at its next command, `sync`,
-        `get` or `close`. If a thread had none, but its call finds the error, it gets the error too.
+        `get` or `close`. A thread without commands in flight gets the error only if its own call
+        discovers it.
         """
         self._dispatcher.sync()
 

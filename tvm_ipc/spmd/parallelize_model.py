@@ -53,11 +53,11 @@ def parallelize(
     mod : a module for one device, whose weights are parameters of its functions.
     plan : a mapping from parameter names or patterns to placements, or to styles such as "colwise"
         (shard output features) and "rowwise" (shard input features). On a mesh with several axes,
-        each value is a mapping from axes to these, such as {"tp": "colwise"}. For a style, the
-        matmul that uses a weight determines which axis of the weight is sharded. Parameters without
-        a placement in the plan, the program or `caches` are replicated. If you pass a transformers
-        model, its own plan is used. "auto", for a pattern or as the plan, selects automatic
-        sharding.
+        each value is a mapping from axes to placements or styles, such as {"tp": "colwise"}. For a
+        style, the matmul that uses a weight determines which axis of the weight is sharded.
+        Parameters without a placement in the plan, the program or `caches` are replicated. If you
+        pass a transformers model, its own plan is used. "auto", for a pattern or as the plan,
+        selects automatic sharding.
     mesh : the mesh of the ranks, or the number of ranks. If you pass a number and the functions
         place tensors on a mesh, that mesh is used, and must have this many ranks. If they place
         none, the mesh has the single axis "tp".
@@ -66,9 +66,9 @@ def parallelize(
     caches : names or patterns of inputs that are computed in earlier calls, such as the keys and
         values of earlier tokens. If weights are sharded by heads, each rank has only its own heads
         of these inputs, and of the results that are computed from them.
-    calibration : measured times that automatic sharding uses. The calibration must have one worker
-        for each rank along the sharded axis of the mesh. It also balances `stages`. If None,
-        nominal figures are used.
+    calibration : measured times that automatic sharding uses. They must have been measured with as
+        many workers as there are ranks along the sharded axis of the mesh. It also balances
+        `stages`. If None, nominal figures are used.
     stages : the pipeline stages, for a mesh with the axis "pp", along which ranks have different
         layers. For each stage except the first, pass a pattern of the weights that the stage begins
         with, such as "layers.16". Results are on the ranks of the stage that computes them. If
@@ -162,8 +162,8 @@ def _functions(mod: tvm.IRModule, mesh: Mesh | int) -> dict[str, relax.Function]
 def _mesh(mesh: Mesh | int, own_meshes: Mapping[str, Mesh | None]) -> Mesh:
     """Return the mesh that the argument `mesh` specifies.
 
-    For a number of ranks, this is the mesh of the functions, which must have that many ranks. If
-    the functions have no mesh, it has the single axis "tp".
+    If `mesh` is a number, the result is the mesh of the functions, which must have that many ranks.
+    If the functions have no mesh, it has the single axis "tp".
     """
     if not isinstance(mesh, Mesh):
         expected = f"a Mesh, or a number of ranks, 1 to {MAX_WORKERS}"

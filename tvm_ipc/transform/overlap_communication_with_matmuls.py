@@ -67,9 +67,8 @@ class OverlapCommunication:
     by a reduce-scatter or an all-reduce is split into chunks too, and the chunks that peers need
     are computed first (see `tvm_ipc.transform.overlap`).
 
-    The reduction over ranks itself rounds as it does without overlap. However, each matmul now has
-    fewer rows, and may round differently if the target's kernels (such as BLAS) treat rows in
-    blocks.
+    Overlap does not change how the reduction over ranks rounds. However, each matmul now has fewer
+    rows, and may round differently if the target's kernels (such as BLAS) treat rows in blocks.
 
     You specify the number of chunks, or pass a calibration of the machine, from which it is chosen.
     Overlap is useful mainly over links that are slower than the memory of one machine.
@@ -87,7 +86,7 @@ class OverlapCommunication:
         precedence over `calibration` and `chunks`.
     blas : whether matmuls are offloaded to BLAS, which determines their predicted times.
     world_size : the number of workers. It is needed for all-reduces over all workers or a group,
-        because the operator does not contain their number.
+        because the operator does not contain the number of workers.
     num_groups : the number of groups of the session.
 
     Raises
@@ -184,8 +183,8 @@ class _Candidate:
     def lowering(self) -> tuple[Any, ...]:
         """The properties that must be equal for candidates whose collectives match each other.
 
-        Two collectives in different branches of an `if` match if they may be one operation at run
-        time, with some ranks in each branch.
+        Different ranks may take different branches of an `if`. Two collectives in its branches
+        match if those ranks may run them together, as one operation.
         """
         site = self.site
         return (
@@ -280,8 +279,8 @@ class _Overlap:
     def _match_branches(self, candidates: list[_Candidate]) -> None:
         """Skip a candidate if a collective that matches it is not lowered in the same way.
 
-        Two collectives in different branches of an `if` match if they may be one operation at run
-        time, with some ranks in each branch.
+        Different ranks may take different branches of an `if`. Two collectives in its branches
+        match if those ranks may run them together, as one operation.
         """
         overlapped = {
             candidate.site.collective.binding.var: candidate
@@ -362,7 +361,8 @@ class _Overlap:
     def _insertion_point(self, chain: MatmulChain) -> Position:
         """Return the binding in front of which the chunks of a chain are inserted.
 
-        This is the matmul if all operands of the chain are bound there, else the last binding.
+        This is the matmul if all operands of the chain are bound before it, else the last binding
+        of the chain.
         """
         return chain.matmul if self._is_ready(chain, chain.matmul) else chain.last
 
