@@ -515,7 +515,7 @@ def send_recv(
     workers: int | None = None,
     backend: str = "auto",
 ) -> relax.Call:
-    """Return the tensor of the rank `source` on the rank `target`, and zeros on other ranks.
+    """On the rank `target`, return the tensor of the rank `source`; on other ranks, zeros.
 
     Parameters
     ----------

@@ -43,7 +43,8 @@ class Session(disco.Session):  # type: ignore[misc]
     """A Disco session whose workers share memory, and whose errors are Python exceptions.
 
     All methods of Disco's sessions are supported. Commands are asynchronous. An error is raised by
-    the next `sync`, `get` or `close`, or by leaving the `with` block.
+    the next `sync`, `get` or `close`, by another command that has to wait for the workers, or by
+    leaving the `with` block.
 
     Any thread may use a session, and each thread's commands keep their order. After an error, any
     command that was in flight may not have run. Every thread that had commands in flight therefore
@@ -52,7 +53,8 @@ class Session(disco.Session):  # type: ignore[misc]
 
     By default a collective runs separately in each group of workers. With `in_group=False` it runs
     among all workers. With `team=`, it runs among the workers of a team that the method `team`
-    returned. A collective returns its target: the reference that you pass, or a new tensor.
+    returned. A collective returns its target (the reference that you pass, or a new tensor), except
+    `broadcast_from_worker0` and `scatter_from_worker0`, which return None.
 
     Parameters
     ----------
@@ -373,9 +375,9 @@ class Session(disco.Session):  # type: ignore[misc]
         Parameters
         ----------
         ranks : the workers, in the order of the team.
-        copy : a number; teams of the same workers with different numbers are different teams. Two
-            threads of a worker cannot run collectives of one team at the same time, but they can
-            use two teams with different `copy`.
+        copy : a number that tells teams of the same workers apart: each value of `copy` is a team
+            of its own. Two threads of a worker cannot run collectives of one team at the same time,
+            but they can use two teams with different `copy`.
         """
         return self._collectives.team(ranks, copy)
 

@@ -20,7 +20,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for defined
     __getattr__, __dir__ = export_on_first_use(
         __name__,
         {
-            "declare_rule": "rules.table",
+            "declare_rule": "rules.operator_rule_table",
             "LowerPlacements": "lower_placements",
             "parallelize": "parallelize_model",
             "Parallelized": "parallelize_result",

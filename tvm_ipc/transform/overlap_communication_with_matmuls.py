@@ -183,8 +183,9 @@ class _Candidate:
     def lowering(self) -> tuple[Any, ...]:
         """The properties that must be equal for candidates whose collectives match each other.
 
-        Different ranks may take different branches of an `if`. Two collectives in its branches
-        match if those ranks may run them together, as one operation.
+        Different ranks may take different branches of an `if`. A collective in one branch matches a
+        collective in the other if a rank in the first and a rank in the second may take part in one
+        operation through them.
         """
         site = self.site
         return (
@@ -279,8 +280,9 @@ class _Overlap:
     def _match_branches(self, candidates: list[_Candidate]) -> None:
         """Skip a candidate if a collective that matches it is not lowered in the same way.
 
-        Different ranks may take different branches of an `if`. Two collectives in its branches
-        match if those ranks may run them together, as one operation.
+        Different ranks may take different branches of an `if`. A collective in one branch matches a
+        collective in the other if a rank in the first and a rank in the second may take part in one
+        operation through them.
         """
         overlapped = {
             candidate.site.collective.binding.var: candidate

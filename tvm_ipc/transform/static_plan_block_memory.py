@@ -125,8 +125,8 @@ class StaticPlanBlockMemory:
         c = R.builtin.alloc_tensor(R.shape([32]), "float32", 0, "global")
         cls.h(b, c)
 
-    After `StaticPlanBlockMemory()`, tensors of one type reuse whole storages. The plan has the form
-    of the plans of TVM's pass of this name, so the same passes can lower it:
+    After `StaticPlanBlockMemory()`, tensors of one type reuse whole storages. TVM's own
+    `StaticPlanBlockMemory` returns plans of the same form, so the same passes lower both:
 
         storage = R.memory.alloc_storage(R.shape([256]), 0, "global", "uint8")
         a = R.memory.alloc_tensor(storage, 0, R.shape([64]), "float32", 0)

@@ -123,7 +123,7 @@ class Interpreter:
     # ---- sequences --------------------------------------------------------------------------
 
     def _sequence(self, sequence: Sequence, around: Statement) -> Value:
-        """Interpret a sequence, and return its result with one hold on behalf of the caller."""
+        """Interpret a sequence, and return its result, which is held once for the caller."""
         values, parameter_values, state = self._values, self._parameter_values, self._accesses.state
         for step in sequence.steps:
             if step.kind == KILL:
@@ -374,7 +374,7 @@ class Interpreter:
     def _start_request(
         self, values: list[Value], args: list[Argument], name: str | None, step: Statement
     ) -> Value:
-        """Start an asynchronous request, which reads and writes what its function does."""
+        """Start a request, which accesses the same memory as the function that it runs."""
         function = packed_functions.find(name or "")
         call = None if function is None else KnownCall(function, args)
         if function is None or call is None or not call.fits():
@@ -528,7 +528,7 @@ def _reaches_no_memory(ty: Any) -> bool:
 def _renamed(leaf: Leaf, state: MemoryState) -> Leaf:
     """Return the result of a branch with every buffer replaced by a copy.
 
-    In the state of the branch, each copy is valid or lost exactly as its original is.
+    If the state of the branch marks a buffer as valid or as lost, it marks the new one likewise.
     """
     renamed: list[Memory] = []
     for memory in leaf:
@@ -563,8 +563,8 @@ def _merge(
 ) -> Value:
     """Return a value that stands for the result of either branch.
 
-    Where the results differ, the value is the union of `of_then(first result)` and `of_else(second
-    result)`.
+    If the results are equal, it is that result. Otherwise it is the union of both, after `of_then`
+    is applied to the result of the then branch and `of_else` to that of the else branch.
     """
     if (
         isinstance(then_value, tuple)
