@@ -122,6 +122,24 @@ def test_norms_are_fused_with_the_sum_before_them(dtype: str, rows: int | str) -
     assert not any("rms_norm" in name for name in apart)
 
 
+@pytest.mark.parametrize(
+    ("graphs", "options", "fused"),
+    [
+        *((False, {}, True), (False, {"fuse_epilogue": False}, False)),
+        *((True, {}, False), (True, {"fuse_epilogue": True}, True)),
+    ],
+)
+def test_norms_are_fused_unless_graphs_capture_the_program(
+    graphs: bool, options: dict[str, bool], fused: bool
+) -> None:
+    """In a graph three kernels are faster than one (docs/gpus.md); the report gives the reason."""
+    with collect_report() as report:
+        names = packed(lower(layers("bfloat16"), graphs=graphs, **options)["main"])
+    assert ("tvm_ipc.allreduce_rms_norm" in names) == fused
+    reasons = [one.reason for one in report.decisions if one.verdict == "not fused"]
+    assert any("CUDA graphs" in reason for reason in reasons) == (graphs and not options)
+
+
 @pytest.mark.parametrize("rows", [4, "n"])
 def test_the_program_compiles(rows: int | str) -> None:
     """Epsilon, and what is computed of sizes, is the host's; kernels are source for the GPU."""
@@ -183,7 +201,10 @@ def captured(mod: Any) -> set[str]:
 
 
 def test_graphs_hold_collectives() -> None:
-    assert captured(lower(layers("float16"), graphs=True)) == {"tvm_ipc.allreduce_rms_norm"}
+    fused = captured(lower(layers("float16"), graphs=True, fuse_epilogue=True))
+    assert fused == {"tvm_ipc.allreduce_rms_norm"}
+    apart = captured(lower(layers("float16"), graphs=True))
+    assert apart == {"tvm_ipc.allreduce", "runtime.disco.cuda_ipc.custom_allreduce"}
 
 
 @pytest.mark.parametrize("overlap", [None, 1, 2])

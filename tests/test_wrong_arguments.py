@@ -336,7 +336,7 @@ def compiler_calls() -> dict[str, Call]:
                 "num_groups": [*COUNTS, 3],
                 "barrier_budget": budgets,
                 "blas": [one for one in FLAGS if one is not None],
-                "fuse_epilogue": FLAGS,
+                "fuse_epilogue": [one for one in FLAGS if one is not None],
                 "async_collectives": FLAGS,
                 "overlap": ["file.json", 1.5, "2", True, -1, 65, [], ANYTHING],
                 "schedule": [3, "pass", tvm.transform.Pass, max, [], ANYTHING],

@@ -51,6 +51,7 @@ from tvm_ipc.cpu import OffloadBLAS, ScheduleForCPU
 from tvm_ipc.cpu import openblas_discovery as blas_library
 from tvm_ipc.errors import TransformError
 from tvm_ipc.gpu import RewriteCUDAGraph
+from tvm_ipc.gpu.rewrite_cuda_graph import uses_cuda_graphs
 from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS, AllReduceStrategy, backends_of
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT, RUN_BY
 from tvm_ipc.runtime import config
@@ -105,7 +106,7 @@ def get_pipeline(
     num_groups: int = 1,
     barrier_budget: int | None = None,
     blas: bool | None = None,
-    fuse_epilogue: bool = True,
+    fuse_epilogue: bool | None = None,
     schedule: tvm.transform.Pass | None = None,
     async_collectives: bool = False,
     overlap: Calibration | int | None = None,
@@ -127,7 +128,8 @@ def get_pipeline(
         they are offloaded if OpenBLAS is installed. It must also be installed where the program
         runs.
     fuse_epilogue : whether an all-reduce, the addition of a residual and the norm after it become
-        one function (see `FuseAllReduceEpilogue`).
+        one function (see `FuseAllReduceEpilogue`). By default (None) they do, except in programs
+        that CUDA graphs capture, where three kernels are faster than the fused one.
     schedule : a pass that schedules fused kernels. For `llvm`, `ScheduleForCPU` runs after it and
         schedules the remaining kernels.
     async_collectives : whether collectives run in the background until the program needs their
@@ -176,8 +178,7 @@ def get_pipeline(
     if schedule is not None:
         expected = "a pass, or None"
         arguments.instance("get_pipeline: schedule", schedule, tvm.transform.Pass, expected)
-    fuse_epilogue = arguments.flag("get_pipeline: fuse_epilogue", fuse_epilogue)
-    epilogue = FuseAllReduceEpilogue(allreduce_strategy, num_groups=num_groups)
+    epilogue = _epilogue(fuse_epilogue, target, allreduce_strategy, num_groups)
     use_async = arguments.flag("get_pipeline: async_collectives", async_collectives)
     folder = _folder(dump)
     verify_each = config.verify_each()
@@ -198,7 +199,7 @@ def get_pipeline(
             "dispatch",
             [
                 *overlap_passes,
-                *([epilogue] if fuse_epilogue else []),
+                *epilogue,
                 *([OffloadBLAS()] if use_blas else []),
                 *_for_target(target, "library_dispatch_passes"),
             ],
@@ -252,6 +253,30 @@ def get_pipeline(
         return mod
 
     return pipeline
+
+
+def _epilogue(
+    requested: bool | None,
+    target: tvm.target.Target,
+    strategy: AllReduceStrategy | int | str,
+    num_groups: int,
+) -> list[tvm.transform.Pass]:
+    """Return the pass that fuses all-reduces with the norm after them, where it is to run."""
+    fuse: Any = FuseAllReduceEpilogue(strategy, num_groups=num_groups)
+    if requested is not None:
+        return [fuse] if arguments.flag("get_pipeline: fuse_epilogue", requested) else []
+    if target.kind.name != "cuda":
+        return [fuse]
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ipc.epilogue")  # type: ignore[untyped-decorator]
+    def fuse_without_graphs(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        if not uses_cuda_graphs():
+            return fuse(mod)
+        reason = "CUDA graphs capture the program; fuse_epilogue=True fuses nevertheless"
+        note(Decision("FuseAllReduceEpilogue", "", "all-reduces", "not fused", reason))
+        return mod
+
+    return [fuse_without_graphs]
 
 
 def _blas(target: tvm.target.Target, requested: bool | None) -> tuple[bool, str]:

@@ -82,13 +82,18 @@ class RewriteCUDAGraph:
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with captured functions, if the pass context enables CUDA graphs."""
-        if not dict(tvm.transform.PassContext.current().config).get(_SWITCH, False):
+        if not uses_cuda_graphs():
             return mod
         rewritten = relax.transform.RewriteCUDAGraph()(change_functions(mod, _make_pure))
         rewritten = _inline_idle_graphs(rewritten)
         for name, outside in sorted(_count_outside_calls(mod).items()):
             _note(name, rewritten[name], outside)
         return change_functions(rewritten, _make_impure)
+
+
+def uses_cuda_graphs() -> bool:
+    """Return whether the current pass context enables CUDA graphs."""
+    return bool(dict(tvm.transform.PassContext.current().config).get(_SWITCH, False))
 
 
 def stays_outside(call: relax.Call) -> bool:
