@@ -129,7 +129,7 @@ NATIVE = {**NATIVE_CORE, **NATIVE_WINGS}
 BACKENDS = ("shm", "mpi", "cuda", "nccl")
 #: Names of packed functions outside register.cc, and what looks like one.
 NAMED_ELSEWHERE = {
-    ("engine/internode_mpi_engine_ffi.cc", '"tvm_ipc.NodeRing"'),  # the name of a class
+    ("engine/serve_mpi_for_node_agent.cc", '"tvm_ipc.NodeRing"'),  # the name of a class
     (
         "disco/command_queue_and_freed_references.cc",
         '"tvm_ipc.FreedRegisters"',
@@ -392,10 +392,11 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "start_session_with_backend.h",
         "blas/matmul_packed_function.cc",
         "blas/matmul_packed_function.h",
-        "engine/internode_mpi_engine_ffi.h",
+        "engine/serve_mpi_for_node_agent.h",
     }
     lists = re.findall(
-        r"set\(TVM_IPC_\w+_SOURCES([^)]*)\)", (CSRC / "library_targets.cmake").read_text()
+        r"set\(TVM_IPC_\w+_SOURCES([^)]*)\)",
+        (CSRC / "static_libraries_without_tvm.cmake").read_text(),
     )
     built_without = {Path(name).name for names in lists for name in names.split()}
     without = {p.name for p in native_files() if p.suffix == ".cc" and native_folder(p) != "disco"}
@@ -405,7 +406,7 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "start_session_with_backend.cc",
         "matmul_packed_function.cc",
     }
-    assert built_without == without - {*with_tvm, "internode_mpi_engine_ffi.cc"}
+    assert built_without == without - {*with_tvm, "serve_mpi_for_node_agent.cc"}
 
 
 def test_only_register_names_packed_functions() -> None:

@@ -4,7 +4,7 @@
 Mirrors, by function (csrc): core/collective_step_barrier.cc `Meeting::Enter` (publish, and wait for
 every peer), shm/team_operation.h `NextBuffer`, `buffer` (two staging buffers, by the step's
 parity), shared_memory_layout.h `Reached`, `Seat` (two slots), allreduce.cc `Eager`, `Direct`,
-`Sliced`, `Relayed`, internode_reductions.cc `Run`, which is eager, or direct.
+`Sliced`, `Relayed`, internode_reduction_entry_points.cc `Run`, which is eager, or direct.
 
 The input lies in memory that peers map, and each collective writes its own input as soon as the
 one before it has returned: immediate reuse. Data is the number of the collective and who made it,

@@ -14,7 +14,7 @@
 #include "core/communication_backend.h"
 #include "core/current_stream_hooks.h"
 #include "core/rank_runtime_state.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 
 namespace tvm_ipc {
 

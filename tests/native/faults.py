@@ -867,7 +867,7 @@ FAULTS = [
     ),
     Fault(
         "what is NaN is rounded as a number",
-        "shm/norm_impl.h",
+        "shm/normalize_row_impl.h",
         "if (__builtin_expect(nan != 0, 0)) KeepNans",
         "if (nan == 77) KeepNans",
         "partial_reduction",

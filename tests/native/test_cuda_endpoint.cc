@@ -23,7 +23,7 @@
 #include "core/teams.h"
 #include "cuda/embedded_kernel_images.h"
 #include "cuda_rounds.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 #include "expect.h"
 #include "ranks.h"
 

@@ -13,7 +13,7 @@
 
 #include "core/current_stream_hooks.h"
 #include "core/teams.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 #include "expect.h"
 #include "nccl_rounds.h"
 #include "nccl_values.h"

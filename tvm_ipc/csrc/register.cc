@@ -29,7 +29,7 @@
 #include "disco/tensor_to_buffer.h"
 #include "disco/typed_to_packed_function.h"
 #include "disco/worker_session_functions.h"
-#include "engine/internode_mpi_engine_ffi.h"
+#include "engine/serve_mpi_for_node_agent.h"
 #include "start_session_with_backend.h"
 
 namespace tvm_ipc {

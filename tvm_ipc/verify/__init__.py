@@ -12,12 +12,12 @@
 
 The memory check looks for data that peers, requests or later writes spoil:
 
-    abstract_memory_interpreter    interprets a function over memory states
-    access_checker                 applies reads, writes, requests and exposures to a state
-    allocation_bounds_check        creates storages, tensors and views, and checks their bounds
-    memory_state                   the state at one point of a program
-    relax_function_effect_summary  effects of a function on its callers
-    storage_and_buffer_types       storages, buffers and values
+    abstract_memory_interpreter        interprets a function over memory states
+    access_checker                     applies reads, writes, requests and exposures to a state
+    allocations_and_views_with_bounds  creates storages, tensors and views, and checks their bounds
+    memory_state                       the state at one point of a program
+    relax_function_effect_summary      effects of a function on its callers
+    storage_and_buffer_types           storages, buffers and values
 
 The order check looks for ranks that wait for each other indefinitely:
 

@@ -19,7 +19,7 @@ from tvm_ipc.packed_functions.program_function_declarations import (
 )
 from tvm_ipc.verify import known_calls
 from tvm_ipc.verify.access_checker import AccessChecker
-from tvm_ipc.verify.allocation_bounds_check import Allocations, item_bytes, text_of
+from tvm_ipc.verify.allocations_and_views_with_bounds import Allocations, item_bytes, text_of
 from tvm_ipc.verify.hazard_types_and_messages import HazardKind, HazardReporter
 from tvm_ipc.verify.known_calls import KnownCall
 from tvm_ipc.verify.memory_state import MemoryState, Pending

@@ -21,7 +21,7 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     WORKER_RANK,
 )
 from tvm_ipc.verify import known_calls
-from tvm_ipc.verify.allocation_bounds_check import text_of
+from tvm_ipc.verify.allocations_and_views_with_bounds import text_of
 from tvm_ipc.verify.comm_trace_types import Action, ActionKind, Actions, Branch
 from tvm_ipc.verify.compare_collective_arguments import Signature, SignatureComparer
 from tvm_ipc.verify.known_calls import KnownCall

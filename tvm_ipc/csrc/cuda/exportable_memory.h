@@ -13,7 +13,7 @@
 #include <string>
 
 #include "core/handle_allgather_via_session_server.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 
 namespace tvm_ipc::cuda {
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 
 namespace tvm_ipc::cuda {
 

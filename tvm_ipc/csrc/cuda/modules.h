@@ -14,7 +14,7 @@
 
 #include "core/element_type_and_reduce_kind.h"
 #include "cuda/kernels/choose_kernel_and_grid.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 
 namespace tvm_ipc::cuda {
 

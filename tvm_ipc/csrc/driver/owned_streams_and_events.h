@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 
 namespace tvm_ipc::cuda {
 

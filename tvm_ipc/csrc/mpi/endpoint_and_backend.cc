@@ -12,7 +12,7 @@
 #include "core/internode_request_queue.h"
 #include "core/point_to_point_waits_and_errors.h"
 #include "core/rank_runtime_state.h"
-#include "mpi/exposed_buffers_copied_to_nodes.h"
+#include "mpi/exposed_buffers_sent_to_nodes.h"
 #include "mpi/internode_collectives.h"
 #include "shm/endpoint_and_backend.h"
 

@@ -6,7 +6,7 @@
 
 #include "core/rank_runtime_state.h"
 #include "driver/comm_stream_async_queue.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 #include "nccl/collectives_endpoint.h"
 #include "nccl/ipc_scope_heap_without_peers.h"
 #include "nccl/library.h"

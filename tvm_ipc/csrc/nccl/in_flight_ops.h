@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/shared_memory_layout.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 
 namespace tvm_ipc::nccl {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/heap_interface.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 
 namespace tvm_ipc::nccl {
 

@@ -35,7 +35,7 @@
 #include "core/internode_request_queue.h"
 #include "core/rank_runtime_state.h"
 #include "core/team_members_by_node.h"
-#include "driver/device.h"
+#include "driver/device_properties_and_context.h"
 #include "nccl/communicator.h"
 #include "nccl/host_barrier_and_agreement.h"
 #include "nccl/in_flight_ops.h"

@@ -36,7 +36,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "shm/norm_impl.h"
+#include "shm/normalize_row_impl.h"
 #include "shm/reduce_formats_and_operations.h"
 #include "shm/reduce_integer_average.h"
 #include "shm/reduce_table.h"

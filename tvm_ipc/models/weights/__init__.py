@@ -3,8 +3,8 @@
 
 - `load.py`: `load_weights()`, which puts the other modules together.
 - `list_checkpoint_tensors.py`: the tensors of a checkpoint, a file or a folder, by their names.
-- `safetensors_header.py`, `read_tvmjs_index.py`: the two file formats; `read_json_index.py`: what
-  they share; `tensor_in_file.py`: a tensor in a file.
+- `safetensors_header.py`, `read_tvmjs_index.py`: the two file formats; `read_and_check_json.py`:
+  what they share; `tensor_in_file.py`: a tensor in a file.
 - `in_memory_weight_sources.py`: tensors in the controller's memory, from PyTorch, NumPy or TVM.
 - `stack_or_concat_source_tensors.py`: parameters that are stacked or concatenated from several
   tensors of the source.

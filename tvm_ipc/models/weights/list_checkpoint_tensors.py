@@ -9,7 +9,7 @@ from typing import Final
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
 from tvm_ipc.models.weights import read_tvmjs_index, safetensors_header
-from tvm_ipc.models.weights.read_json_index import read_json_file, read_prefix, sibling_file
+from tvm_ipc.models.weights.read_and_check_json import read_json_file, read_prefix, sibling_file
 from tvm_ipc.models.weights.tensor_in_file import FileTensor
 
 _SUFFIX: Final = ".safetensors"

@@ -19,7 +19,7 @@ import numpy as np
 
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights.read_json_index import (
+from tvm_ipc.models.weights.read_and_check_json import (
     parse_extents,
     read_json_file,
     read_prefix,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tvm_ipc.arguments import quote
 from tvm_ipc.errors import WeightsError
-from tvm_ipc.models.weights.read_json_index import (
+from tvm_ipc.models.weights.read_and_check_json import (
     MAX_HEADER_BYTES,
     parse_extents,
     parse_json_object,

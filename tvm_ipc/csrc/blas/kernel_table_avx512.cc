@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file complementing_kernels_avx512.cc
+ * \file kernel_table_avx512.cc
  * \brief The kernels of kernels_complementing_blas.h for AVX-512 F, BW, VL and DQ; compiled with
  * these enabled. Empty on other architectures.
  */

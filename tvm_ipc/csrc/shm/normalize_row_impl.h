@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file norm_impl.h
+ * \file normalize_row_impl.h
  * \brief Normalisation of a row, written once over vectors; part of reduce_impl.h.
  *
  * All arithmetic is float32. A sum has 32 lanes, element i in lane i % 32, which are added in a
  * tree, so it has the same bits on every instruction set. A variance is computed from the
  * differences from the mean in a second pass, which avoids cancellation if the mean is large.
  */
-#ifndef TVM_IPC_SHM_NORM_IMPL_H_
-#define TVM_IPC_SHM_NORM_IMPL_H_
+#ifndef TVM_IPC_SHM_NORMALIZE_ROW_IMPL_H_
+#define TVM_IPC_SHM_NORMALIZE_ROW_IMPL_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -280,4 +280,4 @@ constexpr NormKernels NormsOf() {
 
 }  // namespace
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_SHM_NORM_IMPL_H_
+#endif  // TVM_IPC_SHM_NORMALIZE_ROW_IMPL_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file exposed_buffers_copied_to_nodes.cc */
-#include "mpi/exposed_buffers_copied_to_nodes.h"
+/*! \file exposed_buffers_sent_to_nodes.cc */
+#include "mpi/exposed_buffers_sent_to_nodes.h"
 
 #include <algorithm>
 #include <chrono>

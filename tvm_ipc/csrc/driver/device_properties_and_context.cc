@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file device.cc */
-#include "driver/device.h"
+/*! \file device_properties_and_context.cc */
+#include "driver/device_properties_and_context.h"
 
 #include <cstdio>
 #include <map>

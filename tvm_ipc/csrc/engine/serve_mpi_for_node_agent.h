@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file internode_mpi_engine_ffi.h
+ * \file serve_mpi_for_node_agent.h
  * \brief Functions with which a node's agent runs the engine (engine/internode_progress_engine.h),
  * on a thread of the agent and with its MPI.
  */
-#ifndef TVM_IPC_ENGINE_INTERNODE_MPI_ENGINE_FFI_H_
-#define TVM_IPC_ENGINE_INTERNODE_MPI_ENGINE_FFI_H_
+#ifndef TVM_IPC_ENGINE_SERVE_MPI_FOR_NODE_AGENT_H_
+#define TVM_IPC_ENGINE_SERVE_MPI_FOR_NODE_AGENT_H_
 
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/object.h>
@@ -31,4 +31,4 @@ void Stop(tvm::ffi::ObjectRef ring);
 int64_t LargestTag();
 
 }  // namespace tvm_ipc::node
-#endif  // TVM_IPC_ENGINE_INTERNODE_MPI_ENGINE_FFI_H_
+#endif  // TVM_IPC_ENGINE_SERVE_MPI_FOR_NODE_AGENT_H_

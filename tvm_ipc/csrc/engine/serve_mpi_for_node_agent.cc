@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*! \file internode_mpi_engine_ffi.cc */
-#include "engine/internode_mpi_engine_ffi.h"
+/*! \file serve_mpi_for_node_agent.cc */
+#include "engine/serve_mpi_for_node_agent.h"
 
 #include <atomic>
 #include <memory>

@@ -9,34 +9,49 @@ set(TVM_IPC_BUILT "" CACHE PATH "Where the library was built: its parts are take
 find_package(Threads REQUIRED)
 
 set(TVM_IPC_CORE_SOURCES
-  admit_workers_to_session.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc worker_socket_to_session_server.cc element_type_and_reduce_kind.cc
-  emulated_link.cc internode_request_queue_engine_side.cc exposed_buffers.cc file_descriptor_and_memory_file.cc frame.cc handle_allgather_via_session_server.cc
-  machine_name_and_memory.cc internode_arena_block.cc send_receive_internode_messages.cc internode_request_queue.cc worker_handshake.cc
-  point_to_point_waits_and_errors.cc internode_control_messages_and_heartbeats.cc internode_session_event_relay.cc rank_runtime_state.cc session_server.cc
-  current_stream_hooks.cc collective_step_barrier.cc team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc worker_status_and_error_table.cc)
+  admit_workers_to_session.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc
+  worker_socket_to_session_server.cc element_type_and_reduce_kind.cc emulated_link.cc
+  internode_request_queue_engine_side.cc exposed_buffers.cc file_descriptor_and_memory_file.cc
+  frame.cc handle_allgather_via_session_server.cc machine_name_and_memory.cc
+  internode_arena_block.cc send_receive_internode_messages.cc internode_request_queue.cc
+  worker_handshake.cc point_to_point_waits_and_errors.cc
+  internode_control_messages_and_heartbeats.cc internode_session_event_relay.cc
+  rank_runtime_state.cc session_server.cc current_stream_hooks.cc collective_step_barrier.cc
+  team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc
+  worker_status_and_error_table.cc)
 set(TVM_IPC_SHM_SOURCES
-  all_to_all.cc allreduce.cc allreduce_norm.cc endpoint_and_backend.cc argument_checks.cc data_movement_collectives.cc reduce_in_groups_round_once.cc
-  point_to_point.cc reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc select_kernels_by_instruction_set.cc reduce_portable.cc
-  reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
+  all_to_all.cc allreduce.cc allreduce_norm.cc endpoint_and_backend.cc argument_checks.cc
+  data_movement_collectives.cc reduce_in_groups_round_once.cc point_to_point.cc
+  reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc select_kernels_by_instruction_set.cc
+  reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
 # What the backends for NVIDIA devices share. The driver is loaded on demand; builds do not need it.
-set(TVM_IPC_DRIVER_SOURCES device.cc cuda_driver_api.cc owned_streams_and_events.cc comm_stream_async_queue.cc)
+set(TVM_IPC_DRIVER_SOURCES
+  device_properties_and_context.cc cuda_driver_api.cc owned_streams_and_events.cc
+  comm_stream_async_queue.cc)
 set(TVM_IPC_CUDA_SOURCES
-  backend_factory.cc buffer_size_and_overlap_checks.cc cuda_endpoint.cc kernel_errors.cc device_support_report.cc exportable_memory.cc point_to_point.cc modules.cc
-  data_movement_collectives.cc host_registration.cc probe_device_pair_sharing.cc reductions.cc map_peer_regions.cc exposed_buffer_peer_copies.cc)
+  backend_factory.cc buffer_size_and_overlap_checks.cc cuda_endpoint.cc kernel_errors.cc
+  device_support_report.cc exportable_memory.cc point_to_point.cc modules.cc
+  data_movement_collectives.cc host_registration.cc probe_device_pair_sharing.cc reductions.cc
+  map_peer_regions.cc exposed_buffer_peer_copies.cc)
 set(TVM_IPC_NCCL_SOURCES
-  endpoint_and_backend.cc data_movement_collectives.cc communicator.cc team_communicators_and_watch_thread.cc in_flight_ops.cc host_barrier_and_agreement.cc
+  endpoint_and_backend.cc data_movement_collectives.cc communicator.cc
+  team_communicators_and_watch_thread.cc in_flight_ops.cc host_barrier_and_agreement.cc
   library.cc ipc_scope_heap_without_peers.cc point_to_point.cc reductions.cc)
 set(TVM_IPC_MPI_SOURCES
-  endpoint_and_backend.cc internode_reduce_arithmetic.cc reduction_slice_leader.cc data_movement_collectives.cc point_to_point.cc pipelined_internode_reduce.cc
-  internode_reduce_plan.cc internode_reductions.cc run_move.cc exposed_buffers_copied_to_nodes.cc)
+  endpoint_and_backend.cc internode_reduce_arithmetic.cc reduction_slice_leader.cc
+  data_movement_collectives.cc point_to_point.cc pipelined_internode_reduce.cc
+  internode_reduce_plan.cc internode_reduction_entry_points.cc run_move.cc
+  exposed_buffers_sent_to_nodes.cc)
 # The engine moves messages between nodes, in a process that is not a rank.
-set(TVM_IPC_ENGINE_SOURCES internode_progress_engine.cc mpi_library.cc mpi_transport.cc in_flight_send_limit.cc)
+set(TVM_IPC_ENGINE_SOURCES
+  internode_progress_engine.cc mpi_library.cc mpi_transport.cc in_flight_send_limit.cc)
 # The table of backends, in the folder above theirs.
 set(TVM_IPC_BACKENDS_SOURCES backends.cc)
 # TVM_IPC_NO_GPUS is a source that replaces the GPU backends, which are then not compiled.
 set(TVM_IPC_BLAS_SOURCES
-  library.cc matmul_multi_thread.cc run_matmul_piece.cc select_instruction_set.cc complementing_kernels_portable.cc complementing_kernels_avx2.cc
-  complementing_kernels_avx512.cc bf16_matmul_avx512bf16.cc bf16_matmul_amx.cc)
+  library.cc matmul_multi_thread.cc run_matmul_piece.cc select_instruction_set.cc
+  kernel_table_portable.cc kernel_table_avx2.cc kernel_table_avx512.cc bf16_matmul_avx512bf16.cc
+  bf16_matmul_amx.cc)
 
 # Results must be identical on all machines, so the compiler may not fuse multiplications and
 # additions.
@@ -68,9 +83,9 @@ compile_with(shm/reduce_portable.cc ${reduce})
 compile_with(shm/reduce_avx2.cc ${reduce} ${avx2} ${fma})
 compile_with(shm/reduce_avx512.cc ${reduce} ${avx512})
 compile_with(shm/reduce_avx512bf16.cc ${reduce} ${bf16})
-compile_with(blas/complementing_kernels_portable.cc ${blas})
-compile_with(blas/complementing_kernels_avx2.cc ${blas} ${avx2} ${fma})
-compile_with(blas/complementing_kernels_avx512.cc ${blas} ${avx512} ${fma})
+compile_with(blas/kernel_table_portable.cc ${blas})
+compile_with(blas/kernel_table_avx2.cc ${blas} ${avx2} ${fma})
+compile_with(blas/kernel_table_avx512.cc ${blas} ${avx512} ${fma})
 compile_with(blas/bf16_matmul_avx512bf16.cc ${kernel} ${bf16})
 compile_with(blas/bf16_matmul_amx.cc ${kernel} ${tiles})
 

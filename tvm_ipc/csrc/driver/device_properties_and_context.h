@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file device.h
+ * \file device_properties_and_context.h
  * \brief The devices that NVIDIA's driver reports: their properties and contexts.
  */
-#ifndef TVM_IPC_DRIVER_DEVICE_H_
-#define TVM_IPC_DRIVER_DEVICE_H_
+#ifndef TVM_IPC_DRIVER_DEVICE_PROPERTIES_AND_CONTEXT_H_
+#define TVM_IPC_DRIVER_DEVICE_PROPERTIES_AND_CONTEXT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -110,4 +110,4 @@ void Quietly(const Device& device, const Calls& calls) {
 }
 
 }  // namespace tvm_ipc::cuda
-#endif  // TVM_IPC_DRIVER_DEVICE_H_
+#endif  // TVM_IPC_DRIVER_DEVICE_PROPERTIES_AND_CONTEXT_H_

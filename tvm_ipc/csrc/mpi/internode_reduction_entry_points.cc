@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file internode_reductions.cc
+ * \file internode_reduction_entry_points.cc
  * \brief The reductions: which members want the results, and the sinks that store them.
  */
 #include <algorithm>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file complementing_kernels_avx2.cc
+ * \file kernel_table_avx2.cc
  * \brief The kernels of kernels_complementing_blas.h for AVX2, FMA and F16C; compiled with these
  * enabled. Empty on other architectures.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file exposed_buffers_copied_to_nodes.h
+ * \file exposed_buffers_sent_to_nodes.h
  * \brief Exposed buffers of teams on several nodes. Ranks of one node read each other's memory in
  *        place, as in shm/exposed_buffers.cc; buffers of other nodes are read from a received copy.
  *
@@ -14,8 +14,8 @@
  * A release waits until this member's sends and receives are done, then synchronizes the members on
  * this node. Only they read the memory here, so that is enough.
  */
-#ifndef TVM_IPC_MPI_EXPOSED_BUFFERS_COPIED_TO_NODES_H_
-#define TVM_IPC_MPI_EXPOSED_BUFFERS_COPIED_TO_NODES_H_
+#ifndef TVM_IPC_MPI_EXPOSED_BUFFERS_SENT_TO_NODES_H_
+#define TVM_IPC_MPI_EXPOSED_BUFFERS_SENT_TO_NODES_H_
 
 #include <cstdint>
 #include <map>
@@ -77,4 +77,4 @@ class InternodeExposedBuffers {
 };
 
 }  // namespace tvm_ipc
-#endif  // TVM_IPC_MPI_EXPOSED_BUFFERS_COPIED_TO_NODES_H_
+#endif  // TVM_IPC_MPI_EXPOSED_BUFFERS_SENT_TO_NODES_H_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
- * \file complementing_kernels_portable.cc
+ * \file kernel_table_portable.cc
  * \brief The kernels of kernels_complementing_blas.h for every machine, with vectors of 16 bytes.
  */
 #include <cstddef>
