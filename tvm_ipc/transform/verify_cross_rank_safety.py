@@ -56,9 +56,9 @@ from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.verify import find_hazards
 from tvm_ipc.verify.hazard_types_and_messages import Hazard, HazardKind, UselessOverlap
 from tvm_ipc.verify.per_rank_and_uniform_values import RankModel
-from tvm_ipc.verify.run_both_checks import find_hazards
 
 __all__ = ["Hazard", "HazardKind", "VerifyCrossRankSafety", "verify_cross_rank_safety"]
 

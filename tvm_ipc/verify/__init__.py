@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The independent verifier behind `verify_cross_rank_safety`; it shares no analysis with planners.
 
-    run_both_checks                     runs both checks on a module
+`find_hazards` runs both checks on a module. These modules serve both:
+
     module_functions_and_summary_cache  functions, statements and summaries of a module
     relax_as_plain_statements           a function as plain Python objects
     known_calls                         effects of calls of packed functions, by their names
@@ -31,3 +32,36 @@ The order check looks for ranks that wait for each other indefinitely:
     per_rank_and_uniform_values       what is known of a number on each rank
     deadlock_simulator                simulates the actions of all ranks
 """
+
+from __future__ import annotations
+
+import tvm
+
+from tvm_ipc.packed_functions import MAX_WORKERS
+from tvm_ipc.verify.abstract_memory_interpreter import Interpreter
+from tvm_ipc.verify.communication_order_check import DivergenceCheck
+from tvm_ipc.verify.hazard_types_and_messages import Hazard, UselessOverlap
+from tvm_ipc.verify.module_functions_and_summary_cache import Module
+from tvm_ipc.verify.per_rank_and_uniform_values import RankModel
+
+__all__ = ["find_hazards"]
+from tvm_ipc.verify.relax_function_effect_summary import Summary
+
+
+def find_hazards(
+    mod: tvm.IRModule, assume_no_exit_barrier: bool, ranks: RankModel | None
+) -> tuple[list[Hazard], list[UselessOverlap]]:
+    """Return the hazards of all functions of a module, and its useless overlaps."""
+    module = Module(
+        mod,
+        _summarize,
+        assume_no_exit_barrier=assume_no_exit_barrier,
+        max_workers=MAX_WORKERS if ranks is None else ranks.size,
+    )
+    module.summarize_all()
+    divergences = DivergenceCheck(module, ranks).hazards()
+    return [*module.hazards.values(), *divergences], list(module.useless_overlaps.values())
+
+
+def _summarize(module: Module, name: str) -> Summary:
+    return Interpreter(module, name, module.function(name), module.statements(name)).run()

@@ -12,7 +12,7 @@ reshape                        axes that stay sharded when a tensor is reshaped
 data_movement                  operators that move elements: concat, split, slices, broadcasts,
                                padding
 gather_scatter                 operators that take or write elements by index
-sort_and_scan                  sort, scan, and the index of an extremum
+sort_scan_and_search           sort, scan, search in sorted boundaries, and argmax
 convolution_pooling_resize     convolutions, pooling and resizing
 decompose_along_sharded_axis   operators as several simpler ones, for axes that are sharded
 operator_rule_table            the rule of each operator, and rules that users declare

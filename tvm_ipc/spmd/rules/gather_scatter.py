@@ -197,12 +197,6 @@ def _one_hot(op: Operation) -> Rule:
     return Rule((labels,), ((*labels[:axis], ndim, *labels[axis:]),))
 
 
-def _bucketize(op: Operation) -> Rule:
-    labels = tuple(range(op.ndim()))
-    boundaries = len(labels)
-    return Rule((labels, (boundaries,)), (labels,), whole=needs_all(boundaries))
-
-
 RULES: Final = {
     "take": _take,
     "gather_elements": _gather_elements,
@@ -211,5 +205,4 @@ RULES: Final = {
     "scatter_nd": _scatter_nd,
     "index_tensor": _index_tensor,
     "one_hot": _one_hot,
-    "bucketize": _bucketize,
 }

@@ -22,7 +22,7 @@ from tvm_ipc.spmd.rules import (
     normalizations,
     reductions,
     reshape,
-    sort_and_scan,
+    sort_scan_and_search,
 )
 from tvm_ipc.spmd.rules.axis_label_rule import Rule
 from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of
@@ -37,7 +37,7 @@ RULES: Final[dict[str, Callable[[Operation], Rule]]] = {
     **reshape.RULES,
     **data_movement.RULES,
     **gather_scatter.RULES,
-    **sort_and_scan.RULES,
+    **sort_scan_and_search.RULES,
     **convolution_pooling_resize.RULES,
 }
 

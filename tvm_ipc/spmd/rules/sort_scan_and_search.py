@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of operators along one whole axis: sort, scan, and the index of an extremum."""
+"""Sharding rules of operators that need one whole axis: sort, scan, search and argmax."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def _along_whole_axis(op: Operation) -> Rule:
     )
 
 
-RULES: Final = dict.fromkeys(
-    ("argmax", "argmin", "sort", "argsort", "topk", "cumsum", "cumprod"), _along_whole_axis
-)
+def _bucketize(op: Operation) -> Rule:
+    labels = tuple(range(op.ndim()))
+    boundaries = len(labels)
+    return Rule((labels, (boundaries,)), (labels,), whole=needs_all(boundaries))
+
+
+RULES: Final = {
+    "bucketize": _bucketize,
+    **dict.fromkeys(
+        ("argmax", "argmin", "sort", "argsort", "topk", "cumsum", "cumprod"), _along_whole_axis
+    ),
+}
