@@ -66,9 +66,9 @@ def parallelize(
     caches : names or patterns of inputs that are computed in earlier calls, such as the keys and
         values of earlier tokens. If weights are sharded by heads, each rank has only its own heads
         of these inputs, and of the results that are computed from them.
-        calibration : measured times that automatic sharding uses. They must have been measured with
-        as many workers as there are ranks along the sharded axis of the mesh. The times are also
-        used to balance `stages`. If None, nominal figures are used.
+    calibration : measured times that automatic sharding uses. They must have been measured with as
+        many workers as there are ranks along the sharded axis of the mesh. The times are also used
+        to balance `stages`. If None, nominal figures are used.
     stages : the pipeline stages, for a mesh with the axis "pp", along which ranks have different
         layers. For each stage except the first, pass a pattern of the weights that the stage begins
         with, such as "layers.16". Results are on the ranks of the stage that computes them. If
