@@ -10,7 +10,7 @@ from dataclasses import dataclass
 #: Traceback frames of the C library, of the FFI and its wrappers, and of code without symbols.
 _FOREIGN_FRAME = re.compile(
     r'File "(<unknown>|\.\./sysdeps|\./nptl|.*tvm_ffi/cython|'
-    r".*runtime/exception_types_over_ffi\.py)"
+    r".*runtime/keep_exception_type_and_text\.py)"
 )
 
 

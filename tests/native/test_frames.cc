@@ -6,7 +6,9 @@
  * `test_frames <seconds> [<seed>]` looks for as long as it is told.
  */
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/frame.h"
@@ -255,6 +258,47 @@ void TestEndless() {
   EXPECT(calls > static_cast<size_t>(sent) >> 20);
 }
 
+/*!
+ * \brief Files that nobody has received yet count against the sender's limit of open files, unless
+ *        it is root: a sender waits until they are received.
+ */
+void TestManyFilesOnTheWay() {
+  constexpr int kFrames = 8, kFiles = 32, kLimitOfFiles = 64, kWithoutWaiting = 3;
+  const pid_t sender = fork();
+  EXPECT(sender >= 0);
+  int status = 0;
+  if (sender > 0) {
+    EXPECT(waitpid(sender, &status, 0) == sender && status == 0, "files were not sent");
+    return;
+  }
+  if (geteuid() == 0 && setuid(65534) != 0) _exit(2);
+  Pair pair;
+  const pid_t receiver = fork();
+  if (receiver == 0) {
+    pair.write = File();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    FrameReader reader;
+    Frame frame;
+    int received = 0;
+    for (bool more = true; more;) {
+      more = reader.Read(pair.read.get());
+      while (reader.Next(&frame)) received += frame.files.size() == kFiles ? 1 : 0;
+    }
+    _exit(received == kFrames ? 0 : 3);
+  }
+  const rlimit limit{kLimitOfFiles, kLimitOfFiles};
+  const std::vector<int> files(kFiles, pair.something.get());
+  bool sent = receiver > 0 && setrlimit(RLIMIT_NOFILE, &limit) == 0;
+  for (int i = 0; i < kFrames; ++i) {
+    if (i == kWithoutWaiting) {
+      sent = sent && SendSome(pair.write.get(), "x", 1, files, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    }
+    sent = sent && SendFrame(pair.write.get(), FrameType::kWelcome, "files", files);
+  }
+  pair.write = File();
+  _exit(waitpid(receiver, &status, 0) == receiver && sent && status == 0 ? 0 : 1);
+}
+
 }  // namespace
 }  // namespace tvm_ipc
 
@@ -267,6 +311,7 @@ int main(int argc, char** argv) {
   TestEndless();
   const int before = OpenFiles();
   TestHeaderAtTheEndOfARead();
+  TestManyFilesOnTheWay();
   Random random(seed);
   size_t rounds = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);

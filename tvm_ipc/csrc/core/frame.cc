@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -19,6 +21,9 @@ namespace {
 constexpr size_t kLongestText = size_t{1} << 20;
 /*! \brief The most bytes to read from a socket at a time, so that other sockets get their turn. */
 constexpr size_t kReadAtOnce = size_t{1} << 20;
+/*! \brief How long a sender waits for others to receive files, and how often it tries. */
+constexpr auto kFilesReceived = std::chrono::seconds(20);
+constexpr auto kNextTry = std::chrono::milliseconds(1);
 
 /*! \brief Return a text without its middle if it is too long. */
 std::string Shortened(const std::string& text) {
@@ -54,11 +59,23 @@ int64_t SendSome(int socket, const char* bytes, size_t count, const std::vector<
     part->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
     memcpy(CMSG_DATA(part), files.data(), sizeof(int) * files.size());
   }
-  ssize_t sent;
-  do {
-    sent = sendmsg(socket, &message, flags | MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent;
+  const auto end = std::chrono::steady_clock::now() + kFilesReceived;
+  while (true) {
+    const ssize_t sent = sendmsg(socket, &message, flags | MSG_NOSIGNAL);
+    if (sent >= 0 || (errno != EINTR && errno != ETOOMANYREFS)) return sent;
+    if (errno == EINTR) continue;
+    // Files that nobody has received yet count against the limit of open files of their sender,
+    // together with those of other programs of the user. Workers receive theirs soon.
+    std::this_thread::sleep_for(kNextTry);
+    if (flags & MSG_DONTWAIT) {
+      errno = EAGAIN;
+      return -1;
+    }
+    if (std::chrono::steady_clock::now() > end) {
+      errno = ETOOMANYREFS;
+      return -1;
+    }
+  }
 }
 
 bool SendFrame(int socket, FrameType type, const std::string& payload,

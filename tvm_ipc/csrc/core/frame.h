@@ -76,7 +76,8 @@ std::string AsBytes(const T& value) {
 }
 
 /*!
- * \brief Send bytes, and files with the first of them.
+ * \brief Send bytes, and files with the first of them. If too many files are on their way, wait
+ *        until some are received (ETOOMANYREFS after 20 s), or with MSG_DONTWAIT return EAGAIN.
  * \param flags Flags of sendmsg.
  * \return The number of bytes sent; -1, with errno, on failure.
  */
