@@ -675,3 +675,23 @@ def test_functions_that_are_alike_are_scheduled_once(monkeypatch: pytest.MonkeyP
     after = ScheduleForCPU()(mod)
     assert len(calls) == 1
     assert after["again"].attrs["global_symbol"] == "again"
+
+
+def test_a_kernel_that_tvm_cannot_analyse_is_not_scheduled() -> None:
+    """TVM's analysis of reshapes ends in an InternalError for these extents."""
+    mod = tvm.script.from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float32")):
+        n = T.int64()
+        rows = R.strided_slice(x, axes=[0], begin=[0], end=[n - 1], strides=[1])
+        return R.reshape(R.maximum(rows, R.negative(rows)), R.shape([T.int64(4), n - 1]))
+""")
+    with collect_report() as report:
+        executable = tvm.compile(mod, "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 1))
+    reasons = [one.reason for one in report.decisions if one.pass_name == "ScheduleForCPU"]
+    assert "TVM cannot analyse whether it is a reshape" in reasons
+    x = np.random.default_rng(1).standard_normal((4, 4)).astype("float32")
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x))
+    np.testing.assert_array_equal(result.numpy(), np.abs(x[:3]).reshape(4, 3))

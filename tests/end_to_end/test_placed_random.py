@@ -192,18 +192,20 @@ def _multiplies(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 def test_random_programs(mesh: Mesh, request: pytest.FixtureRequest) -> None:
     """By default the functions of one module for each mesh."""
     count = max(PROGRAMS, request.config.getoption("--programs") // len(MESHES))
+    kinds: Counter[str] = Counter()
     for first in range(0, count, PROGRAMS):
-        check(mesh, range(first, first + PROGRAMS))
+        kinds += check(mesh, range(first, first + PROGRAMS))
+    wanted = {"allgather", "all_to_all", "allreduce", "reduce_scatter", "take_shard"}
+    assert wanted <= kinds.keys(), "the programs are of interest"
 
 
-def check(mesh: Mesh, seeds: range) -> None:
+def check(mesh: Mesh, seeds: range) -> Counter[str]:
+    """Raise an error where a program is wrong; return the kinds of collectives."""
     generators = {f"f{seed}": Generator(seed, mesh) for seed in seeds}
     programs = {name: one.program() for name, one in generators.items()}
     with collect_report() as report:
         LowerPlacements()(module(mesh, programs))
-    kinds = Counter(one.subject.split()[0] for one in report.decisions)
-    wanted = {"allgather", "all_to_all", "allreduce", "reduce_scatter", "take_shard"}
-    assert wanted <= kinds.keys(), "the programs are of interest"
     assert sum(len(one.steps) for one in generators.values()) > PROGRAMS * STEPS / 2
     with session_of(mesh) as session:
         run(session, mesh, programs)
+    return Counter(one.subject.split()[0] for one in report.decisions)

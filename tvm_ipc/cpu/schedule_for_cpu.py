@@ -114,7 +114,7 @@ def _scheduled(
     if schedule_or_reason is None:
         try:
             stages = read_stages(function)
-            if relax.analysis.has_reshape_pattern(function):
+            if _is_reshape(function):
                 raise NotStagesError("it is a reshape")
             schedule_or_reason = schedule(stages, lanes).with_attr(_SCHEDULED, True)
         except NotStagesError as reason:
@@ -129,6 +129,15 @@ def _scheduled(
         if symbol is None
         else schedule_or_reason.with_attr("global_symbol", symbol)
     )
+
+
+def _is_reshape(function: tirx.PrimFunc) -> bool:
+    try:
+        return bool(relax.analysis.has_reshape_pattern(function))
+    except tvm.error.InternalError:
+        # TVM's analysis fails for some symbolic extents. The kernel may be a reshape, which TVM
+        # replaces by a view if it finds it so later.
+        raise NotStagesError("TVM cannot analyse whether it is a reshape") from None
 
 
 def _called_in_place(mod: tvm.IRModule) -> set[Any]:
