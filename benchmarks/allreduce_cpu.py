@@ -43,7 +43,7 @@ WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass
-class Seat:
+class Method:
     """A contestant's place: it can be started again when it had to be ended."""
 
     name: str
@@ -124,7 +124,7 @@ class Quiet:
         return True
 
 
-def calibrate(seat: Seat, contestant: Contestant, key: Key, plan: Plan) -> int:
+def calibrate(method: Method, contestant: Contestant, key: Key, plan: Plan) -> int:
     """How many calls fill the time of one measurement; a hiccup must not make them too few."""
     calls = 1
     while True:
@@ -137,27 +137,29 @@ def calibrate(seat: Seat, contestant: Contestant, key: Key, plan: Plan) -> int:
         calls *= 4
 
 
-def per_call(seat: Seat, contestant: Contestant, key: Key, plan: Plan, quiet: Quiet) -> float:
+def per_call(method: Method, contestant: Contestant, key: Key, plan: Plan, quiet: Quiet) -> float:
     """One measurement, at a quiet moment if there is one."""
-    if key not in seat.iterations:
-        seat.iterations[key] = calibrate(seat, contestant, key, plan)
-    calls = seat.iterations[key]
+    if key not in method.iterations:
+        method.iterations[key] = calibrate(method, contestant, key, plan)
+    calls = method.iterations[key]
     while True:
         quiet.wait()
         seconds = contestant.run(calls, key.fresh, plan.limit)
         if quiet.held():
             break
     if seconds < plan.seconds / 3:
-        seat.iterations[key] *= 3
+        method.iterations[key] *= 3
     return seconds / calls
 
 
-def measure(seat: Seat, plan: Plan, dtype: str, size: int, results: Results, quiet: Quiet) -> None:
+def measure(
+    method: Method, plan: Plan, dtype: str, size: int, results: Results, quiet: Quiet
+) -> None:
     """All variants of one size, for one contestant."""
-    keys = [Key(plan.ranks, dtype, fresh, size, seat.name) for fresh in plan.fresh]
+    keys = [Key(plan.ranks, dtype, fresh, size, method.name) for fresh in plan.fresh]
     if any(key in results.notes for key in keys):
         return
-    contestant = seat.sit()
+    contestant = method.sit()
     if contestant is None:
         for key in keys:
             results.notes[key] = "-"
@@ -167,21 +169,21 @@ def measure(seat: Seat, plan: Plan, dtype: str, size: int, results: Results, qui
         answer = contestant.prepare(dtype, size // WIDTH[dtype], plan.limit)
         for key in keys:
             if answer == "ok":
-                results.add(key, per_call(seat, contestant, key, plan, quiet))
+                results.add(key, per_call(method, contestant, key, plan, quiet))
             else:
                 results.notes[key] = {"unsupported": "no type", "bad": "WRONG"}[answer]
         if size >= RELEASE_BYTES:
             contestant.prepare(dtype, 1024, plan.limit)
     except OverLimitError:
         results.notes[key] = f">{plan.limit:g} s"
-        seat.fail()
+        method.fail()
     except OSError as error:
         print(error, file=sys.stderr)
         results.notes[key] = "died"
-        seat.fail()
+        method.fail()
 
 
-def run(plan: Plan, seats: list[Seat], results: Results) -> None:
+def run(plan: Plan, methods: list[Method], results: Results) -> None:
     """The rounds of one plan that its time allows; whoever begins changes from round to round."""
     took = 0.0
     end = time.monotonic() + plan.budget
@@ -195,8 +197,8 @@ def run(plan: Plan, seats: list[Seat], results: Results) -> None:
         quiet = Quiet(plan.patience)
         for dtype in plan.dtypes:
             for size in plan.sizes:
-                for i in range(len(seats)):
-                    measure(seats[(i + number) % len(seats)], plan, dtype, size, results, quiet)
+                for i in range(len(methods)):
+                    measure(methods[(i + number) % len(methods)], plan, dtype, size, results, quiet)
         took = time.monotonic() - began
         print(
             f"{plan.ranks} ranks: round {number + 1} of {plan.rounds}, {took:.0f} s, "
@@ -206,9 +208,9 @@ def run(plan: Plan, seats: list[Seat], results: Results) -> None:
         )
 
 
-def peer_seats(options: argparse.Namespace, ranks: int, python: str | None) -> list[Seat]:
+def peer_methods(options: argparse.Namespace, ranks: int, python: str | None) -> list[Method]:
     """The peers and the limits; mpi4py only where every rank has a core."""
-    seats: list[Seat] = []
+    methods: list[Method] = []
     # Spinning ranks without a core each may take for ever, at every size.
     chances = 4 if ranks <= peers.cores() else 2
     callers = ["single", "multiple"]
@@ -218,30 +220,30 @@ def peer_seats(options: argparse.Namespace, ranks: int, python: str | None) -> l
         for caller in callers:
             name = peers.mpi_label(library, caller)
             start = partial(peers.mpi, library, ranks, caller)
-            seats.append(Seat(name, "peer", start, chances))
+            methods.append(Method(name, "peer", start, chances))
     if python is not None:
-        seats.append(Seat("gloo", "peer", partial(peers.gloo, ranks, python), chances))
+        methods.append(Method("gloo", "peer", partial(peers.gloo, ranks, python), chances))
     for mode in ("copy", "add", "stream"):
         start = partial(peers.limit, mode, ranks, options.largest)
-        seats.append(Seat(f"limit {mode}", "limit", start))
+        methods.append(Method(f"limit {mode}", "limit", start))
     if ranks == 2 <= peers.cores():
         start = partial(peers.limit, "oneshot", ranks, options.largest)
-        seats.append(Seat("bare one-shot", "bare", start))
-    return seats
+        methods.append(Method("bare one-shot", "bare", start))
+    return methods
 
 
 def _itself(contestant: Contestant) -> Contestant:
     return contestant
 
 
-def own_seats(options: argparse.Namespace, ranks: int) -> tuple[list[Seat], Callable[[], None]]:
+def own_methods(options: argparse.Namespace, ranks: int) -> tuple[list[Method], Callable[[], None]]:
     """Our ways of calling, on one session of their own, and what ends that session."""
     import ours
 
     from tvm_ipc.packed_functions import AllReduceStrategy
 
     workers = ours.Workers(ranks, 10 * options.limit)
-    seats = []
+    methods = []
     for mode in options.modes:
         for strategy in options.strategies:
             way = ours.Ours(
@@ -250,8 +252,8 @@ def own_seats(options: argparse.Namespace, ranks: int) -> tuple[list[Seat], Call
                 mode.endswith("-to-ipc"),
                 AllReduceStrategy[strategy.upper()],
             )
-            seats.append(Seat(way.name, "ours", partial(_itself, way)))
-    return seats, workers.close
+            methods.append(Method(way.name, "ours", partial(_itself, way)))
+    return methods, workers.close
 
 
 def powers(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
@@ -323,15 +325,15 @@ def main(arguments: list[str]) -> int:
     python = peers.torch_python(options.torch)
     results = Results()
     for plan in plans(options):
-        seats = peer_seats(options, plan.ranks, python)
-        own, finish = own_seats(options, plan.ranks) if options.modes else ([], lambda: None)
+        methods = peer_methods(options, plan.ranks, python)
+        own, finish = own_methods(options, plan.ranks) if options.modes else ([], lambda: None)
         try:
-            run(plan, seats + own, results)
+            run(plan, methods + own, results)
         finally:
-            for seat in seats:
-                seat.leave()
+            for method in methods:
+                method.leave()
             finish()
-        results.roles.update({seat.name: seat.role for seat in seats + own})
+        results.roles.update({method.name: method.role for method in methods + own})
         for dtype in plan.dtypes:
             for fresh in plan.fresh:
                 print(report.table(results, plan.ranks, dtype, fresh), flush=True)

@@ -36,7 +36,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 import peers
-from allreduce_cpu import Plan, Seat, powers, run
+from allreduce_cpu import Method, Plan, powers, run
 from report import Key, Results
 
 sys.path.append(str(peers.HERE.parent))
@@ -111,9 +111,9 @@ class Ours:
 
 def inside(options: argparse.Namespace) -> None:
     """Measure at one rate, from within the first node, and leave the results as JSON."""
-    seats = [Seat(PEERS[options.collective], "peer", lambda: peer(options))]
+    methods = [Method(PEERS[options.collective], "peer", lambda: peer(options))]
     if not options.peer_alone:
-        seats.append(Seat(OURS, "ours", lambda: Ours(options)))
+        methods.append(Method(OURS, "ours", lambda: Ours(options)))
     results = Results()
     plan = Plan(
         ranks=options.nodes * options.workers,
@@ -127,15 +127,15 @@ def inside(options: argparse.Namespace) -> None:
         budget=options.budget,
     )
     try:
-        run(plan, seats, results)
+        run(plan, methods, results)
     finally:
-        for seat in seats:
-            seat.leave()
+        for method in methods:
+            method.leave()
     found = {}
-    for seat in seats:
+    for method in methods:
         for size in plan.sizes:
-            key = Key(plan.ranks, options.dtype, False, size, seat.name)
-            found[f"{seat.name} {size}"] = results.times.get(key) or results.notes.get(key, "-")
+            key = Key(plan.ranks, options.dtype, False, size, method.name)
+            found[f"{method.name} {size}"] = results.times.get(key) or results.notes.get(key, "-")
     Path(options.json).write_text(json.dumps(found))
 
 

@@ -14,7 +14,7 @@ here, there = socket.socketpair()
 first = os.fork() != 0
 mine = here if first else there
 (there if first else here).close()  # so that whoever fails is heard by the other
-def say(data=b"-", descriptors=()):
+def send(data=b"-", descriptors=()):
     socket.send_fds(mine, [data], list(descriptors))
 def hear():
     data, descriptors, _, _ = socket.recv_fds(mine, 4096, 1)
@@ -59,14 +59,14 @@ if first:
     cuda.cuMemExportToShareableHandle(byref(descriptor), memory.value, 1, 0)
     at = virtual_memory(memory.value, SIZE)
     put(at, b"from the first")
-    say(b"take", [descriptor.value])
+    send(b"take", [descriptor.value])
     os.close(descriptor.value)
     hear()
     assert get(at, 15) == b"from the second"
     cuda.cuMemUnmap(at, SIZE)
     cuda.cuMemAddressFree(at, SIZE)
     cuda.cuMemRelease(memory.value)
-    say()
+    send()
 else:
     _, [descriptor] = hear()
     cuda.cuMemImportFromShareableHandle(byref(memory), c_void_p(descriptor), 1)
@@ -77,7 +77,7 @@ else:
     at = virtual_memory(memory.value, SIZE, device=1)
     assert get(at, 14) == b"from the first"
     put(at, b"from the second")
-    say()
+    send()
     hear()
     assert get(at, 15) == b"from the second", "whoever maps it keeps it"
     cuda.cuMemUnmap(at, SIZE)
@@ -99,9 +99,9 @@ if first:
     descriptor = c_int()
     cuda.cuMemCreate(byref(memory), SIZE, byref(Properties()), 0)
     cuda.cuMemExportToShareableHandle(byref(descriptor), memory.value, 1, 0)
-    say(b"take", [descriptor.value])
+    send(b"take", [descriptor.value])
     a = device_memory(8)
-    say(export(a))
+    send(export(a))
     hear()
 else:
     _, [descriptor] = hear()
@@ -111,7 +111,7 @@ else:
     refused(101, "cuMemSetAccess", pointer.value, SIZE, byref(Access(1)), 1)
     handle, _ = hear()
     refused(Code.NO_PEER, "cuIpcOpenMemHandle_v2", byref(pointer), ipc(handle), 1)
-    say()
+    send()
 """,
         peers="none",
     )
@@ -127,14 +127,14 @@ if first:
     put(a, b"from the first")
     data = export(a + 100)
     refused(Code.CONTEXT, "cuIpcOpenMemHandle_v2", byref(c_uint64()), ipc(data), 1)
-    say(data)
+    send(data)
     hear()
     assert get(a + 990, 10) == b"the second"
-    say()
+    send()
     hear()
     cuda.cuMemFree_v2(a)
     other = device_memory(1000)  # its file has the number that the freed one had
-    say()
+    send()
     hear()
     cuda.cuMemFree_v2(other)
 else:
@@ -147,14 +147,14 @@ else:
     cuda.cuIpcCloseMemHandle(at)
     put(at + 990, b"the second")
     refused(Code.VALUE, "cuMemcpyHtoD_v2", at + 990, bytes(11), 11)
-    say()
+    send()
     hear()
     cuda.cuIpcCloseMemHandle(at)
     refused(Code.VALUE, "cuIpcCloseMemHandle", at)
-    say()
+    send()
     hear()
     refused(Code.VALUE, "cuIpcOpenMemHandle_v2", byref(c_uint64()), ipc(data), 1)
-    say()
+    send()
 """
     )
     assert report.leaks == {} and report.violations == []
@@ -167,14 +167,14 @@ def test_memory_that_is_freed_while_a_peer_maps_it() -> None:
 context()
 if first:
     a = device_memory(1000)
-    say(export(a))
+    send(export(a))
     hear()
     cuda.cuMemFree_v2(a)
-    say()
+    send()
 else:
     data, _ = hear()
     at = opened(data)
-    say()
+    send()
     hear()
     cuda.cuIpcCloseMemHandle(at)
 """
@@ -189,11 +189,11 @@ def test_an_address_of_another_process_is_none_here() -> None:
 context()
 if first:
     a = device_memory(1000)
-    say(str(a).encode())
+    send(str(a).encode())
     hear()
 else:
     data, _ = hear()
     refused(Code.VALUE, "cuMemsetD8_v2", int(data), 0, 1)
-    say()
+    send()
 """
     )

@@ -79,7 +79,7 @@ class Work:
 
 
 @dataclass(eq=False)
-class Shown:
+class ExposedTensor:
     """What a rank shows."""
 
     where: Where
@@ -110,7 +110,7 @@ class Schedule:
         self.meetings: defaultdict[Any, dict[int, list[Any]]] = defaultdict(dict)
         self.counts: defaultdict[Any, int] = defaultdict(int)
         self.passed: set[Any] = set()
-        self.shows: defaultdict[Any, list[Shown]] = defaultdict(list)
+        self.shows: defaultdict[Any, list[ExposedTensor]] = defaultdict(list)
         self.messages: defaultdict[Any, list[list[int]]] = defaultdict(list)
         self.taken: defaultdict[Any, int] = defaultdict(int)
         self.stored: list[dict[Any, int]] = [{} for _ in range(world)]
@@ -415,15 +415,15 @@ class Schedule:
             work.done = list(thread.clock)
             done += 1
 
-    def expose(self, thread: Thread, args: list[Any]) -> Shown:
+    def expose(self, thread: Thread, args: list[Any]) -> ExposedTensor:
         team = self.team(args[1], thread.rank)
         mine = self.shows[team, thread.rank]
         self.tick(thread)
-        mine.append(Shown(args[0], team, len(mine), list(thread.clock)))
+        mine.append(ExposedTensor(args[0], team, len(mine), list(thread.clock)))
         return mine[-1]
 
     def peer_view(self, thread: Thread, args: list[Any]) -> Iterator[Any]:
-        shown: Shown = args[0]
+        shown: ExposedTensor = args[0]
         if shown.hidden:
             raise WrongError("what is hidden is asked for")
         team = shown.team[1]

@@ -19,7 +19,7 @@ ROWS, INNER, COLUMNS = 3, 32, 16
 FLOAT = 4
 
 
-class Shows:
+class ExposingPrograms:
     """Builds a program; what is left out of it shows what each part is for."""
 
     def __init__(self, ranks: int, chunks: int, team: Any = 0, forgotten: str = "") -> None:
@@ -152,7 +152,7 @@ LINKS: list[dict[str, float]] = [
 @pytest.mark.parametrize("chunks", [1, 2, 5])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_a_matmul_of_rows_that_peers_show(ranks: int, chunks: int) -> None:
-    program = compiled(Shows(ranks, chunks).gather_matmul(), ranks)
+    program = compiled(ExposingPrograms(ranks, chunks).gather_matmul(), ranks)
     weight = drawn(0, INNER, COLUMNS)
     with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
         main = session.load_vm_module(program)["main"]
@@ -169,7 +169,7 @@ def test_a_matmul_of_rows_that_peers_show(ranks: int, chunks: int) -> None:
 @pytest.mark.parametrize("chunks", [1, 2, 5])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_a_matmul_whose_parts_peers_reduce(ranks: int, chunks: int) -> None:
-    program = compiled(Shows(ranks, chunks).matmul_scatter(), ranks)
+    program = compiled(ExposingPrograms(ranks, chunks).matmul_scatter(), ranks)
     weights = drawn(0, ranks, INNER, COLUMNS)
     with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
         main = session.load_vm_module(program)["main"]
@@ -195,7 +195,7 @@ def division(teams: list[list[int]]) -> relax.ShapeExpr:
 def test_in_both_teams_that_a_rank_of_a_mesh_is_in() -> None:
     """At the same time, and the ranks that come later to one wait for nobody in the other."""
     rows, columns = division(MESH_ROWS), division(MESH_COLUMNS)
-    program = compiled(Shows(2, 3, rows).gather_matmul(columns), 4)
+    program = compiled(ExposingPrograms(2, 3, rows).gather_matmul(columns), 4)
     weight = drawn(0, INNER, COLUMNS)
     with tvm_ipc.Session(4, threads=True, timeout=60) as session:
         main = session.load_vm_module(program)["main"]
@@ -214,7 +214,7 @@ def test_in_both_teams_that_a_rank_of_a_mesh_is_in() -> None:
 
 
 def test_parts_are_reduced_in_each_team_of_a_mesh() -> None:
-    program = compiled(Shows(2, 2, division(MESH_COLUMNS)).matmul_scatter(), 4)
+    program = compiled(ExposingPrograms(2, 2, division(MESH_COLUMNS)).matmul_scatter(), 4)
     weights = drawn(0, 4, INNER, COLUMNS)
     with tvm_ipc.Session(4, threads=True, timeout=60) as session:
         main = session.load_vm_module(program)["main"]
@@ -254,7 +254,7 @@ def packed_calls(module: tvm.IRModule) -> list[str]:
 @pytest.mark.parametrize("program", ["gather_matmul", "matmul_scatter"])
 def test_passes_leave_shows_in_their_order(transform: tvm.transform.Pass, program: str) -> None:
     """The n-th of each rank belongs to the n-th of others: none is left out, and none is shared."""
-    module = getattr(Shows(3, 2), program)()
+    module = getattr(ExposingPrograms(3, 2), program)()
     before = packed_calls(module)
     assert before.count("expose") == {"gather_matmul": 2, "matmul_scatter": 6}[program]
     assert packed_calls(transform(module)) == before
@@ -263,8 +263,8 @@ def test_passes_leave_shows_in_their_order(transform: tvm.transform.Pass, progra
 @pytest.mark.parametrize("forgotten", ["", "release"])
 def test_what_a_program_does_not_hide_the_pipeline_hides(forgotten: str) -> None:
     for module in (
-        Shows(2, 2, forgotten=forgotten).gather_matmul(),
-        Shows(2, 2, forgotten=forgotten).matmul_scatter(),
+        ExposingPrograms(2, 2, forgotten=forgotten).gather_matmul(),
+        ExposingPrograms(2, 2, forgotten=forgotten).matmul_scatter(),
     ):
         names = packed_calls(tvm_ipc.get_pipeline("llvm", 2)(module))
         assert names.count("release") == 1

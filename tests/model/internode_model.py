@@ -72,7 +72,7 @@ class Node:
             start: list[Step] = []
             if starts and who == "owner":
                 shown = self.at("shown", "member", stage)
-                start = [self.read(shown, turn), *self.say(turn)]
+                start = [self.read(shown, turn), *self.send(turn)]
             first = self.protocol.reads_after_it_meets
             meets_and_reads = [*meet, *start] if first else [*start, *meet]
             before = self.protocol.ends_before_it_meets
@@ -88,7 +88,7 @@ class Node:
             Step(f"wait for step {step}", lambda m: m[other] >= step),
         ]
 
-    def say(self, piece: int) -> list[Step]:
+    def send(self, piece: int) -> list[Step]:
         buffer = piece % self.protocol.buffers
 
         def post(what: str) -> Step:

@@ -33,7 +33,7 @@ class Memory:
 
 
 #: A step's effect: nothing or True for "go on", False for "not yet", a label for "go there".
-Act = Callable[[Memory], "bool | str | None"]
+Action = Callable[[Memory], "bool | str | None"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Step:
     """
 
     says: str
-    act: Act
+    act: Action
     label: str = ""
 
 

@@ -176,7 +176,7 @@ class _Reduction:
             if self.two_hops and self._told(node, node):
                 self._post_receive(m, node, 2, ("reduced", node, turn), piece)
 
-        def say(m: Memory) -> None:
+        def send(m: Memory) -> None:
             shown = [m["elements", node, i, parity] for i in range(self.members[node])]
             for i, one in enumerate(shown):
                 expect(one, (piece, (node, i)), f"what member {i} shows")
@@ -187,7 +187,7 @@ class _Reduction:
         yield Step(f"receive piece {piece}", receive)
         if not self.protocol.says_before_it_waits:
             yield Step(f"wait for what is said of {piece}", self._wait(node, piece, 1))
-        yield Step(f"say piece {piece}", say)
+        yield Step(f"say piece {piece}", send)
 
     def _half(self, node: int, piece: int) -> Iterable[Step]:
         turn = piece % self.buffers
@@ -197,13 +197,13 @@ class _Reduction:
         def reduce(m: Memory) -> None:
             m[result] = self._sum(m, node, piece)
 
-        def say(m: Memory) -> None:
+        def send(m: Memory) -> None:
             self._post_send(m, node, 2, result, piece)
 
         yield Step(f"wait for what is said of {piece}", self._wait(node, piece, 1))
         yield Step(f"end its half of piece {piece}", reduce)
         if self._told(node, 1 - node):
-            yield Step(f"say what its half of {piece} came to", say)
+            yield Step(f"say what its half of {piece} came to", send)
 
     def _end(self, node: int, piece: int, parity: int) -> Iterable[Step]:
         turn = piece % self.buffers

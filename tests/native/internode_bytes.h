@@ -21,7 +21,7 @@ namespace tvm_ipc {
 
 class InternodeBytes {
  public:
-  enum Act {
+  enum Action {
     kAllReduce,
     kAllReduceNorm,
     kReduceScatter,
@@ -39,7 +39,7 @@ class InternodeBytes {
 
   /*! \param nodes The node of each rank. */
   InternodeBytes(uint64_t seed, const std::vector<int>& nodes)
-      : act_(static_cast<Act>(seed % kActs)),
+      : act_(static_cast<Action>(seed % kActs)),
         large_(seed / kActs % 2 != 0),
         type_(seed / kActs / 2 % 2 != 0 ? ElementType{4, 16, 1} : ElementType{2, 32, 1}),
         reversed_(large_ == (type_.bits == 16)),
@@ -176,7 +176,7 @@ class InternodeBytes {
     return flat ? Members(node) * width() : Partial("test", type_, ReduceKind::kSum).width();
   }
 
-  const Act act_;
+  const Action act_;
   const bool large_;
   const ElementType type_;
   const bool reversed_;

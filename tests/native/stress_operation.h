@@ -106,7 +106,7 @@ class Block {
   uint8_t* data_;
 };
 
-enum class Act {
+enum class OperationKind {
   kAllReduce,
   kAllGather,
   kBroadcast,
@@ -124,7 +124,7 @@ enum class BufferKind { kArena, kOwn, kMixed };
 
 /*! \brief What all members of a team draw alike. */
 struct Plan {
-  Act act;
+  OperationKind act;
   TeamId team;
   size_t count;
   ReduceKind kind;
@@ -160,13 +160,14 @@ inline size_t DrawCount(Random& random, size_t width) {
 inline Plan DrawPlan(Random& random, TeamId team, size_t width) {
   Plan plan;
   plan.act = Draw(random, 16) < 9
-                 ? Act::kAllReduce
-                 : static_cast<Act>(1 + Draw(random, static_cast<uint64_t>(Act::kLast)));
+                 ? OperationKind::kAllReduce
+                 : static_cast<OperationKind>(
+                       1 + Draw(random, static_cast<uint64_t>(OperationKind::kLast)));
   plan.team = team;
   plan.count = DrawCount(random, width);
   plan.kind = static_cast<ReduceKind>(Draw(random, 5));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
-  plan.no_exit_barrier = plan.act != Act::kExchange && Draw(random, 4) == 0;
+  plan.no_exit_barrier = plan.act != OperationKind::kExchange && Draw(random, 4) == 0;
   plan.place = static_cast<BufferKind>(Draw(random, 3));
   plan.may_be_in_place = Draw(random, 4) == 0;
   plan.distance = static_cast<int>(Draw(random, 64));
@@ -224,27 +225,27 @@ class Operation {
   /*! \brief Do it. Returns the input if peers may still read it. */
   std::unique_ptr<Block> Do() {
     switch (plan_.act) {
-      case Act::kAllReduce:
+      case OperationKind::kAllReduce:
         return DoAllReduce();
-      case Act::kAllReduceNorm:
+      case OperationKind::kAllReduceNorm:
         // Elements that are no floats have no norm.
         if constexpr (std::is_same<T, float>::value) return DoAllReduceNorm();
         return DoAllReduce();
-      case Act::kAllToAll:
+      case OperationKind::kAllToAll:
         return DoAllToAll();
-      case Act::kReduce:
+      case OperationKind::kReduce:
         return DoReduce();
-      case Act::kReduceScatter:
+      case OperationKind::kReduceScatter:
         return DoReduceScatter();
-      case Act::kAllGather:
-      case Act::kGather:
+      case OperationKind::kAllGather:
+      case OperationKind::kGather:
         return DoGather();
-      case Act::kBroadcast:
-      case Act::kScatter:
+      case OperationKind::kBroadcast:
+      case OperationKind::kScatter:
         return DoSpread();
-      case Act::kPermute:
+      case OperationKind::kPermute:
         return DoPermute();
-      case Act::kExchange:
+      case OperationKind::kExchange:
         return DoExchange();
     }
     return nullptr;
@@ -419,7 +420,7 @@ class Operation {
 
   std::unique_ptr<Block> DoGather() {
     const int root = plan_.distance % size_;
-    const bool receives = plan_.act == Act::kAllGather || index_ == root;
+    const bool receives = plan_.act == OperationKind::kAllGather || index_ == root;
     const size_t part = count_ / size_;
     auto input = NewBlock(part);
     auto output = NewBlock(part * size_);
@@ -427,7 +428,7 @@ class Operation {
     const bool in_place = receives && plan_.may_be_in_place;
     const Buffer send = in_place ? Slice(recv, index_ * part, part) : Take(*input, part);
     Fill(send, rank_.id());
-    if (plan_.act == Act::kAllGather) {
+    if (plan_.act == OperationKind::kAllGather) {
       AllGather(rank_, send, plan_.team, Flags(), recv);
     } else {
       Gather(rank_, send, root, plan_.team, Flags(), receives ? &recv : nullptr);
@@ -443,7 +444,7 @@ class Operation {
   }
 
   std::unique_ptr<Block> DoSpread() {
-    const bool scatter = plan_.act == Act::kScatter;
+    const bool scatter = plan_.act == OperationKind::kScatter;
     const size_t part = scatter ? count_ / size_ : count_;
     const int from = plan_.distance % size_;
     const bool root = index_ == from;

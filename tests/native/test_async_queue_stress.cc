@@ -36,7 +36,8 @@ std::vector<TeamId> TeamsOf(Rank& rank) {
 Plan Draw(Random& random, const std::vector<TeamId>& teams) {
   Plan plan = DrawPlan(random, teams[random() % teams.size()], sizeof(int32_t));
   plan.no_exit_barrier = false;
-  if (plan.act == Act::kExchange) plan.act = Act::kAllReduce;  // messages have no teams
+  if (plan.act == OperationKind::kExchange)
+    plan.act = OperationKind::kAllReduce;  // messages have no teams
   return plan;
 }
 

@@ -39,8 +39,10 @@ enum Action { kBurst, kFailing, kDisagreeing, kWrap, kLarge };
 constexpr int kOperations = 40;
 
 /*! \brief Where ranks can disagree: about numbers, roots and sources. */
-constexpr Act kActsOfAll[] = {Act::kAllReduce, Act::kAllReduce, Act::kPermute, Act::kBroadcast,
-                              Act::kScatter,   Act::kGather,    Act::kReduce};
+constexpr OperationKind kActsOfAll[] = {OperationKind::kAllReduce, OperationKind::kAllReduce,
+                                        OperationKind::kPermute,   OperationKind::kBroadcast,
+                                        OperationKind::kScatter,   OperationKind::kGather,
+                                        OperationKind::kReduce};
 
 template <typename T>
 std::unique_ptr<Block> Do(Rank& rank, const Plan& plan, Random& own) {
@@ -61,10 +63,10 @@ std::unique_ptr<Block> DoAnyType(Rank& rank, const Plan& plan, Random& own) {
 /*! \brief What this rank does in its stead when it is the one that goes wrong. */
 void GoWrong(Rank& rank, int action, Plan* plan) {
   if (action == kFailing) Fail(kind::kValue, "rank ", rank.id(), " was told to fail");
-  if (plan->act != Act::kAllReduce) {
+  if (plan->act != OperationKind::kAllReduce) {
     ++plan->distance;  // another root, or other sources
   } else if (plan->salt % 3 == 0) {
-    plan->act = Act::kBroadcast;
+    plan->act = OperationKind::kBroadcast;
   } else {
     plan->count = plan->count * 3 + 1;  // often one that takes another way
   }
@@ -74,7 +76,7 @@ void GoWrong(Rank& rank, int action, Plan* plan) {
  * \brief Inputs that peers may still read, since there was no exit barrier. A later step of the
  *        same team, or of the world, says that they have read them.
  */
-struct Held {
+struct KeptInput {
   std::unique_ptr<Block> block;
   TeamId team;
 };
@@ -118,7 +120,7 @@ void DoBurst(Rank& rank, const Order& order) {
   const int wrong_rank = static_cast<int>(Draw(world, rank.num_ranks()));
   Random same(order.seed / 8);  // so that later bursts have some of the teams of earlier ones
   const std::vector<TeamId> teams = MakeTeams(rank, same);
-  std::vector<Held> held;
+  std::vector<KeptInput> held;
   for (int i = 0; i < kOperations; ++i) {
     const bool goes_wrong = order.action != kBurst && i == wrong_at;
     // Ranks can disagree only where they meet.
@@ -134,9 +136,9 @@ void DoBurst(Rank& rank, const Order& order) {
     if (goes_wrong && rank.id() == wrong_rank) GoWrong(rank, order.action, &plan);
     Jitter(own);
     auto input = DoAnyType(rank, plan, own);
-    if (plan.act != Act::kExchange) {
-      auto read = [&](Held& h) { return plan.team == kWorld || h.team == plan.team; };
-      for (Held& h : held) {
+    if (plan.act != OperationKind::kExchange) {
+      auto read = [&](KeptInput& h) { return plan.team == kWorld || h.team == plan.team; };
+      for (KeptInput& h : held) {
         if (read(h)) h.block->Spoil(0xdd);
       }
       held.erase(std::remove_if(held.begin(), held.end(), read), held.end());
@@ -146,9 +148,16 @@ void DoBurst(Rank& rank, const Order& order) {
   }
   // The last inputs go back to the arena here, and may be overwritten in the next burst.
   DoAnyType(rank, DrawPlan(world, kWorld, sizeof(float)), own);
-  const Plan last{
-      Act::kAllReduce, kWorld, 1, ReduceKind::kSum, Strategy::kAuto, false, BufferKind::kOwn,
-      false,           0,      0};
+  const Plan last{OperationKind::kAllReduce,
+                  kWorld,
+                  1,
+                  ReduceKind::kSum,
+                  Strategy::kAuto,
+                  false,
+                  BufferKind::kOwn,
+                  false,
+                  0,
+                  0};
   Do<float>(rank, last, own);
 }
 
@@ -218,12 +227,12 @@ void RunRound(Ranks& ranks, int action, uint64_t seed) {
   if (!found) Die(Text("action ", action, " with seed ", seed, " ended without its error"));
 }
 
-struct World {
+struct WorldSize {
   int num_ranks;
   int num_groups;
 };
 
-int RunWorld(Ranks::Kind kind, const World& world, double seconds, uint64_t seed) {
+int RunWorld(Ranks::Kind kind, const WorldSize& world, double seconds, uint64_t seed) {
   SessionServerOptions options;
   options.num_ranks = world.num_ranks;
   options.arena_bytes = 48 << 20;
@@ -261,8 +270,8 @@ int main(int argc, char** argv) {
     if (option == "--seconds" && i + 1 < argc) seconds = std::stod(argv[++i]);
     if (option == "--seed" && i + 1 < argc) seed = std::stoull(argv[++i]);
   }
-  const World worlds[] = {{2, 1}, {4, 2}, {3, 1}, {8, 2}, {6, 3}, {2, 2}, {1, 1}};
-  for (const World& world : worlds) {
+  const WorldSize worlds[] = {{2, 1}, {4, 2}, {3, 1}, {8, 2}, {6, 3}, {2, 2}, {1, 1}};
+  for (const WorldSize& world : worlds) {
     const int rounds = RunWorld(kind, world, seconds / 7, seed++);
     std::printf("%d ranks in %d groups: %d bursts of %d operations\n", world.num_ranks,
                 world.num_groups, rounds, kOperations);

@@ -69,7 +69,7 @@ void DoSequence(Rank& rank, uint64_t seed, uint64_t count, const std::vector<Tea
     const TeamId team = teams[Draw(shared, teams.size())];
     Plan plan = DrawPlan(shared, team, sizeof(int32_t));
     plan.no_exit_barrier = false;
-    if (plan.act == Act::kExchange && !messages) plan.act = Act::kAllReduce;
+    if (plan.act == OperationKind::kExchange && !messages) plan.act = OperationKind::kAllReduce;
     const std::vector<int> ranks = Members(rank, team);
     if (std::find(ranks.begin(), ranks.end(), rank.id()) == ranks.end()) continue;
     Operation<int32_t>(rank, plan, own).Do();

@@ -39,7 +39,7 @@ SUMS = ("allreduce", "reduce_scatter", "reduce")
 MOVES = ("allgather", "broadcast", "gather", "scatter", "all_to_all", "permute")
 
 
-class Layout:
+class NodesTested:
     """A session, and the node of each of its ranks."""
 
     def __init__(self, session: tvm_ipc.Session, nodes: int, flat: bool = False) -> None:
@@ -86,7 +86,7 @@ def opened(ranks: int, groups: int = 1, **where: Any) -> Iterator[tvm_ipc.Sessio
         session.sync()
 
 
-def whole_world(layout: Layout) -> None:
+def whole_world(layout: NodesTested) -> None:
     """Everything of every type; all ranks have the same bits of what they get alike."""
     for dtype in MOVED:
         assert len(set(layout.world("alike", dtype))) == 1, dtype
@@ -94,7 +94,7 @@ def whole_world(layout: Layout) -> None:
     layout.world("posted", posts=True)
 
 
-def teams(layout: Layout, groups: int) -> None:
+def teams(layout: NodesTested, groups: int) -> None:
     """Inside of nodes, across them, and both; by division, by number, and groups."""
     ranks, each = layout.ranks, layout.each
     size = ranks // groups
@@ -115,7 +115,7 @@ def teams(layout: Layout, groups: int) -> None:
         assert len({digests[rank] for rank in some}) == 1, some
 
 
-def large_ones(layout: Layout) -> None:
+def large_ones(layout: NodesTested) -> None:
     def run(operation: str, size: int, dtype: str) -> None:
         digests = layout.run("large", operation, size, dtype, Shape(layout.nodes))
         alike = operation in ("allreduce", "allgather", "broadcast")
@@ -138,7 +138,7 @@ def what_is_shown(session: tvm_ipc.Session) -> None:
             )
 
 
-def fused_norms(layout: Layout) -> None:
+def fused_norms(layout: NodesTested) -> None:
     """With the sums of this layout."""
     for dtype in norms.DTYPES:
         cases = norms.cases(dtype, norms.SHAPES)
@@ -146,7 +146,7 @@ def fused_norms(layout: Layout) -> None:
             norms.check(layout.session, replace(case, nodes=tuple(layout.nodes)))
 
 
-def sums(layout: Layout) -> list[list[str]]:
+def sums(layout: NodesTested) -> list[list[str]]:
     """The bits that each rank has of all reductions of floats, whose order shows."""
     found = [layout.world(plan, dtype) for dtype in FLOATS for plan in ("alike", "unlike")]
     on = Shape(layout.nodes)
@@ -162,7 +162,7 @@ def main(hosts: list[str], workers: int, groups: int, **where: Any) -> None:
         print(f"{time.monotonic() - begin:6.1f} s: {what}", file=sys.stderr, flush=True)
 
     with opened(ranks, groups, hosts=places) as session:
-        layout = Layout(session, len(hosts))
+        layout = NodesTested(session, len(hosts))
         done("a session has started")
         whole_world(layout)
         done("all collectives of all types")
@@ -174,12 +174,14 @@ def main(hosts: list[str], workers: int, groups: int, **where: Any) -> None:
         fused_norms(layout)
         done("shows and norms")
     with opened(ranks, hosts=places, order="flat") as session:
-        flat = Layout(session, len(hosts), flat=True)
+        flat = NodesTested(session, len(hosts), flat=True)
         over_nodes = sums(flat)
         fused_norms(flat)
         done("order='flat'")
     with opened(ranks, threads=True) as session:
-        assert sums(Layout(session, 1)) == over_nodes, "order='flat' has not one machine's bits"
+        assert sums(NodesTested(session, 1)) == over_nodes, (
+            "order='flat' has not one machine's bits"
+        )
     done("one machine")
     print("ok")
 

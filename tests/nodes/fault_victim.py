@@ -16,7 +16,7 @@ from typing import Any
 from tvm_ipc.errors import IPCError
 
 
-def say(what: str, **fields: Any) -> None:
+def report(what: str, **fields: Any) -> None:
     print(json.dumps({"what": what, "at": time.time(), **fields}), flush=True)
 
 
@@ -35,7 +35,7 @@ def run(given: dict[str, Any]) -> None:
 
     def hear(error: IPCError) -> None:
         if not heard:
-            say("error", kind=type(error).__name__, text=str(error), rounds=rounds)
+            report("error", kind=type(error).__name__, text=str(error), rounds=rounds)
         heard.append(error)
 
     try:
@@ -48,18 +48,18 @@ def run(given: dict[str, Any]) -> None:
                     session.sync()
                     rounds += 1
                     if rounds == 1:
-                        say("ready")
+                        report("ready")
                 sys.stdin.readline()
             except IPCError as error:  # before the session ends what is left
                 hear(error)
                 raise
-        say("ended", rounds=rounds)
+        report("ended", rounds=rounds)
     except IPCError as error:
         hear(error)
     except BaseException as error:
-        say("other error", kind=type(error).__name__, text=str(error))
+        report("other error", kind=type(error).__name__, text=str(error))
         raise
-    say("closed")
+    report("closed")
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Works: collectives that a program posts, and that go on beside it until it waits."""
+"""Requests: collectives that a program posts, and that go on beside it until it waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALLREDUCE, ALLGATHER = "tvm_ipc.allreduce", "tvm_ipc.allgather"
 OpenSession = Callable[..., tvm_ipc.Session]
 
 
-class Works:
+class Requests:
     """A session of threads, and what posts in it."""
 
     def __init__(self, session: tvm_ipc.Session) -> None:
@@ -65,8 +65,8 @@ def opened() -> Iterator[OpenSession]:
 
 
 @pytest.fixture
-def trio(opened: OpenSession) -> Works:
-    return Works(opened(3))
+def trio(opened: OpenSession) -> Requests:
+    return Requests(opened(3))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_in_groups(opened: OpenSession) -> None:
     session.sync()
 
 
-def test_the_program_goes_on_with_the_same_team(trio: Works) -> None:
-    """Works have teams of their own, so what is between post and wait does not meet them."""
+def test_the_program_goes_on_with_the_same_team(trio: Requests) -> None:
+    """Requests have teams of their own, so what is between post and wait does not meet them."""
     session = trio.session
     inputs = [trio.put(1000 + k) for k in range(4)]
     outputs = [trio.empty(1000 + k) for k in range(4)]
@@ -155,7 +155,7 @@ def test_the_program_goes_on_with_the_same_team(trio: Works) -> None:
 
 def test_teams_of_some(opened: OpenSession) -> None:
     session = opened(4)
-    works = Works(session)
+    works = Requests(session)
     team = session.team([3, 1])
     x, y = works.put(5), works.empty(5)
     function = session.get_global_func("tvm_ipc.worker.call_in_team")
@@ -165,7 +165,7 @@ def test_teams_of_some(opened: OpenSession) -> None:
         np.testing.assert_array_equal(session.get(y, rank=rank), 2 * np.arange(5))
 
 
-def test_waiting_twice_or_never(trio: Works) -> None:
+def test_waiting_twice_or_never(trio: Requests) -> None:
     x, y = trio.put(9), trio.empty(9)
     work = trio.sum(x, y)
     trio.wait(work)
@@ -176,7 +176,7 @@ def test_waiting_twice_or_never(trio: Works) -> None:
     np.testing.assert_array_equal(trio.session.get(y), 3 * np.arange(9))
 
 
-def test_what_is_posted_is_kept_until_it_is_done(trio: Works) -> None:
+def test_what_is_posted_is_kept_until_it_is_done(trio: Requests) -> None:
     y = trio.empty(100_000)
     for _ in range(20):
         trio.sum(trio.put(100_000), y)  # nobody else has the input
@@ -186,7 +186,7 @@ def test_what_is_posted_is_kept_until_it_is_done(trio: Works) -> None:
 # ---- errors ---------------------------------------------------------------------------------
 
 
-def test_an_error_comes_home_at_the_next_sync(trio: Works) -> None:
+def test_an_error_comes_home_at_the_next_sync(trio: Requests) -> None:
     trio.sum(trio.put(4), trio.empty(5))
     message = "allreduce: send has 4 x float32, recv has 5 x float32; they must be equal"
     with pytest.raises(WorkerError, match=message):
@@ -194,7 +194,7 @@ def test_an_error_comes_home_at_the_next_sync(trio: Works) -> None:
     assert trio.session.usable
 
 
-def test_an_error_comes_home_at_its_wait(trio: Works) -> None:
+def test_an_error_comes_home_at_its_wait(trio: Requests) -> None:
     work = trio.sum(trio.put(4), trio.empty(5))
     trio.wait(work)
     with pytest.raises(WorkerError, match="allreduce: send has 4 x float32") as error:
@@ -202,7 +202,7 @@ def test_an_error_comes_home_at_its_wait(trio: Works) -> None:
     assert all(one.kind == "ValueError" for one in error.value.errors), "the cause, once"
 
 
-def test_works_after_an_error_are_not_started(trio: Works) -> None:
+def test_works_after_an_error_are_not_started(trio: Requests) -> None:
     x, y = trio.put(4), trio.empty(4)
     trio.session.sync()
     trio.sum(x, trio.empty(5))
@@ -217,7 +217,7 @@ def test_works_after_an_error_are_not_started(trio: Works) -> None:
     np.testing.assert_array_equal(trio.session.get(y), 3 * np.arange(4))
 
 
-def test_ranks_that_post_different_works(trio: Works) -> None:
+def test_ranks_that_post_different_works(trio: Requests) -> None:
     session = trio.session
     session.import_python_module("tests.runtime.worker_functions")
     x, y = trio.put(4), trio.empty(4)
@@ -232,7 +232,7 @@ def test_ranks_that_post_different_works(trio: Works) -> None:
 def test_a_rank_that_does_not_come() -> None:
     with tvm_ipc.Session(2, threads=True, timeout=1) as session:
         session.import_python_module("tests.runtime.worker_functions")
-        works = Works(session)
+        works = Requests(session)
         x = works.put(3)
         session.get_global_func("tests.call_elsewhere")(
             0,
@@ -255,7 +255,7 @@ def test_ranks_that_post_in_different_orders() -> None:
     """Each waits for the other in another team: after the deadline all hear of it."""
     with tvm_ipc.Session(2, threads=True, timeout=1) as session:
         session.import_python_module("tests.runtime.worker_functions")
-        works = Works(session)
+        works = Requests(session)
         teams = [session.team([0, 1]).id, session.team([1, 0]).id]
         x = works.put(3)
         for first in (0, 1):
@@ -277,7 +277,7 @@ def test_teams_that_overlap(in_a_cycle: bool) -> None:
     orders = [[0, 2], [1, 0], [2, 1]] if in_a_cycle else [[0, 2], [0, 1], [1, 2]]
     with tvm_ipc.Session(3, threads=True, timeout=1 if in_a_cycle else 60) as session:
         session.import_python_module("tests.runtime.worker_functions")
-        works = Works(session)
+        works = Requests(session)
         ids = [session.team(team).id for team in teams]
         x, outputs = works.put(3), [works.empty(3) for _ in teams]
         call_on = session.get_global_func("tests.call_on")
@@ -299,7 +299,7 @@ def test_teams_that_overlap(in_a_cycle: bool) -> None:
 def test_a_sync_while_works_of_two_teams_are_on_their_way(opened: OpenSession) -> None:
     """It waits for those of both, in whatever order their ranks get there."""
     session = opened(4)
-    works = Works(session)
+    works = Requests(session)
     if not ON_GPUS:  # links are emulated between CPUs alone
         session.emulate_link(latency=0.02)
     x, outputs = works.put(5), [works.empty(5) for _ in range(6)]
@@ -336,14 +336,14 @@ def test_many_ranks(ranks: int, opened: OpenSession) -> None:
         ((ALLGATHER, 1), "Expected 4 but got 1 arguments"),
     ],
 )
-def test_what_cannot_be_posted(arguments: Any, message: str, trio: Works) -> None:
+def test_what_cannot_be_posted(arguments: Any, message: str, trio: Requests) -> None:
     trio.post(*arguments)
     with pytest.raises(WorkerError, match=re.escape(message)):
         trio.session.sync()
 
 
 @pytest.mark.parametrize("work", [None, 3, "work"])
-def test_what_cannot_be_waited_for(work: Any, trio: Works) -> None:
+def test_what_cannot_be_waited_for(work: Any, trio: Requests) -> None:
     trio.wait(work)
     with pytest.raises(WorkerError, match=r"wait: request is what start returned"):
         trio.session.sync()
@@ -362,14 +362,14 @@ def test_outside_of_a_session() -> None:
 def test_a_session_that_closes_waits_for_its_works() -> None:
     for ranks in (1, 2, 3):
         with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
-            works = Works(session)
+            works = Requests(session)
             for _ in range(30):
                 works.sum(works.put(1000), works.empty(1000))
 
 
 def test_a_worker_that_dies_with_works_on_their_way() -> None:
     with tvm_ipc.Session(3, timeout=30) as session:
-        works = Works(session)
+        works = Requests(session)
         x, y = works.put(1000), works.empty(1000)
         works.wait(works.sum(x, y))
         session.sync()

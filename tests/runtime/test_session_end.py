@@ -284,7 +284,7 @@ def test_what_workers_print_arrives() -> None:
 import tvm_ipc
 with tvm_ipc.Session(2) as session:
     session.import_python_module("tests.runtime.worker_functions")
-    session.get_global_func("tests.say")("hello")
+    session.get_global_func("tests.print_text")("hello")
 """
     result = run(code)
     assert result.returncode == 0

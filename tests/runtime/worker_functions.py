@@ -105,7 +105,7 @@ def parameters_by_name() -> Callable[[str, int], Tensor]:
 
 
 @register
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     sys.stdout.write(f"{text} from rank {worker_rank()}\n")  # at once, the line's end included
 
 

@@ -21,7 +21,7 @@ GRAPHS = {"relax.backend.use_cuda_graph": True}
 
 
 @I.ir_module
-class Shown:
+class Exposing:
     """`a` is shown while kernels of static memory go on."""
 
     @T.prim_func(private=True)
@@ -32,7 +32,7 @@ class Shown:
     @R.function
     def main() -> R.Tensor((16,), "float32"):
         R.func_attr({"relax.force_pure": True})
-        cls = Shown
+        cls = Exposing
         s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
         a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
         b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
@@ -112,7 +112,7 @@ class Expected:
 
 def test_what_peers_are_told_of_is_done_each_time() -> None:
     with tvm.transform.PassContext(config=GRAPHS), collect_report() as report:
-        found = RewriteCUDAGraph()(Shown)
+        found = RewriteCUDAGraph()(Exposing)
     assert_structural_equal(found, Expected, map_free_vars=True)
     (said,) = report.decisions
     assert (said.pass_name, said.function, said.verdict) == (
@@ -230,7 +230,7 @@ def test_sizes_that_graphs_are_captured_for() -> None:
 @pytest.mark.parametrize("config", [{}, {"relax.backend.use_cuda_graph": False}])
 def test_without_graphs_nothing_changes(config: dict[str, Any]) -> None:
     with tvm.transform.PassContext(config=config), collect_report() as report:
-        assert RewriteCUDAGraph()(Shown).same_as(Shown)
+        assert RewriteCUDAGraph()(Exposing).same_as(Exposing)
     assert not report.decisions
 
 

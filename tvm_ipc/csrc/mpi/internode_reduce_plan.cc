@@ -24,10 +24,10 @@ Range PartOf(Range range, int n, int i, size_t width) {
 
 }  // namespace
 
-ReducePlan::ReducePlan(const NodeLayout& layout, const Combine& combine, Wanted wanted,
+ReducePlan::ReducePlan(const NodeLayout& layout, const Combine& combine, ResultRecipients wanted,
                        size_t count, size_t width)
     : width(width), layout_(layout), wanted_(wanted) {
-  const bool in_parts = wanted.who == Wanted::kInParts;
+  const bool in_parts = wanted.who == ResultRecipients::kInParts;
   for (const NodeLayout::Node& node : layout.nodes) {
     if (in_parts) rows_.insert(rows_.end(), node.members.begin(), node.members.end());
   }
@@ -51,7 +51,7 @@ ReducePlan::ReducePlan(const NodeLayout& layout, const Combine& combine, Wanted 
 
 Range ReducePlan::Ends(size_t piece, int node, int slice) const {
   Range ended = Piece(piece);
-  if (wanted_.who == Wanted::kInParts) {
+  if (wanted_.who == ResultRecipients::kInParts) {
     const size_t row_count = RowCount(piece);
     for (int before = 0; before < node; ++before) {
       ended.first += static_cast<size_t>(layout_.nodes[before].size()) * row_count;

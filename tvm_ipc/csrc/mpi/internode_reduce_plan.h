@@ -30,7 +30,7 @@
 namespace tvm_ipc {
 
 /*! \brief Which members want the results. */
-struct Wanted {
+struct ResultRecipients {
   enum Who {
     kByAll,
     /*! \brief One member wants all results. */
@@ -51,8 +51,8 @@ struct Range {
 
 class ReducePlan {
  public:
-  ReducePlan(const NodeLayout& layout, const Combine& combine, Wanted wanted, size_t count,
-             size_t width);
+  ReducePlan(const NodeLayout& layout, const Combine& combine, ResultRecipients wanted,
+             size_t count, size_t width);
 
   /*! \brief Bytes of an element. */
   const size_t width;
@@ -68,14 +68,14 @@ class ReducePlan {
   /*! \brief Return the elements of a piece that a slice leader of a node (an index) finishes. */
   Range Ends(size_t piece, int node, int slice) const;
   /*! \brief Return whether all nodes finish the same elements, so that all get the same data. */
-  bool same() const { return wanted_.who == Wanted::kByAll && !two_hops_; }
+  bool same() const { return wanted_.who == ResultRecipients::kByAll && !two_hops_; }
   /*! \brief Return whether there are messages for the elements that a slice leader finishes. */
   bool HasMessages(size_t piece, int node, int slice) const {
     return piece == 0 || Ends(piece, node, slice).count != 0;
   }
   /*! \brief Return whether a node gets the results of other nodes, in a second hop. */
   bool GetsResults(int node) const {
-    return wanted_.who == Wanted::kByAll || node == layout_.node_of[wanted_.place];
+    return wanted_.who == ResultRecipients::kByAll || node == layout_.node_of[wanted_.place];
   }
   /*! \brief Return whether this node has the results of a node in the end. */
   bool Has(int node) const { return two_hops_ ? GetsResults(layout_.here) : node == layout_.here; }
@@ -101,7 +101,7 @@ class ReducePlan {
   }
 
   const NodeLayout& layout_;
-  const Wanted wanted_;
+  const ResultRecipients wanted_;
   /*!
    * \brief The rows of the buffer, which have equal lengths; a piece has elements of each row. With
    *        kInParts they are the members' slices, node by node; otherwise there is one row.

@@ -60,7 +60,7 @@ void AllReduce(const Call& call, const Buffer& send, ReduceKind kind, Strategy s
   Descriptor mine = Describe("allreduce", send, kind, flags);
   mine.strategy = Number(strategy);
   Section all(recv, 0);
-  ReduceInternode(call.ring, internode_team, send, mine, {Wanted::kByAll}, all);
+  ReduceInternode(call.ring, internode_team, send, mine, {ResultRecipients::kByAll}, all);
 }
 
 void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual, const Norm& norm,
@@ -70,7 +70,8 @@ void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual,
                   [&](ReduceFn, Descriptor mine, Sink& sink) {
                     InternodeTeam internode_team(call.rank, call.layout);
                     mine.strategy = Number(strategy);
-                    ReduceInternode(call.ring, internode_team, send, mine, {Wanted::kByAll}, sink);
+                    ReduceInternode(call.ring, internode_team, send, mine,
+                                    {ResultRecipients::kByAll}, sink);
                   });
 }
 
@@ -81,7 +82,7 @@ void ReduceScatter(const Call& call, const Buffer& send, ReduceKind kind, uint8_
   InternodeTeam internode_team(call.rank, call.layout);
   Section part(recv, static_cast<size_t>(call.layout.me) * recv.count);
   ReduceInternode(call.ring, internode_team, send, Describe("reduce_scatter", send, kind, flags),
-                  {Wanted::kInParts}, part);
+                  {ResultRecipients::kInParts}, part);
 }
 
 void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uint8_t flags,
@@ -95,7 +96,7 @@ void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uin
   mine.root = call.layout.ranks[root];
   const Buffer none{nullptr, 0, send.type};
   Section result(receives ? *recv : none, 0);
-  ReduceInternode(call.ring, internode_team, send, mine, {Wanted::kByOne, root}, result);
+  ReduceInternode(call.ring, internode_team, send, mine, {ResultRecipients::kByOne, root}, result);
 }
 
 }  // namespace tvm_ipc::internode

@@ -26,7 +26,7 @@
 namespace tvm_ipc {
 
 void ReduceInternode(InternodeRing& ring, InternodeTeam& internode_team, const Buffer& send,
-                     const Descriptor& mine, Wanted wanted, Sink& sink) {
+                     const Descriptor& mine, ResultRecipients wanted, Sink& sink) {
   constexpr size_t kResult = kStageBytes / 2;
   const NodeLayout& layout = internode_team.layout();
   Team& team = internode_team.team();

@@ -19,7 +19,7 @@ namespace tvm_ipc {
  * \param mine This rank's descriptor.
  */
 void ReduceInternode(InternodeRing& ring, InternodeTeam& internode_team, const Buffer& send,
-                     const Descriptor& mine, Wanted wanted, Sink& sink);
+                     const Descriptor& mine, ResultRecipients wanted, Sink& sink);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_MPI_PIPELINED_INTERNODE_REDUCE_H_
