@@ -187,7 +187,7 @@ class _Reduction:
         yield Step(f"receive piece {piece}", receive)
         if not self.protocol.says_before_it_waits:
             yield Step(f"wait for what is said of {piece}", self._wait(node, piece, 1))
-        yield Step(f"say piece {piece}", send)
+        yield Step(f"send piece {piece}", send)
 
     def _half(self, node: int, piece: int) -> Iterable[Step]:
         turn = piece % self.buffers
@@ -203,7 +203,7 @@ class _Reduction:
         yield Step(f"wait for what is said of {piece}", self._wait(node, piece, 1))
         yield Step(f"end its half of piece {piece}", reduce)
         if self._told(node, 1 - node):
-            yield Step(f"say what its half of {piece} came to", send)
+            yield Step(f"send the result of its half of {piece}", send)
 
     def _end(self, node: int, piece: int, parity: int) -> Iterable[Step]:
         turn = piece % self.buffers

@@ -137,7 +137,7 @@ def test_in_groups(opened: OpenSession) -> None:
 
 
 def test_the_program_goes_on_with_the_same_team(trio: Requests) -> None:
-    """Requests have teams of their own, so what is between post and wait does not meet them."""
+    """Requests have teams of their own, so calls between start and wait do not block them."""
     session = trio.session
     inputs = [trio.put(1000 + k) for k in range(4)]
     outputs = [trio.empty(1000 + k) for k in range(4)]

@@ -57,8 +57,9 @@ class NodeSessionServer:
 
     Parameters
     ----------
-    settings : the settings of the session. node : the number of this node. link : the connection to
-    the controller's session server. This one takes ownership of it.
+    settings : the settings of the session.
+    node : the number of this node.
+    link : the connection to the controller's session server. This one takes ownership of it.
     """
 
     def __init__(self, settings: Settings, node: int, link: socket.socket) -> None:

@@ -29,7 +29,7 @@ from tvm_ipc.models.hf.load_and_generate import Model
 
 CONTEXT = 120
 CTRL_C = 3
-#: What the command's notes on standard error begin with.
+#: The labels of the command's notes on standard error.
 LABELS = ("model ", "plan ", "chat ", "time ", "memory ", "PyTorch ")
 
 
