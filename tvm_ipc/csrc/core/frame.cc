@@ -59,20 +59,17 @@ int64_t SendSome(int socket, const char* bytes, size_t count, const std::vector<
     part->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
     memcpy(CMSG_DATA(part), files.data(), sizeof(int) * files.size());
   }
-  const auto end = std::chrono::steady_clock::now() + kFilesReceived;
-  while (true) {
+  for (auto waited = kNextTry; true;) {
     const ssize_t sent = sendmsg(socket, &message, flags | MSG_NOSIGNAL);
     if (sent >= 0 || (errno != EINTR && errno != ETOOMANYREFS)) return sent;
     if (errno == EINTR) continue;
     // Files that nobody has received yet count against the limit of open files of their sender,
     // together with those of other programs of the user. Workers receive theirs soon.
+    if (waited > kFilesReceived) return -1;
     std::this_thread::sleep_for(kNextTry);
+    waited += kNextTry;
     if (flags & MSG_DONTWAIT) {
       errno = EAGAIN;
-      return -1;
-    }
-    if (std::chrono::steady_clock::now() > end) {
-      errno = ETOOMANYREFS;
       return -1;
     }
   }
